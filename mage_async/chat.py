@@ -1,0 +1,80 @@
+"""The one place that knows a chat template: text of messages to token ids, and back.
+
+A template is asked once, with marked messages, what it writes around a user's words and an assistant's. What it
+writes is then cut into four constants, so that a turn costs one `encode` of a short string, and so that every
+context grows at its end only: earlier turns are never rendered again, although some templates (Qwen3's drops
+earlier thinking) would write them differently the second time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+from mage_async.errors import PolicyError
+
+Message = Mapping[str, str]
+Render = Callable[[list[Message], bool], str]
+"""Messages, and whether to end with the opening of the assistant's turn -> text."""
+
+_SAID, _ANSWERED, _ASKED = "MAGESAID", "MAGEANSWERED", "MAGEASKED"
+
+
+class ChatFormat:
+    """Token ids of a chat that only ever grows.
+
+    Args:
+        encode: text -> ids, special tokens recognised, none added.
+        decode: ids -> text, special tokens kept.
+        render: the chat template.
+        stop_tokens: ids with which the policy may end its turn.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[str], list[int]],
+        decode: Callable[[Sequence[int]], str],
+        render: Render,
+        stop_tokens: Sequence[int],
+    ) -> None:
+        self.stop_tokens = tuple(stop_tokens)
+        self.encode = lru_cache(maxsize=4096)(lambda text: tuple(encode(text)))
+        self.decode = lru_cache(maxsize=4096)(decode)
+        self._head, self._tail = _around(render([_user(_ASKED)], True), _ASKED)
+        self._between, self._after = _bridge(render)
+
+    def opening(self, said: str) -> tuple[int, ...]:
+        """A context's first user message, up to where the assistant speaks."""
+        return self.encode(self._head + said + self._tail)
+
+    def answer(self, last_token: int, forced: str, said: str | None, prefill: str) -> tuple[int, ...]:
+        """What follows a completion: the rest of its turn, the next user message, the next turn's opening.
+
+        Args:
+            last_token: the completion's last id; a stop token that the template would write again is not repeated.
+            forced: text the transcript itself adds to the assistant's turn, such as a closing tag.
+            said: the user's words.
+            prefill: how the assistant's next turn begins; None of it is sampled.
+        """
+        ids = self.encode(forced + self._between + said + self._tail + prefill)
+        return ids[1:] if not forced and ids[0] == last_token in self.stop_tokens else ids
+
+    def ending(self, forced: str, said: str) -> tuple[int, ...]:
+        """The last user message of a context, after which nobody speaks."""
+        return self.encode(forced + self._between + said + self._after)
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _around(text: str, marker: str) -> tuple[str, str]:
+    before, found, after = text.partition(marker)
+    if not found:
+        raise PolicyError("the chat template drops or changes the user's words; it cannot be used")
+    return before, after
+
+
+def _bridge(render: Render) -> tuple[str, str]:
+    """What stands between an assistant's words and the user's next ones, and after those at the very end."""
+    chat = [_user(_SAID), {"role": "assistant", "content": _ANSWERED}, _user(_ASKED)]
+    _, rest = _around(render(chat, False), _ANSWERED)
+    return _around(rest, _ASKED)

@@ -1,0 +1,58 @@
+"""What an actor asks of an engine and what it gets back: token ids in, token ids out, never text."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mage_async.policy_version import VersionRun
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a completion is drawn. Log-probs are taken after temperature and before top-p and top-k."""
+
+    temperature: float = 1.0
+    """0 takes the most probable token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    max_tokens: int = 1
+    stop_tokens: tuple[int, ...] = ()
+    """A completion ends with the first of these, which is part of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """One turn's whole context."""
+
+    context: str
+    """Names the growing context; a later prompt of the same name extends this one and its completion."""
+    tokens: np.ndarray
+    """int32 [T]"""
+    sampling: Sampling
+    seed: int
+    """Equal seed, tokens and weights draw the same completion, whatever else is in the batch."""
+    fresh_keys: bool = False
+    """Recompute cached keys that older weights made."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """The tokens drawn for one prompt."""
+
+    tokens: np.ndarray
+    """int32 [n], n >= 1"""
+    logprobs: np.ndarray
+    """float32 [n]"""
+    versions: tuple[VersionRun, ...]
+    """`start` counts from the completion's first token."""
+    finish: FinishReason
+    num_reused: int
+    """Prompt tokens that were not computed again."""
+    num_repeated: int = 0
+    """Prompt tokens computed although this context (or a shared prefix) had computed them before."""
+    is_extension: bool = True
+    """False where the prompt did not extend the context of its name."""

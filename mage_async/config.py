@@ -1,0 +1,215 @@
+"""The configuration of a run: typed, complete, read once. A file says every key; nothing inherits."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor"]
+CreditKind = Literal[
+    "differential",
+    "differential_dense",
+    "cumulative_paper",
+    "cumulative_code",
+    "single_episode",
+    "final_only",
+]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file; a key it does not know is an error."""
+
+
+class Environment(Section):
+    """Which environment, by catalogue name or `module:Class`, and its own options."""
+
+    name: str
+    options: dict[str, Any]
+
+
+class TrialShape(Section):
+    """What one trial is made of, and what of earlier episodes stays in its context."""
+
+    episodes: Count
+    memory: Literal["history", "reflection", "history_and_reflection"]
+
+
+class Transcript(Section):
+    """How a trial becomes chat."""
+
+    rules: bool
+    """Begin with the rules in words. A real model needs them; the tiny default learns them."""
+    forced_tags: Literal["none", "open", "both"]
+    """Which `<action>` tags the transcript writes itself instead of letting the policy sample them."""
+    max_action_tokens: Count
+    max_reflection_tokens: Count
+
+
+class TinyModel(Section):
+    """Shape of the model built locally when `policy.source` is "tiny"; Qwen3's architecture."""
+
+    hidden_size: Count
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    mlp_size: Count
+    rope_theta: Positive
+
+
+class Policy(Section):
+    """The agent: "tiny", or a HuggingFace causal LM by directory or hub id."""
+
+    source: str
+    dtype: Literal["float32", "bfloat16"]
+    tiny: TinyModel
+
+
+class WarmStart(Section):
+    """Behaviour cloning of scripted play, before RL. `steps = 0` begins RL from the model as it is."""
+
+    steps: Natural
+    trials: Count
+    batch_size: Count
+    learning_rate: Positive
+    template_weight: Share
+    """Loss weight of tokens the transcript forces; words of the game and sampled tokens weigh 1."""
+    gate: Share
+    """Go on until the loss on observations in the last episode is at most this share of the first one's."""
+    max_steps: Natural
+    """Give up the gate after so many steps, with an error."""
+    cache: bool
+    """Keep the result under the user's cache directory, for later runs of the same warm start."""
+    threads: Count
+
+
+class SamplingRules(Section):
+    """How actors draw tokens in training."""
+
+    temperature: Positive
+    top_p: Annotated[float, Meta(gt=0, le=1)]
+    top_k: Natural
+
+
+class Engine(Section):
+    """What serves the policy inside each actor."""
+
+    kind: Literal["embedded"]
+    max_contexts: Count
+    max_tokens: Count
+    """Longest context, prompt and completion together."""
+    cache_rule: Literal["keep", "refresh_at_episode"]
+    """Whether cached keys of older weights are read on, or recomputed when an episode begins."""
+    threads: Count
+
+
+class Admission(Section):
+    """How many groups are in flight, and how stale they may become."""
+
+    groups_per_step: Count
+    trials_per_group: Count
+    max_staleness: Natural
+    """Hard bound per group, in steps."""
+    grant_deadline_s: Positive
+    """A group not finished by then is granted again."""
+    max_drops_in_a_row: Count
+    """So many groups dropped without one trained end the run, with the reason."""
+
+
+class Credit(Section):
+    """Rewards to returns; see `mage_async/credit.py`."""
+
+    kind: CreditKind
+    turn_discount: Share
+    episode_discount: Share
+
+
+class Advantage(Section):
+    """Returns to advantages; see `mage_async/advantage.py`."""
+
+    baseline: list[Key]
+    scale: list[Key] | Literal["none"]
+    weight: Literal["trial", "sample"]
+    epsilon: NonNegative
+    anchor_weight: NonNegative
+    format_penalty: NonNegative
+    """Taken from the advantage of each turn without a valid action, in every episode."""
+
+
+class Learner(Section):
+    """The optimisation."""
+
+    steps: Natural
+    minibatches: Count
+    learning_rate: Positive
+    final_learning_rate: NonNegative
+    warmup_steps: Natural
+    clip_low: Share
+    clip_high: NonNegative
+    max_weight: Positive
+    """Importance weights are truncated here."""
+    entropy: NonNegative
+    final_entropy: NonNegative
+    grad_clip: Positive
+    beta1: Share
+    beta2: Share
+    weight_decay: NonNegative
+    checkpoint_every: Count
+    keep_checkpoints: Count
+    device: str
+    threads: Count
+
+
+class Evaluation(Section):
+    """Curves while training, and the final measure with its controls."""
+
+    every: Natural
+    """Steps between points of the curve; 0: none."""
+    trials: Count
+    final_trials: Count
+    episodes: Count
+
+
+class Transport(Section):
+    """Where actors reach the learner: "ipc" (a private socket file), or tcp://127.0.0.1:PORT."""
+
+    address: str
+
+
+class Supervision(Section):
+    """How the processes are watched."""
+
+    max_restarts: Natural
+    silence_s: Positive
+    """A process that says nothing for so long is taken for dead."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    seed: Natural
+    environment: Environment
+    trial: TrialShape
+    transcript: Transcript
+    policy: Policy
+    warm_start: WarmStart
+    sampling: SamplingRules
+    engine: Engine
+    admission: Admission
+    credit: Credit
+    advantage: Advantage
+    learner: Learner
+    evaluation: Evaluation
+    transport: Transport
+    supervision: Supervision
+
+
+def digest(config: Config) -> str:
+    """Eight hex digits that peers compare before they work together."""
+    from hashlib import blake2s
+
+    return blake2s(msgspec.json.encode(config, order="sorted"), digest_size=4).hexdigest()

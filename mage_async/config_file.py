@@ -1,0 +1,131 @@
+"""Configuration files: TOML in, `Config` out, and errors that say what to write instead."""
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from mage_async.config import Config
+from mage_async.errors import ConfigError
+
+
+def load(path: Path, assignments: list[str]) -> Config:
+    """Read a file, apply `a.b=c` assignments, and check every key and value."""
+    tree = _read(path)
+    for assignment in assignments:
+        _assign(tree, assignment)
+    return parse(tree, str(path.name))
+
+
+def parse(tree: dict[str, Any], where: str) -> Config:
+    """Turn plain data into a `Config`; `where` begins the error."""
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_explain(str(error), tree)}") from None
+
+
+def dump(config: Config) -> str:
+    """The configuration as TOML; reading it gives an equal one."""
+    lines = [f"seed = {config.seed}"]
+    for name, section in msgspec.to_builtins(config).items():
+        if isinstance(section, dict):
+            lines += _table(name, section)
+    return "\n".join(lines) + "\n"
+
+
+def find(name: str | None) -> Path:
+    """The file of that name, or the quickstart, installed or from a checkout."""
+    shipped = [Path(__file__).parents[1] / "configs", Path(__file__).parent / "configs"]
+    folder = next((folder for folder in shipped if folder.is_dir()), shipped[0])
+    if name is None:
+        return folder / "quickstart.toml"
+    for candidate in (Path(name), folder / name, folder / f"{name}.toml"):
+        if candidate.is_file():
+            return candidate
+    known = ", ".join(sorted(path.stem for path in folder.glob("*.toml")))
+    raise ConfigError(f"no configuration file {name!r}; shipped ones: {known}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path.name}: not TOML: {error}") from None
+
+
+def _assign(tree: dict[str, Any], assignment: str) -> None:
+    path, equals, text = assignment.partition("=")
+    if not equals:
+        raise ConfigError(f"--set takes a.b=value, got {assignment!r}")
+    *parents, leaf = path.strip().split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set {assignment}: `{parent}` is a value, not a table")
+    tree[leaf] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none (so that `--set engine.kind=sglang` works)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(message: str, tree: dict[str, Any]) -> str:
+    """Say a msgspec error in our words: path, what was got, what is known."""
+    what, _, path = message.partition(" - at ")
+    path = path.strip("`") or "$"
+    if unknown := re.search(r"unknown field `(.+)`", what):
+        return _unknown(unknown[1], path)
+    if missing := re.search(r"missing required field `(.+)`", what):
+        return f"`{path}` lacks the key `{missing[1]}`"
+    bound = what.replace("Expected ", "").replace("`", "")
+    bound = re.sub(r"^(int|float) >= (\S+)$", r"at least \2", bound)
+    bound = re.sub(r"^(int|float) > (\S+)$", r"greater than \2", bound)
+    return f"`{path}` must be {bound}, got {_lookup(tree, path)!r}"
+
+
+def _unknown(key: str, path: str) -> str:
+    known = _keys_at(path)
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
+    return f"unknown key `{key}` at `{path}` ({hint})"
+
+
+def _keys_at(path: str) -> list[str]:
+    section: Any = Config
+    for name in path.split(".")[1:]:
+        section = get_type_hints(section)[name]
+    return [field.name for field in msgspec.structs.fields(section)]
+
+
+def _lookup(tree: Any, path: str) -> Any:
+    for name in path.split(".")[1:]:
+        name, _, rest = name.partition("[")
+        tree = tree[name] if isinstance(tree, dict) and name in tree else tree
+        if rest and rest.rstrip("]").isdigit():
+            tree = tree[int(rest.rstrip("]"))]
+    return tree
+
+
+def _table(name: str, section: dict[str, Any]) -> list[str]:
+    plain = {key: value for key, value in section.items() if not isinstance(value, dict)}
+    nested = {key: value for key, value in section.items() if isinstance(value, dict)}
+    lines = ["", f"[{name}]", *(f"{key} = {_literal(value)}" for key, value in plain.items())]
+    for key, value in nested.items():
+        lines += _table(f"{name}.{key}", value)
+    return lines
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return msgspec.json.encode(value).decode()

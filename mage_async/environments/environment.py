@@ -1,0 +1,135 @@
+"""The protocol of an environment, and the facts each one declares.
+
+An `Environment` is stateless and cheap; a `Play` is one episode of a task, the only thing that changes. Chance is
+explicit: every draw goes through `Chance`, which is seeded by (task, episode) and remembers what it drew, so a
+play can be written down, compared and repeated. Nothing here knows of tokens, tags or models.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from mage_async.trajectory import Task
+
+Split = Literal["train", "heldout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an environment promises; one generic test plays every environment against its own facts."""
+
+    name: str
+    num_seats: int
+    max_turns: int
+    """Most turns of the agent in one episode; a play is done by then."""
+    min_return: float
+    max_return: float
+    """Bounds on the agent's return in one episode."""
+    units: int
+    """Returns are reported per unit: rounds, hands, dials of one episode."""
+    has_chance: bool
+    words: tuple[str, ...]
+    """Every word that observations and actions are made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an action led to, seen from the agent's seat."""
+
+    observation: str
+    reward: float
+    is_valid: bool = True
+    is_done: bool = False
+
+
+@dataclass(slots=True)
+class Chance:
+    """The luck of one episode: a seeded source that remembers each draw."""
+
+    seed: int
+    episode: int
+    draws: list[str] = field(default_factory=list)
+    _source: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._source = random.Random(f"{self.seed}/{self.episode}")
+
+    def choose(self, name: str, weights: Sequence[float]) -> int:
+        """Draw an index with probability proportional to `weights`; `name` says what for."""
+        index = self._source.choices(range(len(weights)), weights)[0]
+        self.draws.append(f"{name}={index}")
+        return index
+
+
+class Play(Protocol):
+    """One episode of a task, from its first observation to its end."""
+
+    chance: Chance
+
+    @property
+    def observation(self) -> str:
+        """What the agent sees before its first action."""
+        ...
+
+    @property
+    def anchor(self) -> str:
+        """The current state without memory of earlier episodes; equal states have equal anchors."""
+        ...
+
+    def legal_actions(self) -> Sequence[str]:
+        """What the agent may do now; empty when the episode is done."""
+        ...
+
+    def act(self, action: str) -> Outcome:
+        """Take an action of the agent, and everyone else's until it is the agent's turn again.
+
+        An illegal action is an outcome too (`is_valid=False`), with a reward inside the declared bounds.
+        """
+        ...
+
+
+class Script(Protocol):
+    """A scripted agent of one trial, for warm starts and references; it may remember earlier episodes."""
+
+    def choose(self, play: Play) -> str:
+        """The next action."""
+        ...
+
+
+class Environment(Protocol):
+    """Rules: observations, actions, rewards; and who or what may be hidden."""
+
+    facts: Facts
+
+    def members(self, split: Split) -> tuple[str, ...]:
+        """Names of the hidden opponents (or codes) of a split; the two splits are disjoint."""
+        ...
+
+    def family(self, member: str) -> str:
+        """The kind a member belongs to, for reports."""
+        ...
+
+    def seats(self) -> tuple[int, ...]:
+        """Seats the agent may take."""
+        ...
+
+    def rules(self) -> str:
+        """The rules in plain words, for a model that reads."""
+        ...
+
+    def begin(self, task: Task, episode: int) -> Play:
+        """Start an episode. The same task and episode always begin the same way."""
+        ...
+
+    def script(self, source: random.Random) -> Script:
+        """A scripted agent with a style drawn from `source`, for one trial."""
+        ...
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Members that can take `member`'s place in the `swapped` control: what was learned must not help."""
+        ...
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Known values per unit and episode (random, Nash or minimax, best response, i.i.d. retry), by name."""
+        ...

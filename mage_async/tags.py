@@ -1,0 +1,48 @@
+"""Tags: where in a completion the action or the remark stands.
+
+Only text outside thinking counts: a tag quoted inside `<think>` is no action.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from mage_async.trajectory import Kind
+
+Forced = Literal["none", "open", "both"]
+
+NAMES = {Kind.ACT: "action", Kind.REFLECT: "remark"}
+MAX_REMARK_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Which tags the transcript writes itself; reflections always close their own tag."""
+
+    forced: Forced
+
+    def prefill(self, kind: Kind) -> str:
+        """Text with which the assistant's turn begins."""
+        return "" if self.forced == "none" else f"<{NAMES[kind]}>"
+
+    def closing(self, kind: Kind, completion: str) -> str:
+        """Text the transcript adds after a completion that does not close its tag."""
+        wanted = f"</{NAMES[kind]}>"
+        is_forced = self.forced == "both" or (kind is Kind.REFLECT and self.forced == "open")
+        return wanted if is_forced and wanted not in completion else ""
+
+    def parse(self, kind: Kind, completion: str) -> str | None:
+        """What stands between the tags, stripped; None where there is no such thing."""
+        name = NAMES[kind]
+        text = self.prefill(kind) + completion + self.closing(kind, completion)
+        found = re.search(rf"<{name}>(.*?)</{name}>", outside_thinking(text), re.DOTALL)
+        if found is None:
+            return None
+        inside = found[1].strip()
+        return inside[:MAX_REMARK_CHARACTERS] if kind is Kind.REFLECT else inside
+
+
+def outside_thinking(text: str) -> str:
+    """The text without its thinking; thinking that never ends hides all that follows."""
+    text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL)
+    return text.split("<think>")[0]

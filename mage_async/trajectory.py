@@ -1,0 +1,121 @@
+"""What was played, as frozen records: Task, Turn, Segment, Trial, Group.
+
+A trial is the ordered episodes of one agent on one task. Its text is a list of append-only *segments*: one for
+the whole trial where the history stays in the context, one per episode where only reflections are carried over.
+
+Shapes: `T` tokens of a segment.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from mage_async.policy_version import VersionRun
+
+
+class Kind(IntEnum):
+    """What a turn was for."""
+
+    ACT = 0
+    REFLECT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One environment with what a trial has to find out: its hidden member, its seat and its luck."""
+
+    environment: str
+    member: str
+    """Who sits in the other seats, or what is hidden: a name the environment declares."""
+    seed: int
+    """Decides every chance move of every episode; equal for all trials of a group."""
+    seat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One completion by the agent, and what the environment made of it."""
+
+    kind: Kind
+    episode: int
+    index: int
+    """Position among the turns of the same kind of its episode, from 0."""
+    segment: int
+    start: int
+    """The completion is `segment.tokens[start:stop]`."""
+    stop: int
+    reward: float
+    is_valid: bool
+    action: str
+    """What was parsed from the completion; a reflection's text for a reflection; empty where nothing was found."""
+    anchor: str = ""
+    """The state it was taken in, without memory: turns with equal anchors can share a baseline (GiGPO)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """An append-only stretch of chat: every prompt of it is a prefix of the next.
+
+    `logprobs` are natural, after temperature, under the behaviour policy; 0 where a token was not sampled.
+    """
+
+    tokens: np.ndarray
+    """int32 [T]"""
+    is_sampled: np.ndarray
+    """bool [T]: drawn by the policy, and so trained on"""
+    logprobs: np.ndarray
+    """float32 [T]"""
+    versions: tuple[VersionRun, ...]
+    """Which weights drew the sampled tokens, by runs in order of position."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """The ordered episodes of one agent on one task, with its reflections between."""
+
+    task: Task
+    index: int
+    """Which trial of its group, from 0."""
+    num_episodes: int
+    segments: tuple[Segment, ...]
+    turns: tuple[Turn, ...]
+    num_prompt_tokens: int = 0
+    """Prompt tokens over all turns, each turn's whole context counted."""
+    num_reused_tokens: int = 0
+    """How many of those the engine took from its prefix cache."""
+    num_repeated_tokens: int = 0
+    """Context tokens computed although they had been computed before (evicted or refreshed)."""
+    num_extension_faults: int = 0
+    """Turns whose prompt did not extend the context before it, token by token; should be 0."""
+    duration_s: float = 0.0
+
+    def episode_rewards(self) -> list[float]:
+        """Undiscounted reward of every episode."""
+        rewards = [0.0] * self.num_episodes
+        for turn in self.turns:
+            rewards[turn.episode] += turn.reward if turn.kind is Kind.ACT else 0.0
+        return rewards
+
+    def num_invalid(self) -> int:
+        """Actions the environment refused or that could not be parsed."""
+        return sum(not turn.is_valid for turn in self.turns if turn.kind is Kind.ACT)
+
+    def num_tokens(self) -> int:
+        """Tokens of all segments, sampled or not."""
+        return sum(len(segment.tokens) for segment in self.segments)
+
+    def num_sampled(self) -> int:
+        """Tokens the policy drew."""
+        return sum(int(segment.is_sampled.sum()) for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Trials on the same task, compared with each other."""
+
+    grant: int
+    """The number of its grant; groups are trained in this order."""
+    version: int
+    """The policy version it was granted at."""
+    trials: tuple[Trial, ...]

@@ -1,0 +1,192 @@
+"""Plays one trial without waiting for anything: says what to sample next, takes the completion, ends in a Trial."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from mage_async.chat import ChatFormat
+from mage_async.completion import Completion, Prompt, Sampling
+from mage_async.environments.environment import Environment, Outcome, Play
+from mage_async.errors import EnvironmentFault
+from mage_async.tags import Tags
+from mage_async.trajectory import Kind, Task, Trial, Turn
+from mage_async.transcript import Transcript
+from mage_async.wording import Wording
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRules:
+    """How trials are played: shared by all trials of a run."""
+
+    num_episodes: int
+    sampling: Sampling
+    max_reflection_tokens: int
+    tags: Tags
+    wording: Wording
+    keeps_history: bool
+    """Earlier episodes stay in the context."""
+    reflects: bool
+    """The agent writes a remark between episodes, which is carried into new contexts."""
+    refreshes_keys: bool = False
+    """Cached keys of older weights are recomputed when an episode begins."""
+
+
+class TrialRun:
+    """One trial while it is played.
+
+    `while (prompt := run.next_prompt()) is not None: run.receive(await engine.complete(prompt))`
+
+    Args:
+        swap: another task, played instead from the last episode on: the causal control of adaptation.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        task: Task,
+        index: int,
+        rules: TrialRules,
+        chat: ChatFormat,
+        *,
+        name: str,
+        swap: Task | None = None,
+    ) -> None:
+        self._environment, self._task, self._index, self._rules = environment, task, index, rules
+        self._chat, self._name, self._swap = chat, name, swap
+        self._transcript = Transcript(chat, rules.tags)
+        self._turns: list[Turn] = []
+        self._remarks: list[str] = []
+        self._counts = [0, 0, 0, 0]
+        self._episode, self._index_in_episode, self._kind = 0, 0, Kind.ACT
+        self._is_done = False
+        self._play = self._begin()
+        self._transcript.ask(rules.wording.opening(0, self._play.observation, ()), Kind.ACT)
+
+    def next_prompt(self) -> Prompt | None:
+        """What to sample next; None when the trial is over."""
+        if self._is_done:
+            return None
+        begins = self._index_in_episode == 0 and self._kind is Kind.ACT and self._episode > 0
+        return Prompt(
+            f"{self._name}.{self._transcript.num_segments}",
+            self._transcript.tokens(),
+            self._sampling(),
+            _seed(self._task.seed, self._index, len(self._turns)),
+            fresh_keys=begins and self._rules.refreshes_keys,
+        )
+
+    def receive(self, completion: Completion) -> None:
+        """Take the completion of the last prompt, and let the environment answer."""
+        self._count(completion)
+        start, inside = self._transcript.receive(completion)
+        if self._kind is Kind.REFLECT:
+            self._reflect(start, completion, inside)
+        else:
+            self._act(start, completion, inside)
+
+    def contexts(self) -> list[str]:
+        """Names of the contexts used so far, for an engine to release."""
+        return [f"{self._name}.{number}" for number in range(1, self._transcript.num_segments + 1)]
+
+    def trial(self, duration_s: float = 0.0) -> Trial:
+        """The finished trial; call it after `next_prompt()` returned None."""
+        assert self._is_done
+        return Trial(
+            self._task,
+            self._index,
+            self._rules.num_episodes,
+            self._transcript.segments(),
+            tuple(self._turns),
+            *self._counts,
+            duration_s=duration_s,
+        )
+
+    def _act(self, start: int, completion: Completion, action: str | None) -> None:
+        with _environment_speaking(self._task):
+            anchor = self._play.anchor
+            outcome = self._play.act(action or "")
+        self._turns.append(
+            self._turn(start, completion, outcome.reward, outcome.is_valid, action or "", anchor)
+        )
+        self._index_in_episode += 1
+        if outcome.is_done:
+            self._end_episode(outcome)
+        else:
+            self._transcript.tell(outcome.observation, Kind.ACT)
+
+    def _end_episode(self, outcome: Outcome) -> None:
+        if self._episode + 1 == self._rules.num_episodes:
+            self._transcript.end(outcome.observation)
+            self._is_done = True
+        elif self._rules.reflects:
+            self._kind = Kind.REFLECT
+            self._transcript.tell(f"{outcome.observation} {self._rules.wording.reflect}", Kind.REFLECT)
+        else:
+            self._next_episode(outcome.observation)
+
+    def _reflect(self, start: int, completion: Completion, remark: str | None) -> None:
+        self._turns.append(self._turn(start, completion, 0.0, remark is not None, remark or "", ""))
+        self._remarks.append(remark or "")
+        self._next_episode("")
+
+    def _next_episode(self, last_words: str) -> None:
+        self._episode, self._index_in_episode, self._kind = self._episode + 1, 0, Kind.ACT
+        self._play = self._begin()
+        words = self._rules.wording
+        if self._rules.keeps_history:
+            said = words.beginning(self._episode, self._play.observation)
+            self._transcript.tell(f"{last_words} {said}".strip(), Kind.ACT)
+        else:
+            if last_words:
+                self._transcript.end(last_words)
+            said = words.opening(self._episode, self._play.observation, self._remarks)
+            self._transcript.ask(said, Kind.ACT)
+
+    def _begin(self) -> Play:
+        is_last = self._episode + 1 == self._rules.num_episodes
+        task = self._swap if self._swap is not None and is_last else self._task
+        with _environment_speaking(task):
+            return self._environment.begin(task, self._episode)
+
+    def _turn(
+        self,
+        start: int,
+        completion: Completion,
+        reward: float,
+        is_valid: bool,
+        action: str,
+        anchor: str,
+    ) -> Turn:
+        segment, stop = self._transcript.num_segments - 1, start + len(completion.tokens)
+        index = self._index_in_episode if self._kind is Kind.ACT else 0
+        episode = self._episode
+        return Turn(
+            self._kind, episode, index, segment, start, stop, reward, is_valid, action, anchor
+        )
+
+    def _sampling(self) -> Sampling:
+        if self._kind is Kind.ACT:
+            return self._rules.sampling
+        return replace(self._rules.sampling, max_tokens=self._rules.max_reflection_tokens)
+
+    def _count(self, completion: Completion) -> None:
+        self._counts[0] += len(self._transcript.tokens())
+        self._counts[1] += completion.num_reused
+        self._counts[2] += completion.num_repeated
+        self._counts[3] += not completion.is_extension
+
+
+def _seed(task_seed: int, trial: int, turn: int) -> int:
+    """A seed of 63 bits for one completion; distinct trials and turns get unrelated ones."""
+    mixed = (task_seed * 0x9E3779B97F4A7C15 + trial * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    return ((mixed ^ (mixed >> 31)) + turn * 0x94D049BB133111EB) % 2**63
+
+
+@contextmanager
+def _environment_speaking(task: Task) -> Iterator[None]:
+    """Environments are other people's code: whatever they raise is their fault, named, and costs one group."""
+    try:
+        yield
+    except Exception as error:  # the border to foreign code
+        where = f"{task.environment} against {task.member!r}, seed {task.seed}"
+        raise EnvironmentFault(f"{where}: raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,46 @@
+"""The words between the lines: what a transcript itself says to the agent, beside the environment's observations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mage_async.environments.environment import Environment
+
+_FORMAT = (
+    "You play {episodes} episodes of the same game, and what is hidden stays the same in all of them: what you learn "
+    "in one helps in the next. At each turn answer with exactly one action in tags, such as <action> {example} "
+    "</action>."
+)
+_REFLECT = (
+    "Before the next episode begins, write in <remark> tags what you have learned about what is hidden and what you "
+    "will do differently."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """In words for a model that reads, or bare for one that learns them."""
+
+    rules: str
+    reflect: str
+
+    def opening(self, episode: int, observation: str, remarks: Sequence[str]) -> str:
+        """First words of a context: rules, remarks carried over, and the episode's beginning."""
+        said = [f"remark {number}: {remark}" for number, remark in enumerate(remarks, 1)]
+        return _join(self.rules, *said, self.beginning(episode, observation))
+
+    def beginning(self, episode: int, observation: str) -> str:
+        """How an episode is announced."""
+        return _join(f"episode {episode + 1}", observation)
+
+
+def wording(environment: Environment, num_episodes: int, *, rules: bool) -> Wording:
+    """The words for an environment."""
+    if not rules:
+        return Wording("", "reflect")
+    example = environment.facts.words[0]
+    text = f"{environment.rules()}\n{_FORMAT.format(episodes=num_episodes, example=example)}\n"
+    return Wording(text, _REFLECT)
+
+
+def _join(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
