@@ -1,0 +1,279 @@
+"""Every message that crosses a socket, and its bytes.
+
+A message is a list of frames: `[tag][header][arrays …][checksum]`. The header is msgpack, typed and
+bounded; only a trial has arrays (`trial_frames.py`). The checksum, CRC-32 in little endian, covers the
+length and the bytes of every frame before it. It is zlib's: 9 µs for the 70 KB of a long trial where a
+crc32c package takes 2 µs, which is not worth a dependency when encoding and decoding may take 100 µs.
+
+    peer                      learner
+    Hello                ->
+                         <-   Welcome, or Refusal            WhoAreYou, where no Hello came first
+                         <-   GroupGrant
+    TrialResult          ->
+                         <-   Acknowledge
+    GroupDrop            ->
+                         <-   Publication
+    Heartbeat            ->
+    Goodbye              <->  Goodbye
+
+Malformed input is `WireError` with a sentence, and nothing else, whatever the bytes.
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mage_async.errors import WireError
+from mage_async.trial_frames import (
+    DEFAULT_LIMITS,
+    Frame,
+    Limits,
+    TrialHeader,
+    TrialResult,
+    pack_trial,
+    unpack_trial,
+)
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "MAX_REASON_CHARS",
+    "PROTOCOL",
+    "Acknowledge",
+    "Frame",
+    "Goodbye",
+    "GroupDrop",
+    "GroupGrant",
+    "Heartbeat",
+    "Hello",
+    "Limits",
+    "Message",
+    "Publication",
+    "Refusal",
+    "TrialResult",
+    "Welcome",
+    "WhoAreYou",
+    "decode",
+    "encode",
+]
+
+PROTOCOL = b"mage/1"
+MAX_REASON_CHARS = 2000
+"""Cut a reason to this length before sending it."""
+_MAX_ARRAYS = 3
+_CHECKSUM = struct.Struct("<I")
+
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Digest = Annotated[str, Meta(min_length=1, max_length=128)]
+Path = Annotated[str, Meta(min_length=1, max_length=4096)]
+Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
+Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=1, le=65_536)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+Measured = Annotated[float, Meta(ge=-1e300, le=1e300)]
+"""Finite: NaN fails every comparison."""
+Booked = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
+    """A message that is a header and no arrays; its tag is its name."""
+
+
+class Hello(Fields):
+    """The first message of a peer, and again after `WhoAreYou`."""
+
+    role: Literal["actor", "evaluator"]
+    name: Name
+    build: Digest
+    """What the peer was built from; must equal the learner's."""
+    config_digest: Digest
+    credits: Annotated[int, Meta(ge=0, le=65_536)]
+    """Most groups the peer plays at one time."""
+
+
+class Welcome(Fields):
+    """The learner takes the peer in; a second one says that the learner was restarted."""
+
+    version: Number
+    weights_path: Path | None = None
+    """None: no weights were published yet."""
+
+
+class Refusal(Fields):
+    """The learner does not take the peer in; final."""
+
+    reason: Reason
+
+
+class WhoAreYou(Fields):
+    """Answer to anything but a Hello from an unknown peer, as after a restart of the learner.
+
+    What the peer had sent was not taken, and not acknowledged.
+    """
+
+
+class GroupGrant(Fields):
+    """One group may be played: a slot, until its trials are trained or the group is dropped."""
+
+    grant: Number
+    epoch: Number
+    """How often the group was granted before."""
+    environment: Name
+    member: Name
+    seat: Number
+    seed: Number
+    num_trials: Count
+    num_episodes: Count
+    version: Number
+    """The policy version of the (first) grant; staleness is bounded from here."""
+    deadline_s: Seconds
+    """From now on; after it the group is granted to someone else."""
+
+
+class GroupDrop(Fields):
+    """A peer gives a group up."""
+
+    grant: Number
+    epoch: Number
+    reason: Reason
+
+
+class Acknowledge(Fields):
+    """The learner holds this trial; the peer may forget it."""
+
+    grant: Number
+    epoch: Number
+    trial: Number
+    is_duplicate: bool
+
+
+class Publication(Fields):
+    """Weights are ready to be mapped."""
+
+    version: Number
+    path: Path
+    digest: Digest
+
+
+class Heartbeat(Fields):
+    """A peer lives. Counters are totals since its start, by name; blocked seconds by cause."""
+
+    name: Name
+    counters: Annotated[dict[Name, Measured], Meta(max_length=256)]
+    blocked_s: Annotated[dict[Name, Booked], Meta(max_length=64)]
+
+
+class Goodbye(Fields):
+    """The sender ends its side; nothing follows."""
+
+    reason: Reason
+
+
+Header = (
+    Hello
+    | Welcome
+    | Refusal
+    | WhoAreYou
+    | GroupGrant
+    | GroupDrop
+    | Acknowledge
+    | Publication
+    | Heartbeat
+    | Goodbye
+    | TrialHeader
+)
+Message = (
+    Hello
+    | Welcome
+    | Refusal
+    | WhoAreYou
+    | GroupGrant
+    | GroupDrop
+    | Acknowledge
+    | Publication
+    | Heartbeat
+    | Goodbye
+    | TrialResult
+)
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
+
+
+def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
+    """The frames of a message; the arrays of a trial of one segment are views of its own.
+
+    What the other side would refuse for its size or a field is refused here, where the cause is.
+
+    Raises:
+        WireError: a field is out of bounds, or a trial is over a limit.
+    """
+    header: Any = message
+    arrays: list[Frame] = []
+    if isinstance(message, TrialResult):
+        header, arrays = pack_trial(message, limits)
+    try:
+        packed = _ENCODER.encode(header)
+    except (OverflowError, TypeError, UnicodeEncodeError) as fault:
+        raise WireError(f"{type(message).__name__} cannot be written: {fault}") from fault
+    _check_header_size(packed, limits)
+    _read_header(packed)
+    frames: list[Frame] = [PROTOCOL, packed, *arrays]
+    return [*frames, _checksum(frames)]
+
+
+def decode(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
+    """The message of some frames; its tokens and log-probs are views of them.
+
+    Sizes are checked before anything is allocated.
+
+    Raises:
+        WireError: the frames are no message of this protocol, for whatever reason.
+    """
+    _check_outside(frames, limits)
+    header = _read_header(frames[1])
+    arrays = frames[2:-1]
+    if isinstance(header, TrialHeader):
+        return unpack_trial(header, arrays, limits)
+    if arrays:
+        raise WireError(f"{type(header).__name__} has no arrays, got {len(arrays)} frames of them")
+    return header
+
+
+def _check_outside(frames: Sequence[Frame], limits: Limits) -> None:
+    """What can be known without reading the header: tag, number of frames, sizes, checksum."""
+    if not frames:
+        raise WireError("a message has at least 3 frames, got none")
+    if bytes(frames[0][: len(PROTOCOL) + 1]) != PROTOCOL:
+        got = bytes(frames[0][:32]).decode("ascii", "backslashreplace")
+        raise WireError(f"peer speaks `{got}`, this build mage/1: run both from one install")
+    if not 3 <= len(frames) <= 3 + _MAX_ARRAYS:
+        raise WireError(f"a message has 3 to {3 + _MAX_ARRAYS} frames, got {len(frames)}")
+    _check_header_size(frames[1], limits)
+    for frame in frames[2:-1]:
+        if len(frame) > limits.max_frame_bytes():
+            raise WireError(f"a frame has {len(frame)} bytes, at most {limits.max_frame_bytes()}")
+    if bytes(frames[-1][: _CHECKSUM.size + 1]) != _checksum(frames[:-1]):
+        raise WireError("checksum does not match: frames were damaged, lost or mixed on the way")
+
+
+def _check_header_size(header: Frame, limits: Limits) -> None:
+    if len(header) > limits.max_header_bytes:
+        raise WireError(f"header has {len(header)} bytes, at most {limits.max_header_bytes}")
+
+
+def _read_header(packed: Frame) -> Header:
+    try:
+        return _DECODER.decode(packed)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+        raise WireError(f"header is no message: {fault}") from fault
+
+
+def _checksum(frames: Sequence[Frame]) -> bytes:
+    """CRC-32 over the lengths (a byte that moved to the next frame is seen) and over the bytes."""
+    crc = zlib.crc32(struct.pack(f"<{len(frames)}Q", *map(len, frames)))
+    for frame in frames:
+        crc = zlib.crc32(frame, crc)
+    return _CHECKSUM.pack(crc)
