@@ -5,9 +5,9 @@
     logprobs    float32 [T]
     is_sampled  bits [ceil(T / 8)]  first token in the highest bit, unused bits 0
 
-What is per token is an array, what is per turn is in the header: msgspec reads and writes 26 turns in
-13 µs; as a table of int32 that Python takes apart they cost 25 µs and more frames. Rewards keep their
-float64, so a return the learner computes is the one an actor would compute.
+What is per token is an array, what is per turn is in the header: msgspec reads and writes 26 turns
+in 13 µs; as a table of int32 that Python takes apart they cost 25 µs and more frames. Rewards keep
+their float64, so a return the learner computes is the one an actor would compute.
 """
 
 import math

@@ -1,9 +1,10 @@
 """Every message that crosses a socket, and its bytes.
 
 A message is a list of frames: `[tag][header][arrays …][checksum]`. The header is msgpack, typed and
-bounded; only a trial has arrays (`trial_frames.py`). The checksum, CRC-32 in little endian, covers the
-length and the bytes of every frame before it. It is zlib's: 9 µs for the 70 KB of a long trial where a
-crc32c package takes 2 µs, which is not worth a dependency when encoding and decoding may take 100 µs.
+bounded; only a trial has arrays (`trial_frames.py`). The checksum, CRC-32 in little endian, covers
+the length and the bytes of every frame before it. It is zlib's: 9 µs for the 70 KB of a long trial
+where a crc32c package takes 2 µs, which is not worth a dependency when encoding and decoding may
+take 100 µs.
 
     peer                      learner
     Hello                ->

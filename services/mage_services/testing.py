@@ -1,0 +1,160 @@
+"""Channels in memory, with the interface of the real ones, for tests of services in one process.
+
+Messages go through the real encoder, decoder and door, so what cannot cross a socket cannot cross
+here.
+"""
+
+import asyncio
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from mage_async.errors import PeerRefused
+from mage_async.wire import (
+    DEFAULT_LIMITS,
+    Frame,
+    Hello,
+    Limits,
+    Message,
+    Refusal,
+    WhoAreYou,
+    decode,
+    encode,
+)
+from mage_services.channel import HIGH_WATER_MESSAGES, PeerGone
+from mage_services.door import ChannelStatistics, Door, Peer
+
+
+class Pipe:
+    """Frames in one direction. Filled by send, emptied by receive; bounded by the sender's check of
+    `is_full`."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Peer, list[bytes]]] = deque()
+        self._changed = asyncio.Event()
+
+    def is_full(self) -> bool:
+        """Whether as many messages wait as a real socket would hold."""
+        return len(self._waiting) >= HIGH_WATER_MESSAGES
+
+    def put(self, peer: Peer, frames: list[Frame]) -> None:
+        """Add a copy, as a socket would."""
+        self._waiting.append((peer, [bytes(frame) for frame in frames]))
+        self._changed.set()
+
+    async def take(self) -> tuple[Peer, list[bytes]]:
+        """The oldest message. Cancellation leaves it in the pipe."""
+        while not self._waiting:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._waiting.popleft()
+
+
+class MemoryLearnerChannel:
+    """A `LearnerChannel` without a socket; peers are made by `connect`."""
+
+    def __init__(
+        self,
+        address: str = "memory",
+        *,
+        build: str = "test",
+        config_digest: str = "test",
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.address = address
+        self._door = Door(build, config_digest, limits)
+        self._inbox = Pipe()
+        self._outboxes: dict[Peer, Pipe] = {}
+        self._num_connected = 0
+
+    def connect(self, hello: Hello) -> "MemoryPeerChannel":
+        """A peer's end; it has said hello."""
+        peer = f"{hello.name}/{self._num_connected}"
+        self._num_connected += 1
+        self._outboxes[peer] = Pipe()
+        return MemoryPeerChannel(self, peer, hello)
+
+    async def receive(self) -> tuple[Peer, Message]:
+        """As `LearnerChannel.receive`. Cancellation leaves every message where it was."""
+        while True:
+            peer, frames = await self._inbox.take()
+            message, answer = self._door.receive(peer, frames)
+            if answer is not None and peer in self._outboxes:
+                self.send(peer, answer)
+            if message is not None:
+                return peer, message
+
+    def send(self, peer: Peer, message: Message) -> None:
+        """As `LearnerChannel.send`."""
+        frames = encode(message, self._door.limits)
+        if peer not in self._outboxes:
+            self._door.forget(peer)
+            raise PeerGone(f"{peer} is gone: its connection ended")
+        if self._outboxes[peer].is_full():
+            raise PeerGone(f"{peer} has stopped reading: {HIGH_WATER_MESSAGES} messages wait")
+        self._outboxes[peer].put(peer, frames)
+        self._door.num_sent += 1
+
+    def statistics(self) -> ChannelStatistics:
+        """As `LearnerChannel.statistics`."""
+        return self._door.statistics()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Cut every peer off."""
+        self._outboxes.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class MemoryPeerChannel:
+    """A `PeerChannel` without a socket, made by `MemoryLearnerChannel.connect`."""
+
+    def __init__(self, learner: MemoryLearnerChannel, peer: Peer, hello: Hello) -> None:
+        self.peer = peer
+        self._learner = learner
+        self._hello = hello
+        self._inbox = learner._outboxes[peer]
+        self.put_raw(encode(hello, learner._door.limits))
+
+    def put_raw(self, frames: list[Frame]) -> None:
+        """Send any frames at all, malformed ones among them."""
+        self._learner._inbox.put(self.peer, frames)
+
+    async def receive(self) -> Message:
+        """As `PeerChannel.receive`. Cancellation leaves every message where it was."""
+        while True:
+            _, frames = await self._inbox.take()
+            message = decode(frames, self._learner._door.limits)
+            if isinstance(message, Refusal):
+                raise PeerRefused(message.reason)
+            if not isinstance(message, WhoAreYou):
+                return message
+            await self.send(self._hello)
+
+    async def send(self, message: Message) -> None:
+        """As `PeerChannel.send`, but never waits."""
+        self.put_raw(encode(message, self._learner._door.limits))
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """End the connection; the learner's next send to this peer raises PeerGone."""
+        self._learner._outboxes.pop(self.peer, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
