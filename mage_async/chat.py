@@ -45,7 +45,9 @@ class ChatFormat:
         """A context's first user message, up to where the assistant speaks."""
         return self.encode(self._head + said + self._tail)
 
-    def answer(self, last_token: int, forced: str, said: str | None, prefill: str) -> tuple[int, ...]:
+    def answer(
+        self, last_token: int, forced: str, said: str | None, prefill: str
+    ) -> tuple[int, ...]:
         """What follows a completion: the rest of its turn, the next user message, the next turn's opening.
 
         Args:

@@ -1,12 +1,12 @@
 """The errors a person may meet. Each says what, what was got, and what to do.
 
-    MageError
-    ├── ConfigError         a configuration cannot be run as written
-    ├── EnvironmentFault    an environment raised, or broke a fact it declared
-    ├── PolicyError         a model directory or a tokenizer cannot be used
-    ├── WireError           bytes that are no message of ours
-    ├── PeerRefused         a peer of another build or configuration
-    └── RunError            a run cannot begin, go on or be read
+MageError
+├── ConfigError         a configuration cannot be run as written
+├── EnvironmentFault    an environment raised, or broke a fact it declared
+├── PolicyError         a model directory or a tokenizer cannot be used
+├── WireError           bytes that are no message of ours
+├── PeerRefused         a peer of another build or configuration
+└── RunError            a run cannot begin, go on or be read
 """
 
 

@@ -84,6 +84,16 @@ class TrialRun:
         else:
             self._act(start, completion, inside)
 
+    @property
+    def play(self) -> Play:
+        """The episode being played; a script looks at it."""
+        return self._play
+
+    @property
+    def kind(self) -> Kind:
+        """What the next completion is for."""
+        return self._kind
+
     def contexts(self) -> list[str]:
         """Names of the contexts used so far, for an engine to release."""
         return [f"{self._name}.{number}" for number in range(1, self._transcript.num_segments + 1)]
@@ -120,7 +130,9 @@ class TrialRun:
             self._is_done = True
         elif self._rules.reflects:
             self._kind = Kind.REFLECT
-            self._transcript.tell(f"{outcome.observation} {self._rules.wording.reflect}", Kind.REFLECT)
+            self._transcript.tell(
+                f"{outcome.observation} {self._rules.wording.reflect}", Kind.REFLECT
+            )
         else:
             self._next_episode(outcome.observation)
 

@@ -1,0 +1,65 @@
+"""From the configuration to the objects it describes, in one place for every process."""
+
+from mage_async.chat import ChatFormat
+from mage_async.completion import Sampling
+from mage_async.config import Config
+from mage_async.environments.catalogue import load
+from mage_async.environments.environment import Environment
+from mage_async.errors import ConfigError
+from mage_async.tags import Tags
+from mage_async.trial_run import TrialRules
+from mage_async.wording import wording
+
+WORDS = ("episode", "reflect", "remark", "opp")
+"""What a transcript says itself, beside an environment's words."""
+
+
+def environment_of(config: Config) -> Environment:
+    """The environment, with its options."""
+    return load(config.environment.name, **config.environment.options)
+
+
+def rules_of(
+    config: Config, environment: Environment, chat: ChatFormat, num_episodes: int
+) -> TrialRules:
+    """How trials are played; a completion may also end with the closing tag of an action."""
+    closing = chat.encode("</action>"), chat.encode("</remark>")
+    stops = chat.stop_tokens + tuple(ids[0] for ids in closing if len(ids) == 1)
+    sampling = Sampling(
+        config.sampling.temperature,
+        config.sampling.top_p,
+        config.sampling.top_k,
+        config.transcript.max_action_tokens,
+        stops,
+    )
+    memory = config.trial.memory
+    return TrialRules(
+        num_episodes,
+        sampling,
+        config.transcript.max_reflection_tokens,
+        Tags(config.transcript.forced_tags),
+        wording(environment, num_episodes, rules=config.transcript.rules),
+        keeps_history=memory != "reflection",
+        reflects=memory != "history",
+        refreshes_keys=config.engine.cache_rule == "refresh_at_episode",
+    )
+
+
+def check(config: Config) -> None:
+    """Everything that types cannot say, before any process starts."""
+    environment = environment_of(config)
+    for split in ("train", "heldout"):
+        if not environment.members(split):
+            raise ConfigError(f"environment {environment.facts.name!r} has no {split} members")
+    needed = config.admission.trials_per_group
+    if config.engine.max_contexts < needed:
+        raise ConfigError(
+            f"engine.max_contexts must be at least admission.trials_per_group = {needed}, "
+            f"got {config.engine.max_contexts}"
+        )
+    shape = config.policy.tiny
+    if shape.heads % shape.kv_heads or shape.hidden_size % shape.heads:
+        raise ConfigError(
+            "policy.tiny: hidden_size must be a multiple of heads, and heads of kv_heads; "
+            f"got {shape.hidden_size}, {shape.heads}, {shape.kv_heads}"
+        )

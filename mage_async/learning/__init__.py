@@ -1,0 +1,1 @@
+"""The learner's arithmetic: model, loss, optimizer step, warm start, checkpoints."""

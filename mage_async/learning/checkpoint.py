@@ -1,0 +1,74 @@
+"""Checkpoints: a HuggingFace folder a step, with the optimizer and the counters beside the weights.
+
+A checkpoint is written under a temporary name and renamed when whole, so a crash leaves the last good one.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from mage_async.errors import RunError
+from mage_async.learning.policy import export_hf
+from mage_async.learning.trainer import Trainer
+
+OPTIMIZER, COUNTERS = "optimizer.pt", "counters.json"
+
+
+def save_checkpoint(
+    trainer: Trainer, chat_source: Path, folder: Path, counters: dict[str, Any], keep: int
+) -> Path:
+    """Write `folder/step_N` and delete all but the newest `keep`."""
+    final = folder / f"step_{trainer.version:06d}"
+    working = folder / f".{final.name}.part"
+    shutil.rmtree(working, ignore_errors=True)
+    export_hf(trainer.model, chat_source, working)
+    torch.save(trainer.state(), working / OPTIMIZER)
+    (working / COUNTERS).write_text(json.dumps(counters | {"version": trainer.version}, indent=2))
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(working, final)
+    for old in checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted(folder.glob("step_*"))
+
+
+def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
+    """Take back optimizer and counters (the model was loaded from the folder itself)."""
+    try:
+        state = torch.load(checkpoint / OPTIMIZER, weights_only=True)
+        counters = json.loads((checkpoint / COUNTERS).read_text())
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RunError(f"{checkpoint}: not a whole checkpoint: {error}; remove the folder") from error
+    trainer.restore(state)
+    return counters
+
+
+def save_weights(trainer: Trainer, file: Path) -> None:
+    """Write the weights alone, for engines: whole or not at all, readable by every user."""
+    working = file.with_name(f".{file.name}.part")
+    model = trainer.model
+    tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
+    tensors = {
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in model.state_dict().items()
+        if name != tied
+    }
+    save_file(tensors, working, metadata={"format": "pt", "version": str(trainer.version)})
+    os.chmod(working, 0o644)
+    os.replace(working, file)
+
+
+def load_weights(trainer: Trainer, file: Path) -> None:
+    """Load what `save_weights` wrote."""
+    missing, unexpected = trainer.model.load_state_dict(load_file(file), strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise RunError(f"{file}: weights of another model: {[*missing, *unexpected][:3]} …")

@@ -1,0 +1,64 @@
+"""One forward over packed sequences, up to the log-probs of the sampled tokens."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from mage_kernels import linear_logprob
+from transformers import PreTrainedModel
+
+from mage_async.learning.attention import Boundaries
+from mage_async.packing import Packed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """Packed sequences on the learner's device."""
+
+    tokens: torch.Tensor
+    """int64 [1, T]"""
+    positions: torch.Tensor
+    """int64 [1, T]"""
+    boundaries: Boundaries
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """A `Packed` on the learner's device: the row, and where its sampled tokens come from."""
+
+    row: Row
+    sources: torch.Tensor
+    """int64 [N]"""
+    targets: torch.Tensor
+    """int64 [N]"""
+
+    @staticmethod
+    def of(packed: Packed, device: torch.device) -> "Batch":
+        """Copy what a forward needs to a device."""
+
+        def put(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(values).to(device)
+
+        boundaries = Boundaries.of(put(packed.lengths))
+        row = Row(put(packed.tokens)[None], put(packed.positions)[None], boundaries)
+        return Batch(row, put(packed.sources), put(packed.targets))
+
+
+def token_logprobs(
+    model: PreTrainedModel, batch: Batch, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-prob and entropy of each sampled token, in nats, after temperature: two float32 [N]."""
+    hidden = hidden_states(model, batch.row)[batch.sources]
+    head = model.get_output_embeddings().weight
+    return linear_logprob(hidden, head, batch.targets, 1.0 / temperature)
+
+
+def hidden_states(model: PreTrainedModel, row: Row) -> torch.Tensor:
+    """The last layer's output, before the head: [T, D]."""
+    out = model.base_model(
+        input_ids=row.tokens,
+        position_ids=row.positions,
+        boundaries=row.boundaries,
+        use_cache=False,
+    )
+    return out.last_hidden_state[0]

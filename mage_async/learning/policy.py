@@ -1,0 +1,106 @@
+"""The policy as a model directory: built small and locally, or any HuggingFace causal LM; always saved as one.
+
+`export_hf` writes folders that transformers 4 and 5 and SGLang read alike: transformers 5 alone writes the RoPE
+base where transformers 4 does not look for it (it then uses 10,000, silently).
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from mage_async.config import TinyModel
+from mage_async.errors import PolicyError
+from mage_async.learning.attention import NAME
+from mage_async.learning.tiny_tokenizer import END, build_tokenizer, save_tokenizer
+
+CHAT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+)
+
+
+def build_tiny(shape: TinyModel, words: Iterable[str], seed: int, directory: Path) -> None:
+    """Make a Qwen3 model of random weights with a tokenizer for `words`, as a model directory."""
+    tokenizer = build_tokenizer(words)
+    config = _tiny_config(shape, tokenizer.get_vocab_size(), tokenizer.token_to_id(END))
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(config)
+    _initialise(model)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(tokenizer, directory)
+    export_hf(model, directory, directory)
+
+
+def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
+    """Load a causal LM for training on packed sequences."""
+    if not (directory / "config.json").is_file():
+        raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=getattr(torch, dtype), attn_implementation=NAME, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"{directory}: transformers cannot load it: {error}") from error
+    return model.to(device).train()
+
+
+def export_hf(model: PreTrainedModel, chat_source: Path, directory: Path) -> None:
+    """Save a model as one HuggingFace folder, with the tokenizer and template of `chat_source`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory)
+    _write_rope_theta(directory / "config.json")
+    for name in CHAT_FILES:
+        if (chat_source / name).is_file() and chat_source != directory:
+            shutil.copyfile(chat_source / name, directory / name)
+    for weights in directory.glob("*.safetensors"):
+        os.chmod(
+            weights, 0o644
+        )  # safetensors 0.8 writes 0600, which another user's engine cannot read
+
+
+def _write_rope_theta(file: Path) -> None:
+    config: dict[str, Any] = json.loads(file.read_text())
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        config["rope_theta"] = rope["rope_theta"]
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _tiny_config(shape: TinyModel, vocabulary: int, end: int) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=-(-vocabulary // 32) * 32,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.hidden_size // shape.heads,
+        intermediate_size=shape.mlp_size,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        tie_word_embeddings=True,
+        eos_token_id=end,
+        pad_token_id=end,
+        bos_token_id=None,
+    )
+
+
+@torch.no_grad()
+def _initialise(model: Qwen3ForCausalLM) -> None:
+    """Scale by fan-in, and residual branches by depth: at 64 wide, 0.02 everywhere learns far more slowly."""
+    depth = (2 * model.config.num_hidden_layers) ** -0.5
+    for name, weight in model.named_parameters():
+        if weight.dim() < 2 or "embed" in name:
+            continue
+        branch = depth if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+        weight.normal_(0.0, branch * weight.shape[1] ** -0.5)

@@ -1,0 +1,76 @@
+"""A byte-level BPE tokenizer whose merges make each word of an environment one token.
+
+The pre-tokenizer is Qwen's, the alphabet is all 256 bytes, so nothing is ever unknown. Merges only ever grow a
+word from its left edge (space included), so the merge table is a trie of the words: no word can spoil another.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+END = "<|endoftext|>"
+SPECIALS = (END, "<|user|>", "<|assistant|>", "<think>", "</think>")
+TAGS = ("<action>", "</action>", "<remark>", "</remark>")
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}"
+    "{{ m['content'] if m['role'] == 'assistant' else ' ' + m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""One token marks a role; nothing else is written, so a turn costs about eight tokens."""
+
+
+def build_tokenizer(words: Iterable[str]) -> Tokenizer:
+    """A tokenizer in which ` word` is one token for each of `words`."""
+    vocabulary = {
+        piece: number for number, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
+    merges: list[tuple[str, str]] = []
+    for word in sorted(set(words)):
+        left, *rest = _pieces(f" {word}")
+        for piece in rest:
+            if left + piece not in vocabulary:
+                vocabulary[left + piece] = len(vocabulary)
+                merges.append((left, piece))
+            left += piece
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(text, normalized=False, special=True) for text in SPECIALS]
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in TAGS])
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Write tokenizer.json and a tokenizer_config.json that transformers 4 and 5 both read."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "eos_token": END,
+        "pad_token": END,
+        "model_max_length": 1_000_000,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+def _pieces(text: str) -> list[str]:
+    """Bytes of a word in the byte-level alphabet's own letters."""
+    coded = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return list("".join(piece for piece, _ in coded))

@@ -1,0 +1,167 @@
+"""Behaviour cloning of scripted play, until the model reads what earlier episodes showed.
+
+What decides here was measured: tokens that the transcript forces get a small weight, or their mean hides the words
+that matter; and RL must not begin before the loss on the observations of the last episode has fallen below that
+of the first one, for then, and only then, has the model learned to look back.
+"""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from mage_async.config import WarmStart
+from mage_async.errors import RunError
+from mage_async.learning.attention import Boundaries
+from mage_async.learning.forward import Row, hidden_states
+from mage_async.trajectory import Trial
+
+GATE_EVERY = 25
+"""Steps over which the gate's losses are averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a person sees of the warm start."""
+
+    step: int
+    steps: int
+    loss: float
+    gate: float
+    """Loss on observations of the last episode over that of the first; NaN before it is known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Example:
+    tokens: np.ndarray
+    """int64 [T]"""
+    weights: np.ndarray
+    """float32 [T]: of predicting this token"""
+    episodes: np.ndarray
+    """int64 [T]: the episode of an observed word, -1 elsewhere"""
+
+
+def warm_start(
+    model: PreTrainedModel,
+    trials: Sequence[Trial],
+    words: Collection[int],
+    rules: WarmStart,
+    seed: int,
+    report: Callable[[Progress], None],
+) -> Progress:
+    """Clone scripted trials, in place; go on past `rules.steps` until the gate opens.
+
+    Raises:
+        RunError: the gate is still shut after `rules.max_steps`.
+    """
+    examples = [
+        example for trial in trials for example in _examples(trial, words, rules.template_weight)
+    ]
+    source = np.random.default_rng(seed)
+    optimizer = _optimizer(model, rules)
+    sums = np.zeros((2, trials[0].num_episodes))
+    progress = Progress(0, rules.steps, math.nan, math.nan)
+    step = 0
+    while step < rules.steps or progress.gate > rules.gate:
+        if step >= max(rules.max_steps, rules.steps):
+            raise RunError(_shut(progress, rules))
+        chosen = source.integers(len(examples), size=rules.batch_size)
+        _set_rate(optimizer, rules, step)
+        loss = _step(model, optimizer, [examples[i] for i in chosen], sums)
+        step += 1
+        if step % GATE_EVERY == 0 or step == rules.steps:
+            progress = Progress(step, max(rules.steps, step), loss, _gate(sums))
+            report(progress)
+            sums[:] = 0
+    return progress
+
+
+def _shut(progress: Progress, rules: WarmStart) -> str:
+    return (
+        f"the warm start has not learned to look back: after {progress.step} steps the loss on "
+        f"the last episode's observations is {progress.gate:.2f} of the first one's, above "
+        f"warm_start.gate = {rules.gate}; raise warm_start.max_steps, or set the gate to 1.0"
+    )
+
+
+def _gate(sums: np.ndarray) -> float:
+    means = sums[0] / np.maximum(sums[1], 1)
+    return float(means[-1] / means[0]) if len(means) > 1 and means[0] > 0 else 0.0
+
+
+def _optimizer(model: PreTrainedModel, rules: WarmStart) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        model.parameters(), lr=rules.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+    )
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rules: WarmStart, step: int) -> None:
+    """Linear over 20 steps, then a cosine to a tenth, which is kept."""
+    done = min(1.0, step / max(1, rules.steps))
+    cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+    for group in optimizer.param_groups:
+        group["lr"] = rules.learning_rate * min(1.0, (step + 1) / 20) * cosine
+
+
+def _step(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    examples: Sequence[_Example],
+    sums: np.ndarray,
+) -> float:
+    losses, weights, episodes = _losses(model, examples)
+    loss = (losses * weights).sum() / weights.sum()
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    is_observed = episodes >= 0
+    at = episodes[is_observed].numpy()
+    np.add.at(sums[0], at, losses.detach()[is_observed].numpy())
+    np.add.at(sums[1], at, 1)
+    return float(loss.detach())
+
+
+def _losses(
+    model: PreTrainedModel, examples: Sequence[_Example]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cross-entropy of each predicted token, its weight and its episode: three [T - S]."""
+    lengths = torch.tensor([len(example.tokens) for example in examples])
+    tokens = torch.from_numpy(np.concatenate([example.tokens for example in examples]))
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    row = Row(tokens[None], positions[None], Boundaries.of(lengths))
+    target = (positions > 0).nonzero()[:, 0]
+    hidden = hidden_states(model, row)[target - 1]
+    logits = hidden @ model.get_output_embeddings().weight.T
+    losses = functional.cross_entropy(logits, tokens[target], reduction="none")
+    weights = torch.from_numpy(np.concatenate([example.weights for example in examples]))
+    episodes = torch.from_numpy(np.concatenate([example.episodes for example in examples]))
+    return losses, weights[target], episodes[target]
+
+
+def _examples(
+    trial: Trial, words: Collection[int], template_weight: float
+) -> list[_Example]:
+    return [
+        _example(trial, number, words, template_weight) for number in range(len(trial.segments))
+    ]
+
+
+def _example(
+    trial: Trial, number: int, words: Collection[int], template_weight: float
+) -> _Example:
+    """One segment; what is observed after a turn belongs to the turn's episode."""
+    segment = trial.segments[number]
+    is_word = np.isin(segment.tokens, list(words))
+    weights = np.where(is_word | segment.is_sampled, 1.0, template_weight).astype(np.float32)
+    episodes = np.full(len(segment.tokens), -1)
+    turns = [turn for turn in trial.turns if turn.segment == number]
+    stops = [*(turn.start for turn in turns[1:]), len(segment.tokens)]
+    for turn, stop in zip(turns, stops, strict=True):
+        episodes[turn.stop : stop] = turn.episode
+    episodes[~is_word] = -1
+    return _Example(segment.tokens.astype(np.int64), weights, episodes)

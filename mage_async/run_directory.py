@@ -1,0 +1,79 @@
+"""A run on disk: what lies where. Nothing else spells these names."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.root / "config.toml"
+
+    @property
+    def policy(self) -> Path:
+        """The model directory the run began from; its tokenizer serves every later version."""
+        return self.root / "policy"
+
+    @property
+    def weights(self) -> Path:
+        """Published weights, a file a version, the newest few."""
+        return self.root / "weights"
+
+    @property
+    def checkpoints(self) -> Path:
+        """A HuggingFace folder a checkpoint."""
+        return self.root / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """What each process printed."""
+        return self.root / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        """One line of JSON a step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def curve(self) -> Path:
+        """One line of JSON an evaluation while training."""
+        return self.root / "evaluations.jsonl"
+
+    @property
+    def evaluation(self) -> Path:
+        """The final evaluation with its controls."""
+        return self.root / "evaluation.json"
+
+    @property
+    def samples(self) -> Path:
+        """A few whole trials to read, a line of JSON each."""
+        return self.root / "trials.jsonl"
+
+    @property
+    def learner(self) -> Path:
+        """What the learner knew at its end: counts and totals."""
+        return self.root / "learner.json"
+
+    @property
+    def summary(self) -> Path:
+        """The run in one JSON document."""
+        return self.root / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The run as one page."""
+        return self.root / "report.html"
+
+    def weights_of(self, version: int) -> Path:
+        """Where a version's weights are published."""
+        return self.weights / f"v{version:06d}.safetensors"
+
+    def log_of(self, process: str) -> Path:
+        """Where a process prints."""
+        return self.logs / f"{process}.log"

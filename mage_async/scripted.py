@@ -1,0 +1,75 @@
+"""Scripted play: trials as a policy could have played them, for warm starts and for engines without a model."""
+
+import random
+from collections.abc import Collection
+from typing import cast
+
+import numpy as np
+
+from mage_async.chat import ChatFormat
+from mage_async.completion import Completion, Prompt
+from mage_async.environments.environment import Environment, Script
+from mage_async.policy_version import VersionRun
+from mage_async.tags import NAMES, Tags
+from mage_async.trajectory import Kind, Task, Trial
+from mage_async.trial_run import TrialRules, TrialRun
+
+
+def scripted_trial(
+    environment: Environment, task: Task, index: int, rules: TrialRules, chat: ChatFormat
+) -> Trial:
+    """One trial in which a script of the environment chooses every action.
+
+    A reflection repeats the last words of the game that its context holds: short, and true.
+    """
+    source = random.Random(f"{task.seed}/{index}/script")
+    script = environment.script(source)
+    run = TrialRun(environment, task, index, rules, chat, name="script")
+    words = word_tokens(environment, chat)
+    while (prompt := run.next_prompt()) is not None:
+        run.receive(_completion(_answer(run, prompt, script, words, chat, rules.tags)))
+    return run.trial()
+
+
+def word_tokens(environment: Environment, chat: ChatFormat) -> frozenset[int]:
+    """Ids of the environment's words where each is one token; a longer word has none."""
+    encoded = (chat.encode(f" {word}") for word in environment.facts.words)
+    return frozenset(ids[0] for ids in encoded if len(ids) == 1)
+
+
+def random_task(
+    environment: Environment, members: tuple[str, ...], source: random.Random, seat: int | None = None
+) -> Task:
+    """A task drawn uniformly over members and seats."""
+    name = environment.facts.name
+    seats = environment.seats()
+    return Task(name, source.choice(members), source.getrandbits(40), source.choice(seats))
+
+
+def _answer(
+    run: TrialRun,
+    prompt: Prompt,
+    script: Script,
+    words: Collection[int],
+    chat: ChatFormat,
+    tags: Tags,
+) -> list[int]:
+    if run.kind is Kind.ACT:
+        return _tagged(tags, Kind.ACT, list(chat.encode(f" {script.choose(run.play)}")), chat)
+    seen = [token for token in cast("list[int]", prompt.tokens.tolist()) if token in words]
+    room = prompt.sampling.max_tokens - 1
+    return _tagged(tags, Kind.REFLECT, seen[-room:] if room else [], chat)
+
+
+def _tagged(tags: Tags, kind: Kind, inside: list[int], chat: ChatFormat) -> list[int]:
+    """Add what the transcript does not write itself."""
+    opening = [] if tags.prefill(kind) else list(chat.encode(f"<{NAMES[kind]}>"))
+    leaves_open = kind is Kind.ACT and tags.forced == "both"
+    closing = [] if leaves_open else list(chat.encode(f"</{NAMES[kind]}>"))
+    return opening + inside + closing
+
+
+def _completion(ids: list[int]) -> Completion:
+    tokens = np.array(ids, np.int32)
+    runs = (VersionRun(0, 0, 0),)
+    return Completion(tokens, np.zeros(len(ids), np.float32), runs, "stop", 0)

@@ -1,0 +1,48 @@
+"""Which task the n-th group plays: a function of the seed and n alone, so that a resumed run goes on alike."""
+
+import random
+from collections.abc import Sequence
+
+from mage_async.environments.environment import Environment, Split
+from mage_async.trajectory import Task
+
+
+class TaskStream:
+    """Train members in shuffled decks: each is met once before any is met twice."""
+
+    def __init__(self, environment: Environment, seed: int) -> None:
+        self._name, self._seed = environment.facts.name, seed
+        self._members = environment.members("train")
+        self._seats = environment.seats()
+
+    def task(self, number: int) -> Task:
+        """The task of the `number`-th group."""
+        deck, place = divmod(number, len(self._members))
+        order = list(self._members)
+        random.Random(f"{self._seed}/deck/{deck}").shuffle(order)
+        source = random.Random(f"{self._seed}/task/{number}")
+        return Task(self._name, order[place], source.getrandbits(40), source.choice(self._seats))
+
+
+def evaluation_tasks(
+    environment: Environment, split: Split, num_trials: int, seed: int
+) -> list[Task]:
+    """A fixed set: every member equally often (within one), every seat in turn, seeds of their own."""
+    members, seats = environment.members(split), environment.seats()
+    source = random.Random(f"{seed}/evaluation/{split}")
+    return [
+        Task(
+            environment.facts.name,
+            members[number % len(members)],
+            source.getrandbits(40),
+            seats[number // len(members) % len(seats)],
+        )
+        for number in range(num_trials)
+    ]
+
+
+def swapped(task: Task, environment: Environment, split: Split) -> Task:
+    """Another member in the same seat, with the same luck, whom what was learned must not help against."""
+    choices: Sequence[str] = environment.swaps(task.member, split)
+    source = random.Random(f"{task.seed}/swap")
+    return Task(task.environment, source.choice(choices), task.seed, task.seat)

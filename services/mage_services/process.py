@@ -1,0 +1,128 @@
+"""What every child process has in common: how it lives, speaks and ends.
+
+A child speaks to the supervisor in lines of JSON on a pipe it inherits; the pipe also carries its heartbeat. It
+ignores Ctrl-C (the supervisor decides), dies with its parent, and turns every failure into one line.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import uvloop
+
+from mage_async.errors import MageError
+
+STATUS_FD = "MAGE_STATUS_FD"
+BEAT_S = 1.0
+_PR_SET_PDEATHSIG = 1
+EXIT_FAILED, EXIT_BUG = 2, 1
+
+
+class Status:
+    """The way to the supervisor: lines of JSON, or nowhere when the process was started by hand."""
+
+    def __init__(self) -> None:
+        number = os.environ.get(STATUS_FD)
+        self._file = None if number is None else os.fdopen(int(number), "w", buffering=1)
+
+    def send(self, event: str, **fields: Any) -> None:
+        """Say something; a supervisor that is gone is no error, for its end is ours."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps({"event": event, **fields}) + "\n")
+        except (BrokenPipeError, ValueError):
+            self._file = None
+
+
+def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
+    """Run a child to its end; its failures become one status line, an exit code and a log."""
+    _die_with_parent()
+    status = Status()
+    try:
+        uvloop.run(_until_told(main, status))
+    except* MageError as group:
+        _fail(status, EXIT_FAILED, _first(group))
+    except* Exception as group:  # the outermost main: a bug becomes a line and a traceback in the log
+        traceback.print_exception(group)
+        _fail(status, EXIT_BUG, _first(group))
+
+
+async def ticks(seconds: float) -> AsyncIterator[float]:
+    """Yield the loop's time every `seconds`, by the clock and not by waiting after the work.
+
+    Cancellation leaves nothing behind.
+    """
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    while True:
+        due += seconds
+        waiter = loop.create_future()
+        handle = loop.call_at(due, _wake, waiter)
+        try:
+            yield await waiter
+        finally:
+            handle.cancel()
+
+
+def _wake(waiter: asyncio.Future[float]) -> None:
+    if not waiter.done():
+        waiter.set_result(asyncio.get_running_loop().time())
+
+
+async def _until_told(main: Callable[[Status], Awaitable[None]], status: Status) -> None:
+    """Run `main` beside the heartbeat; SIGTERM cancels both, and is a normal end."""
+    task = asyncio.current_task()
+    assert task is not None
+    is_told = asyncio.Event()
+
+    def tell() -> None:
+        is_told.set()
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, tell)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            beat = tasks.create_task(_beat(status), name="heartbeat")
+            await main(status)
+            beat.cancel()
+    except asyncio.CancelledError:
+        if not is_told.is_set():
+            raise
+
+
+async def _beat(status: Status) -> None:
+    async for _ in ticks(BEAT_S):
+        status.send("beat")
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill us with our parent, and leave Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.environ.get("MAGE_PARENT")
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it died before we asked
+        os._exit(EXIT_FAILED)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first failure of a tree of them."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _fail(status: Status, code: int, error: BaseException) -> None:
+    reason = str(error) if isinstance(error, MageError) else f"{type(error).__name__}: {error}"
+    status.send("failed", reason=reason)
+    print(reason, file=sys.stderr, flush=True)
+    sys.exit(code)
