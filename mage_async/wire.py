@@ -132,6 +132,8 @@ class GroupGrant(Fields):
     """The policy version of the (first) grant; staleness is bounded from here."""
     deadline_s: Seconds
     """From now on; after it the group is granted to someone else."""
+    held: Annotated[tuple[Number, ...], Meta(max_length=65_536)] = ()
+    """Trials that arrived under an earlier epoch; they need not be played again."""
 
 
 class GroupDrop(Fields):

@@ -1,0 +1,327 @@
+"""How many groups are in flight, who plays them, and which of them a step trains on.
+
+Every group needs a slot, from its grant until a step on it is published or it is dropped. There are
+`(max_staleness + 1) * groups_per_step` slots, and groups are trained in order of grant: a batch is
+the oldest `groups_per_step` groups, once all of them are complete. Hence
+
+    no group trains more than `max_staleness` steps after the version it was granted at.
+
+Proof. Write S for max_staleness, B for groups_per_step. Let a group be granted at version v: v
+steps are published, so the batches of steps v + 1 and later hold their slots still, or have not
+been taken. Every group trained between step v and this group was granted before it (order of grant)
+and holds its slot now (its step is not published). At most (S + 1) * B - 1 others hold slots, and
+they fill at most S batches; a dropped group only moves the later ones forward. So this group is in
+the batch of step v + S + 1 at the latest, which trains version v + S. The bound is hard for every
+token, if actors play a grant with weights at least as new as its `version`.
+
+    a group is     from                  until
+    playing        grant, grant_again    its last trial, its deadline, the end of its peer
+    lapsed         expire, peer_gone     grant_again, or late results that complete it
+    complete       its last trial        take_batch
+    in training    take_batch            trained
+    (ended)        trained, drop
+
+A result counts once by (grant, trial index), whichever epoch of the grant it comes from. Time is an
+argument, in seconds of any clock that does not go back.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from mage_async.trajectory import Group, Task, Trial
+from mage_async.wire import GroupGrant, TrialResult
+
+MAX_REASONS = 64
+"""Drops for further reasons are counted together, under "other reasons"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The first result for this trial: journal it, then acknowledge it."""
+
+    is_complete: bool
+    """It was its group's last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """Known already, or its group has ended: acknowledge it as that, so that the peer forgets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No trial that was granted: a fault of the peer."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of groups, or of trials. Always, `granted = trained + dropped + in_flight`."""
+
+    granted: int
+    trained: int
+    dropped: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """A snapshot. A group granted again counts once; all trials of a dropped group are dropped."""
+
+    groups: Tally
+    trials: Tally
+    acknowledged: int
+    """Trials received for the first time, those of groups dropped later among them."""
+    duplicate: int
+    unknown: int
+    granted_again: int
+    """Grants after the first, of any group."""
+    dropped_by_reason: Mapping[str, int]
+    """Groups."""
+    drops_in_a_row: int
+    """Groups dropped since the last step was published."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One group in flight."""
+
+    grant: int
+    task: Task
+    num_episodes: int
+    version: int
+    epoch: int
+    peer: str | None
+    """Who plays it; None while it is lapsed, complete or in training."""
+    deadline: float
+    trials: list[Trial | None]
+    num_expired: int = 0
+
+    def is_complete(self) -> bool:
+        """All of its trials are here."""
+        return None not in self.trials
+
+    def held(self) -> tuple[int, ...]:
+        """Indices of the trials that are here."""
+        return tuple(i for i, trial in enumerate(self.trials) if trial is not None)
+
+    def group(self) -> Group:
+        """The complete group."""
+        return Group(self.grant, self.version, tuple(t for t in self.trials if t is not None))
+
+
+@dataclass(slots=True)
+class SlotLedger:
+    """Decides what may be granted and what is trained.
+
+    It never waits: where nothing can be decided, its owner calls again after the next message or at
+    `next_deadline`. Misuse that only a bug of the owner can cause is an assertion.
+    """
+
+    groups_per_step: int
+    max_staleness: int
+    trials_per_group: int
+    max_expiries: int = 5
+    """A group that missed its deadline so often is dropped: it would hold up every later one."""
+    version: int = 0
+    """Steps published so far."""
+    next_grant: int = 0
+    """Number of the next group. After a restart: above every number used before."""
+    _slots: dict[int, Slot] = field(default_factory=dict, init=False)
+    """Groups not in training, by grant, oldest first."""
+    _in_training: list[list[int]] = field(default_factory=list, init=False)
+    """The grants of each batch taken and not published, oldest first."""
+    _first_grant: int = field(default=0, init=False)
+    _dropped: Counter[str] = field(default_factory=Counter, init=False)
+    _events: Counter[str] = field(default_factory=Counter, init=False)
+    _drops_in_a_row: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._first_grant = self.next_grant
+
+    def num_slots(self) -> int:
+        """How many groups may be in flight."""
+        return (self.max_staleness + 1) * self.groups_per_step
+
+    def num_in_flight(self) -> int:
+        """Groups that hold a slot."""
+        return len(self._slots) + sum(map(len, self._in_training))
+
+    def may_grant(self) -> bool:
+        """Whether a slot is free for a new group; those of `lapsed` go first, and hold theirs."""
+        return self.num_in_flight() < self.num_slots()
+
+    def num_playing(self, peer: str) -> int:
+        """Groups this peer plays; compare with its credits before granting it another."""
+        return sum(slot.peer == peer for slot in self._slots.values())
+
+    def lapsed(self) -> list[int]:
+        """Grants that nobody plays and that are not complete, oldest first: grant these again."""
+        return [s.grant for s in self._slots.values() if s.peer is None and not s.is_complete()]
+
+    def grant(
+        self, task: Task, *, num_episodes: int, peer: str, now: float, deadline_s: float
+    ) -> GroupGrant:
+        """Give a free slot to a new group. Only after `may_grant`."""
+        assert self.may_grant(), "no slot is free"
+        slot = Slot(
+            grant=self.next_grant,
+            task=task,
+            num_episodes=num_episodes,
+            version=self.version,
+            epoch=0,
+            peer=peer,
+            deadline=now + deadline_s,
+            trials=[None] * self.trials_per_group,
+        )
+        self._slots[slot.grant] = slot
+        self.next_grant += 1
+        return _message(slot, deadline_s)
+
+    def grant_again(self, grant: int, *, peer: str, now: float, deadline_s: float) -> GroupGrant:
+        """Give a group of `lapsed` to another peer: same task and seed, next epoch."""
+        slot = self._slots[grant]
+        assert slot.peer is None, f"group {grant} is being played"
+        assert not slot.is_complete(), f"group {grant} is complete"
+        slot.peer, slot.deadline, slot.epoch = peer, now + deadline_s, slot.epoch + 1
+        self._events["granted_again"] += 1
+        return _message(slot, deadline_s)
+
+    def receive(self, result: TrialResult) -> Accepted | Duplicate | Unknown:
+        """Take a trial in. Its append to the journal goes between this and the acknowledgement."""
+        slot = self._slots.get(result.grant)
+        reason = self._why_unknown(result, slot)
+        if reason:
+            self._events["unknown"] += 1
+            return Unknown(reason)
+        if slot is None or slot.trials[result.trial.index] is not None:
+            self._events["duplicate"] += 1
+            return Duplicate()
+        slot.trials[result.trial.index] = result.trial
+        self._events["acknowledged"] += 1
+        if slot.is_complete():
+            slot.peer = None
+        return Accepted(slot.is_complete())
+
+    def drop(self, grant: int, epoch: int, reason: str) -> bool:
+        """Give a group up and free its slot; its trials count as dropped, acknowledged or not.
+
+        False, and nothing changes, where the group is complete, has ended, or was granted again
+        since.
+        """
+        slot = self._slots.get(grant)
+        if slot is None or slot.epoch != epoch or slot.is_complete():
+            return False
+        self._end(slot, reason)
+        return True
+
+    def expire(self, now: float) -> list[int]:
+        """Take groups from peers that missed their deadline; returns those to be granted again.
+
+        A group at its `max_expiries`-th missed deadline is dropped instead.
+        """
+        late = [s for s in self._slots.values() if s.peer is not None and s.deadline <= now]
+        for slot in late:
+            slot.peer = None
+            slot.num_expired += 1
+            if slot.num_expired >= self.max_expiries:
+                self._end(slot, f"missed its deadline {slot.num_expired} times")
+        return [slot.grant for slot in late if slot.grant in self._slots]
+
+    def peer_gone(self, peer: str) -> list[int]:
+        """Take its groups from a peer that ended; returns those to be granted again."""
+        left = [slot for slot in self._slots.values() if slot.peer == peer]
+        for slot in left:
+            slot.peer = None
+        return [slot.grant for slot in left]
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do next; None while nothing is played."""
+        return min((s.deadline for s in self._slots.values() if s.peer is not None), default=None)
+
+    def take_batch(self) -> list[Group] | None:
+        """The groups of the next step in order of grant, once the oldest ones are all complete.
+
+        They hold their slots until `trained`; meanwhile a further batch may be taken.
+        """
+        oldest = list(self._slots.values())[: self.groups_per_step]
+        if len(oldest) < self.groups_per_step or not all(slot.is_complete() for slot in oldest):
+            return None
+        self._in_training.append([slot.grant for slot in oldest])
+        for slot in oldest:
+            del self._slots[slot.grant]
+        return [slot.group() for slot in oldest]
+
+    def trained(self, version: int) -> None:
+        """The step on the oldest taken batch is done and published as `version`: free its slots."""
+        assert self._in_training, "no batch is in training"
+        assert version == self.version + 1, f"after version {self.version} came {version}"
+        self._events["trained"] += len(self._in_training.pop(0))
+        self._drops_in_a_row = 0
+        self.version = version
+
+    def counts(self) -> LedgerCounts:
+        """A snapshot; reading it changes nothing."""
+        groups = Tally(
+            granted=self.next_grant - self._first_grant,
+            trained=self._events["trained"],
+            dropped=self._dropped.total(),
+            in_flight=self.num_in_flight(),
+        )
+        return LedgerCounts(
+            groups=groups,
+            trials=_times(groups, self.trials_per_group),
+            acknowledged=self._events["acknowledged"],
+            duplicate=self._events["duplicate"],
+            unknown=self._events["unknown"],
+            granted_again=self._events["granted_again"],
+            dropped_by_reason=MappingProxyType(dict(self._dropped)),
+            drops_in_a_row=self._drops_in_a_row,
+        )
+
+    def _why_unknown(self, result: TrialResult, slot: Slot | None) -> str:
+        if not self._first_grant <= result.grant < self.next_grant:
+            return f"group {result.grant} was never granted by this learner"
+        if not 0 <= result.trial.index < self.trials_per_group:
+            return f"a group has {self.trials_per_group} trials, got number {result.trial.index}"
+        if slot is None:
+            return ""
+        if result.epoch > slot.epoch:
+            return f"group {slot.grant} is at epoch {slot.epoch}, got {result.epoch}"
+        if (result.trial.task, result.trial.num_episodes) != (slot.task, slot.num_episodes):
+            return f"group {slot.grant} is another task than the trial's"
+        return ""
+
+    def _end(self, slot: Slot, reason: str) -> None:
+        known = reason in self._dropped or len(self._dropped) < MAX_REASONS
+        self._dropped[reason if known else "other reasons"] += 1
+        self._drops_in_a_row += 1
+        del self._slots[slot.grant]
+
+
+def _message(slot: Slot, deadline_s: float) -> GroupGrant:
+    return GroupGrant(
+        grant=slot.grant,
+        epoch=slot.epoch,
+        environment=slot.task.environment,
+        member=slot.task.member,
+        seat=slot.task.seat,
+        seed=slot.task.seed,
+        num_trials=len(slot.trials),
+        num_episodes=slot.num_episodes,
+        version=slot.version,
+        deadline_s=deadline_s,
+        held=slot.held(),
+    )
+
+
+def _times(groups: Tally, trials_per_group: int) -> Tally:
+    return Tally(
+        granted=groups.granted * trials_per_group,
+        trained=groups.trained * trials_per_group,
+        dropped=groups.dropped * trials_per_group,
+        in_flight=groups.in_flight * trials_per_group,
+    )
