@@ -1,0 +1,165 @@
+"""Returns to advantages: whom a turn is compared with, and on which scale.
+
+Who is compared is a *key*, a tuple of columns of the `TurnTable`: rows that agree in all of them
+form a cell and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode", "index")
+compares the same turn of trials on the same task, reflections with reflections; "seat" and "member"
+keep apart what is not the same game. A cell that only one trial reaches says nothing and its turns
+get zero.
+
+Equal returns give exactly zero: values are taken relative to one of their cell before any mean is
+formed, so that a mean's rounding cannot become a gradient.
+
+Shapes: `N` turns of the batch.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+from mage_async.turn_table import Key, TurnTable, joint_cells
+
+Weight = Literal["trial", "sample"]
+"""How a mean counts: each turn once, or each trial once however many turns it has in the cell."""
+
+ROUNDING = 1e-12
+"""Spread below this share of the largest return is rounding of equal returns, and not scaled up."""
+
+
+class Centre(Protocol):
+    """A way to subtract a baseline inside each cell."""
+
+    def __call__(
+        self, values: np.ndarray, cells: np.ndarray, trials: np.ndarray, weight: Weight
+    ) -> np.ndarray:
+        """Values `[N]` minus their baseline; `cells` and `trials` number each row's own."""
+        ...
+
+
+def advantages(
+    table: TurnTable,
+    *,
+    baseline: Sequence[Key],
+    scale: Sequence[Key] | None,
+    weight: Weight,
+    epsilon: float,
+    centre: Centre | None = None,
+) -> np.ndarray:
+    """Return minus baseline, divided by how much returns vary.
+
+    Args:
+        baseline: the key whose cells share a baseline.
+        scale: the key over which the root mean square of the centred returns is pooled: () the
+            whole batch, ("group",) GRPO, ("member",) agent-specific. None leaves units of reward.
+        weight: how turns count in both means.
+        epsilon: added to the root mean square, in units of reward.
+        centre: `minus_mean` unless told; or `minus_mean_of_others`.
+
+    Returns:
+        float64 `[N]`
+    """
+    centre = centre or minus_mean
+    centred = centre(table.returns, table.cells(baseline), table.trial, weight)
+    if scale is None:
+        return centred
+    return _scaled(centred, table, scale, weight, epsilon)
+
+
+def minus_mean(
+    values: np.ndarray, cells: np.ndarray, trials: np.ndarray, weight: Weight
+) -> np.ndarray:
+    """Subtract the mean of each cell."""
+    relative, rows = _relative(values, cells), _row_weights(cells, trials, weight)
+    means = np.bincount(cells, rows * relative) / np.bincount(cells, rows)
+    return relative - means[cells]
+
+
+def minus_mean_of_others(
+    values: np.ndarray, cells: np.ndarray, trials: np.ndarray, weight: Weight
+) -> np.ndarray:
+    """Subtract the mean over the *other* trials of each cell: RLOO, independent of the own trial."""
+    relative, rows = _relative(values, cells), _row_weights(cells, trials, weight)
+    own = joint_cells(cells, trials)
+    sums = np.bincount(cells, rows * relative)[cells] - np.bincount(own, rows * relative)[own]
+    counts = np.bincount(cells)[cells] - np.bincount(own)[own]
+    totals = np.bincount(cells, rows)[cells] - np.bincount(own, rows)[own]
+    means = np.divide(sums, totals, out=np.zeros_like(sums), where=counts > 0)
+    return np.where(counts > 0, relative - means, 0.0)
+
+
+def anchor_term(
+    table: TurnTable, *, key: Sequence[Key] = ("group", "anchor"), weight: Weight = "sample"
+) -> np.ndarray:
+    """GiGPO's step level: a turn's return against those of turns taken in the same state.
+
+    Add it to an episode-level advantage with a weight. A state met once gives zero. The default key
+    ignores in which episode a state was met (MAGE's global anchor); with "episode" in it, anchors
+    are local.
+
+    Returns:
+        float64 `[N]`
+    """
+    return minus_mean(table.returns, table.cells(key), table.trial, weight)
+
+
+def mage_agent_specific(
+    table: TurnTable,
+    *,
+    episode_key: Sequence[Key] = ("group",),
+    anchor_key: Sequence[Key] = ("group", "member", "anchor"),
+    weight: Weight = "sample",
+    anchor_weight: float = 1.0,
+) -> np.ndarray:
+    """MAGE's agent-specific normalisation: nothing is compared across opponents.
+
+    A = (s - mean s over the group) + anchor_weight (G - mean G over group, opponent and state),
+    where s is the episode's score and G the return; means only, no division. The defaults are the
+    reference's code, in which a reflection enters the first mean with score 0, so that it is pushed
+    down in groups that do well, whatever it wrote, and in which both seats share a mean:
+    `episode_key=("group", "kind", "seat")` repairs both.
+
+    Returns:
+        float64 `[N]`, in units of reward
+    """
+    episode_level = minus_mean(table.episode_score, table.cells(episode_key), table.trial, weight)
+    return episode_level + anchor_weight * anchor_term(table, key=anchor_key, weight=weight)
+
+
+def with_format_penalty(
+    values: np.ndarray, is_valid: np.ndarray, *, format_penalty: float
+) -> np.ndarray:
+    """Subtract `format_penalty` from the advantage of every turn without a valid action or remark.
+
+    After all normalisation and in every episode: a penalty inside the rewards is lost where a
+    credit pays only the last episode, vanishes in cells where all turns are invalid, and in the
+    reference never reaches the anchor term.
+    """
+    return values - format_penalty * ~is_valid
+
+
+def _scaled(
+    centred: np.ndarray, table: TurnTable, key: Sequence[Key], weight: Weight, epsilon: float
+) -> np.ndarray:
+    """Divide by each cell's root mean square plus `epsilon`; where nothing varies, zero."""
+    cells = table.cells(key)
+    rows = _row_weights(cells, table.trial, weight)
+    rms = np.sqrt(np.bincount(cells, rows * centred**2) / np.bincount(cells, rows))
+    largest = np.zeros(len(rms))
+    np.maximum.at(largest, cells, np.abs(table.returns))
+    varies = rms > ROUNDING * largest
+    factors = np.divide(1.0, rms + epsilon, out=np.zeros_like(rms), where=varies)
+    return centred * factors[cells]
+
+
+def _relative(values: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """Values minus the first one of their cell: exactly zero where all are equal."""
+    first = np.unique(cells, return_index=True)[1]
+    return values - values[first][cells]
+
+
+def _row_weights(cells: np.ndarray, trials: np.ndarray, weight: Weight) -> np.ndarray:
+    """What each row counts in the means of its cell: float64 `[N]`."""
+    if weight == "sample":
+        return np.ones(len(cells))
+    own = joint_cells(cells, trials)
+    return 1.0 / np.bincount(own)[own]
