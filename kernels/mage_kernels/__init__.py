@@ -1,0 +1,24 @@
+"""Kernels for the RL head of a language model, each specified by plain PyTorch in
+`reference.py`.
+"""
+
+from mage_kernels.advantage import dense_keys, group_advantage
+from mage_kernels.dispatch import backend_report
+from mage_kernels.head import PolicyLoss, linear_logprob, linear_policy_loss
+from mage_kernels.logits import token_entropy, token_logprob, token_logprob_and_entropy
+from mage_kernels.surrogate import SUMS, Surrogate, TokenData
+
+__all__ = [
+    "SUMS",
+    "PolicyLoss",
+    "Surrogate",
+    "TokenData",
+    "backend_report",
+    "dense_keys",
+    "group_advantage",
+    "linear_logprob",
+    "linear_policy_loss",
+    "token_entropy",
+    "token_logprob",
+    "token_logprob_and_entropy",
+]

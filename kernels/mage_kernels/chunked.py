@@ -1,0 +1,212 @@
+"""The head in plain PyTorch with bounded memory: what runs on a CPU, and wherever Triton does not.
+
+Rows are taken in chunks of at most `chunk_bytes` of logits. Where everything fits in one chunk, its
+probabilities are kept for the backward pass; otherwise they are computed again, chunk by chunk.
+
+A GEMM may sum in another order when it has only a few rows (MKL does below 8), so a chunk is never
+smaller than
+`MIN_ROWS`: a token's log-prob then does not depend on which tokens are computed beside it.
+
+Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows of a chunk.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mage_kernels.compaction import rows_with_gradient
+from mage_kernels.reference import column, computing_dtype
+from mage_kernels.surrogate import SUMS, token_derivatives
+
+CHUNK_BYTES = 64 * 2**20
+MIN_ROWS = 64
+
+
+class Softmax(NamedTuple):
+    """Everything a backward pass wants of a chunk."""
+
+    probs: Tensor  # [R, V]
+    logprobs: Tensor  # [R, V]
+    logprob: Tensor  # [R]
+    entropy: Tensor  # [R]
+
+
+def softmax_of(
+    hidden: Tensor, head: Tensor, tokens: Tensor, inverse_temperature: float | Tensor
+) -> Softmax:
+    """Distribution of each row; probabilities that underflow contribute 0 to the entropy."""
+    logits = matmul(at_least(hidden, MIN_ROWS), head.T)[: len(hidden)]
+    if isinstance(inverse_temperature, Tensor) or inverse_temperature != 1:
+        logits.mul_(column(inverse_temperature, logits.dtype))
+    logprobs = logits.log_softmax(-1)
+    probs = logprobs.exp()
+    entropy = -torch.linalg.vecdot(probs, logprobs)
+    return Softmax(probs, logprobs, logprobs.gather(1, tokens[:, None]).squeeze(1), entropy)
+
+
+def logits_gradient(
+    softmax: Softmax, tokens: Tensor, d_logprob: Tensor | None, d_entropy: Tensor | None
+) -> Tensor:
+    """Gradient of the (tempered) logits, `[R, V]`.
+
+    `d_logprob (onehot - p) - d_entropy p (log p + H)`; the token's own element is written apart,
+    through expm1, because `1 - p` cancels where p is close to 1.
+    """
+    probs, logprobs, logprob, entropy = softmax
+    own_prob = logprob.exp()
+    own, rest = 0.0, 0.0
+    if d_logprob is not None:
+        own, rest = -d_logprob * logprob.expm1(), -d_logprob
+    if d_entropy is None:
+        gradient = probs * torch.as_tensor(rest)[:, None]
+    else:
+        own = own - d_entropy * own_prob * (logprob + entropy)
+        factor = (logprobs * -d_entropy[:, None]).add_((rest - d_entropy * entropy)[:, None])
+        gradient = factor.mul_(probs)
+    return gradient.scatter_(1, tokens[:, None], torch.as_tensor(own)[:, None])
+
+
+def matmul(left: Tensor, right: Tensor) -> Tensor:
+    """Product accumulated and returned in the computing dtype; half-precision operands on a GPU
+    stay as they are.
+    """
+    dtype = computing_dtype(left.dtype)
+    if left.is_cuda and left.dtype != dtype:
+        return torch.mm(left, right, out_dtype=dtype)
+    return left.to(dtype) @ right.to(dtype)
+
+
+def at_least(matrix: Tensor, num_rows: int) -> Tensor:
+    """The matrix with zero rows below, where it has fewer than `num_rows`."""
+    missing = num_rows - len(matrix)
+    return torch.nn.functional.pad(matrix, (0, 0, 0, missing)) if missing > 0 else matrix
+
+
+def chunks(num_rows: int, num_columns: int, itemsize: int, chunk_bytes: int) -> Iterator[slice]:
+    """Row ranges with at most `chunk_bytes` of logits each, but no fewer than MIN_ROWS rows."""
+    step = max(MIN_ROWS, chunk_bytes // (num_columns * itemsize))
+    return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
+
+
+def rows_of(inverse_temperature: float | Tensor, rows: slice | Tensor) -> float | Tensor:
+    """The temperature of some rows."""
+    per_token = isinstance(inverse_temperature, Tensor) and inverse_temperature.ndim
+    return inverse_temperature[rows] if per_token else inverse_temperature
+
+
+class ChunkedLogprob(torch.autograd.Function):
+    """`reference.linear_logprob`, a chunk of rows at a time. Differentiable once."""
+
+    @staticmethod
+    def forward(ctx, hidden, head, tokens, inverse_temperature, chunk_bytes):
+        dtype = computing_dtype(hidden.dtype)
+        logprob, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
+        ctx.kept = None
+        ctx.chunks_of = partial(
+            chunks, num_columns=len(head), itemsize=dtype.itemsize, chunk_bytes=chunk_bytes
+        )
+        computing_head = head if head.is_cuda else head.to(dtype)
+        for rows in ctx.chunks_of(len(hidden)):
+            softmax = softmax_of(
+                hidden[rows], computing_head, tokens[rows], rows_of(inverse_temperature, rows)
+            )
+            logprob[rows], entropy[rows] = softmax.logprob, softmax.entropy
+            if len(softmax.logprob) == len(hidden) and any(ctx.needs_input_grad):
+                ctx.kept = softmax
+        ctx.save_for_backward(hidden, head, tokens)
+        ctx.inverse_temperature = inverse_temperature
+        ctx.set_materialize_grads(False)
+        return logprob, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_logprob, d_entropy):
+        hidden, head, tokens = ctx.saved_tensors
+        active = rows_with_gradient(d_logprob, d_entropy)
+        sink = GradientSink(hidden, head)
+        for part in ctx.chunks_of(len(hidden) if active is None else len(active)):
+            rows = part if active is None else active[part]
+            inverse_temperature = rows_of(ctx.inverse_temperature, rows)
+            softmax = (
+                softmax_of(hidden[rows], sink.head, tokens[rows], inverse_temperature)
+                if ctx.kept is None
+                else Softmax(*(field[rows] for field in ctx.kept))
+            )
+            gradient = logits_gradient(
+                softmax,
+                tokens[rows],
+                None if d_logprob is None else d_logprob[rows],
+                None if d_entropy is None else d_entropy[rows],
+            )
+            sink.add(rows, gradient, inverse_temperature)
+        return *sink.gradients(), None, None, None
+
+
+class GradientSink:
+    """Sums dX and dW over chunks, in the computing dtype."""
+
+    def __init__(self, hidden: Tensor, head: Tensor) -> None:
+        self.dtype = computing_dtype(hidden.dtype)
+        self.hidden = hidden
+        self.head_dtype = head.dtype
+        self.head = head if head.is_cuda else head.to(self.dtype)
+        self.d_hidden = torch.zeros_like(hidden)
+        self.d_head: Tensor | None = None
+
+    def add(
+        self, rows: slice | Tensor, gradient: Tensor, inverse_temperature: float | Tensor
+    ) -> None:
+        """Take in `[R, V]`, the gradient of the tempered logits of some rows."""
+        if isinstance(inverse_temperature, Tensor) or inverse_temperature != 1:
+            gradient.mul_(column(inverse_temperature, gradient.dtype))
+        gradient = gradient.to(self.head.dtype)
+        padded = at_least(gradient, MIN_ROWS)
+        self.d_hidden[rows] = matmul(padded, self.head)[: len(gradient)].to(self.d_hidden.dtype)
+        d_head = matmul(gradient.T, self.hidden[rows])
+        self.d_head = d_head if self.d_head is None else self.d_head.add_(d_head)
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """dX `[T, D]` and dW `[V, D]` in the dtypes of the inputs."""
+        if self.d_head is None:
+            return self.d_hidden, torch.zeros_like(self.head, dtype=self.head_dtype)
+        return self.d_hidden, self.d_head.to(self.head_dtype)
+
+
+class ChunkedPolicyLoss(torch.autograd.Function):
+    """Loss, sums, log-probs and entropies with dX and dW from the same pass: three GEMMs, logits
+    never stored whole.
+    """
+
+    @staticmethod
+    def forward(
+        ctx, hidden, head, tokens, data, loss, inverse_temperature, normaliser, chunk_bytes
+    ):
+        dtype = computing_dtype(hidden.dtype)
+        logprob, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
+        total, sums = hidden.new_zeros((), dtype=dtype), hidden.new_zeros(len(SUMS), dtype=dtype)
+        sink = GradientSink(hidden, head)
+        for rows in chunks(len(hidden), len(head), dtype.itemsize, chunk_bytes):
+            scale = rows_of(inverse_temperature, rows)
+            softmax = softmax_of(hidden[rows], sink.head, tokens[rows], scale)
+            logprob[rows], entropy[rows] = softmax.logprob, softmax.entropy
+            terms, d_logprob, d_entropy = token_derivatives(
+                softmax.logprob, softmax.entropy, data.rows(rows), loss
+            )
+            total, sums = total + terms.loss.sum(), sums + terms.sums.sum(1)
+            if any(ctx.needs_input_grad):
+                d_entropy = d_entropy / normaliser if loss.entropy_coefficient else None
+                gradient = logits_gradient(softmax, tokens[rows], d_logprob / normaliser, d_entropy)
+                sink.add(rows, gradient, scale)
+        ctx.save_for_backward(*sink.gradients())
+        ctx.mark_non_differentiable(sums, logprob, entropy)
+        ctx.set_materialize_grads(False)
+        return total / normaliser, sums, logprob, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_loss, *_):
+        d_hidden, d_head = ctx.saved_tensors
+        return d_hidden * d_loss, d_head * d_loss, None, None, None, None, None, None

@@ -1,0 +1,91 @@
+"""Which implementation runs, decided once, at import, and said in one line.
+
+A CUDA tensor goes to the Triton kernels where the GPU is one they were made for (compute capability
+9.0) and Triton is installed; every other tensor goes to plain PyTorch. `MAGE_KERNELS=torch` or
+`=triton` decides it by hand. A Triton that is installed but cannot be imported is an error, never a
+silent fallback.
+"""
+
+import importlib
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CAPABILITY = (9, 0)
+INSTALL = 'pip install "triton>=3.6,<3.8"'
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The choice and its reason."""
+
+    fused_devices: frozenset[str]
+    """Device types whose tensors go to the Triton kernels."""
+    reason: str
+
+
+def choose_backend(
+    wanted: str, *, capability: tuple[int, int] | None, has_triton: bool, device: str = "the GPU"
+) -> Backend:
+    """The rule itself.
+
+    Args:
+        wanted: the environment's `MAGE_KERNELS`: "auto", "torch" or "triton".
+        capability: of the CUDA device; None where there is none.
+        has_triton: whether Triton is installed.
+    """
+    torch_only = frozenset[str]()
+    if wanted not in ("auto", "torch", "triton"):
+        raise ValueError(f"MAGE_KERNELS must be auto, torch or triton, got {wanted!r}")
+    if wanted == "torch":
+        return Backend(torch_only, "plain PyTorch: MAGE_KERNELS=torch")
+    if wanted == "triton":
+        if not has_triton:
+            raise ImportError(f"MAGE_KERNELS=triton, but Triton is not installed: {INSTALL}")
+        fused = frozenset(
+            {"cuda", "cpu"} if os.environ.get("TRITON_INTERPRET") == "1" else {"cuda"}
+        )
+        return Backend(fused, "Triton: MAGE_KERNELS=triton")
+    if capability is None:
+        return Backend(torch_only, "plain PyTorch: no CUDA device")
+    version = ".".join(map(str, capability))
+    if capability != CAPABILITY:
+        return Backend(
+            torch_only,
+            f"plain PyTorch: the Triton kernels are for compute capability 9.0, "
+            f"{device} has {version}",
+        )
+    if not has_triton:
+        return Backend(torch_only, f"plain PyTorch: Triton is not installed ({INSTALL})")
+    return Backend(frozenset({"cuda"}), f"Triton for CUDA tensors on {device}")
+
+
+def _detected() -> Backend:
+    has_cuda = torch.cuda.is_available()
+    backend = choose_backend(
+        os.environ.get("MAGE_KERNELS", "auto"),
+        capability=torch.cuda.get_device_capability() if has_cuda else None,
+        has_triton=importlib.util.find_spec("triton") is not None,
+        device=torch.cuda.get_device_name() if has_cuda else "the GPU",
+    )
+    if backend.fused_devices:
+        importlib.import_module(
+            "triton"
+        )  # a broken one shall fail here, loudly, not in the first step
+    return backend
+
+
+BACKEND = _detected()
+
+
+def is_fused(tensor: Tensor) -> bool:
+    """Whether the Triton kernels take this tensor."""
+    return tensor.device.type in BACKEND.fused_devices
+
+
+def backend_report() -> str:
+    """One line that says which implementation was chosen and why, for a run's first lines."""
+    return f"mage_kernels: {BACKEND.reason}"

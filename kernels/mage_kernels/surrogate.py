@@ -1,0 +1,150 @@
+"""The token-level policy loss, as a function of one token's log-prob and entropy.
+
+Its derivative at a token depends on that token only, which is what allows one pass over the
+vocabulary (see `mage_kernels.head.linear_policy_loss`). Ratios that mix tokens, as in GSPO, have no
+place here: take their log-probs from `linear_logprob`.
+
+`T` tokens. Everything per token is `[T]`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are cut here before `exp`; a token beyond it has no gradient through its ratio."""
+
+SUMS = (
+    "tokens",
+    "loss",
+    "surrogate",
+    "logprob",
+    "entropy",
+    "reference_k3",
+    "ratio",
+    "clipped",
+    "dual_clipped",
+    "weight",
+    "weight_squared",
+    "weight_capped",
+    "behaviour_k3",
+)
+"""What `PolicyLoss.sums` holds, in this order: sums over the masked tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """The numbers of the loss: clipping, truncated weight, KL to a reference, entropy bonus."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    """Where the advantage is negative, the loss is at most this many times its size."""
+    weight_cap: float | None = None
+    """`exp(proximal - behaviour)` is cut at this; None leaves it as it is."""
+    kl_coefficient: float = 0.0
+    entropy_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
+            raise ValueError(
+                "clip_low must lie in 0..1 and clip_high be at least 0, "
+                f"got {self.clip_low} and {self.clip_high}"
+            )
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ValueError(f"dual_clip must be above 1 or None, got {self.dual_clip}")
+        if self.weight_cap is not None and self.weight_cap <= 0:
+            raise ValueError(f"weight_cap must be above 0 or None, got {self.weight_cap}")
+
+
+class TokenData(NamedTuple):
+    """What is known of each token before the pass; `[T]` each, and no gradient flows into any."""
+
+    behaviour_logprobs: Tensor
+    proximal_logprobs: Tensor | None
+    """Of the policy at the start of the step; None means the ratio is taken to the behaviour
+    policy.
+    """
+    reference_logprobs: Tensor | None
+    advantages: Tensor
+    mask: Tensor
+    """bool: which tokens count. What stands elsewhere is never read into a result, not even NaN."""
+
+    def rows(self, index: slice | Tensor) -> "TokenData":
+        """The same for some of the tokens."""
+        return TokenData(*(None if field is None else field[index] for field in self))
+
+
+class TokenTerms(NamedTuple):
+    """Per-token pieces, `[T]` each, 0 outside the mask."""
+
+    loss: Tensor
+    sums: Tensor
+    """`[len(SUMS), T]`"""
+
+
+def token_terms(logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surrogate) -> TokenTerms:
+    """Loss of each token, not yet normalised, and what is summed for the metrics.
+
+    `ratio = exp(logprob - proximal)`; the surrogate is `max(-A ratio, -A clip(ratio))`, for
+    negative A at most `-A dual_clip`, times the constant weight `min(exp(proximal - behaviour),
+    weight_cap)`. The KL term is k3 = `e^d - d - 1` with `d = reference - logprob`.
+    """
+    mask = data.mask
+    behaviour = _masked(data.behaviour_logprobs, mask, logprob.dtype)
+    proximal = _masked(data.proximal_logprobs, mask, logprob.dtype)
+    proximal = behaviour if proximal is None else proximal
+    reference = _masked(data.reference_logprobs, mask, logprob.dtype)
+    advantage = _masked(data.advantages, mask, logprob.dtype)
+    logprob, entropy = _masked(logprob, mask), _masked(entropy, mask)
+
+    ratio = (logprob - proximal).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    clipped_ratio = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
+    plain, clipped = -advantage * ratio, -advantage * clipped_ratio
+    is_clipped = clipped > plain
+    surrogate = torch.where(is_clipped, clipped, plain)
+    is_dual = torch.zeros_like(mask)
+    if loss.dual_clip is not None:
+        bound = -advantage * loss.dual_clip
+        is_dual = (advantage < 0) & (surrogate > bound)
+        surrogate = torch.where(is_dual, bound, surrogate)
+    raw_weight = (proximal - behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    weight = raw_weight if loss.weight_cap is None else raw_weight.clamp(max=loss.weight_cap)
+    reference_k3 = torch.zeros_like(logprob) if reference is None else k3(reference - logprob)
+    value = (
+        weight * surrogate + loss.kl_coefficient * reference_k3 - loss.entropy_coefficient * entropy
+    )
+    pieces = (
+        torch.ones_like(value), value, surrogate, logprob, entropy, reference_k3,
+        ratio, is_clipped, is_dual, weight, weight * weight, weight < raw_weight, k3(logprob - behaviour),
+    )  # fmt: skip
+    sums = torch.stack([piece.detach().to(value.dtype) for piece in pieces])
+    return TokenTerms(_masked(value, mask), sums.where(mask, 0.0))
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """`e^d - d - 1`: an estimate of a KL divergence that is never negative; d is cut at
+    +-MAX_LOG_RATIO.
+    """
+    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return log_ratio.expm1() - log_ratio
+
+
+def token_derivatives(
+    logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surrogate
+) -> tuple[TokenTerms, Tensor, Tensor]:
+    """`token_terms`, and the derivative of each token's loss with respect to its log-prob and its
+    entropy.
+    """
+    with torch.enable_grad():
+        logprob, entropy = logprob.detach().requires_grad_(), entropy.detach().requires_grad_()
+        terms = token_terms(logprob, entropy, data, loss)
+        d_logprob, d_entropy = torch.autograd.grad(terms.loss.sum(), (logprob, entropy))
+    return TokenTerms(terms.loss.detach(), terms.sums), d_logprob, d_entropy
+
+
+def _masked(values: Tensor | None, mask: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
+    """Select, do not multiply: NaN times 0 is NaN."""
+    return None if values is None else torch.where(mask, values.to(dtype or values.dtype), 0.0)
