@@ -130,6 +130,10 @@ class Environment(Protocol):
         """Members that can take `member`'s place in the `swapped` control: what was learned must not help."""
         ...
 
+    def is_probe(self, action: str) -> bool:
+        """Whether an action only buys information; reports count them. By default none does."""
+        return False
+
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Known values per unit and episode (random, Nash or minimax, best response, i.i.d. retry), by name."""
         ...

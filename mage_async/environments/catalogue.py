@@ -1,0 +1,108 @@
+"""Which environments there are, and how one is found by its name."""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+from mage_async.environments.environment import Environment, Facts
+from mage_async.errors import ConfigError
+
+_CLASSES = {
+    "kuhn": "mage_async.environments.kuhn:Kuhn",
+    "rps": "mage_async.environments.rps:Rps",
+    "scout": "mage_async.environments.scout:Scout",
+    "tictactoe": "mage_async.environments.tictactoe:TicTacToe",
+}
+_ADVICE = "inherit mage_async.environments.environment.Environment and see what it asks for"
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_PROTOCOL = (
+    "members",
+    "family",
+    "seats",
+    "rules",
+    "begin",
+    "script",
+    "swaps",
+    "is_probe",
+    "references",
+)
+
+
+def names() -> tuple[str, ...]:
+    """Names of the environments that are shipped."""
+    return tuple(_CLASSES)
+
+
+def load(name: str, **options: Any) -> Environment:
+    """The environment of a name, or of your own class as `module:Class`, made with its options.
+
+    Raises:
+        ConfigError: there is none, it does not follow the protocol, or has no such option.
+    """
+    if name not in _CLASSES and ":" not in name:
+        raise ConfigError(_unknown(name))
+    found = _find(name, _CLASSES.get(name, name))
+    _check_protocol(name, found)
+    _check_options(name, found, options)
+    environment = found(**options)
+    if not isinstance(getattr(environment, "facts", None), Facts):
+        raise ConfigError(f"environment {name!r}: its `facts` must be a `Facts`; {_ADVICE}")
+    return cast("Environment", environment)
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), _CLASSES, n=2)
+    hint = f" (did you mean {' or '.join(f'`{match}`' for match in near)}?)" if near else ""
+    known = ", ".join(_CLASSES)
+    return f"no environment {name!r}{hint}; there are {known}, or your own class as `module:Class`"
+
+
+def _find(name: str, address: str) -> type:
+    module_name, _, class_name = address.partition(":")
+    if not module_name or not class_name.isidentifier():
+        raise ConfigError(f"environment {name!r}: write it as `module:Class`")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"environment {name!r}: cannot import {module_name!r}: {error}") from None
+    found = getattr(module, class_name, None)
+    if found is None:
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+        near = difflib.get_close_matches(class_name, classes, n=1)
+        hint = f" (did you mean `{near[0]}`?)" if near else ""
+        raise ConfigError(f"environment {name!r}: {module_name} has no class `{class_name}`{hint}")
+    if not inspect.isclass(found):
+        kind = type(found).__name__
+        raise ConfigError(f"environment {name!r}: `{class_name}` is a {kind}, not a class")
+    return found
+
+
+def _check_options(name: str, found: type, options: dict[str, Any]) -> None:
+    """Options must be arguments of the class; arguments without a default must be options."""
+    parameters = _parameters(found)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    named = {key: each for key, each in parameters.items() if each.kind not in _VARIADIC}
+    for option in options:
+        if option not in named and not takes_any:
+            near = difflib.get_close_matches(option, named, n=1)
+            hint = f" (did you mean `{near[0]}`?)" if near else ""
+            has = f"its options: {', '.join(named)}" if named else "it has none"
+            raise ConfigError(f"environment {name!r}: unknown option `{option}`{hint}; {has}")
+    for key, each in named.items():
+        if each.default is each.empty and key not in options:
+            raise ConfigError(f"environment {name!r}: needs the option `{key}`")
+
+
+def _parameters(found: type) -> Mapping[str, inspect.Parameter]:
+    """Arguments of a class; none where no class of its line but a protocol has an `__init__`."""
+    line = [each for each in found.__mro__[:-1] if not getattr(each, "_is_protocol", False)]
+    has_own = any("__init__" in vars(each) for each in line)
+    return inspect.signature(found).parameters if has_own else {}
+
+
+def _check_protocol(name: str, found: type) -> None:
+    lacking = [f"`{each}`" for each in _PROTOCOL if not callable(getattr(found, each, None))]
+    if lacking:
+        raise ConfigError(f"environment {name!r}: lacks {', '.join(lacking)}; {_ADVICE}")
