@@ -47,7 +47,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """Known already, or its group has ended: acknowledge it as that, so that the peer forgets it."""
+    """Known already, or its group has ended: acknowledge it, so that the peer forgets it."""
 
 
 @dataclass(frozen=True, slots=True)

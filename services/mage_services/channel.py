@@ -12,6 +12,7 @@ whoever made the channel.
 """
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -40,7 +41,8 @@ from mage_services.door import ChannelStatistics, Door, Peer
 MAX_SOCKET_PATH_BYTES = 107
 """Of a unix socket, by the kernel's `sockaddr_un`."""
 HIGH_WATER_MESSAGES = 1024
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_LOOPBACK = ("127.0.0.1", "localhost")
+_LOG = logging.getLogger(__name__)
 
 
 class PeerGone(MageError):
@@ -48,8 +50,10 @@ class PeerGone(MageError):
 
 
 def ipc_address(run_dir: Path) -> str:
-    """An `ipc://` address in a new 0700 directory: in `run_dir`, or under /tmp where that is too
-    long.
+    """An `ipc://` address in a 0700 directory of its own, for the learner and all its peers.
+
+    The directory is `run_dir/sockets`; where that path is too long for a unix socket it is a new
+    one in the directory for temporary files, a warning says so, and removing it is the caller's.
 
     Raises:
         RunError: neither place can be written.
@@ -58,6 +62,9 @@ def ipc_address(run_dir: Path) -> str:
     try:
         if len(os.fsencode(directory / "work")) > MAX_SOCKET_PATH_BYTES:
             directory = Path(tempfile.mkdtemp(prefix="mage-"))
+            _LOG.warning(
+                "sockets are in %s: the path of %s is too long for one", directory, run_dir
+            )
         directory.mkdir(mode=0o700, exist_ok=True)
         directory.chmod(0o700)
     except OSError as fault:
@@ -91,12 +98,12 @@ class LearnerChannel:
         """Where peers connect."""
 
     async def receive(self) -> tuple[Peer, Message]:
-        """The next message of a peer that was let in; a Hello is one, and is yours to answer with
-        Welcome.
+        """The next message of a peer that was let in.
 
-        Strangers, peers of another build and malformed frames are answered or counted here; see
-        `statistics`. Cancellation leaves every message where it was: taking one off the socket is
-        not interrupted.
+        A fitting Hello is one too, and is the caller's to answer with Welcome. Strangers, peers of
+        another build and malformed frames are answered or counted here; see `statistics`.
+        Cancellation leaves every message where it was: taking one off the socket is not
+        interrupted.
         """
         while True:
             identity, *frames = await _take(self._socket)
@@ -133,7 +140,7 @@ class LearnerChannel:
         return self._door.statistics()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close; wait at most `linger_s` for what was sent to leave this process."""
+        """Close; blocks at most `linger_s` until what was sent has left this process."""
         _close(self._context, self._socket, linger_s)
 
     def _answer_stranger(self, peer: Peer, answer: Message) -> None:
@@ -155,7 +162,7 @@ class LearnerChannel:
 
 
 class PeerChannel:
-    """An actor's or evaluator's end. It says hello when it is made, and again to a restarted
+    """An actor's or evaluator's end; says hello when it is made, and again to a restarted
     learner."""
 
     def __init__(self, address: str, hello: Hello, *, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -169,9 +176,10 @@ class PeerChannel:
         self._limits = limits
         self._context = zmq.asyncio.Context()
         self._socket = _open(self._context, zmq.DEALER, limits)
-        self.peer: Peer = f"{hello.name}/{secrets.token_hex(4)}"
+        identity = f"{hello.name}/{secrets.token_hex(4)}".encode()[-255:]
+        self._socket.setsockopt(zmq.ROUTING_ID, identity)
+        self.peer: Peer = identity.decode("latin-1")
         """How the learner knows this channel."""
-        self._socket.setsockopt(zmq.ROUTING_ID, self.peer.encode("latin-1", "replace")[:255])
         self._socket.connect(address)
         _send_now(self._socket, encode(hello, limits))
 
@@ -194,8 +202,7 @@ class PeerChannel:
             await self.send(self._hello)
 
     async def send(self, message: Message) -> None:
-        """Hand a message to zmq; waits only while 1,024 messages are unsent because the learner is
-        away.
+        """Hand a message to zmq; waits only while 1,024 are unsent because the learner is away.
 
         Cancellation while waiting leaves the message unsent.
 
@@ -205,7 +212,7 @@ class PeerChannel:
         await self._socket.send_multipart(encode(message, self._limits))
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close; wait at most `linger_s` for what was sent to leave this process."""
+        """Close; blocks at most `linger_s` until what was sent has left this process."""
         _close(self._context, self._socket, linger_s)
 
     def __enter__(self) -> Self:
@@ -272,8 +279,8 @@ def _check_address(address: str) -> None:
         raise ConfigError(f"`{address}` is no address: write ipc://PATH or tcp://127.0.0.1:PORT")
     if host not in _LOOPBACK:
         raise ConfigError(
-            f"`{address}` can be reached from other machines, which needs CURVE keys; they come with a "
-            "later version: write ipc://PATH or tcp://127.0.0.1:PORT"
+            f"`{address}` can be reached from other machines, which needs CURVE keys; they come "
+            "with a later version: write ipc://PATH or tcp://127.0.0.1:PORT"
         )
 
 
@@ -291,8 +298,7 @@ def _bind(made: zmq.asyncio.Socket, address: str) -> None:
 
 
 def _check_socket_path(path: Path) -> None:
-    """zmq unlinks whatever is at the path and binds anew, so who listens there now has to be asked
-    first."""
+    """Refuse a path that is used: zmq itself would unlink whatever is there, and bind anew."""
     try:
         mode = path.parent.stat().st_mode
     except OSError as fault:

@@ -26,7 +26,7 @@ from mage_services.door import ChannelStatistics, Door, Peer
 
 
 class Pipe:
-    """Frames in one direction. Filled by send, emptied by receive; bounded by the sender's check of
+    """Frames in one direction; filled by send, emptied by receive, full for one who asks
     `is_full`."""
 
     def __init__(self) -> None:

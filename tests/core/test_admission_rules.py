@@ -1,0 +1,205 @@
+"""The ledger under any order of grants, results, drops, deadlines, deaths and steps."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mage_async.admission import Accepted, Duplicate, SlotLedger
+from mage_async.policy_version import VersionRun
+from mage_async.trajectory import Segment, Task, Trial
+from mage_async.wire import GroupGrant, TrialResult
+
+DEADLINE_S = 10.0
+SEGMENT = Segment(
+    np.zeros(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), (VersionRun(0, 0, 0),)
+)
+indices = st.integers(0, 10**6)
+
+
+class Learner(RuleBasedStateMachine):
+    """A learner with peers that do anything, and a second, plainer book of what happened."""
+
+    @initialize(
+        groups_per_step=st.integers(1, 3),
+        max_staleness=st.integers(0, 3),
+        trials_per_group=st.integers(1, 3),
+        version=st.integers(0, 5),
+    )
+    def begin(
+        self, groups_per_step: int, max_staleness: int, trials_per_group: int, version: int
+    ) -> None:
+        self.slots = SlotLedger(
+            groups_per_step, max_staleness, trials_per_group, max_expiries=3, version=version
+        )
+        self.start = version
+        self.now = 0.0
+        self.grants: list[GroupGrant] = []
+        self.accepted: dict[tuple[int, int], Trial] = {}
+        self.dropped: set[int] = set()
+        self.batches: list[list[int]] = []
+        self.trained: set[int] = set()
+
+    @precondition(lambda self: self.slots.may_grant())
+    @rule(peer=st.sampled_from("abc"), seed=st.integers(0, 9))
+    def grant(self, peer: str, seed: int) -> None:
+        task = Task("rps", "cycle-1", seed)
+        granted = self.slots.grant(
+            task, num_episodes=1, peer=peer, now=self.now, deadline_s=DEADLINE_S
+        )
+        assert granted.version == self.slots.version
+        self.grants.append(granted)
+
+    @precondition(lambda self: self.slots.lapsed())
+    @rule(peer=st.sampled_from("abc"), which=indices)
+    def grant_again(self, peer: str, which: int) -> None:
+        lapsed = self.slots.lapsed()
+        number = lapsed[which % len(lapsed)]
+        first = next(g for g in self.grants if g.grant == number)
+        last = [g for g in self.grants if g.grant == number][-1]
+        again = self.slots.grant_again(number, peer=peer, now=self.now, deadline_s=DEADLINE_S)
+        assert (again.seed, again.version, again.epoch) == (
+            first.seed,
+            first.version,
+            last.epoch + 1,
+        )
+        assert set(again.held) == {trial for grant, trial in self.accepted if grant == number}
+        self.grants.append(again)
+
+    @precondition(lambda self: self.grants)
+    @rule(which=indices, index=indices)
+    def receive(self, which: int, index: int) -> None:
+        """A result of any grant ever made, at any time, as often as it likes."""
+        granted = self.grants[which % len(self.grants)]
+        index %= granted.num_trials
+        self.deliver(granted, index)
+
+    def deliver(self, granted: GroupGrant, index: int) -> None:
+        task = Task(granted.environment, granted.member, granted.seed, granted.seat)
+        trial = Trial(task, index, 1, (SEGMENT,), ())
+        outcome = self.slots.receive(TrialResult(granted.grant, granted.epoch, trial))
+        is_first = (granted.grant, index) not in self.accepted
+        if is_first and granted.grant not in self.dropped:
+            assert isinstance(outcome, Accepted)
+            self.accepted[granted.grant, index] = trial
+        else:
+            assert outcome == Duplicate()
+
+    @precondition(lambda self: self.grants)
+    @rule(which=indices)
+    def drop(self, which: int) -> None:
+        granted = self.grants[which % len(self.grants)]
+        if self.slots.drop(granted.grant, granted.epoch, "environment raised"):
+            assert granted.grant not in self.dropped | self.trained
+            self.dropped.add(granted.grant)
+
+    @rule(elapsed_s=st.floats(0.0, 2 * DEADLINE_S))
+    def pass_time(self, elapsed_s: float) -> None:
+        self.now += elapsed_s
+        before = self.slots.counts().groups.dropped
+        playing = {s.grant for s in self.slots._slots.values() if s.peer and s.deadline <= self.now}
+        again = set(self.slots.expire(self.now))
+        assert again <= set(self.slots.lapsed())
+        ended = playing - again
+        assert self.slots.counts().groups.dropped == before + len(ended)
+        self.dropped |= ended
+        deadline = self.slots.next_deadline()
+        assert deadline is None or deadline > self.now
+
+    @rule(peer=st.sampled_from("abc"))
+    def kill(self, peer: str) -> None:
+        assert set(self.slots.peer_gone(peer)) <= set(self.slots.lapsed())
+        assert self.slots.num_playing(peer) == 0
+
+    @rule()
+    def take_batch(self) -> None:
+        batch = self.slots.take_batch()
+        if batch is None:
+            return
+        assert len(batch) == self.slots.groups_per_step
+        trained_at = self.start + len(self.batches)
+        for group in batch:
+            assert trained_at - group.version <= self.slots.max_staleness
+            assert group.grant not in self.trained | self.dropped
+            assert [t.index for t in group.trials] == list(range(self.slots.trials_per_group))
+            for trial in group.trials:
+                assert trial is self.accepted[group.grant, trial.index]
+            self.trained.add(group.grant)
+        self.batches.append([group.grant for group in batch])
+
+    @precondition(lambda self: self.start + len(self.batches) > self.slots.version)
+    @rule()
+    def publish(self) -> None:
+        self.slots.trained(self.slots.version + 1)
+
+    @invariant()
+    def batches_are_in_order_of_grant(self) -> None:
+        taken = [grant for batch in getattr(self, "batches", []) for grant in batch]
+        assert taken == sorted(taken)
+
+    @invariant()
+    def every_granted_trial_is_trained_dropped_or_in_flight(self) -> None:
+        if not hasattr(self, "slots"):
+            return
+        counts = self.slots.counts()
+        for tally in (counts.groups, counts.trials):
+            assert tally.granted == tally.trained + tally.dropped + tally.in_flight
+        published = self.slots.version - self.start
+        assert counts.groups.granted == len({g.grant for g in self.grants})
+        assert counts.groups.trained == published * self.slots.groups_per_step
+        assert counts.groups.dropped == len(self.dropped)
+        assert counts.groups.in_flight <= self.slots.num_slots()
+        assert counts.acknowledged == len(self.accepted)
+
+    def teardown(self) -> None:
+        """Progress: when all peers behave again, everything granted is trained, and steps go on."""
+        if not hasattr(self, "slots"):
+            return
+        target = len(self.batches) + self.slots.max_staleness + 2
+        while len(self.batches) < target:
+            steps = len(self.batches)
+            while self.slots.may_grant():
+                self.grant("a", 0)
+            for number in self.slots.lapsed():
+                self.grants.append(
+                    self.slots.grant_again(number, peer="a", now=self.now, deadline_s=DEADLINE_S)
+                )
+            for granted in list(self.grants):
+                for index in range(granted.num_trials):
+                    self.deliver(granted, index)
+            self.take_batch()
+            while self.start + len(self.batches) > self.slots.version:
+                self.publish()
+            assert len(self.batches) > steps, "no step although every group is complete"
+        self.every_granted_trial_is_trained_dropped_or_in_flight()
+        self.no_acknowledged_trial_is_lost()
+
+    def no_acknowledged_trial_is_lost(self) -> None:
+        """Only trials of dropped groups and of those still in flight were not trained."""
+        oldest_left = min(self.slots._slots, default=10**9)
+        for grant, _ in self.accepted:
+            assert grant in self.trained | self.dropped or grant >= oldest_left
+
+
+class TestLearner(Learner.TestCase):
+    settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+def test_the_bound_is_reached_when_the_oldest_group_is_always_last(max_staleness: int) -> None:
+    """With all slots full, the last group granted waits for exactly max_staleness steps."""
+    slots = SlotLedger(2, max_staleness, 1)
+    staleness = []
+    for version in range(10):
+        while slots.may_grant():
+            granted = slots.grant(
+                Task("rps", "m", 0), num_episodes=1, peer="a", now=0.0, deadline_s=1.0
+            )
+            trial = Trial(Task("rps", "m", 0), 0, 1, (SEGMENT,), ())
+            slots.receive(TrialResult(granted.grant, 0, trial))
+        batch = slots.take_batch()
+        assert batch is not None
+        staleness += [version - group.version for group in batch]
+        slots.trained(version + 1)
+    assert max(staleness) == staleness[-1] == max_staleness
