@@ -3,8 +3,7 @@
 Who is compared is a *key*, a tuple of columns of the `TurnTable`: rows that agree in all of them
 form a cell and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode", "index")
 compares the same turn of trials on the same task, reflections with reflections; "seat" and "member"
-keep apart what is not the same game. A cell that only one trial reaches says nothing and its turns
-get zero.
+keep apart what is not the same game. A turn alone in its cell says nothing and gets zero.
 
 Equal returns give exactly zero: values are taken relative to one of their cell before any mean is
 formed, so that a mean's rounding cannot become a gradient.
@@ -43,16 +42,18 @@ def advantages(
     scale: Sequence[Key] | None,
     weight: Weight,
     epsilon: float,
+    anchor_weight: float = 0.0,
     centre: Centre | None = None,
 ) -> np.ndarray:
-    """Return minus baseline, divided by how much returns vary.
+    """Return minus baseline, plus the anchor term, divided by how much their sum varies.
 
     Args:
         baseline: the key whose cells share a baseline.
-        scale: the key over which the root mean square of the centred returns is pooled: () the
-            whole batch, ("group",) GRPO, ("member",) agent-specific. None leaves units of reward.
+        scale: the key over which the root mean square is pooled: () the whole batch, ("group",)
+            GRPO, ("member",) agent-specific. None leaves advantages in units of reward.
         weight: how turns count in both means.
         epsilon: added to the root mean square, in units of reward.
+        anchor_weight: how much of `anchor_term` is added before scaling.
         centre: `minus_mean` unless told; or `minus_mean_of_others`.
 
     Returns:
@@ -60,6 +61,8 @@ def advantages(
     """
     centre = centre or minus_mean
     centred = centre(table.returns, table.cells(baseline), table.trial, weight)
+    if anchor_weight:
+        centred = centred + anchor_weight * anchor_term(table)
     if scale is None:
         return centred
     return _scaled(centred, table, scale, weight, epsilon)
@@ -77,7 +80,11 @@ def minus_mean(
 def minus_mean_of_others(
     values: np.ndarray, cells: np.ndarray, trials: np.ndarray, weight: Weight
 ) -> np.ndarray:
-    """Subtract the mean over the *other* trials of each cell: RLOO, independent of the own trial."""
+    """Subtract the mean over the *other* trials of each cell: RLOO.
+
+    The baseline is independent of the own trial, and so unbiased. A trial alone in its cell gets
+    zero.
+    """
     relative, rows = _relative(values, cells), _row_weights(cells, trials, weight)
     own = joint_cells(cells, trials)
     sums = np.bincount(cells, rows * relative)[cells] - np.bincount(own, rows * relative)[own]
@@ -92,9 +99,8 @@ def anchor_term(
 ) -> np.ndarray:
     """GiGPO's step level: a turn's return against those of turns taken in the same state.
 
-    Add it to an episode-level advantage with a weight. A state met once gives zero. The default key
-    ignores in which episode a state was met (MAGE's global anchor); with "episode" in it, anchors
-    are local.
+    A state met once gives zero. The default key ignores in which episode a state was met (MAGE's
+    global anchor); with "episode" in it, anchors are local.
 
     Returns:
         float64 `[N]`

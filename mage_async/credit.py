@@ -92,8 +92,8 @@ def differential_dense(
 
     With d = 1, G[0,0] is the objective of `differential`, and every return is differential's minus
     what had been settled before the turn: sum_{u<t} p[k,u] - R[k-1]. The expected gradient is the
-    same, the noise is not: R[k-1] differs between trials that share a baseline, and no baseline
-    over them removes it. At g = 1 earlier episodes are credited with the last one's return and its
+    same, the noise is not: R[k-1] differs between the trials that share a baseline, which cannot
+    remove it. At g = 1 earlier episodes are credited with the last one's return and its
     turns with their own reward-to-go. With d < 1 the two differ in that a reward is discounted to
     its own turn here, to the end of its episode there.
     """
