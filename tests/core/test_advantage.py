@@ -1,0 +1,238 @@
+"""Advantages worked by hand."""
+
+import numpy as np
+import pytest
+
+from mage_async.advantage import (
+    advantages,
+    anchor_term,
+    mage_agent_specific,
+    minus_mean_of_others,
+    with_format_penalty,
+)
+from mage_async.turn_table import TurnTable
+
+PER_TURN = ("group", "kind", "episode", "index")
+ACT, REFLECT = 0, 1
+
+
+def table(returns, **columns):
+    """A table of one group, one trial a row, all else equal, unless said."""
+    returns = np.array(returns, np.float64)
+    zeros = np.zeros(len(returns), np.int64)
+    names = ("group", "member", "seat", "kind", "episode", "index", "anchor")
+    given = {name: np.array(values) for name, values in columns.items()}
+    defaults = {name: zeros for name in names} | {
+        "trial": np.arange(len(returns)),
+        "returns": returns,
+        "episode_score": returns,
+        "is_valid": np.ones(len(returns), bool),
+    }
+    return TurnTable(**defaults | given)
+
+
+def centred(rows, baseline, weight="trial"):
+    return advantages(rows, baseline=baseline, scale=None, weight=weight, epsilon=0.0).tolist()
+
+
+def scaled(rows, baseline, scale, weight="trial", epsilon=0.0):
+    made = advantages(rows, baseline=baseline, scale=scale, weight=weight, epsilon=epsilon)
+    return made.tolist()
+
+
+def test_a_groups_mean_is_its_baseline():
+    rows = table([1.0, 3.0, 10.0, 30.0], group=[0, 0, 1, 1])
+    assert centred(rows, ("group",)) == [-1.0, 1.0, -10.0, 10.0]
+
+
+def test_a_per_turn_baseline_compares_the_same_turn_of_different_trials():
+    rows = table([1.0, 5.0, 3.0, 9.0], trial=[0, 0, 1, 1], episode=[0, 0, 0, 0], index=[0, 1, 0, 1])
+    assert centred(rows, PER_TURN) == [-1.0, -2.0, 1.0, 2.0]
+    assert centred(rows, ("group",)) == [-3.5, 0.5, -1.5, 4.5]
+
+
+def test_a_trial_counts_once_or_each_of_its_turns_does():
+    rows = table([0.0, 0.0, 0.0, 4.0], trial=[0, 0, 0, 1])
+    assert centred(rows, ("group",), "trial") == [-2.0, -2.0, -2.0, 2.0]
+    assert centred(rows, ("group",), "sample") == [-1.0, -1.0, -1.0, 3.0]
+    assert scaled(rows, ("group",), (), "trial") == [-1.0, -1.0, -1.0, 1.0]
+    assert scaled(rows, ("group",), (), "sample") == pytest.approx([-1 / 3**0.5] * 3 + [3**0.5])
+
+
+def test_a_scale_pools_over_its_own_key():
+    rows = table([1.0, 3.0, 10.0, 30.0], group=[0, 0, 1, 1], member=[0, 0, 1, 1])
+    pooled = (101 / 2) ** 0.5
+    assert scaled(rows, ("group",), ("member",)) == [-1.0, 1.0, -1.0, 1.0]
+    assert scaled(rows, ("group",), ()) == pytest.approx(
+        [-1 / pooled, 1 / pooled, -10 / pooled, 10 / pooled]
+    )
+
+
+def test_a_members_scale_pools_all_groups_that_face_it():
+    rows = table(
+        [-1.0, 1.0, -7.0, 7.0, 0.0, 4.0], group=[0, 0, 1, 1, 2, 2], member=[0, 0, 0, 0, 1, 1]
+    )
+    assert scaled(rows, ("group",), ("member",)) == pytest.approx([-0.2, 0.2, -1.4, 1.4, -1.0, 1.0])
+    assert scaled(rows, ("group",), ("group",)) == [-1.0, 1.0, -1.0, 1.0, -1.0, 1.0]
+
+
+def test_epsilon_is_added_to_the_root_mean_square():
+    assert scaled(table([1.0, 3.0]), ("group",), (), epsilon=1.0) == [-0.5, 0.5]
+
+
+def test_a_turn_alone_in_its_cell_gets_zero():
+    rows = table([5.0, 1.0, 3.0], index=[1, 0, 0])
+    assert centred(rows, PER_TURN) == [0.0, -1.0, 1.0]
+    assert scaled(table([5.0]), ("group",), ()) == [0.0]
+
+
+@pytest.mark.parametrize("weight", ["trial", "sample"])
+@pytest.mark.parametrize("scale", [None, (), ("group",), ("member",)])
+def test_equal_returns_give_exactly_zero(weight, scale):
+    rows = table([0.1] * 3, trial=[0, 0, 1])
+    assert sum([0.1] * 3) / 3 != 0.1  # a plain mean would leave rounding behind
+    assert scaled(rows, ("group",), scale, weight) == [0.0] * 3
+    made = advantages(
+        rows,
+        baseline=("group",),
+        scale=scale,
+        weight=weight,
+        epsilon=0.0,
+        centre=minus_mean_of_others,
+    )
+    assert made.tolist() == [0.0] * 3
+
+
+def test_rounding_of_equal_returns_is_not_scaled_up():
+    rows = table([0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1], member=[0, 0])
+    assert np.ptp(rows.returns) > 0
+    assert scaled(rows, ("group",), ("group",)) == [0.0, 0.0]
+    assert scaled(table([1e-9, 3e-9]), ("group",), ("group",)) == pytest.approx([-1.0, 1.0])
+
+
+def test_leaving_one_out_compares_a_trial_with_the_mean_of_the_others():
+    rows = table([1.0, 2.0, 6.0, 7.0], group=[0, 0, 0, 1])
+    made = advantages(
+        rows,
+        baseline=("group",),
+        scale=None,
+        weight="trial",
+        epsilon=0.0,
+        centre=minus_mean_of_others,
+    )
+    assert made.tolist() == [-3.0, -1.5, 4.5, 0.0]
+
+
+def test_leaving_one_out_leaves_out_all_turns_of_the_trial():
+    rows = table([1.0, 3.0, 8.0, 2.0, 4.0], trial=[0, 0, 1, 2, 2])
+    cells = rows.cells(("group",))
+    by_trial = minus_mean_of_others(rows.returns, cells, rows.trial, "trial")
+    assert by_trial == pytest.approx(rows.returns - [5.5, 5.5, 2.5, 5.0, 5.0])
+    by_sample = minus_mean_of_others(rows.returns, cells, rows.trial, "sample")
+    assert by_sample == pytest.approx(rows.returns - [14 / 3, 14 / 3, 2.5, 4.0, 4.0])
+
+
+def test_the_anchor_term_compares_turns_in_the_same_state_of_a_group():
+    rows = table(
+        [1.0, 5.0, 9.0, 2.0, 4.0],
+        group=[0, 0, 0, 1, 1],
+        trial=[0, 1, 1, 2, 3],
+        anchor=[3, 3, 4, 3, 3],
+        episode=[0, 1, 1, 0, 0],
+    )
+    assert anchor_term(rows).tolist() == [-2.0, 2.0, 0.0, -1.0, 1.0]
+    local = anchor_term(rows, key=("group", "episode", "anchor"))
+    assert local.tolist() == [0.0, 0.0, 0.0, -1.0, 1.0]
+
+
+def test_the_anchor_term_is_added_with_its_weight_and_then_scaled():
+    rows = table([1.0, 5.0, 3.0], anchor=[0, 0, 1])
+    made = advantages(
+        rows, baseline=("group",), scale=None, weight="trial", epsilon=0.0, anchor_weight=0.5
+    )
+    assert made.tolist() == [-3.0, 3.0, 0.0]
+    made = advantages(
+        rows, baseline=("group",), scale=(), weight="trial", epsilon=0.0, anchor_weight=0.5
+    )
+    assert made == pytest.approx([-(1.5**0.5), 1.5**0.5, 0.0])
+
+
+def two_trials(scores):
+    """Two episodes a trial, one turn each, a reflection between them; returns are zero."""
+    return table(
+        [0.0] * 6,
+        trial=[0, 0, 0, 1, 1, 1],
+        kind=[ACT, REFLECT, ACT] * 2,
+        anchor=[0, 1, 0] * 2,
+        episode=[0, 0, 1] * 2,
+        episode_score=np.array(scores, np.float64),
+    )
+
+
+def test_mages_normalisation_adds_score_against_group_and_return_against_state():
+    rows = table(
+        [10.0, 20.0, -10.0, 6.0],
+        trial=[0, 0, 1, 1],
+        anchor=[0, 1, 0, 2],
+        episode_score=np.array([4.0, 8.0, 0.0, 0.0]),
+    )
+    assert mage_agent_specific(rows).tolist() == [1.0 + 10.0, 5.0, -3.0 - 10.0, -3.0]
+    assert mage_agent_specific(rows, anchor_weight=0.5).tolist() == [6.0, 5.0, -8.0, -3.0]
+
+
+def test_mages_states_are_compared_only_against_the_same_opponent():
+    rows = table([10.0, 20.0, -10.0], member=[0, 1, 0], episode_score=np.zeros(3))
+    assert mage_agent_specific(rows).tolist() == [10.0, 0.0, -10.0]
+
+
+def test_defect_10_reflections_are_pushed_down_in_winning_groups_unless_kind_is_in_the_key():
+    rows = two_trials([10.0, 0.0, 10.0, 10.0, 0.0, 10.0])
+    as_coded = mage_agent_specific(rows)
+    assert as_coded[[1, 4]] == pytest.approx([-20 / 3] * 2)
+    assert as_coded[0] == pytest.approx(10 / 3)
+    assert not mage_agent_specific(rows, episode_key=("group", "kind")).any()
+
+
+def test_defect_10_long_trials_weigh_no_more_than_short_ones_when_trials_are_weighted():
+    rows = table([0.0] * 9 + [10.0], trial=[0] * 9 + [1])
+    assert centred(rows, ("group",), "sample")[-1] == 9.0
+    assert centred(rows, ("group",), "trial")[-1] == 5.0
+
+
+def test_defect_10_reflections_are_compared_with_reflections():
+    rows = table([1.0, 8.0, 3.0, 10.0], trial=[0, 0, 1, 1], kind=[ACT, REFLECT, ACT, REFLECT])
+    assert centred(rows, PER_TURN) == [-1.0, -1.0, 1.0, 1.0]
+
+
+def test_defect_11_the_format_penalty_reaches_every_invalid_turn_in_every_episode():
+    rows = table(
+        [0.0, 0.0, 1.0, 1.0],
+        trial=[0, 0, 1, 1],
+        kind=[ACT, REFLECT, ACT, ACT],
+        episode=[0, 0, 0, 1],
+        is_valid=[False, False, True, False],
+    )
+    made = advantages(rows, baseline=("group",), scale=(), weight="trial", epsilon=0.0)
+    penalised = with_format_penalty(made, rows.is_valid, format_penalty=1.0)
+    assert (made - penalised).tolist() == [1.0, 1.0, 0.0, 1.0]
+
+
+def test_the_format_penalty_remains_where_all_trials_of_a_group_are_invalid():
+    rows = table([-1.0, -1.0], is_valid=[False, False])
+    made = advantages(rows, baseline=("group",), scale=(), weight="trial", epsilon=0.0)
+    assert with_format_penalty(made, rows.is_valid, format_penalty=0.5).tolist() == [-0.5, -0.5]
+
+
+def test_defect_14_seats_of_one_group_are_kept_apart_by_the_key():
+    rows = table([1.0, 3.0, -5.0, -7.0], seat=[0, 0, 1, 1])
+    assert centred(rows, ("group",)) == [3.0, 5.0, -3.0, -5.0]
+    assert centred(rows, ("group", "seat")) == [-1.0, 1.0, 1.0, -1.0]
+    apart = mage_agent_specific(
+        rows, episode_key=("group", "seat"), anchor_key=("group", "seat", "anchor")
+    )
+    assert apart.tolist() == [-2.0, 2.0, 2.0, -2.0]
+
+
+def test_opponents_of_one_group_are_kept_apart_by_the_key():
+    rows = table([1.0, -5.0, 3.0, -7.0], member=[0, 1, 0, 1])
+    assert centred(rows, ("group", "member")) == [-1.0, 1.0, 1.0, -1.0]
