@@ -73,6 +73,8 @@ class WarmStart(Section):
     """Behaviour cloning of scripted play, before RL. `steps = 0` begins RL from the model as it is."""
 
     steps: Natural
+    episodes: Count
+    """Of a scripted trial; more than the training's where single-episode RL is the baseline."""
     trials: Count
     batch_size: Count
     learning_rate: Positive

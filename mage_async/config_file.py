@@ -4,7 +4,7 @@ import difflib
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -87,6 +87,9 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
         return _unknown(unknown[1], path)
     if missing := re.search(r"missing required field `(.+)`", what):
         return f"`{path}` lacks the key `{missing[1]}`"
+    if "Invalid enum value" in what:
+        choices = ", ".join(map(repr, _choices(path)))
+        return f"`{path}` must be one of {choices}, got {_lookup(tree, path)!r}"
     bound = what.replace("Expected ", "").replace("`", "")
     bound = re.sub(r"^(int|float) >= (\S+)$", r"at least \2", bound)
     bound = re.sub(r"^(int|float) > (\S+)$", r"greater than \2", bound)
@@ -101,10 +104,24 @@ def _unknown(key: str, path: str) -> str:
 
 
 def _keys_at(path: str) -> list[str]:
-    section: Any = Config
+    return [field.name for field in msgspec.structs.fields(_hint(path))]
+
+
+def _hint(path: str) -> Any:
+    """The type the configuration declares at a path."""
+    hint: Any = Config
     for name in path.split(".")[1:]:
-        section = get_type_hints(section)[name]
-    return [field.name for field in msgspec.structs.fields(section)]
+        hint = get_type_hints(hint)[name.partition("[")[0]]
+    return hint
+
+
+def _choices(path: str) -> list[str]:
+    """Every literal the type at a path admits, however deep."""
+    pending, found = [_hint(path)], []
+    while pending:
+        for part in get_args(pending.pop()):
+            (found if isinstance(part, str) else pending).append(part)
+    return found
 
 
 def _lookup(tree: Any, path: str) -> Any:

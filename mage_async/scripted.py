@@ -38,7 +38,10 @@ def word_tokens(environment: Environment, chat: ChatFormat) -> frozenset[int]:
 
 
 def random_task(
-    environment: Environment, members: tuple[str, ...], source: random.Random, seat: int | None = None
+    environment: Environment,
+    members: tuple[str, ...],
+    source: random.Random,
+    seat: int | None = None,
 ) -> Task:
     """A task drawn uniformly over members and seats."""
     name = environment.facts.name

@@ -20,7 +20,7 @@ from mage_async.trajectory import Kind, Segment
 class _Open:
     """A segment while it grows."""
 
-    tokens: array[int] = field(default_factory=lambda: array("i"))
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
     spans: list[tuple[int, Completion]] = field(default_factory=list)
 
     def close(self) -> Segment:

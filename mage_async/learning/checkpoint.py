@@ -47,7 +47,9 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
         state = torch.load(checkpoint / OPTIMIZER, weights_only=True)
         counters = json.loads((checkpoint / COUNTERS).read_text())
     except (OSError, ValueError, RuntimeError) as error:
-        raise RunError(f"{checkpoint}: not a whole checkpoint: {error}; remove the folder") from error
+        raise RunError(
+            f"{checkpoint}: not a whole checkpoint: {error}; remove the folder"
+        ) from error
     trainer.restore(state)
     return counters
 

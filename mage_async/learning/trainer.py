@@ -62,6 +62,11 @@ class Trainer:
         self.version += 1
         return metrics
 
+    @torch.no_grad()
+    def parity(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
+        """Distance of the engine's log-probs from this model's, where weights and keys are equal."""
+        return _off_policy([self._part(sequences)], self.version)
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the weights."""
         return {"version": self.version, "optimizer": self._optimizer.state_dict()}
@@ -84,7 +89,10 @@ class Trainer:
         batch = Batch.of(packed, device)
         proximal, _ = token_logprobs(self.model, batch, self._temperature)
         acts = torch.from_numpy((packed.kinds == Kind.ACT).astype(np.float32))
-        advantages, behaviour = torch.from_numpy(packed.advantages), torch.from_numpy(packed.logprobs)
+        advantages, behaviour = (
+            torch.from_numpy(packed.advantages),
+            torch.from_numpy(packed.logprobs),
+        )
         return _Part(
             packed, batch, advantages.to(device), behaviour.to(device), acts.to(device), proximal
         )

@@ -143,17 +143,13 @@ def _losses(
     return losses, weights[target], episodes[target]
 
 
-def _examples(
-    trial: Trial, words: Collection[int], template_weight: float
-) -> list[_Example]:
+def _examples(trial: Trial, words: Collection[int], template_weight: float) -> list[_Example]:
     return [
         _example(trial, number, words, template_weight) for number in range(len(trial.segments))
     ]
 
 
-def _example(
-    trial: Trial, number: int, words: Collection[int], template_weight: float
-) -> _Example:
+def _example(trial: Trial, number: int, words: Collection[int], template_weight: float) -> _Example:
     """One segment; what is observed after a turn belongs to the turn's episode."""
     segment = trial.segments[number]
     is_word = np.isin(segment.tokens, list(words))

@@ -49,7 +49,9 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
         uvloop.run(_until_told(main, status))
     except* MageError as group:
         _fail(status, EXIT_FAILED, _first(group))
-    except* Exception as group:  # the outermost main: a bug becomes a line and a traceback in the log
+    except* (
+        Exception
+    ) as group:  # the outermost main: a bug becomes a line and a traceback in the log
         traceback.print_exception(group)
         _fail(status, EXIT_BUG, _first(group))
 

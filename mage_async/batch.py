@@ -1,0 +1,34 @@
+"""A batch of groups to sequences worth training on: credit, advantage, packing, by configuration."""
+
+from collections.abc import Sequence
+
+from mage_async.advantage import advantages, anchor_term, with_format_penalty
+from mage_async.config import Config
+from mage_async.credit import CREDITS
+from mage_async.packing import Sequenced, sequences
+from mage_async.trajectory import Group
+from mage_async.turn_table import build_table
+
+
+def training_sequences(groups: Sequence[Group], config: Config) -> list[Sequenced]:
+    """The segments of all trials, each sampled token with the advantage of its turn."""
+    rules = config.advantage
+    table = build_table(
+        groups,
+        CREDITS[config.credit.kind],
+        turn_discount=config.credit.turn_discount,
+        episode_discount=config.credit.episode_discount,
+    )
+    values = advantages(
+        table,
+        baseline=tuple(rules.baseline),
+        scale=None if rules.scale == "none" else tuple(rules.scale),
+        weight=rules.weight,
+        epsilon=rules.epsilon,
+    )
+    if rules.anchor_weight:
+        values = values + rules.anchor_weight * anchor_term(table)
+    values = with_format_penalty(values, table.is_valid, format_penalty=rules.format_penalty)
+    trials = [trial for group in groups for trial in group.trials]
+    worth = table.by_trial(values)
+    return [part for trial, w in zip(trials, worth, strict=True) for part in sequences(trial, w)]

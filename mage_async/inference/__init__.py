@@ -1,0 +1,1 @@
+"""The embedded engine: batched decoding with a prefix cache."""

@@ -1,0 +1,127 @@
+"""`python -m mage_async.launch`, also `mage`: check the configuration, then become the supervisor.
+
+Everything a person can get wrong is said here, in one line, before any process starts.
+"""
+
+import argparse
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+from mage_async import config_file
+from mage_async.assembly import check
+from mage_async.config import Config
+from mage_async.errors import ConfigError, MageError, RunError
+from mage_async.run_directory import RunDirectory
+
+EXIT_USAGE = 2
+COMMANDS = ("launch", "evaluate")
+
+
+def main() -> None:
+    """The `mage` command: `mage launch …` (or just `mage …`), `mage evaluate RUN_DIR …`."""
+    if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
+        command = sys.argv.pop(1)
+        if command == "evaluate":
+            from mage_async.evaluate import main as evaluate
+
+            return evaluate()
+    return launch()
+
+
+def launch() -> None:
+    """Start a run, or print its configuration."""
+    given = _arguments()
+    try:
+        _launch(given)
+    except MageError as error:
+        sys.exit(_say(error))
+
+
+def become(module: str, *arguments: str) -> NoReturn:
+    """Replace this process by another program of ours, in the same interpreter."""
+    sys.stdout.flush()
+    os.environ["PYTHONSAFEPATH"] = "1"
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def _launch(given: argparse.Namespace) -> None:
+    config = _config(given)
+    if given.print_config:
+        print(config_file.dump(config), end="")
+        return
+    if given.learner != 1:
+        raise ConfigError(f"--learner must be 1 in this version, got {given.learner}")
+    if given.actors < 1:
+        raise ConfigError(f"--actors must be at least 1, got {given.actors}")
+    run = _open_run(given, config)
+    resume = ("--resume",) if given.resume else ()
+    become("mage_services.run", str(run.root), "--actors", str(given.actors), *resume)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="mage",
+        description="Train a language agent that learns to learn: actors play, a learner trains.",
+        epilog="mage evaluate RUN_DIR plays a finished run's policy against fixed sets of tasks.",
+    )
+    parser.add_argument("--config", help="a TOML file, or the name of a shipped one (quickstart)")
+    parser.add_argument("--actors", type=int, default=4, metavar="N", help="actor processes (4)")
+    parser.add_argument("--learner", type=int, default=1, metavar="N", help="learner processes (1)")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is written")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="change one key of the configuration; may be given again",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="the same as --set seed=N")
+    parser.add_argument("--resume", action="store_true", help="go on from --run-dir's checkpoint")
+    parser.add_argument("--print-config", action="store_true", help="print it and end")
+    return parser.parse_args()
+
+
+def _config(given: argparse.Namespace) -> Config:
+    """The configuration asked for, checked; a resumed run keeps its own."""
+    assignments = list(given.set)
+    if given.seed is not None:
+        assignments.append(f"seed={given.seed}")
+    if given.resume:
+        if given.run_dir is None:
+            raise ConfigError("--resume needs --run-dir, the run to go on with")
+        file = RunDirectory(given.run_dir).config
+        if not file.is_file():
+            raise RunError(f"{given.run_dir}: no config.toml, so there is no run to resume")
+    else:
+        file = config_file.find(given.config)
+    config = config_file.load(file, assignments)
+    check(config)
+    return config
+
+
+def _open_run(given: argparse.Namespace, config: Config) -> RunDirectory:
+    """Make the run's directory, and write the resolved configuration into it."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{config.environment.name.replace(':', '-')}-{stamp}"
+    run = RunDirectory((given.run_dir or Path("runs") / name).resolve())
+    if run.config.exists() and not given.resume:
+        raise RunError(f"{run.root} holds a run already: add --resume, or choose another --run-dir")
+    try:
+        run.logs.mkdir(parents=True, exist_ok=True)
+        run.checkpoints.mkdir(exist_ok=True)
+        run.config.write_text(config_file.dump(config))
+    except OSError as error:
+        raise RunError(f"{run.root} cannot be written: {error.strerror}") from error
+    return run
+
+
+def _say(error: MageError) -> int:
+    print(f"mage: {error}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    launch()

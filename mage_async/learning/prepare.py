@@ -1,0 +1,114 @@
+"""The policy a run begins from: found, or built and warm-started, or taken from the cache of an earlier run."""
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from hashlib import blake2s
+from pathlib import Path
+
+import msgspec
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+
+from mage_async.assembly import WORDS, environment_of, rules_of
+from mage_async.config import Config
+from mage_async.errors import PolicyError
+from mage_async.inference.chat_files import load_chat
+from mage_async.learning.policy import build_tiny, export_hf, load_policy
+from mage_async.learning.warm_start import Progress, warm_start
+from mage_async.scripted import random_task, scripted_trial, word_tokens
+from mage_async.trajectory import Trial
+
+
+def prepare_policy(
+    config: Config, directory: Path, build: str, report: Callable[[Progress], None]
+) -> str:
+    """Make `directory` the model directory of version 0; says in a few words where it came from."""
+    if config.warm_start.steps == 0 and config.policy.source != "tiny":
+        directory.symlink_to(_source(config.policy.source), target_is_directory=True)
+        return f"{config.policy.source}, as it is"
+    cached = cache_folder() / _key(config, build)
+    if config.warm_start.cache and (cached / "config.json").is_file():
+        shutil.copytree(cached, directory)
+        return "from the cache of an earlier warm start"
+    _make(config, directory, report)
+    if config.warm_start.cache:
+        _store(directory, cached)
+    return "warm-started here"
+
+
+def cache_folder() -> Path:
+    """Where warm starts are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "mage_async"
+
+
+def _make(config: Config, directory: Path, report: Callable[[Progress], None]) -> None:
+    """Build and clone; every step is a function of the configuration and its seed."""
+    environment = environment_of(config)
+    if config.policy.source == "tiny":
+        words = (*environment.facts.words, *WORDS)
+        build_tiny(config.policy.tiny, words, config.seed, directory)
+        source = directory
+    else:
+        source = _source(config.policy.source)
+    if config.warm_start.steps:
+        torch.set_num_threads(config.warm_start.threads)
+        model = load_policy(source, "float32", "cpu")
+        trials, known = _demonstrations(config, source)
+        warm_start(model, trials, known, config.warm_start, config.seed, report)
+        export_hf(model, source, directory)
+
+
+def _demonstrations(config: Config, directory: Path) -> tuple[list[Trial], frozenset[int]]:
+    """Scripted trials against train members, and the ids of the environment's words."""
+    environment, chat = environment_of(config), load_chat(directory)
+    rules = rules_of(config, environment, chat, config.warm_start.episodes)
+    source = random.Random(f"{config.seed}/demonstrations")
+    members = environment.members("train")
+    trials = [
+        scripted_trial(environment, random_task(environment, members, source), index, rules, chat)
+        for index in range(config.warm_start.trials)
+    ]
+    return trials, word_tokens(environment, chat)
+
+
+def _source(name: str) -> Path:
+    """A local directory, or a model of the hub, downloaded once."""
+    if Path(name).is_dir():
+        return Path(name).resolve()
+    if name.startswith((".", "/", "~")):
+        raise PolicyError(f'policy.source {name!r} is no directory; give one, a hub id, or "tiny"')
+    try:
+        return Path(snapshot_download(name))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PolicyError(
+            f"policy.source {name!r} is neither a directory nor a hub id that can be fetched: {reason}"
+        ) from error
+
+
+def _key(config: Config, build: str) -> str:
+    """Everything a warm start depends on, the program included."""
+    parts = (
+        config.seed,
+        config.environment,
+        config.trial.memory,
+        config.transcript,
+        config.policy,
+        config.warm_start,
+        build,
+    )
+    return blake2s(msgspec.json.encode(parts, order="sorted"), digest_size=12).hexdigest()
+
+
+def _store(directory: Path, cached: Path) -> None:
+    """Keep a copy, whole or not at all; two runs may race, and either copy will do."""
+    working = cached.with_name(f".{cached.name}.{os.getpid()}")
+    shutil.copytree(directory, working)
+    try:
+        os.replace(working, cached)
+    except OSError:  # another run stored the same thing first
+        shutil.rmtree(working)

@@ -1,0 +1,104 @@
+"""Every metric: its name, its unit, and one sentence. Names are written nowhere else in words a person reads."""
+
+from collections.abc import Mapping, Sequence
+
+from mage_async.admission import LedgerCounts
+from mage_async.trajectory import Group, Trial
+
+METRICS: dict[str, tuple[str, str]] = {
+    "step": ("steps", "Policy version after this step."),
+    "time_s": ("s", "Since the learner began to train."),
+    "return_by_episode": (
+        "reward/unit",
+        "Mean return of each episode over the trials of the batch.",
+    ),
+    "invalid_actions_per_trial": ("1", "Actions that were refused or could not be parsed."),
+    "trials_per_s": ("1/s", "Trials trained per second since the last step."),
+    "generated_tokens_per_s": (
+        "tokens/s",
+        "Sampled tokens trained per second since the last step.",
+    ),
+    "trained_tokens_per_s": ("tokens/s", "Context and sampled tokens trained per second."),
+    "prefix_hit_rate": ("share", "Prompt tokens that the engine did not compute in that turn."),
+    "prefix_reuse_rate": (
+        "share",
+        "Of the prompt tokens computed before, those not computed again.",
+    ),
+    "extension_faults": ("turns", "Prompts that did not extend their context; should be 0."),
+    "trial_s": ("s", "Mean time from a trial's first prompt to its end."),
+    "staleness_mean": ("steps", "Version being trained minus version that drew the token."),
+    "staleness_max": ("steps", "The largest staleness of a token of the batch."),
+    "loss": ("1", "Mean clipped surrogate per sampled token."),
+    "entropy": ("nats", "Mean entropy of the policy at sampled tokens."),
+    "clipped_share": ("share", "Tokens whose ratio the clip bound."),
+    "mean_weight": ("1", "Mean truncated importance weight."),
+    "grad_norm": ("1", "Mean norm of the gradient before clipping."),
+    "learning_rate": ("1", "Of the optimizer."),
+    "logprob_gap_mean": ("nats", "Mean |proximal - behaviour| log-prob."),
+    "logprob_mismatch_mean": ("nats", "Mean |learner - engine| log-prob at equal version."),
+    "logprob_mismatch_max": ("nats", "Largest |learner - engine| log-prob at equal version."),
+    "equal_version_tokens": (
+        "tokens",
+        "Tokens whose weights and cached keys were the trained ones.",
+    ),
+    "train_s": ("s", "Of this step, computing."),
+    "waiting_s": ("s", "Of this step, waiting for the batch."),
+    "groups_in_flight": ("groups", "Groups that hold a slot."),
+}
+"""Metrics ending in `_episode_N` are of episode N, and have the unit of their stem."""
+
+
+def batch_metrics(groups: Sequence[Group], units: int, elapsed_s: float) -> dict[str, object]:
+    """What a batch says of itself, trained `elapsed_s` after the one before."""
+    trials = [trial for group in groups for trial in group.trials]
+    rows = [trial.episode_rewards() for trial in trials]
+    return {
+        "return_by_episode": [sum(row) / len(row) / units for row in zip(*rows, strict=True)],
+        "invalid_actions_per_trial": _mean([trial.num_invalid() for trial in trials]),
+        "trials_per_s": len(trials) / elapsed_s,
+        "generated_tokens_per_s": sum(trial.num_sampled() for trial in trials) / elapsed_s,
+        "trained_tokens_per_s": sum(trial.num_tokens() for trial in trials) / elapsed_s,
+        "trial_s": _mean([trial.duration_s for trial in trials]),
+        "extension_faults": sum(trial.num_extension_faults for trial in trials),
+        **prefix_rates(trials),
+    }
+
+
+def prefix_rates(trials: Sequence[Trial]) -> dict[str, float]:
+    """How much of what the engine was asked to read it had read before.
+
+    `prefix_hit_rate` is reused / all prompt tokens. Its ceiling is below 1, for each turn brings words that nobody
+    has read: about `2 / (n + 1)` of a history of n turns. `prefix_reuse_rate` leaves those out: it is 1 when
+    nothing was computed twice.
+    """
+    prompt = sum(trial.num_prompt_tokens for trial in trials)
+    reused = sum(trial.num_reused_tokens for trial in trials)
+    repeated = sum(trial.num_repeated_tokens for trial in trials)
+    return {
+        "prefix_hit_rate": reused / max(1, prompt),
+        "prefix_reuse_rate": reused / max(1, reused + repeated),
+    }
+
+
+def trial_counts(counts: LedgerCounts) -> dict[str, int]:
+    """Trials by fate: granted = trained + dropped + in_flight."""
+    trials = counts.trials
+    return {
+        "granted": trials.granted,
+        "acknowledged": counts.acknowledged,
+        "trained": trials.trained,
+        "dropped": trials.dropped,
+        "in_flight": trials.in_flight,
+        "duplicate": counts.duplicate,
+    }
+
+
+def check_names(record: Mapping[str, object]) -> None:
+    """A record holds nothing that `METRICS` does not explain."""
+    for name in record:
+        stem = name.rsplit("_episode_", 1)[0]
+        assert name in METRICS or stem in METRICS, f"metric {name!r} is not in METRICS"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))

@@ -1,0 +1,29 @@
+"""A trial as a person reads it."""
+
+from typing import Any
+
+from mage_async.chat import ChatFormat
+from mage_async.trajectory import Trial
+
+
+def readable(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any]:
+    """Plain data: the task, each episode's reward, each turn, and the whole text of every context."""
+    return {
+        "version": version,
+        "environment": trial.task.environment,
+        "member": trial.task.member,
+        "seat": trial.task.seat,
+        "seed": trial.task.seed,
+        "reward_by_episode": trial.episode_rewards(),
+        "turns": [
+            {
+                "episode": turn.episode,
+                "kind": turn.kind.name.lower(),
+                "action": turn.action,
+                "reward": turn.reward,
+                "is_valid": turn.is_valid,
+            }
+            for turn in trial.turns
+        ],
+        "contexts": [chat.decode(tuple(segment.tokens.tolist())) for segment in trial.segments],
+    }

@@ -1,0 +1,213 @@
+"""The actor: plays every group it is granted, concurrently, on one engine whose weights change as it plays.
+
+task        waits for                       then
+receive     the learner's next message      loads weights, starts a group, forgets a trial
+group N     weights as new as its grant     plays its trials, each a task
+trial N.i   its turn on the engine          sends the result, keeps it until acknowledged
+heartbeat   the clock                       tells the learner what the engine has done
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mage_async.assembly import environment_of, rules_of
+from mage_async.errors import EnvironmentFault, RunError
+from mage_async.inference.chat_files import load_chat
+from mage_async.trajectory import Task
+from mage_async.wire import (
+    MAX_REASON_CHARS,
+    Acknowledge,
+    Goodbye,
+    GroupDrop,
+    GroupGrant,
+    Heartbeat,
+    Hello,
+    Message,
+    Publication,
+    TrialResult,
+    Welcome,
+)
+from mage_services.blocked import TimeBook
+from mage_services.channel import PeerChannel
+from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.play import Stage, play_trial
+from mage_services.process import Status, run_process, ticks
+from mage_services.startup import Startup, read_startup
+
+HEARTBEAT_S = 1.0
+
+
+@dataclass(slots=True)
+class Weights:
+    """The version the engine draws with, and who waits for a newer one."""
+
+    version: int = -1
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def announce(self, version: int) -> None:
+        """The engine draws with `version` from here on."""
+        async with self._changed:
+            self.version = version
+            self._changed.notify_all()
+
+    async def wait_for(self, version: int) -> None:
+        """Return when the engine draws with `version` or newer. Cancellation leaves nothing behind."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.version >= version)
+
+
+class Actor:
+    """One actor's life. `run` ends with the learner's goodbye."""
+
+    def __init__(self, channel: PeerChannel, stage: Stage, name: str) -> None:
+        self._channel, self._stage, self._name = channel, stage, name
+        self._weights = Weights()
+        self._unacknowledged: dict[tuple[int, int], TrialResult] = {}
+        self._num_waiting = self._num_playing = 0
+        self.time = TimeBook("no grant")
+
+    async def run(self, first: Message) -> str:
+        """Take the learner's first message, then serve until the learner says goodbye; returns its reason.
+
+        Cancellation abandons every trial; the learner grants their groups again.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            beat = tasks.create_task(self._beat(), name="heartbeat")
+            reason = await self._receive(first, tasks)
+            beat.cancel()
+        return reason
+
+    async def _receive(self, message: Message, tasks: asyncio.TaskGroup) -> str:
+        playing: set[asyncio.Task[None]] = set()
+        while True:
+            match message:
+                case GroupGrant():
+                    task = tasks.create_task(self._group(message), name=f"group {message.grant}")
+                    playing.add(task)
+                    task.add_done_callback(playing.discard)
+                case Goodbye():
+                    for task in playing:
+                        task.cancel()
+                    return message.reason
+                case _:
+                    await self._take(message)
+            message = await self._channel.receive()
+
+    async def _take(self, message: Message) -> None:
+        match message:
+            case Welcome():
+                await self._welcome(message)
+            case Publication():
+                await self._load(message.version, Path(message.path))
+            case Acknowledge():
+                self._unacknowledged.pop((message.grant, message.trial), None)
+            case _:
+                raise RunError(f"an actor cannot take {type(message).__name__}")
+
+    async def _welcome(self, welcome: Welcome) -> None:
+        """Taken in, perhaps by a restarted learner: what it may not have is sent again."""
+        if welcome.weights_path is not None:
+            await self._load(welcome.version, Path(welcome.weights_path))
+        for result in list(self._unacknowledged.values()):
+            await self._channel.send(result)
+
+    async def _load(self, version: int, path: Path) -> None:
+        await self._stage.engine.load(version, path)
+        await self._weights.announce(version)
+
+    async def _group(self, grant: GroupGrant) -> None:
+        """Play one group; an environment that fails or a passed deadline costs the group alone."""
+        try:
+            async with asyncio.timeout(grant.deadline_s):
+                await self._wait_for_weights(grant.version)
+                await self._play(grant)
+        except TimeoutError:
+            await self._give_up(grant, f"not finished within {grant.deadline_s:g} s")
+
+    async def _wait_for_weights(self, version: int) -> None:
+        self._num_waiting += 1
+        self._note()
+        try:
+            await self._weights.wait_for(version)
+        finally:
+            self._num_waiting -= 1
+
+    async def _play(self, grant: GroupGrant) -> None:
+        self._num_playing += 1
+        self._note()
+        try:
+            await self._trials(grant)
+        except* EnvironmentFault as faults:
+            await self._give_up(grant, str(faults.exceptions[0]))
+        finally:
+            self._num_playing -= 1
+            self._note()
+
+    def _note(self) -> None:
+        """Book the time: playing, or waiting for one of two things."""
+        idle = "no fresh weights" if self._num_waiting else "no grant"
+        self.time.enter("playing" if self._num_playing else idle)
+
+    async def _trials(self, grant: GroupGrant) -> None:
+        task = Task(grant.environment, grant.member, grant.seed, grant.seat)
+        async with asyncio.TaskGroup() as trials:
+            for index in range(grant.num_trials):
+                trials.create_task(
+                    self._trial(grant, task, index), name=f"trial {grant.grant}.{index}"
+                )
+
+    async def _trial(self, grant: GroupGrant, task: Task, index: int) -> None:
+        name = f"{grant.grant}.{grant.epoch}.{index}"
+        trial = await play_trial(self._stage.begin(task, index, name), self._stage.engine)
+        result = TrialResult(grant=grant.grant, epoch=grant.epoch, trial=trial)
+        self._unacknowledged[grant.grant, index] = result
+        await self._channel.send(result)
+
+    async def _give_up(self, grant: GroupGrant, reason: str) -> None:
+        await self._channel.send(
+            GroupDrop(grant=grant.grant, epoch=grant.epoch, reason=reason[:MAX_REASON_CHARS])
+        )
+
+    async def _beat(self) -> None:
+        async for _ in ticks(HEARTBEAT_S):
+            statistics = self._stage.engine.statistics()
+            await self._channel.send(
+                Heartbeat(
+                    name=self._name,
+                    counters=statistics.counters(),
+                    blocked_s=self._shares(statistics.forward_s),
+                )
+            )
+
+    def _shares(self, engine_s: float) -> dict[str, float]:
+        """Seconds by state; playing is the engine's forward and, for the rest, the environment."""
+        seconds = self.time.seconds()
+        playing = seconds.pop("playing", 0.0)
+        engine_s = min(engine_s, playing)
+        return seconds | {"engine": engine_s, "environment": playing - engine_s}
+
+
+async def main(startup: Startup, status: Status) -> None:
+    """Connect, wait to be taken in, play, and end with the learner."""
+    config = startup.config
+    hello = Hello(
+        role="actor",
+        name=startup.name,
+        build=startup.build,
+        config_digest=startup.config_digest,
+        credits=config.engine.max_contexts // config.admission.trials_per_group,
+    )
+    with PeerChannel(startup.address, hello) as channel:
+        welcome = await channel.receive()
+        environment, chat = environment_of(config), load_chat(startup.run.policy)
+        rules = rules_of(config, environment, chat, config.trial.episodes)
+        async with EmbeddedEngine(startup.run.policy, config.engine) as engine:
+            status.send("ready", describe=engine.describe())
+            actor = Actor(channel, Stage(environment, rules, chat, engine), startup.name)
+            status.send("done", reason=await actor.run(welcome))
+
+
+if __name__ == "__main__":
+    run_process(lambda status: main(read_startup("An actor of a run."), status))

@@ -1,0 +1,139 @@
+"""One child process, as the supervisor sees it: started, listened to, ended.
+
+A child lives in a session of its own (Ctrl-C reaches the supervisor alone) and inherits the write end of a pipe.
+Its life is over when the pipe closes; a child that stays silent is killed, which closes the pipe too.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FIRST_WORD_S = 60.0
+"""Imports take a while; after a child's first line, `silence_s` counts."""
+MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to run, and as whom."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    log: Path
+    threads: int
+
+
+class Child:
+    """A running process and its status lines."""
+
+    def __init__(
+        self, spec: Spec, process: asyncio.subprocess.Process, pipe: asyncio.StreamReader
+    ) -> None:
+        self.spec = spec
+        self._process, self._pipe = process, pipe
+        self.failure = ""
+        """The reason it gave, if it failed with one."""
+        self.was_silent = False
+
+    @staticmethod
+    async def start(spec: Spec, environment: dict[str, str]) -> "Child":
+        """Start it. Cancellation in here leaves at most a child that ends with the supervisor."""
+        reading, writing = os.pipe()
+        os.set_inheritable(writing, True)
+        try:
+            with spec.log.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    spec.module,
+                    *spec.arguments,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(writing,),
+                    start_new_session=True,
+                    env=environment | _own(spec, writing),
+                )
+        finally:
+            os.close(writing)
+        pipe = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(pipe), os.fdopen(reading, "rb", buffering=0)
+        )
+        return Child(spec, process, pipe)
+
+    async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:
+        """Its status lines until it ends; killed when it has said nothing for `silence_s`.
+
+        Cancellation leaves the child running: end it with `stop`.
+        """
+        loop = asyncio.get_running_loop()
+        allowed = FIRST_WORD_S
+        while True:
+            try:
+                async with asyncio.timeout(allowed):
+                    line = await self._pipe.readline()
+            except TimeoutError:
+                self.was_silent = True
+                self.kill()
+                return
+            if not line:
+                return
+            allowed = silence_s
+            event = json.loads(line)
+            if event["event"] == "failed":
+                self.failure = event["reason"]
+            yield event | {"at": loop.time()}
+
+    async def wait(self) -> int:
+        """Its exit code; negative for a signal."""
+        return await self._process.wait()
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it, with whatever it started."""
+        self._signal(signal.SIGKILL)
+
+    def epitaph(self, code: int) -> str:
+        """One line: which process failed and why."""
+        if self.was_silent:
+            how = "said nothing for too long and was killed"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code}"
+        reason = self.failure or _last_line(self.spec.log)
+        return f"{self.spec.name} {how}" + (f": {reason}" if reason else f"; see {self.spec.log}")
+
+    def _signal(self, number: int) -> None:
+        """Signal its whole process group; one that has ended is no error."""
+        if self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, number)
+            except ProcessLookupError:
+                return
+
+
+def _own(spec: Spec, pipe: int) -> dict[str, str]:
+    return {
+        "MAGE_STATUS_FD": str(pipe),
+        "MAGE_PARENT": str(os.getpid()),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(spec.threads),
+    }
+
+
+def _last_line(log: Path) -> str:
+    lines: Sequence[str] = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:500] if lines else ""

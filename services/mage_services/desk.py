@@ -1,0 +1,249 @@
+"""The learner's desk: decides on each message at once, without waiting, and answers it.
+
+It owns the ledger of slots and knows the peers. Whoever runs it calls `take` for each message, `tick` now and then,
+and `publish` after each step; `arrived` is set whenever a batch may have become complete.
+
+    peer's message   the desk
+    Hello            Welcome now, or when the policy is ready; then grants
+    TrialResult      (journal, a later version), Acknowledge; perhaps the batch is complete
+    GroupDrop        frees the slot, counts the reason
+    Heartbeat        remembers it; a peer that stops beating is gone, and its groups are granted again
+    Goodbye          the same, at once
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mage_async.admission import Accepted, LedgerCounts, SlotLedger, Unknown
+from mage_async.errors import RunError
+from mage_async.task_stream import TaskStream
+from mage_async.trajectory import Group
+from mage_async.wire import (
+    Acknowledge,
+    Goodbye,
+    GroupDrop,
+    Heartbeat,
+    Hello,
+    Message,
+    Publication,
+    TrialResult,
+    Welcome,
+)
+from mage_services.channel import LearnerChannel, PeerGone
+from mage_services.door import Peer
+
+SILENCE_S = 5.0
+"""A peer that has not spoken for so long is gone."""
+
+
+@dataclass(slots=True)
+class Known:
+    """A peer that was let in."""
+
+    hello: Hello
+    last_heard: float
+    beat: Heartbeat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeskRules:
+    """What the desk needs of the configuration."""
+
+    num_episodes: int
+    deadline_s: float
+    max_drops_in_a_row: int
+    evaluate_every: int
+    last_version: int
+
+
+@dataclass(slots=True)
+class Desk:
+    """See the module. `clock` gives seconds that never go back."""
+
+    channel: LearnerChannel
+    ledger: SlotLedger
+    tasks: TaskStream
+    rules: DeskRules
+    clock: Callable[[], float]
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    peers: dict[Peer, Known] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    """Sentences about what peers did wrong, oldest first, at most 20."""
+    _published: Publication | None = None
+    _last_drop: str = ""
+
+    def take(self, peer: Peer, message: Message) -> None:
+        """Decide on one message.
+
+        Raises:
+            RunError: too many groups were dropped in a row.
+        """
+        if peer in self.peers:
+            self.peers[peer].last_heard = self.clock()
+        match message:
+            case Hello():
+                self._greet(peer, message)
+            case TrialResult():
+                self._result(peer, message)
+            case GroupDrop():
+                self._drop(message)
+            case Heartbeat():
+                self.peers[peer].beat = message
+            case Goodbye():
+                self._gone(peer)
+            case _:
+                self._note(f"{peer}: a learner cannot take {type(message).__name__}")
+        self._grant()
+
+    def tick(self) -> None:
+        """What only time tells: deadlines passed, peers fallen silent."""
+        now = self.clock()
+        for peer, known in list(self.peers.items()):
+            if known.hello.role == "actor" and now - known.last_heard > SILENCE_S:
+                self._note(f"{peer}: silent for {SILENCE_S:g} s")
+                self._gone(peer)
+        self.ledger.expire(now)
+        self._check_drops()
+        self._grant()
+
+    def publish(self, publication: Publication) -> None:
+        """Tell everyone of new weights, then grant what they free."""
+        self._published = publication
+        for peer, known in list(self.peers.items()):
+            if known.hello.role == "actor" or self._is_measured(publication.version):
+                self._send(peer, publication)
+        self._grant()
+
+    def open(self, publication: Publication) -> None:
+        """The first weights are there: welcome those who waited."""
+        self._published = publication
+        for peer in list(self.peers):
+            self._welcome(peer)
+        self._grant()
+
+    def take_batch(self) -> list[Group] | None:
+        """The next step's groups, if they are all there."""
+        return self.ledger.take_batch()
+
+    def trained(self, version: int) -> None:
+        """The oldest batch taken has become `version`."""
+        self.ledger.trained(version)
+
+    def dismiss(self, reason: str) -> None:
+        """Say goodbye to everyone."""
+        for peer in list(self.peers):
+            self._send(peer, Goodbye(reason=reason))
+
+    def counts(self) -> LedgerCounts:
+        """What became of groups and trials so far."""
+        return self.ledger.counts()
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Seconds by state of each actor, as it last said."""
+        return {
+            known.hello.name: dict(known.beat.blocked_s)
+            for known in self.peers.values()
+            if known.beat is not None
+        }
+
+    def counters(self) -> dict[str, float]:
+        """Engine counters summed over actors."""
+        total: dict[str, float] = {}
+        for known in self.peers.values():
+            for name, value in (known.beat.counters if known.beat else {}).items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def _greet(self, peer: Peer, hello: Hello) -> None:
+        for other, known in list(self.peers.items()):
+            if known.hello.name == hello.name and other != peer:
+                self._gone(other)  # the same process, restarted
+        self.peers[peer] = Known(hello, self.clock())
+        if self._published is not None:
+            self._welcome(peer)
+
+    def _welcome(self, peer: Peer) -> None:
+        assert self._published is not None
+        latest = self._published
+        self._send(peer, Welcome(version=latest.version, weights_path=latest.path))
+
+    def _result(self, peer: Peer, result: TrialResult) -> None:
+        verdict = self.ledger.receive(result)
+        if isinstance(verdict, Unknown):
+            self._note(f"{peer}: {verdict.reason}")
+            return
+        self._send(
+            peer,
+            Acknowledge(
+                grant=result.grant,
+                epoch=result.epoch,
+                trial=result.trial.index,
+                is_duplicate=not isinstance(verdict, Accepted),
+            ),
+        )
+        if isinstance(verdict, Accepted) and verdict.is_complete:
+            self.arrived.set()
+
+    def _drop(self, drop: GroupDrop) -> None:
+        if self.ledger.drop(drop.grant, drop.epoch, drop.reason):
+            self._last_drop = drop.reason
+            self.arrived.set()  # a later group may now be among the oldest
+            self._check_drops()
+
+    def _check_drops(self) -> None:
+        counts = self.ledger.counts()
+        if counts.drops_in_a_row >= self.rules.max_drops_in_a_row:
+            raise RunError(
+                f"{counts.drops_in_a_row} groups in a row were dropped; the last one: "
+                f"{self._last_drop or max(counts.dropped_by_reason)}"
+            )
+
+    def _grant(self) -> None:
+        """Give every lapsed group, then every free slot, to the actor with the most free credits."""
+        if self._published is None or self.ledger.version >= self.rules.last_version + 1:
+            return
+        while (peer := self._freest()) is not None:
+            lapsed = self.ledger.lapsed()
+            if lapsed:
+                grant = self.ledger.grant_again(
+                    lapsed[0], peer=peer, now=self.clock(), deadline_s=self.rules.deadline_s
+                )
+            elif self.ledger.may_grant():
+                grant = self.ledger.grant(
+                    self.tasks.task(self.ledger.next_grant),
+                    num_episodes=self.rules.num_episodes,
+                    peer=peer,
+                    now=self.clock(),
+                    deadline_s=self.rules.deadline_s,
+                )
+            else:
+                return
+            self._send(peer, grant)
+
+    def _freest(self) -> Peer | None:
+        free = {
+            peer: known.hello.credits - self.ledger.num_playing(peer)
+            for peer, known in self.peers.items()
+            if known.hello.role == "actor"
+        }
+        best = max(free, key=lambda peer: free[peer], default=None)
+        return best if best is not None and free[best] > 0 else None
+
+    def _is_measured(self, version: int) -> bool:
+        every = self.rules.evaluate_every
+        return version == self.rules.last_version or (every > 0 and version % every == 0)
+
+    def _send(self, peer: Peer, message: Message) -> None:
+        try:
+            self.channel.send(peer, message)
+        except PeerGone as gone:
+            self._note(str(gone))
+            self._gone(peer)
+
+    def _gone(self, peer: Peer) -> None:
+        self.peers.pop(peer, None)
+        self.ledger.peer_gone(peer)
+
+    def _note(self, sentence: str) -> None:
+        self.faults = [*self.faults[-19:], sentence]

@@ -1,0 +1,192 @@
+"""The evaluator: plays frozen versions against fixed sets of tasks, beside the training it never blocks.
+
+While training it draws a point of the curve (train and held-out) for every version it is sent. At the end it
+plays the final sets with two causal controls: `blind` (earlier episodes are not in the context) and `swapped`
+(from the last episode on, somebody else is hidden). Adaptation is what these take away.
+"""
+
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mage_async.assembly import environment_of, rules_of
+from mage_async.chat import ChatFormat
+from mage_async.config import Config
+from mage_async.environments.environment import Environment, Split
+from mage_async.errors import RunError
+from mage_async.inference.chat_files import load_chat
+from mage_async.readable import readable
+from mage_async.run_directory import RunDirectory
+from mage_async.score import Score, score
+from mage_async.task_stream import evaluation_tasks, swapped
+from mage_async.trajectory import Task, Trial
+from mage_async.wire import Goodbye, Hello, Publication, Welcome
+from mage_services.channel import PeerChannel
+from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.engines.engine import Engine
+from mage_services.play import Stage, play_all
+from mage_services.process import Status, run_process
+from mage_services.startup import Startup, read_startup
+
+CURVE_SEED, FINAL_SEED = 1, 2
+"""Tasks of the curve and of the final sets are disjoint, and the same for every run of an environment."""
+
+
+class Evaluator:
+    """Plays sets of trials with whatever weights its engine holds."""
+
+    def __init__(
+        self,
+        config: Config,
+        environment: Environment,
+        chat: ChatFormat,
+        engine: Engine,
+        episodes: int,
+    ) -> None:
+        self._environment, self._chat, self._engine = environment, chat, engine
+        rules = rules_of(config, environment, chat, episodes)
+        self._stage = Stage(environment, rules, chat, engine)
+        blind = replace(rules, keeps_history=False, reflects=False)
+        self._blind = Stage(environment, blind, chat, engine)
+        self._at_once = config.engine.max_contexts
+        self._num_sets = 0
+
+    async def curve(self, num_trials: int) -> dict[str, Score]:
+        """Train and held-out tasks of the curve's fixed set. Cancellation abandons them."""
+        return {
+            split: await self.play(split, num_trials, CURVE_SEED) for split in ("train", "heldout")
+        }
+
+    async def final(self, num_trials: int) -> dict[str, Score]:
+        """The final sets with both controls. Cancellation abandons them."""
+        sets = {
+            split: await self.play(split, num_trials, FINAL_SEED) for split in ("train", "heldout")
+        }
+        sets["heldout_blind"] = await self.play("heldout", num_trials, FINAL_SEED, blind=True)
+        sets["heldout_swapped"] = await self.play("heldout", num_trials, FINAL_SEED, swap=True)
+        return sets
+
+    async def play(
+        self, split: Split, num_trials: int, seed: int, *, blind: bool = False, swap: bool = False
+    ) -> Score:
+        """Play one set and score it."""
+        trials = await self._trials(split, num_trials, seed, blind=blind, swap=swap)
+        return score(trials, self._environment)
+
+    async def samples(self, split: Split, count: int, version: int) -> list[dict[str, Any]]:
+        """A few whole trials to read."""
+        trials = await self._trials(split, count, FINAL_SEED, blind=False, swap=False)
+        return [readable(trial, self._chat, version) for trial in trials]
+
+    async def _trials(
+        self, split: Split, count: int, seed: int, *, blind: bool, swap: bool
+    ) -> list[Trial]:
+        self._num_sets += 1
+        stage = self._blind if blind else self._stage
+        tasks = evaluation_tasks(self._environment, split, count, seed)
+        runs = [
+            stage.begin(task, 0, f"e{self._num_sets}.{number}", self._swap(task, split, swap))
+            for number, task in enumerate(tasks)
+        ]
+        return await play_all(runs, self._engine, self._at_once)
+
+    def _swap(self, task: Task, split: Split, wanted: bool) -> Task | None:
+        return swapped(task, self._environment, split) if wanted else None
+
+
+def references(environment: Environment, num_episodes: int) -> dict[str, Any]:
+    """Known values of both splits, for a person to compare with."""
+    return {split: environment.references(split, num_episodes) for split in ("train", "heldout")}
+
+
+def write_evaluation(
+    run: RunDirectory, sets: dict[str, Score], environment: Environment, version: int
+) -> None:
+    """Write the final evaluation beside the reference values."""
+    num_episodes = len(next(iter(sets.values())).return_by_episode)
+    document = {
+        "version": version,
+        "sets": {name: msgspec.to_builtins(value) for name, value in sets.items()},
+        "references": references(environment, num_episodes),
+        "environment": asdict(environment.facts),
+    }
+    run.evaluation.write_text(json.dumps(document, indent=2))
+
+
+class Follower:
+    """Follows a run: a curve while it trains, the final sets at its end."""
+
+    def __init__(self, startup: Startup, status: Status, channel: PeerChannel) -> None:
+        self._run, self._config = startup.run, startup.config
+        self._status, self._channel = status, channel
+        self._began = time.monotonic()
+
+    async def follow(self, evaluator: Evaluator, engine: Engine, environment: Environment) -> None:
+        """Evaluate each version that is sent, in order, until goodbye.
+
+        Cancellation loses the evaluation under way.
+        """
+        version = 0
+        while not isinstance(message := await self._channel.receive(), Goodbye):
+            if not isinstance(message, Publication | Welcome):
+                raise RunError(f"an evaluator cannot take {type(message).__name__}")
+            version = message.version
+            if isinstance(message, Publication):
+                await engine.load(version, Path(message.path))
+                await self._point(evaluator, version)
+        self._status.send("evaluating", version=version)
+        sets = await evaluator.final(self._config.evaluation.final_trials)
+        write_evaluation(self._run, sets, environment, version)
+        lines = await evaluator.samples("heldout", 6, version)
+        with self._run.samples.open("a") as out:
+            out.writelines(json.dumps(line | {"split": "heldout"}) + "\n" for line in lines)
+
+    async def _point(self, evaluator: Evaluator, version: int) -> None:
+        """One point of the curve; the last version is measured by the final sets instead."""
+        if version == self._config.learner.steps or not self._config.evaluation.every:
+            return
+        sets = await evaluator.curve(self._config.evaluation.trials)
+        line = {
+            "version": version,
+            "time_s": time.monotonic() - self._began,
+            "sets": {name: msgspec.to_builtins(value) for name, value in sets.items()},
+        }
+        with self._run.curve.open("a") as out:
+            out.write(json.dumps(line) + "\n")
+        self._status.send(
+            "curve", version=version, sets={n: s.return_by_episode for n, s in sets.items()}
+        )
+
+
+async def main(startup: Startup, status: Status) -> None:
+    """Connect, measure what is sent, and end with the run."""
+    config = startup.config
+    hello = Hello(
+        role="evaluator",
+        name=startup.name,
+        build=startup.build,
+        config_digest=startup.config_digest,
+        credits=0,
+    )
+    with PeerChannel(startup.address, hello) as channel:
+        welcome = await channel.receive()
+        if not isinstance(welcome, Welcome) or welcome.weights_path is None:
+            raise RunError(f"expected to be welcomed with weights, got {type(welcome).__name__}")
+        environment, chat = environment_of(config), load_chat(startup.run.policy)
+        async with EmbeddedEngine(startup.run.policy, config.engine) as engine:
+            await engine.load(welcome.version, Path(welcome.weights_path))
+            status.send("ready", describe=engine.describe())
+            evaluator = Evaluator(config, environment, chat, engine, config.evaluation.episodes)
+            follower = Follower(startup, status, channel)
+            if config.evaluation.every and welcome.version == 0:
+                await follower._point(evaluator, 0)
+            await follower.follow(evaluator, engine, environment)
+    status.send("done", reason="evaluated")
+
+
+if __name__ == "__main__":
+    run_process(lambda status: main(read_startup("The evaluator of a run."), status))

@@ -1,0 +1,57 @@
+"""Plays trials on an engine: the core says what to sample, this waits for it."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mage_async.chat import ChatFormat
+from mage_async.environments.environment import Environment
+from mage_async.trajectory import Task, Trial
+from mage_async.trial_run import TrialRules, TrialRun
+from mage_services.engines.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """All that trials of one kind share."""
+
+    environment: Environment
+    rules: TrialRules
+    chat: ChatFormat
+    engine: Engine
+
+    def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> TrialRun:
+        """A trial about to be played."""
+        return TrialRun(self.environment, task, index, self.rules, self.chat, name=name, swap=swap)
+
+
+async def play_trial(run: TrialRun, engine: Engine) -> Trial:
+    """Play a trial to its end.
+
+    Cancellation aborts the turn being sampled; in every case the engine forgets the trial's contexts.
+    """
+    began = time.monotonic()
+    try:
+        while (prompt := run.next_prompt()) is not None:
+            run.receive(await engine.complete(prompt))
+    finally:
+        for context in run.contexts():
+            engine.release(context)
+    return run.trial(time.monotonic() - began)
+
+
+async def play_all(runs: Sequence[TrialRun], engine: Engine, at_once: int) -> list[Trial]:
+    """Play trials concurrently, at most `at_once` of them; results in the order of `runs`.
+
+    Cancellation aborts all of them.
+    """
+    room = asyncio.Semaphore(at_once)
+
+    async def one(run: TrialRun) -> Trial:
+        async with room:
+            return await play_trial(run, engine)
+
+    async with asyncio.TaskGroup() as tasks:
+        playing = [tasks.create_task(one(run), name=f"trial {n}") for n, run in enumerate(runs)]
+    return [task.result() for task in playing]

@@ -1,0 +1,82 @@
+"""One run from start to report: the process that `mage_async.launch` becomes."""
+
+import argparse
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from mage_async import config_file
+from mage_async.config import Config
+from mage_async.errors import MageError
+from mage_async.report import render
+from mage_async.run_directory import RunDirectory
+from mage_async.summary import summarise, write_summary
+from mage_services.channel import ipc_address
+from mage_services.supervisor import Supervisor, until_signalled
+from mage_services.view import View, make_view
+
+
+def main() -> None:
+    """Supervise a run, then write its summary and report."""
+    given = _arguments()
+    run = RunDirectory(given.run_dir)
+    config = config_file.load(run.config, [])
+    view = make_view(config, run, is_terminal=sys.stdout.isatty())
+    began = time.monotonic()
+    try:
+        code = _supervise(run, config, view, given)
+        _finish(run, view, time.monotonic() - began)
+    except MageError as error:
+        view.close(None)
+        sys.exit(f"mage: {error}")
+    sys.exit(code)
+
+
+def _supervise(run: RunDirectory, config: Config, view: View, given: argparse.Namespace) -> int:
+    """Run the processes; the exit code is 128 + N where signal N ended the run."""
+    address = config.transport.address
+    is_ours = address == "ipc"
+    if is_ours:
+        address = ipc_address(run.root)
+    supervisor = Supervisor(run, config, given.actors, address, view, given.resume)
+    try:
+        number = uvloop.run(until_signalled(supervisor))
+    except* MageError as group:
+        raise _first(group) from None
+    finally:
+        if is_ours:
+            shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+    if number is None:
+        return 0
+    view.line(f"ended by {signal.Signals(number).name}; go on with --resume --run-dir {run.root}")
+    return 128 + number
+
+
+def _finish(run: RunDirectory, view: View, wall_s: float) -> None:
+    """Write what is known of the run, finished or not."""
+    summary = summarise(run, wall_s=wall_s)
+    write_summary(run, summary)
+    run.report.write_text(render(run, summary))
+    view.close(summary)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Supervise a run.")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--actors", type=int, required=True)
+    parser.add_argument("--resume", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What every process of a run reads when it starts."""
+
+import argparse
+from dataclasses import dataclass
+from hashlib import blake2s
+from pathlib import Path
+
+import mage_async
+from mage_async import config_file
+from mage_async.config import Config, digest
+from mage_async.run_directory import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """Arguments of a child process, and the configuration of its run."""
+
+    run: RunDirectory
+    config: Config
+    config_digest: str
+    build: str
+    name: str
+    address: str
+    resume: bool
+
+
+def read_startup(description: str) -> Startup:
+    """Parse a child's command line and read its run's configuration."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--address", default="")
+    parser.add_argument("--resume", action="store_true")
+    given = parser.parse_args()
+    run = RunDirectory(given.run_dir)
+    config = config_file.load(run.config, [])
+    return Startup(
+        run, config, digest(config), build_digest(), given.name, given.address, given.resume
+    )
+
+
+def build_digest() -> str:
+    """What this process was built from: the version and the sources of the core and the services."""
+    folders = [Path(mage_async.__file__).parent, Path(__file__).parent]
+    sources = sorted(file for folder in folders for file in folder.rglob("*.py"))
+    state = blake2s(mage_async.__version__.encode(), digest_size=6)
+    for file in sources:
+        state.update(file.read_bytes())
+    return f"{mage_async.__version__}+{state.hexdigest()}"

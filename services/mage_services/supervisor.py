@@ -1,0 +1,139 @@
+"""The supervisor: starts, watches, restarts and ends the processes of a run. It imports no torch.
+
+process     ends well when            ends badly: restarted with back-off, within a budget
+learner     all steps are trained     from its newest checkpoint; actors and evaluator start anew
+actor N     the learner's goodbye     alone; its groups are granted again
+evaluator   the final sets are played alone
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mage_async.config import Config
+from mage_async.errors import RunError
+from mage_async.run_directory import RunDirectory
+from mage_services.child import Child, Spec
+from mage_services.view import View
+
+GRACE_S = 3.0
+"""From SIGTERM to SIGKILL, when the run is ended early."""
+BACK_OFF_S = (0.0, 0.5, 2.0, 5.0)
+
+
+class LearnerEnded(RunError):
+    """The learner failed: its peers have to start anew with it."""
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """The processes of one run."""
+
+    run: RunDirectory
+    config: Config
+    num_actors: int
+    address: str
+    view: View
+    resume: bool = False
+    _children: set[Child] = field(default_factory=set)
+    _num_restarts: dict[str, int] = field(default_factory=dict)
+
+    async def supervise(self) -> None:
+        """Run to the end.
+
+        Cancellation ends every process within `GRACE_S` and leaves none.
+
+        Raises:
+            RunError: a process failed more often than its budget allows; the sentence says which and why.
+        """
+        try:
+            while not await self._generation():
+                self.resume = True
+        finally:
+            await self._end_all()
+
+    async def _generation(self) -> bool:
+        """All processes, until all have ended well (True) or the learner has failed (False)."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for spec in self._specs():
+                    tasks.create_task(self._keep(spec), name=spec.name)
+        except* LearnerEnded:
+            await self._end_all()
+            return False
+        return True
+
+    async def _keep(self, spec: Spec) -> None:
+        """Start a process, and again while its budget lasts, until it ends well."""
+        while (epitaph := await self._live(spec)) is not None:
+            self._num_restarts[spec.name] = count = self._num_restarts.get(spec.name, 0) + 1
+            if count > self.config.supervision.max_restarts:
+                raise RunError(epitaph)
+            self.view.event("supervisor", {"event": "restarting", "text": epitaph})
+            await self._back_off(count)
+            if spec.name == "learner":
+                raise LearnerEnded(epitaph)
+
+    async def _live(self, spec: Spec) -> str | None:
+        """One life of a process; None where it ended well, else one line that says how."""
+        child = await Child.start(spec, dict(os.environ))
+        self._children.add(child)
+        self.view.event("supervisor", {"event": "started", "text": spec.name})
+        async for event in child.events(self.config.supervision.silence_s):
+            self.view.event(spec.name, event)
+        code = await child.wait()
+        self._children.discard(child)
+        return None if code == 0 else child.epitaph(code)
+
+    async def _back_off(self, count: int) -> None:
+        """Wait before a restart. Cancellation cuts it short."""
+        await asyncio.sleep(BACK_OFF_S[min(count, len(BACK_OFF_S)) - 1])
+
+    async def _end_all(self) -> None:
+        """End every process that still runs: ask, wait, insist."""
+        children, self._children = self._children, set()
+        for child in children:
+            child.terminate()
+        ending = [asyncio.ensure_future(child.wait()) for child in children]
+        if ending:
+            await asyncio.wait(ending, timeout=GRACE_S)
+        for child in children:
+            child.kill()
+        await asyncio.gather(*ending)
+
+    def _specs(self) -> Sequence[Spec]:
+        threads = self.config.engine.threads
+        specs = [self._spec("learner", "mage_services.learner", self.config.learner.threads)]
+        for number in range(self.num_actors):
+            specs.append(self._spec(f"actor-{number}", "mage_services.actor", threads))
+        specs.append(self._spec("evaluator", "mage_services.evaluator", threads))
+        return specs
+
+    def _spec(self, name: str, module: str, threads: int) -> Spec:
+        arguments = (str(self.run.root), "--name", name, "--address", self.address)
+        if self.resume:
+            arguments = (*arguments, "--resume")
+        return Spec(name, module, arguments, self.run.log_of(name), threads)
+
+
+async def until_signalled(supervisor: Supervisor) -> int | None:
+    """Supervise until the end or until SIGINT or SIGTERM, whose number is returned."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    told: list[int] = []
+
+    def tell(number: int) -> None:
+        if not told:
+            told.append(number)
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, tell, number)
+    try:
+        await supervisor.supervise()
+    except asyncio.CancelledError:
+        if not told:
+            raise
+    return told[0] if told else None
