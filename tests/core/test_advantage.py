@@ -123,6 +123,13 @@ def test_leaving_one_out_compares_a_trial_with_the_mean_of_the_others():
     assert made.tolist() == [-3.0, -1.5, 4.5, 0.0]
 
 
+def test_leaving_one_out_says_nothing_of_a_trial_without_others():
+    rows = table([1.0, 3.0], trial=[0, 0])
+    cells = rows.cells(("group",))
+    for weight in ("trial", "sample"):
+        assert minus_mean_of_others(rows.returns, cells, rows.trial, weight).tolist() == [0.0, 0.0]
+
+
 def test_leaving_one_out_leaves_out_all_turns_of_the_trial():
     rows = table([1.0, 3.0, 8.0, 2.0, 4.0], trial=[0, 0, 1, 2, 2])
     cells = rows.cells(("group",))
@@ -157,18 +164,6 @@ def test_the_anchor_term_is_added_with_its_weight_and_then_scaled():
     assert made == pytest.approx([-(1.5**0.5), 1.5**0.5, 0.0])
 
 
-def two_trials(scores):
-    """Two episodes a trial, one turn each, a reflection between them; returns are zero."""
-    return table(
-        [0.0] * 6,
-        trial=[0, 0, 0, 1, 1, 1],
-        kind=[ACT, REFLECT, ACT] * 2,
-        anchor=[0, 1, 0] * 2,
-        episode=[0, 0, 1] * 2,
-        episode_score=np.array(scores, np.float64),
-    )
-
-
 def test_mages_normalisation_adds_score_against_group_and_return_against_state():
     rows = table(
         [10.0, 20.0, -10.0, 6.0],
@@ -183,6 +178,18 @@ def test_mages_normalisation_adds_score_against_group_and_return_against_state()
 def test_mages_states_are_compared_only_against_the_same_opponent():
     rows = table([10.0, 20.0, -10.0], member=[0, 1, 0], episode_score=np.zeros(3))
     assert mage_agent_specific(rows).tolist() == [10.0, 0.0, -10.0]
+
+
+def two_trials(scores):
+    """Two episodes a trial, one turn each, a reflection between them; returns are zero."""
+    return table(
+        [0.0] * 6,
+        trial=[0, 0, 0, 1, 1, 1],
+        kind=[ACT, REFLECT, ACT] * 2,
+        anchor=[0, 1, 0] * 2,
+        episode=[0, 0, 1] * 2,
+        episode_score=np.array(scores, np.float64),
+    )
 
 
 def test_defect_10_reflections_are_pushed_down_in_winning_groups_unless_kind_is_in_the_key():
