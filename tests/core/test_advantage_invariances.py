@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.advantage import (
@@ -64,6 +64,7 @@ def close(expected):
     return pytest.approx(expected, rel=1e-7, abs=1e-7)
 
 
+@settings(deadline=None)
 @given(tables(), KEYS, SCALES, WEIGHTS, st.data())
 def test_adding_a_constant_to_the_returns_of_a_cell_changes_nothing(
     table, key, scale, weight, data
@@ -77,6 +78,7 @@ def test_adding_a_constant_to_the_returns_of_a_cell_changes_nothing(
         assert estimate(moved, key, scale, weight, centre=centre) == close(before)
 
 
+@settings(deadline=None)
 @given(tables(), KEYS, SCALES, WEIGHTS, st.randoms(use_true_random=False))
 def test_the_order_of_rows_does_not_matter(table, key, scale, weight, source):
     order = list(range(len(table)))
@@ -88,6 +90,7 @@ def test_the_order_of_rows_does_not_matter(table, key, scale, weight, source):
     assert mage_agent_specific(shuffled) == close(mage_agent_specific(table)[order])
 
 
+@settings(deadline=None)
 @given(tables(), KEYS, SCALES, WEIGHTS, finite, st.sampled_from([0.0, 1e-6, 1.0]))
 def test_equal_returns_give_exactly_zero_for_any_value(table, key, scale, weight, value, epsilon):
     equal = rows_of(table, slice(None), returns=np.full(len(table), value))
@@ -96,6 +99,7 @@ def test_equal_returns_give_exactly_zero_for_any_value(table, key, scale, weight
     assert not anchor_term(equal).any()
 
 
+@settings(deadline=None)
 @given(tables(), KEYS, WEIGHTS)
 def test_the_weighted_mean_of_a_cells_advantages_is_zero(table, key, weight):
     made, cells = estimate(table, key, None, weight), table.cells(key)
@@ -107,6 +111,7 @@ def test_the_weighted_mean_of_a_cells_advantages_is_zero(table, key, weight):
         assert np.average(made[inside], weights=weights) == close(0.0)
 
 
+@settings(deadline=None)
 @given(tables(), KEYS, st.sampled_from([(), ("group",), ("member",)]), WEIGHTS)
 def test_doubling_all_returns_doubles_centred_and_keeps_scaled_advantages(
     table, key, scale, weight
@@ -120,6 +125,7 @@ def test_doubling_all_returns_doubles_centred_and_keeps_scaled_advantages(
     assert estimate(doubled, key, scale, weight, epsilon=0.0) == close(before)
 
 
+@settings(deadline=None)
 @given(tables(), st.sampled_from([(), ("group",), ("member",)]), KEYS, WEIGHTS)
 def test_scaled_advantages_are_finite_and_have_root_mean_square_one_or_zero(
     table, scale, key, weight
@@ -135,6 +141,7 @@ def test_scaled_advantages_are_finite_and_have_root_mean_square_one_or_zero(
         assert mean_square == close(0.0) or mean_square == close(1.0)
 
 
+@settings(deadline=None)
 @given(st.lists(rewards, min_size=2, max_size=10))
 def test_leaving_one_out_stretches_the_group_mean_by_n_over_n_minus_one(returns):
     values, zeros = np.array(returns), np.zeros(len(returns), np.int64)
@@ -143,6 +150,7 @@ def test_leaving_one_out_stretches_the_group_mean_by_n_over_n_minus_one(returns)
     assert others == close(n / (n - 1) * minus_mean(values, zeros, trials, "trial"))
 
 
+@settings(deadline=None)
 @given(tables(), KEYS, WEIGHTS, st.data())
 def test_a_left_out_trials_baseline_does_not_depend_on_its_own_returns(table, key, weight, data):
     trial = data.draw(st.sampled_from(table.trial.tolist()))

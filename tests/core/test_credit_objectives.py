@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.credit import (
@@ -37,6 +37,7 @@ def objective(credit, rewards, episode_discount):
     return acts(credit, rewards, 1.0, episode_discount)[0][0]
 
 
+@settings(deadline=None)
 @given(trials)
 def test_differential_telescopes_at_discount_one(rewards):
     totals = [sum(episode) for episode in rewards]
@@ -45,6 +46,7 @@ def test_differential_telescopes_at_discount_one(rewards):
         assert returns == approx([totals[-1] - before[episode]] * len(returns))
 
 
+@settings(deadline=None)
 @given(trials, discounts)
 def test_differential_weighs_the_last_episode_fully_and_the_others_by_what_discount_is_lost(
     rewards, g
@@ -64,11 +66,13 @@ def test_mages_objective_is_the_final_episode_only_at_discount_one(g, weights): 
     assert [objective(differential, rewards, g) for rewards in unit] == approx(list(weights))
 
 
+@settings(deadline=None)
 @given(trials, discounts)
 def test_dense_has_the_objective_of_differential(rewards, g):
     assert objective(differential_dense, rewards, g) == approx(objective(differential, rewards, g))
 
 
+@settings(deadline=None)
 @given(trials, discounts)
 def test_dense_differs_from_differential_by_what_was_settled_before_the_turn(rewards, g):
     dense, literal = (acts(c, rewards, 1.0, g) for c in (differential_dense, differential))
@@ -80,6 +84,7 @@ def test_dense_differs_from_differential_by_what_was_settled_before_the_turn(rew
             assert literal[k][t] - dense[k][t] == approx(settled)
 
 
+@settings(deadline=None)
 @given(trials, discounts, discounts, st.data())
 def test_causal_credits_do_not_look_at_rewards_before_a_turn(rewards, d, g, data):
     k = data.draw(st.integers(0, len(rewards) - 1))
@@ -98,6 +103,7 @@ def test_differential_looks_at_the_episode_before():
     assert acts(differential, drew, 1.0, 1.0)[1] == [1.0]
 
 
+@settings(deadline=None)
 @given(trials, discounts, discounts)
 def test_lamers_code_and_paper_agree_where_episodes_have_one_turn(rewards, d, g):
     single_turns = [episode[:1] for episode in rewards]
@@ -105,12 +111,14 @@ def test_lamers_code_and_paper_agree_where_episodes_have_one_turn(rewards, d, g)
     assert [e[0] for e in code] == approx([e[0] for e in paper])
 
 
+@settings(deadline=None)
 @given(trials, discounts)
 def test_without_discount_inside_episodes_lamers_code_and_paper_agree(rewards, g):
     code, paper = (acts(c, rewards, 1.0, g) for c in (cumulative_code, cumulative_paper))
     assert [approx(episode) for episode in paper] == code
 
 
+@settings(deadline=None)
 @given(trials, discounts)
 def test_without_discount_across_episodes_lamer_is_ordinary_rl(rewards, d):
     alone = acts(single_episode, rewards, d, 1.0)
@@ -118,6 +126,7 @@ def test_without_discount_across_episodes_lamer_is_ordinary_rl(rewards, d):
     assert acts(cumulative_paper, rewards, d, 0.0) == alone
 
 
+@settings(deadline=None)
 @given(trials)
 def test_at_discount_one_dense_and_final_only_are_the_same(rewards):
     assert acts(differential_dense, rewards, 1.0, 1.0) == [
@@ -125,6 +134,7 @@ def test_at_discount_one_dense_and_final_only_are_the_same(rewards):
     ]
 
 
+@settings(deadline=None)
 @given(trials, discounts, discounts)
 def test_a_reflection_gets_the_first_return_of_the_episode_it_opens(rewards, d, g):
     flags = [k % 2 == 1 for k in range(len(rewards))]
@@ -161,6 +171,7 @@ def reference(samples, mode, d, g):
     return returns[::-1]
 
 
+@settings(deadline=None)
 @given(trials, discounts, discounts, st.booleans())
 def test_credits_agree_with_the_references_loop(rewards, d, g, reflects):
     samples = []
