@@ -1,1 +1,1 @@
-"""The environments, one a file; `environment.py` holds the protocol, `catalogue.py` finds one by its name."""
+"""The environments; `environment.py` holds the protocol, `catalogue.py` finds one by its name."""

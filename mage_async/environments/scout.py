@@ -8,21 +8,22 @@ is drawn by chance.
 import itertools
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from mage_async.environments.environment import Chance, Environment, Facts, Outcome, Play, Split
+from mage_async.environments.environment import Chance, Environment, Facts, Split
+from mage_async.environments.scout_play import (
+    ACTIONS,
+    DIALS,
+    KEYS,
+    NUM_DIALS,
+    SCOUT,
+    ScoutPlay,
+    ScoutScript,
+)
 from mage_async.environments.scout_values import Code, Payoffs, cumulative_weights, solve
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 
-KEYS = ("red", "green", "blue", "gold")
-DIALS = ("alpha", "beta", "gamma")
-SCOUT, PASS = "scout", "pass"
-ACTIONS = (*KEYS, SCOUT, PASS)
-
-_NUM_DIALS = len(DIALS)
-_CODES = tuple(itertools.product(range(len(KEYS)), repeat=_NUM_DIALS))
+_CODES = tuple(itertools.product(range(len(KEYS)), repeat=NUM_DIALS))
 _HELDOUT = tuple(code for code in _CODES if (code[0] + code[1] - code[2]) % len(KEYS) == 0)
 _SPLITS: dict[Split, tuple[Code, ...]] = {
     # A Latin square: every key, and every pair on two dials, is equally frequent in both.
@@ -39,58 +40,6 @@ An episode visits each dial once. At a dial, name a key, or say scout or pass.
 The right key earns 1, a wrong key {wrong:g}. Pass earns {safe:g} and tells nothing.
 Scout earns {cost:g} and tells the dial's key. Anything else is invalid and earns {cost:g}.
 The keys stay the same in all episodes."""
-
-
-class ScoutPlay:
-    """One visit to each dial. The anchor is the dial: no other turn bears on its reward."""
-
-    __slots__ = ("_code", "_payoffs", "chance", "dial", "known", "missed")
-
-    def __init__(self, code: Code, payoffs: Payoffs, chance: Chance) -> None:
-        self._code, self._payoffs, self.chance = code, payoffs, chance
-        self.dial = 0
-        self.known: dict[int, str] = {}
-        """Keys this episode has shown, by dial."""
-        self.missed: dict[int, str] = {}
-        """Keys this episode has shown to be wrong, by dial."""
-
-    @property
-    def observation(self) -> str:
-        """The first dial."""
-        return DIALS[0]
-
-    @property
-    def anchor(self) -> str:
-        """The dial."""
-        return DIALS[self.dial] if self.dial < _NUM_DIALS else "done"
-
-    def legal_actions(self) -> Sequence[str]:
-        """Keys, scout and pass until every dial has been visited."""
-        return ACTIONS if self.dial < _NUM_DIALS else ()
-
-    def act(self, action: str) -> Outcome:
-        """Visit a dial; an invalid action costs as much as scouting and tells nothing."""
-        assert self.dial < _NUM_DIALS, "the episode is done"
-        feedback, reward = self._visit(action)
-        self.dial += 1
-        is_done = self.dial == _NUM_DIALS
-        said = feedback if is_done else f"{feedback} {DIALS[self.dial]}"
-        return Outcome(said, reward, feedback != "invalid", is_done)
-
-    def _visit(self, action: str) -> tuple[str, float]:
-        dial, key = self.dial, KEYS[self._code[self.dial]]
-        if action == SCOUT:
-            self.known[dial] = key
-            return f"cost {DIALS[dial]} {key}", -self._payoffs.cost
-        if action == PASS:
-            return "ok", self._payoffs.safe
-        if action == key:
-            self.known[dial] = key
-            return f"win {DIALS[dial]} {key}", 1.0
-        if action in KEYS:
-            self.missed[dial] = action
-            return "lose", -self._payoffs.wrong
-        return "invalid", -self._payoffs.cost
 
 
 class Scout(Environment):
@@ -113,10 +62,10 @@ class Scout(Environment):
         self.facts = Facts(
             name="scout",
             num_seats=1,
-            max_turns=_NUM_DIALS,
-            min_return=_NUM_DIALS * min(-cost, -wrong, safe),
-            max_return=_NUM_DIALS * max(1.0, safe),
-            units=_NUM_DIALS,
+            max_turns=NUM_DIALS,
+            min_return=NUM_DIALS * min(-cost, -wrong, safe),
+            max_return=NUM_DIALS * max(1.0, safe),
+            units=NUM_DIALS,
             has_chance=False,
             words=(*ACTIONS, *DIALS, "cost", "win", "lose", "ok", "invalid"),
         )
@@ -189,34 +138,6 @@ class Scout(Environment):
         wrong_keys = len(KEYS) - 1
         payoffs = self.payoffs
         return (1 - wrong_keys * payoffs.wrong - payoffs.cost + payoffs.safe) / len(ACTIONS)
-
-
-@dataclass(slots=True)
-class ScoutScript:
-    """Scouts and guesses with set probabilities; plays a key it has seen with probability 0.95."""
-
-    source: random.Random
-    scouts: float
-    guesses: float
-    _plays: list[ScoutPlay] = field(default_factory=list)
-    """The episodes of the trial so far."""
-
-    def choose(self, play: Play) -> str:
-        """The next action, knowing what earlier episodes have shown."""
-        assert isinstance(play, ScoutPlay)
-        if not self._plays or self._plays[-1] is not play:
-            self._plays.append(play)
-        known = [seen.known[play.dial] for seen in self._plays if play.dial in seen.known]
-        if known and self.source.random() < 0.95:
-            return known[0]
-        luck = self.source.random()
-        if luck < self.scouts:
-            return SCOUT
-        return self._guess(play.dial) if luck < self.scouts + self.guesses else PASS
-
-    def _guess(self, dial: int) -> str:
-        missed = [seen.missed[dial] for seen in self._plays if dial in seen.missed]
-        return self.source.choice([key for key in KEYS if key not in missed])
 
 
 def _code(member: str) -> Code:

@@ -1,0 +1,103 @@
+"""The hidden opponents of Kuhn poker: who bets and who calls with which card.
+
+Cards are numbers: 0 jack, 1 queen, 2 king. A player of Kuhn poker is at most once a hand in each of
+two places: nobody has bet yet, or the other one has. So a style is three probabilities for either.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+CARDS = ("jack", "queen", "king")
+Three = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Probabilities by card: of betting where nobody has, of calling a bet."""
+
+    bets: Three
+    calls: Three
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """A way to play either seat."""
+
+    name: str
+    family: str
+    first: Style
+    """Where it speaks first."""
+    second: Style
+
+    def style(self, seat: int) -> Style:
+        """The style in a seat."""
+        return self.second if seat else self.first
+
+
+def _player(name: str, family: str, bets: Three, calls: Three) -> Player:
+    style = Style(bets, calls)
+    return Player(name, family, style, style)
+
+
+def _cards(chosen: Three) -> str:
+    """Such as `queen-king`."""
+    return "-".join(itertools.compress(CARDS, chosen)) or "none"
+
+
+def _pattern(bets: Three, calls: Three) -> Player:
+    family = f"call-{_cards(calls)}"
+    return _player(f"bet-{_cards(bets)}-{family}", family, bets, calls)
+
+
+_CALLS: tuple[Three, ...] = ((0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1))
+"""Whoever calls with a card calls with every higher one."""
+_PATTERNS = tuple(
+    _pattern((jack, queen, king), calls)
+    for jack, queen, king in itertools.product((0, 1), repeat=3)
+    for calls in _CALLS
+)
+_HELDOUT_PATTERNS = (
+    "bet-queen-call-king",
+    "bet-jack-queen-call-none",
+    "bet-queen-king-call-queen-king",
+    "bet-queen-call-queen-king",
+    "bet-jack-queen-king-call-none",
+    "bet-none-call-king",
+    "bet-king-call-king",
+    "bet-none-call-jack-queen-king",
+)
+
+FAMILY_TRAIN = tuple(each for each in _PATTERNS if each.name not in _HELDOUT_PATTERNS)
+"""24 of the 32 patterns that always do the same with a card."""
+FAMILY_HELDOUT = tuple(each for each in _PATTERNS if each.name in _HELDOUT_PATTERNS)
+"""8: the ones written out above, drawn once."""
+
+
+def _archetype(name: str, bets: Three, calls: Three) -> Player:
+    return _player(name, name, bets, calls)
+
+
+NASH = Player(
+    "nash", "nash", Style((1 / 3, 0, 1), (0, 2 / 3, 1)), Style((1 / 3, 0, 1), (0, 1 / 3, 1))
+)
+"""An equilibrium: the queen calls more often where it spoke first."""
+UNIFORM = _archetype("uniform", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+ARCHETYPES_TRAIN = (
+    _archetype("folder", (0, 0, 0), (0, 0, 0)),
+    _archetype("tight", (0, 0, 1), (0, 0, 1)),
+    _archetype("station", (0, 0, 0), (1, 1, 1)),
+    _archetype("maniac", (1, 1, 1), (1, 1, 1)),
+    _archetype("bluffer", (1, 1, 1), (0, 0, 0)),
+    _archetype("slowplay", (0, 0, 0), (0, 0, 1)),
+    _archetype("valuestation", (0, 0, 1), (1, 1, 1)),
+    NASH,
+)
+ARCHETYPES_HELDOUT = (
+    _archetype("tightman", (1, 1, 1), (0, 0, 1)),
+    _archetype("intermediate", (0.5, 0, 1), (0, 0.5, 1)),
+    _archetype("loose", (0, 0.5, 1), (0, 1, 1)),
+    _archetype("wild", (1, 0, 1), (0, 0, 0)),
+    _archetype("passive", (0, 0, 0), (0, 1, 1)),
+    _archetype("semi", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)),
+)
