@@ -75,6 +75,14 @@ class Learner(RuleBasedStateMachine):
         index %= granted.num_trials
         self.deliver(granted, index)
 
+    @precondition(lambda self: self.grants)
+    @rule(back=st.integers(0, 5))
+    def finish(self, back: int) -> None:
+        """All results of a late grant, so that groups do complete, and not in order."""
+        granted = self.grants[-1 - back % len(self.grants)]
+        for index in range(granted.num_trials):
+            self.deliver(granted, index)
+
     def deliver(self, granted: GroupGrant, index: int) -> None:
         task = Task(granted.environment, granted.member, granted.seed, granted.seat)
         trial = Trial(task, index, 1, (SEGMENT,), ())
@@ -159,6 +167,8 @@ class Learner(RuleBasedStateMachine):
         target = len(self.batches) + self.slots.max_staleness + 2
         while len(self.batches) < target:
             steps = len(self.batches)
+            while self.start + len(self.batches) > self.slots.version:
+                self.publish()
             while self.slots.may_grant():
                 self.grant("a", 0)
             for number in self.slots.lapsed():
@@ -169,8 +179,6 @@ class Learner(RuleBasedStateMachine):
                 for index in range(granted.num_trials):
                     self.deliver(granted, index)
             self.take_batch()
-            while self.start + len(self.batches) > self.slots.version:
-                self.publish()
             assert len(self.batches) > steps, "no step although every group is complete"
         self.every_granted_trial_is_trained_dropped_or_in_flight()
         self.no_acknowledged_trial_is_lost()
