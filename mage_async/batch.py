@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mage_async.advantage import advantages, anchor_term, with_format_penalty
+from mage_async.advantage import advantages, with_format_penalty
 from mage_async.config import Config
 from mage_async.credit import CREDITS
 from mage_async.packing import Sequenced, sequences
@@ -25,9 +25,8 @@ def training_sequences(groups: Sequence[Group], config: Config) -> list[Sequence
         scale=None if rules.scale == "none" else tuple(rules.scale),
         weight=rules.weight,
         epsilon=rules.epsilon,
+        anchor_weight=rules.anchor_weight,
     )
-    if rules.anchor_weight:
-        values = values + rules.anchor_weight * anchor_term(table)
     values = with_format_penalty(values, table.is_valid, format_penalty=rules.format_penalty)
     trials = [trial for group in groups for trial in group.trials]
     worth = table.by_trial(values)

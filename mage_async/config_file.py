@@ -90,7 +90,7 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     if "Invalid enum value" in what:
         choices = ", ".join(map(repr, _choices(path)))
         return f"`{path}` must be one of {choices}, got {_lookup(tree, path)!r}"
-    bound = what.replace("Expected ", "").replace("`", "")
+    bound = what.removeprefix("Expected ").split(", got ")[0].replace("`", "")
     bound = re.sub(r"^(int|float) >= (\S+)$", r"at least \2", bound)
     bound = re.sub(r"^(int|float) > (\S+)$", r"greater than \2", bound)
     return f"`{path}` must be {bound}, got {_lookup(tree, path)!r}"

@@ -56,14 +56,15 @@ class Supervisor:
 
     async def _generation(self) -> bool:
         """All processes, until all have ended well (True) or the learner has failed (False)."""
+        is_over = True
         try:
             async with asyncio.TaskGroup() as tasks:
                 for spec in self._specs():
                     tasks.create_task(self._keep(spec), name=spec.name)
         except* LearnerEnded:
+            is_over = False
             await self._end_all()
-            return False
-        return True
+        return is_over
 
     async def _keep(self, spec: Spec) -> None:
         """Start a process, and again while its budget lasts, until it ends well."""

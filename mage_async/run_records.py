@@ -1,0 +1,73 @@
+"""What a run has written, read back: plain data, and whatever of it is there yet."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mage_async import config_file
+from mage_async.config import Config
+from mage_async.errors import RunError
+from mage_async.run_directory import RunDirectory
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecords:
+    """The records of one run; those of an interrupted one may be short or empty."""
+
+    config: Config
+    metrics: list[Record]
+    """A record a step."""
+    curve: list[Record]
+    """A record an evaluation while training."""
+    evaluation: Record
+    """The final sets and the references; empty before the end."""
+    learner: Record
+    """Counts and totals; empty before the end."""
+    samples: list[Record]
+    """Trials to read."""
+
+    def step_s(self) -> list[float]:
+        """Seconds that each step of `metrics` took, its wait for the batch included."""
+        times = [0.0, *(record["time_s"] for record in self.metrics)]
+        return [max(0.0, later - sooner) for sooner, later in zip(times, times[1:], strict=False)]
+
+
+def read_records(run: RunDirectory) -> RunRecords:
+    """Read all records of a run.
+
+    Raises:
+        RunError: it has no configuration, or a file is damaged anywhere but in an unfinished last line.
+        ConfigError: its configuration is not one of this version.
+    """
+    if not run.config.is_file():
+        raise RunError(f"{run.root} is no run directory: it has no {run.config.name}")
+    return RunRecords(
+        config_file.load(run.config, []),
+        _lines(run.metrics),
+        _lines(run.curve),
+        _document(run.evaluation),
+        _document(run.learner),
+        _lines(run.samples),
+    )
+
+
+def _document(file: Path) -> Record:
+    return _parsed(file, file.read_text(), "") if file.is_file() else {}
+
+
+def _lines(file: Path) -> list[Record]:
+    """Every finished line; what a killed process left of a last one was never written."""
+    if not file.is_file():
+        return []
+    *lines, _ = file.read_text().split("\n")
+    return [_parsed(file, line, f", line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def _parsed(file: Path, text: str, where: str) -> Record:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RunError(f"{file}{where}: damaged: {error}") from None

@@ -1,0 +1,154 @@
+"""A run in one JSON document: what it reached, at which speed, and what became of every trial.
+
+Of an interrupted run only those keys are there that can be known, and `complete` is false.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mage_async.run_directory import RunDirectory
+from mage_async.run_records import Record, RunRecords, read_records
+
+_SCORES = (
+    "return_by_episode",
+    "ci95_by_episode",
+    "num_trials",
+    "by_family",
+    "probes_by_episode",
+    "invalid_actions_per_trial",
+)
+_RATES = ("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s")
+
+
+def summarise(run: RunDirectory, *, wall_s: float) -> dict[str, Any]:
+    """The content of `summary.json`.
+
+    Returns are per unit of the environment, intervals are half-widths at 95 %, staleness is in steps,
+    mismatches are in nats. Rates are means over the training time, waits included.
+
+    Args:
+        wall_s: from the command to its end, warm start and evaluation included.
+    """
+    records = read_records(run)
+    parts = {
+        **_identity(records),
+        "wall_s": wall_s,
+        "warm_start_s": records.learner.get("warm_start_s"),
+        "evaluation": _evaluation(records.evaluation),
+        "references": records.evaluation.get("references"),
+        "throughput": _throughput(records),
+        "staleness": _staleness(records),
+        "prefix_cache": _prefix_cache(records),
+        "invalid_actions_per_trial": _invalid_actions(records),
+        "logprob_mismatch": _mismatch([*records.metrics, records.learner.get("parity", {})]),
+        "trials": records.learner.get("trials"),
+    }
+    return {name: part for name, part in parts.items() if part not in (None, {})}
+
+
+def _identity(records: RunRecords) -> Record:
+    config, steps = records.config, _num_steps(records)
+    is_whole = bool(records.learner) and bool(records.evaluation)
+    return {
+        "seed": config.seed,
+        "steps": steps,
+        "complete": is_whole and steps >= config.learner.steps,
+        "environment": {
+            "name": config.environment.name,
+            "options": config.environment.options,
+            **_facts(records.evaluation.get("environment", {})),
+        },
+        "credit": {
+            "kind": config.credit.kind,
+            "turn_discount": config.credit.turn_discount,
+            "episode_discount": config.credit.episode_discount,
+        },
+    }
+
+
+def _num_steps(records: RunRecords) -> int:
+    last = records.metrics[-1]["step"] if records.metrics else 0
+    return records.learner.get("version", last)
+
+
+def _facts(declared: Record) -> Record:
+    return {name: declared[name] for name in ("units", "min_return", "max_return") if declared}
+
+
+def _evaluation(evaluation: Record) -> Record:
+    sets = evaluation.get("sets", {})
+    return {name: {key: score[key] for key in _SCORES} for name, score in sets.items()}
+
+
+def _throughput(records: RunRecords) -> Record:
+    seconds = records.step_s()
+    return {
+        name: weighted_mean([record[name] for record in records.metrics], seconds)
+        for name in _RATES
+        if records.metrics
+    }
+
+
+def _staleness(records: RunRecords) -> Record:
+    """Token by token: a step counts by the tokens it trained."""
+    metrics = [record for record in records.metrics if "staleness_mean" in record]
+    if not metrics:
+        return {}
+    episodes = range(1, len(metrics[0]["return_by_episode"]) + 1)
+    return {
+        "mean": _over_tokens(records, "staleness_mean"),
+        "max": max(record["staleness_max"] for record in metrics),
+        "mean_by_episode": [
+            _over_tokens(records, f"staleness_mean_episode_{episode}") for episode in episodes
+        ],
+    }
+
+
+def _over_tokens(records: RunRecords, name: str) -> float:
+    steps = zip(records.metrics, records.step_s(), strict=True)
+    known = [(record, seconds) for record, seconds in steps if name in record]
+    tokens = [record["generated_tokens_per_s"] * seconds for record, seconds in known]
+    return weighted_mean([record[name] for record, _ in known], tokens)
+
+
+def _prefix_cache(records: RunRecords) -> Record:
+    """Shares of prompt tokens: from the totals, or of an interrupted run the mean of its steps."""
+    if totals := records.learner.get("totals"):
+        prompt, reused = totals["prompt_tokens"], totals["reused_tokens"]
+        computed_before = reused + totals["repeated_tokens"]
+        return {
+            "hit_rate": reused / max(1, prompt),
+            "reuse_rate": reused / max(1, computed_before),
+        }
+    names = {"hit_rate": "prefix_hit_rate", "reuse_rate": "prefix_reuse_rate"}
+    return {
+        key: sum(record[name] for record in records.metrics) / len(records.metrics)
+        for key, name in names.items()
+        if records.metrics
+    }
+
+
+def _invalid_actions(records: RunRecords) -> float | None:
+    """Over all trials trained; every step trains equally many."""
+    values = [record["invalid_actions_per_trial"] for record in records.metrics]
+    return sum(values) / len(values) if values else None
+
+
+def _mismatch(measured: Sequence[Record]) -> Record:
+    """Learner against engine over every token whose weights and cached keys were the trained ones."""
+    known = [each for each in measured if "logprob_mismatch_max" in each]
+    tokens = [each["equal_version_tokens"] for each in known]
+    if not known:
+        return {}
+    return {
+        "mean_abs": weighted_mean([each["logprob_mismatch_mean"] for each in known], tokens),
+        "max_abs": max(each["logprob_mismatch_max"] for each in known),
+        "num_tokens": int(sum(tokens)),
+    }
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Mean of `values` by `weights`; 0 where nothing weighs anything."""
+    total = sum(weights)
+    pairs = zip(values, weights, strict=True)
+    return sum(value * weight for value, weight in pairs) / total if total else 0.0

@@ -1,0 +1,160 @@
+"""Contexts that only grow, with the real tokenizer of the tiny policy."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mage_async.assembly import environment_of, rules_of
+from mage_async.chat import ChatFormat
+from mage_async.completion import Completion
+from mage_async.config import Config
+from mage_async.config_file import find, load
+from mage_async.environments.environment import Environment
+from mage_async.inference.chat_files import load_chat
+from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy_version import VersionRun
+from mage_async.scripted import scripted_trial
+from mage_async.tags import Tags
+from mage_async.trajectory import Kind, Task
+from mage_async.transcript import Transcript
+from mage_async.trial_run import TrialRules, TrialRun
+
+TASK = Task("rps", "seq-rock-paper-paper", 7)
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load(find("quickstart"), [])
+
+
+@pytest.fixture(scope="module")
+def environment(config: Config) -> Environment:
+    return environment_of(config)
+
+
+@pytest.fixture(scope="module")
+def chat(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+    folder: Path = tmp_path_factory.mktemp("policy")
+    words = (*environment.facts.words, "episode", "reflect", "remark")
+    save_tokenizer(build_tokenizer(words), folder)
+    return load_chat(folder)
+
+
+@pytest.fixture
+def rules(config: Config, environment: Environment, chat: ChatFormat) -> TrialRules:
+    return rules_of(config, environment, chat, 3)
+
+
+def _completion(chat: ChatFormat, text: str, version: int = 0) -> Completion:
+    ids = np.array(chat.encode(text), np.int32)
+    return Completion(ids, np.full(len(ids), -1.0, np.float32), (VersionRun(0, version, version),), "stop", 0)
+
+
+def test_every_prompt_extends_the_one_before_token_by_token(
+    environment: Environment, rules: TrialRules, chat: ChatFormat
+) -> None:
+    run = TrialRun(environment, TASK, 0, rules, chat, name="t")
+    before = np.array([], np.int32)
+    while (prompt := run.next_prompt()) is not None:
+        assert (prompt.tokens[: len(before)] == before).all()
+        completion = _completion(chat, " rock")
+        run.receive(completion)
+        before = np.concatenate([prompt.tokens, completion.tokens])
+    assert (run.trial().segments[0].tokens[: len(before)] == before).all()
+
+
+def test_a_trial_reads_as_chat(environment: Environment, rules: TrialRules, chat: ChatFormat) -> None:
+    run = TrialRun(environment, TASK, 0, replace(rules, num_episodes=1), chat, name="t")
+    while run.next_prompt() is not None:
+        run.receive(_completion(chat, " rock"))
+    trial = run.trial()
+    text = chat.decode(tuple(trial.segments[0].tokens.tolist()))
+    assert text.startswith(
+        "<|user|> episode 1<|assistant|><action> rock</action><|user|> opp rock draw<|assistant|>"
+    )
+    assert text.endswith("</action>" + "<|user|> opp rock draw")
+
+
+def test_a_turn_of_the_tiny_policy_costs_eight_tokens(
+    environment: Environment, rules: TrialRules, chat: ChatFormat
+) -> None:
+    trial = scripted_trial(environment, TASK, 0, rules, chat)
+    starts = [turn.start for turn in trial.turns if turn.episode == 0]
+    assert {after - before for before, after in zip(starts, starts[1:], strict=False)} == {8}
+
+
+def test_every_word_of_the_environment_is_one_token(environment: Environment, chat: ChatFormat) -> None:
+    assert {word for word in environment.facts.words if len(chat.encode(f" {word}")) != 1} == set()
+
+
+@pytest.mark.parametrize("text", ["héllo\n\n 日本 \t x", "<action>rock", "scissorss rockk", ""])
+def test_no_text_is_ever_unknown_to_the_tokenizer(chat: ChatFormat, text: str) -> None:
+    assert chat.decode(chat.encode(text)) == text
+
+
+def test_reflections_alone_begin_a_context_per_episode(
+    environment: Environment, rules: TrialRules, chat: ChatFormat
+) -> None:
+    rules = replace(rules, keeps_history=False, reflects=True)
+    run = TrialRun(environment, TASK, 0, rules, chat, name="t")
+    while run.next_prompt() is not None:
+        run.receive(_completion(chat, " paper</remark>" if run.kind is Kind.REFLECT else " rock"))
+    trial = run.trial()
+    texts = [chat.decode(tuple(segment.tokens.tolist())) for segment in trial.segments]
+    assert len(texts) == 3
+    assert "reflect<|assistant|><remark> paper</remark>" in texts[0]
+    assert texts[2].startswith("<|user|> remark 1: paper remark 2: paper episode 3<|assistant|>")
+    assert [turn.kind for turn in trial.turns if turn.kind is Kind.REFLECT] == [Kind.REFLECT] * 2
+
+
+def test_without_history_and_remarks_earlier_episodes_are_gone(
+    environment: Environment, rules: TrialRules, chat: ChatFormat
+) -> None:
+    trial = scripted_trial(environment, TASK, 0, replace(rules, keeps_history=False), chat)
+    last = chat.decode(tuple(trial.segments[2].tokens.tolist()))
+    assert last.startswith("<|user|> episode 3<|assistant|>")
+
+
+def test_a_swapped_trial_meets_someone_else_in_the_last_episode_only(
+    environment: Environment, rules: TrialRules, chat: ChatFormat
+) -> None:
+    other = replace(TASK, member="fixed-scissors")
+    run = TrialRun(environment, TASK, 0, rules, chat, name="t", swap=other)
+    plain = TrialRun(environment, TASK, 0, rules, chat, name="t")
+    for played in (run, plain):
+        while played.next_prompt() is not None:
+            played.receive(_completion(chat, " rock"))
+    swapped, usual = run.trial().episode_rewards(), plain.trial().episode_rewards()
+    assert swapped[:2] == usual[:2]
+    assert swapped[2] > usual[2]
+
+
+def test_versions_of_a_segment_are_runs_at_their_own_positions(chat: ChatFormat) -> None:
+    transcript = Transcript(chat, Tags("both"))
+    transcript.ask("episode 1", Kind.ACT)
+    for version in (3, 3, 4):
+        transcript.receive(_completion(chat, " rock", version))
+        transcript.tell("opp rock draw", Kind.ACT)
+    segment = transcript.segments()[0]
+    drawn = np.flatnonzero(segment.is_sampled)
+    assert segment.versions == (VersionRun(int(drawn[0]), 3, 3), VersionRun(int(drawn[2]), 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("forced", "completion", "action"),
+    [
+        ("both", " rock", "rock"),
+        ("open", " rock </action>", "rock"),
+        ("open", " rock", None),
+        ("none", "I think <action>rock</action> wins", "rock"),
+        ("none", "<think>maybe <action>paper</action></think><action>rock</action>", "rock"),
+        ("none", "<think><action>paper</action>", None),
+        ("none", "rock", None),
+    ],
+)
+def test_an_action_is_what_stands_in_tags_outside_thinking(
+    forced: str, completion: str, action: str | None
+) -> None:
+    assert Tags(forced).parse(Kind.ACT, completion) == action  # type: ignore[arg-type]
