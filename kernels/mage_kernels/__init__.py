@@ -2,17 +2,19 @@
 `reference.py`.
 """
 
-from mage_kernels.advantage import dense_keys, group_advantage
+from mage_kernels.advantage import group_advantage
 from mage_kernels.dispatch import backend_report
 from mage_kernels.head import PolicyLoss, linear_logprob, linear_policy_loss
 from mage_kernels.logits import token_entropy, token_logprob, token_logprob_and_entropy
 from mage_kernels.surrogate import SUMS, Surrogate, TokenData
+from mage_kernels.turns import TurnLayout, dense_keys
 
 __all__ = [
     "SUMS",
     "PolicyLoss",
     "Surrogate",
     "TokenData",
+    "TurnLayout",
     "backend_report",
     "dense_keys",
     "group_advantage",

@@ -1,34 +1,19 @@
 """From the rewards of turns to the advantages of tokens: returns, compared within groups.
 
-Shapes: `N` turns, `T` tokens.
+Shapes: `N` turns, `K` keys, `T` tokens.
 """
-
-from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor
 
-from mage_kernels import vectorised
 from mage_kernels.dispatch import is_fused
-
-
-def dense_keys(keys: Iterable[Hashable]) -> Tensor:
-    """Number any keys, as `("rps", opponent, seat, episode)`, from 0 in order of appearance: int64
-    `[N]`.
-    """
-    numbers: dict[Hashable, int] = {}
-    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
+from mage_kernels.reference import computing_dtype
+from mage_kernels.turns import COPIES, SAME_EPISODE, TurnLayout
 
 
 def group_advantage(
     rewards: Tensor,
-    trials: Tensor,
-    episodes: Tensor,
-    is_reflection: Tensor,
-    keys: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    num_tokens: int,
+    turns: TurnLayout,
     *,
     turn_discount: float,
     episode_discount: float,
@@ -39,31 +24,86 @@ def group_advantage(
     """Advantage of every token: each turn's return-to-go against those of its key.
 
     Returns are those of `reference.returns_to_go`, compared by `reference.compared_within_keys`:
-    equal returns give exactly 0, a key with one turn gives 0 or, with `keep_singletons`, its
+    equal returns give exactly 0; a key with one turn gives 0 or, with `keep_singletons`, its
     return.
 
     Args:
-        rewards: fp32 `[N]`, one per turn; turns of a trial are contiguous and in order of play.
-        trials: int64 `[N]`, ascending: the trial of each turn.
-        episodes: int64 `[N]`: the episode of each turn.
-        is_reflection: bool `[N]`.
-        keys: int64 `[N]` from 0 (see `dense_keys`): which turns are compared with each other.
-        starts, stops: int64 `[N]`: the tokens of each turn, ascending and disjoint.
-        num_tokens: `T`.
+        rewards: `[N]`, one per turn.
+        turns: how they lie in the batch, on the same device.
 
     Returns:
-        `[T]`: 0 at tokens of no turn.
+        `[T]`: 0 at tokens of no turn; fp32, or fp64 for fp64 rewards.
     """
-    arguments = (rewards, trials, episodes, is_reflection, keys, starts, stops, num_tokens)
-    options = {
-        "turn_discount": turn_discount,
-        "episode_discount": episode_discount,
-        "divide_by_std": divide_by_std,
-        "keep_singletons": keep_singletons,
-        "epsilon": epsilon,
-    }
+    if len(rewards) != len(turns.step):
+        raise ValueError(f"there are {len(turns.step)} turns, got {len(rewards)} rewards")
     if is_fused(rewards):
         from mage_kernels.fused.group_advantage import fused_group_advantage
 
-        return fused_group_advantage(*arguments, **options)
-    return vectorised.group_advantage(*arguments, **options)
+        return fused_group_advantage(
+            rewards, turns, turn_discount, episode_discount, divide_by_std, keep_singletons, epsilon
+        )
+    returns = returns_to_go(rewards, turns, turn_discount, episode_discount)
+    advantages = compared_within_keys(
+        returns,
+        turns,
+        divide_by_std=divide_by_std,
+        keep_singletons=keep_singletons,
+        epsilon=epsilon,
+    )
+    return expanded_to_tokens(advantages, turns)
+
+
+def returns_to_go(
+    rewards: Tensor, turns: TurnLayout, turn_discount: float, episode_discount: float
+) -> Tensor:
+    """`reference.returns_to_go`, a round per turn of the longest trial, all trials at once."""
+    returns = rewards.to(computing_dtype(rewards.dtype), copy=True)
+    turn = torch.arange(len(rewards), device=rewards.device)
+    from_end = turns.trial_stops - 1 - turn
+    by_round = from_end.argsort(stable=True)
+    sizes = torch.bincount(from_end).tolist()
+    discount = torch.where(turns.step == SAME_EPISODE, turn_discount, episode_discount)
+    discount = torch.where(turns.step == COPIES, 1.0, discount).to(returns.dtype)
+    returns[turns.step == COPIES] = 0.0
+    done = 0
+    for size in sizes:
+        here = by_round[done : done + size]
+        if done:
+            returns[here] += discount[here] * returns[here + 1]
+        done += size
+    return returns
+
+
+def compared_within_keys(
+    returns: Tensor,
+    turns: TurnLayout,
+    *,
+    divide_by_std: bool,
+    keep_singletons: bool,
+    epsilon: float,
+) -> Tensor:
+    """`reference.compared_within_keys`, by sums over keys in two passes."""
+    keys, count = turns.keys, turns.key_starts.diff().to(returns.dtype)
+    zeros = torch.zeros_like(count)
+    mean = zeros.index_add(0, keys, returns) / count
+    deviations = returns - mean[keys]
+    low = zeros.scatter_reduce(0, keys, returns, "amin", include_self=False)
+    high = zeros.scatter_reduce(0, keys, returns, "amax", include_self=False)
+    advantages = torch.where((low < high)[keys], deviations, 0.0)
+    if divide_by_std:
+        variance = zeros.index_add(0, keys, deviations.square()) / (count - 1).clamp(min=1)
+        advantages = advantages / (variance.sqrt() + epsilon)[keys]
+    if keep_singletons:
+        alone = returns / (1 + epsilon) if divide_by_std else returns
+        advantages = torch.where((count == 1)[keys], alone, advantages)
+    return advantages
+
+
+def expanded_to_tokens(advantages: Tensor, turns: TurnLayout) -> Tensor:
+    """`reference.expanded_to_tokens`: turns and gaps alternate, each repeated."""
+    edges = torch.stack([turns.starts, turns.stops], 1).flatten()
+    last = edges.new_full((1,), turns.num_tokens)
+    lengths = edges.diff(prepend=torch.zeros_like(last), append=last)  # [2 N + 1]
+    values = torch.stack([torch.zeros_like(advantages), advantages], 1).flatten()
+    values = torch.cat([values, values.new_zeros(1)])
+    return values.repeat_interleave(lengths, output_size=turns.num_tokens)

@@ -116,18 +116,27 @@ def token_terms(logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surroga
     value = (
         weight * surrogate + loss.kl_coefficient * reference_k3 - loss.entropy_coefficient * entropy
     )
-    pieces = (
-        torch.ones_like(value), value, surrogate, logprob, entropy, reference_k3,
-        ratio, is_clipped, is_dual, weight, weight * weight, weight < raw_weight, k3(logprob - behaviour),
-    )  # fmt: skip
-    sums = torch.stack([piece.detach().to(value.dtype) for piece in pieces])
+    pieces = {
+        "tokens": mask,
+        "loss": value,
+        "surrogate": surrogate,
+        "logprob": logprob,
+        "entropy": entropy,
+        "reference_k3": reference_k3,
+        "ratio": ratio,
+        "clipped": is_clipped,
+        "dual_clipped": is_dual,
+        "weight": weight,
+        "weight_squared": weight.square(),
+        "weight_capped": weight < raw_weight,
+        "behaviour_k3": k3(logprob - behaviour),
+    }
+    sums = torch.stack([pieces[name].detach().to(value.dtype) for name in SUMS])
     return TokenTerms(_masked(value, mask), sums.where(mask, 0.0))
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """`e^d - d - 1`: an estimate of a KL divergence that is never negative; d is cut at
-    +-MAX_LOG_RATIO.
-    """
+    """`e^d - d - 1`, an estimate of a KL divergence that is never negative."""
     log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return log_ratio.expm1() - log_ratio
 
