@@ -92,7 +92,7 @@ class LearnerChannel:
         try:
             _bind(self._socket, address)
         except RunError:
-            self.close()
+            _close(self._context, self._socket, 0.0)
             raise
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """Where peers connect."""
@@ -141,6 +141,8 @@ class LearnerChannel:
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close; blocks at most `linger_s` until what was sent has left this process."""
+        if self.address.startswith("ipc://") and not self._socket.closed:
+            Path(self.address.removeprefix("ipc://")).unlink(missing_ok=True)  # zmq leaves it
         _close(self._context, self._socket, linger_s)
 
     def _answer_stranger(self, peer: Peer, answer: Message) -> None:

@@ -44,6 +44,7 @@ class Pipe:
 
     async def take(self) -> tuple[Peer, list[bytes]]:
         """The oldest message. Cancellation leaves it in the pipe."""
+        await asyncio.sleep(0)  # as a real socket: a flood must not starve the other tasks
         while not self._waiting:
             self._changed.clear()
             await self._changed.wait()

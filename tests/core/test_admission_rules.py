@@ -1,5 +1,7 @@
 """The ledger under any order of grants, results, drops, deadlines, deaths and steps."""
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -160,6 +162,24 @@ class Learner(RuleBasedStateMachine):
         assert counts.groups.in_flight <= self.slots.num_slots()
         assert counts.acknowledged == len(self.accepted)
 
+    def do(self, name: str, source: random.Random) -> None:
+        """One rule, with arguments from `source`, if it may be done now."""
+        which, peer = source.randrange(10**6), source.choice("abc")
+        actions = {
+            "grant": (self.slots.may_grant(), lambda: self.grant(peer, which % 10)),
+            "grant_again": (self.slots.lapsed(), lambda: self.grant_again(peer, which)),
+            "finish": (self.grants, lambda: self.finish(which % 6)),
+            "receive": (self.grants, lambda: self.receive(which, source.randrange(3))),
+            "drop": (self.grants, lambda: self.drop(len(self.grants) - 1 - which % 6)),
+            "pass_time": (True, lambda: self.pass_time(source.uniform(0, DEADLINE_S))),
+            "kill": (True, lambda: self.kill(peer)),
+            "take_batch": (True, self.take_batch),
+            "publish": (self.start + len(self.batches) > self.slots.version, self.publish),
+        }
+        is_possible, action = actions[name]
+        if is_possible:
+            action()
+
     def teardown(self) -> None:
         """Progress: when all peers behave again, everything granted is trained, and steps go on."""
         if not hasattr(self, "slots"):
@@ -192,6 +212,24 @@ class Learner(RuleBasedStateMachine):
 
 class TestLearner(Learner.TestCase):
     settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_rule_holds_through_a_long_history(seed: int) -> None:
+    """The same machine with likelier results and steps, so that many steps are trained."""
+    source = random.Random(seed)
+    machine = Learner()
+    machine.begin(*(source.randint(low, 3) for low in (1, 0, 1, 0)))
+    likely = {"grant": 6, "finish": 6, "receive": 4, "take_batch": 6, "publish": 6}
+    rare = {"grant_again": 4, "drop": 1, "pass_time": 1, "kill": 1}
+    names, weights = zip(*(likely | rare).items(), strict=True)
+    for name in source.choices(names, weights, k=1000):
+        machine.do(name, source)
+        machine.batches_are_in_order_of_grant()
+        machine.every_granted_trial_is_trained_dropped_or_in_flight()
+    assert len(machine.batches) >= 5
+    assert machine.dropped
+    machine.teardown()
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])
