@@ -1,0 +1,108 @@
+"""The catalogue: finding an environment, or saying clearly why there is none."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mage_async.environments import catalogue
+from mage_async.environments.rps import Rps
+from mage_async.environments.scout import Scout
+from mage_async.errors import ConfigError
+
+
+class Quiet(Rps):
+    """A user's own environment, with an option that has no default."""
+
+    def __init__(self, volume: int) -> None:
+        self.volume = volume
+
+
+class Faceless(Scout):
+    """Forgets its facts."""
+
+    facts = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user's own."""
+    module = ModuleType("own")
+    vars(module).update(Quiet=Quiet, Faceless=Faceless, NotOne=dict, number=3)
+    monkeypatch.setitem(sys.modules, "own", module)
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_every_name_loads_the_environment_that_calls_itself_so(name: str) -> None:
+    assert catalogue.load(name).facts.name == name
+
+
+def test_options_reach_the_class() -> None:
+    assert catalogue.load("scout", cost=0.7).facts.min_return == pytest.approx(-3.0)
+    assert catalogue.load("mage_async.environments.scout:Scout", safe=0.1).rules().count("0.1") == 1
+
+
+@pytest.mark.usefixtures("own")
+def test_a_class_of_ones_own_is_loaded_by_its_address() -> None:
+    environment = catalogue.load("own:Quiet", volume=1)
+    assert isinstance(environment, Quiet)
+    assert environment.volume == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "rbs",
+            {},
+            "no environment 'rbs' (did you mean `rps`?); there are kuhn, rps, scout, tictactoe, "
+            "or your own class as `module:Class`",
+        ),
+        (
+            "chess",
+            {},
+            "no environment 'chess'; there are kuhn, rps, scout, tictactoe, or your own class as "
+            "`module:Class`",
+        ),
+        (
+            "scout",
+            {"cots": 1},
+            "environment 'scout': unknown option `cots` (did you mean `cost`?); "
+            "its options: safe, cost, wrong",
+        ),
+        ("rps", {"rounds": 5}, "environment 'rps': unknown option `rounds`; it has none"),
+        ("own:Quiet", {}, "environment 'own:Quiet': needs the option `volume`"),
+        (":Quiet", {}, "environment ':Quiet': write it as `module:Class`"),
+        (
+            "nowhere.at.all:Quiet",
+            {},
+            "environment 'nowhere.at.all:Quiet': cannot import 'nowhere.at.all': "
+            "No module named 'nowhere'",
+        ),
+        (
+            "own:Quit",
+            {},
+            "environment 'own:Quit': own has no class `Quit` (did you mean `Quiet`?)",
+        ),
+        ("own:number", {}, "environment 'own:number': `number` is a int, not a class"),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_errors_say_what_was_got_and_what_there_is(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        catalogue.load(name, **options)
+    assert str(caught.value) == message
+
+
+@pytest.mark.usefixtures("own")
+def test_a_class_that_is_no_environment_hears_what_it_lacks() -> None:
+    with pytest.raises(ConfigError, match=r"lacks `members`, `family`.*inherit mage_async"):
+        catalogue.load("own:NotOne")
+    with pytest.raises(ConfigError, match=r"its `facts` must be a `Facts`"):
+        catalogue.load("own:Faceless")

@@ -1,0 +1,227 @@
+"""One test for all environments: each is played against the facts it declares."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mage_async.environments import catalogue
+from mage_async.environments.environment import Environment, Outcome, Play, Split
+from mage_async.trajectory import Task
+
+ENVIRONMENTS = {
+    "rps": catalogue.load("rps"),
+    "scout": catalogue.load("scout"),
+    "cheap scout": catalogue.load("scout", cost=0.7, safe=0.2),
+    "kuhn": catalogue.load("kuhn"),
+    "kuhn archetypes": catalogue.load("kuhn", opponents="archetypes"),
+    "tictactoe": catalogue.load("tictactoe"),
+}
+SPLITS: tuple[Split, ...] = ("train", "heldout")
+NONSENSE = ("", " ", "nonsense", "rock paper", "Check", "scout!", "mine", "<action>", "9", "ä")
+
+every_environment = pytest.mark.parametrize("environment", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+Choose = Callable[[Play], str]
+
+
+@dataclass(frozen=True)
+class Record:
+    """All that happened in one episode."""
+
+    observation: str
+    anchors: tuple[str, ...]
+    actions: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
+    draws: tuple[str, ...]
+
+    def said(self) -> list[str]:
+        return [self.observation, *(outcome.observation for outcome in self.outcomes)]
+
+
+def play_out(environment: Environment, task: Task, episode: int, choose: Choose) -> Record:
+    """Play an episode to its end, and check what must hold at every turn."""
+    play = environment.begin(task, episode)
+    first = play.observation
+    anchors: list[str] = []
+    actions: list[str] = []
+    outcomes: list[Outcome] = []
+    while not outcomes or not outcomes[-1].is_done:
+        legal = play.legal_actions()
+        assert legal
+        assert len(outcomes) < environment.facts.max_turns
+        action = choose(play)
+        anchors.append(play.anchor)
+        actions.append(action)
+        outcomes.append(play.act(action))
+        assert outcomes[-1].is_valid == (action in legal)
+    assert not play.legal_actions()
+    return Record(first, tuple(anchors), tuple(actions), tuple(outcomes), tuple(play.chance.draws))
+
+
+def tasks(environment: Environment) -> Iterator[tuple[Task, int]]:
+    """Every member in every seat, with two seeds and two episodes."""
+    for split in SPLITS:
+        for member in environment.members(split):
+            for seat in environment.seats():
+                for seed in range(2):
+                    task = Task(environment.facts.name, member, seed, seat)
+                    yield task, 0
+                    yield task, 1
+
+
+def legally(source: random.Random) -> Choose:
+    return lambda play: source.choice(play.legal_actions())
+
+
+def carelessly(source: random.Random) -> Choose:
+    """Nonsense every other time."""
+
+    def choose(play: Play) -> str:
+        return source.choice(NONSENSE if source.random() < 0.5 else play.legal_actions())
+
+    return choose
+
+
+def assert_within_facts(environment: Environment, record: Record) -> None:
+    facts = environment.facts
+    total = sum(outcome.reward for outcome in record.outcomes)
+    assert facts.min_return - 1e-9 <= total <= facts.max_return + 1e-9
+    for said in record.said():
+        assert said == " ".join(said.split())
+        assert set(said.split()) <= set(facts.words)
+
+
+@every_environment
+@pytest.mark.parametrize("style", [legally, carelessly])
+def test_every_episode_keeps_to_the_declared_facts(
+    environment: Environment, style: Callable[[random.Random], Choose]
+) -> None:
+    for number, (task, episode) in enumerate(tasks(environment)):
+        record = play_out(environment, task, episode, style(random.Random(number)))
+        assert_within_facts(environment, record)
+        assert bool(record.draws) <= environment.facts.has_chance
+
+
+@every_environment
+def test_nothing_but_nonsense_ends_the_episode_within_its_bounds(environment: Environment) -> None:
+    for task, episode in tasks(environment):
+        record = play_out(environment, task, episode, lambda _: "nonsense")
+        assert_within_facts(environment, record)
+        assert not any(outcome.is_valid for outcome in record.outcomes)
+
+
+@every_environment
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_any_text_at_all_is_an_action(environment: Environment, data: st.DataObject) -> None:
+    split = data.draw(st.sampled_from(SPLITS))
+    member = data.draw(st.sampled_from(environment.members(split)))
+    seat = data.draw(st.sampled_from(environment.seats()))
+    task = Task(environment.facts.name, member, data.draw(st.integers(0, 2**63 - 1)), seat)
+    anything = st.text() | st.sampled_from(environment.facts.words)
+    record = play_out(environment, task, 0, lambda _: data.draw(anything))
+    assert_within_facts(environment, record)
+
+
+@every_environment
+def test_the_same_task_and_episode_go_the_same_way(environment: Environment) -> None:
+    for number, (task, episode) in enumerate(tasks(environment)):
+        once, again = (
+            play_out(environment, task, episode, carelessly(random.Random(number)))
+            for _ in range(2)
+        )
+        assert once == again
+
+
+@every_environment
+def test_another_seed_or_episode_brings_other_luck(environment: Environment) -> None:
+    member, seat = environment.members("train")[0], environment.seats()[0]
+    draws = {
+        play_out(
+            environment,
+            Task(environment.facts.name, member, seed, seat),
+            episode,
+            legally(random.Random(0)),
+        ).draws
+        for seed in range(3)
+        for episode in range(3)
+    }
+    assert (len(draws) > 1) == environment.facts.has_chance
+
+
+@every_environment
+def test_every_declared_word_is_met_and_is_made_of_letters(environment: Environment) -> None:
+    met: set[str] = set()
+    for number, (task, episode) in enumerate(tasks(environment)):
+        record = play_out(environment, task, episode, carelessly(random.Random(number)))
+        valid = (action for action in record.actions if action not in NONSENSE)
+        met.update(valid, " ".join(record.said()).split())
+    assert met == set(environment.facts.words)
+    assert len(met) == len(environment.facts.words)
+    assert all(word.isalpha() and word.islower() and word.isascii() for word in met)
+
+
+@every_environment
+def test_the_first_declared_word_is_an_action_to_give_as_an_example(
+    environment: Environment,
+) -> None:
+    begun = (environment.begin(task, episode) for task, episode in tasks(environment))
+    assert any(environment.facts.words[0] in play.legal_actions() for play in begun)
+
+
+@every_environment
+def test_splits_are_disjoint_and_seats_exist(environment: Environment) -> None:
+    train, heldout = (environment.members(split) for split in SPLITS)
+    assert train
+    assert heldout
+    assert len(set(train) | set(heldout)) == len(train) + len(heldout)
+    assert set(environment.seats()) <= set(range(environment.facts.num_seats))
+    assert all(environment.family(member) for member in train + heldout)
+
+
+@every_environment
+@pytest.mark.parametrize("split", SPLITS)
+def test_swaps_are_other_members_of_the_split(environment: Environment, split: Split) -> None:
+    members = environment.members(split)
+    for member in members:
+        swaps = environment.swaps(member, split)
+        assert swaps
+        assert set(swaps) <= set(members) - {member}
+
+
+@every_environment
+def test_scripts_play_whole_trials_legally_and_in_more_than_one_way(
+    environment: Environment,
+) -> None:
+    played = set()
+    for seed in range(20):
+        task = Task(environment.facts.name, environment.members("train")[0], 1, 0)
+        script = environment.script(random.Random(seed))
+        records = [play_out(environment, task, episode, script.choose) for episode in range(3)]
+        assert all(outcome.is_valid for record in records for outcome in record.outcomes)
+        played.add(tuple(record.actions for record in records))
+    assert len(played) > 1
+
+
+@every_environment
+@pytest.mark.parametrize("split", SPLITS)
+def test_references_cover_every_episode_within_the_bounds(
+    environment: Environment, split: Split
+) -> None:
+    facts = environment.facts
+    references = environment.references(split, 3)
+    assert references
+    for values in references.values():
+        assert len(values) == 3
+        for value in values:
+            assert facts.min_return <= value * facts.units <= facts.max_return
+
+
+@every_environment
+def test_only_declared_actions_are_probes(environment: Environment) -> None:
+    assert not any(environment.is_probe(nonsense) for nonsense in NONSENSE)
+    probes = {word for word in environment.facts.words if environment.is_probe(word)}
+    assert probes == ({"scout"} if environment.facts.name == "scout" else set())

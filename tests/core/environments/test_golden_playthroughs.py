@@ -1,0 +1,68 @@
+"""Playthroughs as text: a change of rules, words or luck is a difference that a person reads.
+
+To write them anew after an intended change:
+
+    PYTHONPATH=. python tests/core/environments/test_golden_playthroughs.py
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from mage_async.environments import catalogue
+from mage_async.environments.environment import Environment, Play, Script
+from mage_async.trajectory import Task
+
+FOLDER = Path(__file__).parent / "golden"
+NUM_EPISODES = 3
+# Members without a search by sampling: that one's luck is the C++ library's.
+TASKS = {
+    "rps": [("seq-rock-paper-scissors", 1, 0), ("lose-paper", 2, 0), ("beat-rock", 3, 0)],
+    "scout": [("red-blue-gold", 6, 0), ("green-green-red", 4, 0)],
+    "kuhn": [("bet-jack-king-call-queen-king", 1, 0), ("bet-none-call-king", 2, 1)],
+    "tictactoe": [("preferred-edges", 1, 0), ("random", 2, 1), ("minimax", 3, 1)],
+}
+
+
+def playthrough(name: str) -> str:
+    """All tasks of an environment; each trial has one invalid action, the second of episode 2."""
+    environment = catalogue.load(name)
+    trials = [_trial(environment, Task(name, *task)) for task in TASKS[name]]
+    return "\n".join(line for trial in trials for line in trial) + "\n"
+
+
+def _trial(environment: Environment, task: Task) -> list[str]:
+    lines = [f"task {task.member}, seed {task.seed}, seat {task.seat}"]
+    script = environment.script(random.Random(task.seed))
+    for episode in range(NUM_EPISODES):
+        lines += _episode(environment.begin(task, episode), script, episode)
+    return lines
+
+
+def _episode(play: Play, script: Script, episode: int) -> list[str]:
+    lines = [f"  episode {episode + 1}: {play.observation or '(nothing)'}{_luck(play, 0)}"]
+    while play.legal_actions():
+        seen, is_invalid = len(play.chance.draws), (episode, len(lines)) == (1, 2)
+        anchor, action = play.anchor, "nonsense" if is_invalid else script.choose(play)
+        outcome = play.act(action)
+        lines.append(
+            f"    [{anchor}] {action} -> {outcome.reward:+g} {outcome.observation}"
+            f"{'' if outcome.is_valid else ' (invalid)'}{_luck(play, seen)}"
+        )
+    return lines
+
+
+def _luck(play: Play, seen: int) -> str:
+    draws = play.chance.draws[seen:]
+    return f"    {{{', '.join(draws)}}}" if draws else ""
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_episodes_go_as_they_are_written_down(name: str) -> None:
+    assert playthrough(name) == (FOLDER / f"{name}.txt").read_text()
+
+
+if __name__ == "__main__":
+    for each in catalogue.names():
+        (FOLDER / f"{each}.txt").write_text(playthrough(each))
