@@ -1,3 +1,5 @@
-"""Asynchronous meta-RL for language agents. The core: it decides, and neither waits nor computes tensors."""
+"""Asynchronous meta-RL for language agents. The core: it decides, and neither waits nor computes
+tensors.
+"""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""A batch of groups to sequences worth training on: credit, advantage, packing, by configuration."""
+"""A batch of groups to sequences worth training on: credit, advantage and packing."""
 
 from collections.abc import Sequence
 

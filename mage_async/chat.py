@@ -1,9 +1,10 @@
 """The one place that knows a chat template: text of messages to token ids, and back.
 
-A template is asked once, with marked messages, what it writes around a user's words and an assistant's. What it
-writes is then cut into four constants, so that a turn costs one `encode` of a short string, and so that every
-context grows at its end only: earlier turns are never rendered again, although some templates (Qwen3's drops
-earlier thinking) would write them differently the second time.
+A template is asked once, with marked messages, what it writes around a user's words and an
+assistant's. What it writes is then cut into four constants, so that a turn costs one `encode` of a
+short string, and so that every context grows at its end only: earlier turns are never rendered
+again, although some templates (Qwen3's drops earlier thinking) would write them differently the
+second time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,10 +49,12 @@ class ChatFormat:
     def answer(
         self, last_token: int, forced: str, said: str | None, prefill: str
     ) -> tuple[int, ...]:
-        """What follows a completion: the rest of its turn, the next user message, the next turn's opening.
+        """What follows a completion: the rest of its turn, the next user message, the next turn's
+        opening.
 
         Args:
-            last_token: the completion's last id; a stop token that the template would write again is not repeated.
+            last_token: the completion's last id; a stop token that the template would write again
+            is not repeated.
             forced: text the transcript itself adds to the assistant's turn, such as a closing tag.
             said: the user's words.
             prefill: how the assistant's next turn begins; None of it is sampled.
@@ -76,7 +79,9 @@ def _around(text: str, marker: str) -> tuple[str, str]:
 
 
 def _bridge(render: Render) -> tuple[str, str]:
-    """What stands between an assistant's words and the user's next ones, and after those at the very end."""
+    """What stands between an assistant's words and the user's next ones, and after those at the
+    very end.
+    """
     chat = [_user(_SAID), {"role": "assistant", "content": _ANSWERED}, _user(_ASKED)]
     _, rest = _around(render(chat, False), _ANSWERED)
     return _around(rest, _ASKED)

@@ -1,4 +1,4 @@
-"""What an actor asks of an engine and what it gets back: token ids in, token ids out, never text."""
+"""What an actor asks of an engine and gets back: token ids in, token ids out, never text."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a completion is drawn. Log-probs are taken after temperature and before top-p and top-k."""
+    """How a completion is drawn. Log-probs are after temperature, before top-p and top-k."""
 
     temperature: float = 1.0
     """0 takes the most probable token."""
@@ -29,7 +29,9 @@ class Prompt:
     """One turn's whole context."""
 
     context: str
-    """Names the growing context; a later prompt of the same name extends this one and its completion."""
+    """Names the growing context; a later prompt of the same name extends this one and its
+    completion.
+    """
     tokens: np.ndarray
     """int32 [T]"""
     sampling: Sampling
@@ -53,6 +55,7 @@ class Completion:
     num_reused: int
     """Prompt tokens that were not computed again."""
     num_repeated: int = 0
-    """Prompt tokens computed although this context (or a shared prefix) had computed them before."""
+    """Prompt tokens computed although this context (or a shared prefix) had computed them before.
+    """
     is_extension: bool = True
     """False where the prompt did not extend the context of its name."""

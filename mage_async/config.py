@@ -1,4 +1,4 @@
-"""The configuration of a run: typed, complete, read once. A file says every key; nothing inherits."""
+"""The configuration of a run: typed and complete. A file says every key; none inherits."""
 
 from typing import Annotated, Any, Literal
 
@@ -45,7 +45,8 @@ class Transcript(Section):
     rules: bool
     """Begin with the rules in words. A real model needs them; the tiny default learns them."""
     forced_tags: Literal["none", "open", "both"]
-    """Which `<action>` tags the transcript writes itself instead of letting the policy sample them."""
+    """Which `<action>` tags the transcript writes itself instead of letting the policy sample them.
+    """
     max_action_tokens: Count
     max_reflection_tokens: Count
 
@@ -70,7 +71,7 @@ class Policy(Section):
 
 
 class WarmStart(Section):
-    """Behaviour cloning of scripted play, before RL. `steps = 0` begins RL from the model as it is."""
+    """Behaviour cloning of scripted play, before RL. With 0 steps RL begins from the model."""
 
     steps: Natural
     episodes: Count
@@ -81,7 +82,9 @@ class WarmStart(Section):
     template_weight: Share
     """Loss weight of tokens the transcript forces; words of the game and sampled tokens weigh 1."""
     gate: Share
-    """Go on until the loss on observations in the last episode is at most this share of the first one's."""
+    """Go on until the loss on observations in the last episode is at most this share of the first
+    one's.
+    """
     max_steps: Natural
     """Give up the gate after so many steps, with an error."""
     cache: bool

@@ -72,7 +72,7 @@ def _assign(tree: dict[str, Any], assignment: str) -> None:
 
 
 def _value(text: str) -> Any:
-    """A TOML value, or the text itself where it is none (so that `--set engine.kind=sglang` works)."""
+    """A TOML value, or the text itself where it is none: `engine.kind=embedded` works."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,6 @@
-"""`python -m mage_async.evaluate RUN_DIR`: play a run's policy against fixed sets of tasks, with controls."""
+"""`python -m mage_async.evaluate RUN_DIR`: play a run's policy against fixed sets of tasks, with
+controls.
+"""
 
 import argparse
 import sys
@@ -25,8 +27,8 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mage evaluate",
-        description="Return of each episode on train and held-out tasks with 95 % intervals, beside "
-        "reference values and two causal controls: blind (earlier episodes are removed from the "
+        description="Return of each episode on train and held-out tasks with 95 % intervals, "
+        "beside reference values and two causal controls: blind (earlier episodes are removed from the "
         "context) and swapped (somebody else is hidden from the last episode on). Adaptation is "
         "what the controls take away.",
     )

@@ -1,4 +1,6 @@
-"""Every metric: its name, its unit, and one sentence. Names are written nowhere else in words a person reads."""
+"""Every metric: its name, its unit, and one sentence. Names are written nowhere else in words a
+person reads.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -67,9 +69,9 @@ def batch_metrics(groups: Sequence[Group], units: int, elapsed_s: float) -> dict
 def prefix_rates(trials: Sequence[Trial]) -> dict[str, float]:
     """How much of what the engine was asked to read it had read before.
 
-    `prefix_hit_rate` is reused / all prompt tokens. Its ceiling is below 1, for each turn brings words that nobody
-    has read: about `2 / (n + 1)` of a history of n turns. `prefix_reuse_rate` leaves those out: it is 1 when
-    nothing was computed twice.
+    `prefix_hit_rate` is reused / all prompt tokens. Its ceiling is below 1, for each turn brings
+    words that nobody has read: about `2 / (n + 1)` of a history of n turns. `prefix_reuse_rate`
+    leaves those out: it is 1 when nothing was computed twice.
     """
     prompt = sum(trial.num_prompt_tokens for trial in trials)
     reused = sum(trial.num_reused_tokens for trial in trials)

@@ -1,4 +1,5 @@
-"""Trials to flat arrays: sequence after sequence, no padding, and what to learn from each sampled token.
+"""Trials to flat arrays: sequence after sequence, no padding, and what to learn from each sampled
+token.
 
 Shapes: `T` packed tokens, `S` sequences (segments), `N` sampled tokens.
 """

@@ -1,7 +1,8 @@
 """Policy versions, runs of versions over tokens, and staleness.
 
-Version v is the weights after v optimizer steps; 0 is the start. Staleness of a token is the version being
-trained minus the version that drew it, in steps; a trial's and a group's is the largest of its tokens.
+Version v is the weights after v optimizer steps; 0 is the start. Staleness of a token is the
+version being trained minus the version that drew it, in steps; a trial's and a group's is the
+largest of its tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,12 +13,16 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class VersionRun:
-    """From token `start` on (until the next run), tokens were drawn by `policy` reading cached keys of `kv`."""
+    """From token `start` on (until the next run), tokens were drawn by `policy` reading cached keys
+    of `kv`.
+    """
 
     start: int
     policy: int
     kv: int
-    """The oldest version among the context's cached keys and values; equal to `policy` where all are fresh."""
+    """The oldest version among the context's cached keys and values; equal to `policy` where all
+    are fresh.
+    """
 
 
 def append_run(runs: list[VersionRun], run: VersionRun) -> None:
@@ -27,7 +32,9 @@ def append_run(runs: list[VersionRun], run: VersionRun) -> None:
 
 
 def policy_per_token(runs: Sequence[VersionRun], num_tokens: int) -> np.ndarray:
-    """The policy version that drew each token: int32 `[num_tokens]`; tokens before the first run get its version."""
+    """The policy version that drew each token: int32 `[num_tokens]`; tokens before the first run
+    get its version.
+    """
     versions = np.zeros(num_tokens, np.int32)
     for run in runs:
         versions[run.start :] = run.policy

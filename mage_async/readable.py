@@ -7,7 +7,7 @@ from mage_async.trajectory import Trial
 
 
 def readable(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any]:
-    """Plain data: the task, each episode's reward, each turn, and the whole text of every context."""
+    """Plain data: the task, each episode's reward, each turn, and the text of every context."""
     return {
         "version": version,
         "environment": trial.task.environment,

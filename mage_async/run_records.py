@@ -1,5 +1,6 @@
 """What a run has written, read back: plain data, and whatever of it is there yet."""
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +33,14 @@ class RunRecords:
     def step_s(self) -> list[float]:
         """Seconds that each step of `metrics` took, its wait for the batch included."""
         times = [0.0, *(record["time_s"] for record in self.metrics)]
-        return [max(0.0, later - sooner) for sooner, later in zip(times, times[1:], strict=False)]
+        return [max(0.0, later - sooner) for sooner, later in itertools.pairwise(times)]
 
 
 def read_records(run: RunDirectory) -> RunRecords:
     """Read all records of a run.
 
     Raises:
-        RunError: it has no configuration, or a file is damaged anywhere but in an unfinished last line.
+        RunError: it has no configuration, or a file is damaged (an unfinished last line is not).
         ConfigError: its configuration is not one of this version.
     """
     if not run.config.is_file():

@@ -1,4 +1,6 @@
-"""What a set of trials says: return of each episode with its confidence interval, by family, and behaviour."""
+"""What a set of trials says: return of each episode with its confidence interval, by family, and
+behaviour.
+"""
 
 import math
 from collections import defaultdict
@@ -11,7 +13,9 @@ from mage_async.trajectory import Kind, Trial
 
 
 class Score(msgspec.Struct, frozen=True):
-    """Returns are per unit of the environment (round, hand, dial); intervals are half-widths at 95 %."""
+    """Returns are per unit of the environment (round, hand, dial); intervals are half-widths at 95
+    %.
+    """
 
     num_trials: int
     return_by_episode: list[float]
@@ -20,7 +24,8 @@ class Score(msgspec.Struct, frozen=True):
     by_member: dict[str, list[float]]
     invalid_actions_per_trial: float
     probes_by_episode: list[float]
-    """Share of an episode's actions that only gather information, where the environment knows such."""
+    """Share of an episode's actions that only gather information, where the environment knows such.
+    """
 
 
 def score(trials: Sequence[Trial], environment: Environment) -> Score:

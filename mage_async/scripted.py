@@ -1,4 +1,6 @@
-"""Scripted play: trials as a policy could have played them, for warm starts and for engines without a model."""
+"""Scripted play: trials as a policy could have played them, for warm starts and for engines without
+a model.
+"""
 
 import random
 from collections.abc import Collection

@@ -3,6 +3,8 @@
 Of an interrupted run only those keys are there that can be known, and `complete` is false.
 """
 
+import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +25,7 @@ _RATES = ("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s")
 def summarise(run: RunDirectory, *, wall_s: float) -> dict[str, Any]:
     """The content of `summary.json`.
 
-    Returns are per unit of the environment, intervals are half-widths at 95 %, staleness is in steps,
+    Returns are per unit of the environment, intervals half-widths at 95 %, staleness is in steps,
     mismatches are in nats. Rates are means over the training time, waits included.
 
     Args:
@@ -44,6 +46,13 @@ def summarise(run: RunDirectory, *, wall_s: float) -> dict[str, Any]:
         "trials": records.learner.get("trials"),
     }
     return {name: part for name, part in parts.items() if part not in (None, {})}
+
+
+def write_summary(run: RunDirectory, summary: Record) -> None:
+    """Write `summary.json`, whole or not at all."""
+    draft = run.summary.with_suffix(".draft")
+    draft.write_text(json.dumps(summary, indent=2) + "\n")
+    os.replace(draft, run.summary)
 
 
 def _identity(records: RunRecords) -> Record:
@@ -135,7 +144,7 @@ def _invalid_actions(records: RunRecords) -> float | None:
 
 
 def _mismatch(measured: Sequence[Record]) -> Record:
-    """Learner against engine over every token whose weights and cached keys were the trained ones."""
+    """Learner against engine, over tokens whose weights and cached keys were the trained ones."""
     known = [each for each in measured if "logprob_mismatch_max" in each]
     tokens = [each["equal_version_tokens"] for each in known]
     if not known:

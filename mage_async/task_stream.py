@@ -1,7 +1,8 @@
-"""Which task the n-th group plays: a function of the seed and n alone, so that a resumed run goes on alike."""
+"""Which task the n-th group plays: a function of the seed and n alone, so that a resumed run goes
+on alike.
+"""
 
 import random
-from collections.abc import Sequence
 
 from mage_async.environments.environment import Environment, Split
 from mage_async.trajectory import Task
@@ -27,7 +28,7 @@ class TaskStream:
 def evaluation_tasks(
     environment: Environment, split: Split, num_trials: int, seed: int
 ) -> list[Task]:
-    """A fixed set: every member equally often (within one), every seat in turn, seeds of their own."""
+    """A fixed set: members equally often (within one), seats in turn, seeds of their own."""
     members, seats = environment.members(split), environment.seats()
     source = random.Random(f"{seed}/evaluation/{split}")
     return [
@@ -42,7 +43,9 @@ def evaluation_tasks(
 
 
 def swapped(task: Task, environment: Environment, split: Split) -> Task:
-    """Another member in the same seat, with the same luck, whom what was learned must not help against."""
-    choices: Sequence[str] = environment.swaps(task.member, split)
+    """Another member in the same seat, with the same luck, whom what was learned must not help
+    against.
+    """
+    choices = environment.swaps(task.member, split)
     source = random.Random(f"{task.seed}/swap")
     return Task(task.environment, source.choice(choices), task.seed, task.seat)

@@ -1,7 +1,8 @@
 """What was played, as frozen records: Task, Turn, Segment, Trial, Group.
 
-A trial is the ordered episodes of one agent on one task. Its text is a list of append-only *segments*: one for
-the whole trial where the history stays in the context, one per episode where only reflections are carried over.
+A trial is the ordered episodes of one agent on one task. Its text is a list of append-only
+*segments*: one for the whole trial where the history stays in the context, one per episode where
+only reflections are carried over.
 
 Shapes: `T` tokens of a segment.
 """
@@ -23,7 +24,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One environment with what a trial has to find out: its hidden member, its seat and its luck."""
+    """One environment and what a trial has to find out: hidden member, seat and luck."""
 
     environment: str
     member: str
@@ -48,16 +49,21 @@ class Turn:
     reward: float
     is_valid: bool
     action: str
-    """What was parsed from the completion; a reflection's text for a reflection; empty where nothing was found."""
+    """What was parsed from the completion; a reflection's text for a reflection; empty where
+    nothing was found.
+    """
     anchor: str = ""
-    """The state it was taken in, without memory: turns with equal anchors can share a baseline (GiGPO)."""
+    """The state it was taken in, without memory: turns with equal anchors can share a baseline
+    (GiGPO).
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """An append-only stretch of chat: every prompt of it is a prefix of the next.
 
-    `logprobs` are natural, after temperature, under the behaviour policy; 0 where a token was not sampled.
+    `logprobs` are natural, after temperature, under the behaviour policy; 0 where a token was not
+    sampled.
     """
 
     tokens: np.ndarray

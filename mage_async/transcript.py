@@ -1,7 +1,7 @@
 """A trial's growing contexts: append-only tokens, marked as sampled or not.
 
-Turn n + 1's prompt is turn n's prompt, its completion, and more. That is what lets an engine compute each token
-once and a learner train a whole trial as one sequence.
+Turn n + 1's prompt is turn n's prompt, its completion, and more. That is what lets an engine
+compute each token once and a learner train a whole trial as one sequence.
 """
 
 from array import array
@@ -40,7 +40,8 @@ class _Open:
 class Transcript:
     """The contexts of one trial.
 
-    The order is: `ask` (a new context) or `tell` (in the same one), then `tokens()` is the prompt, then `receive`.
+    The order is: `ask` (a new context) or `tell` (in the same one), then `tokens()` is the prompt,
+    then `receive`.
     """
 
     def __init__(self, chat: ChatFormat, tags: Tags) -> None:

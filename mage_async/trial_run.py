@@ -1,4 +1,6 @@
-"""Plays one trial without waiting for anything: says what to sample next, takes the completion, ends in a Trial."""
+"""Plays one trial without waiting for anything: says what to sample next, takes the completion,
+ends in a Trial.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +39,8 @@ class TrialRun:
     `while (prompt := run.next_prompt()) is not None: run.receive(await engine.complete(prompt))`
 
     Args:
-        swap: another task, played instead from the last episode on: the causal control of adaptation.
+        swap: another task, played instead from the last episode on: the causal control of
+        adaptation.
     """
 
     def __init__(
@@ -196,7 +199,9 @@ def _seed(task_seed: int, trial: int, turn: int) -> int:
 
 @contextmanager
 def _environment_speaking(task: Task) -> Iterator[None]:
-    """Environments are other people's code: whatever they raise is their fault, named, and costs one group."""
+    """Environments are other people's code: whatever they raise is their fault, named, and costs
+    one group.
+    """
     try:
         yield
     except Exception as error:  # the border to foreign code

@@ -1,4 +1,6 @@
-"""The words between the lines: what a transcript itself says to the agent, beside the environment's observations."""
+"""The words between the lines: what a transcript itself says to the agent, beside the environment's
+observations.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +8,13 @@ from dataclasses import dataclass
 from mage_async.environments.environment import Environment
 
 _FORMAT = (
-    "You play {episodes} episodes of the same game, and what is hidden stays the same in all of them: what you learn "
-    "in one helps in the next. At each turn answer with exactly one action in tags, such as <action> {example} "
-    "</action>."
+    "You play {episodes} episodes of the same game, and what is hidden stays the same in all of "
+    "them: what you learn in one helps in the next. At each turn answer with exactly one action in "
+    "tags, such as <action> {example} </action>."
 )
 _REFLECT = (
-    "Before the next episode begins, write in <remark> tags what you have learned about what is hidden and what you "
-    "will do differently."
+    "Before the next episode begins, write in <remark> tags what you have learned about what is "
+    "hidden and what you will do differently."
 )
 
 

@@ -1,8 +1,10 @@
 """The protocol of an environment, and the facts each one declares.
 
-An `Environment` is stateless and cheap; a `Play` is one episode of a task, the only thing that changes. Chance is
-explicit: every draw goes through `Chance`, which is seeded by (task, episode) and remembers what it drew, so a
-play can be written down, compared and repeated. Nothing here knows of tokens, tags or models.
+An `Environment` is stateless and cheap; a `Play` is one episode of a task, the only thing that
+changes. Chance is
+explicit: every draw goes through `Chance`, which is seeded by (task, episode) and remembers what it
+drew, so a play can be written down, compared and repeated. Nothing here knows of tokens, tags or
+models.
 """
 
 import random
@@ -17,7 +19,7 @@ Split = Literal["train", "heldout"]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an environment promises; one generic test plays every environment against its own facts."""
+    """What an environment promises; one generic test plays each against its own facts."""
 
     name: str
     num_seats: int
@@ -84,13 +86,16 @@ class Play(Protocol):
     def act(self, action: str) -> Outcome:
         """Take an action of the agent, and everyone else's until it is the agent's turn again.
 
-        An illegal action is an outcome too (`is_valid=False`), with a reward inside the declared bounds.
+        An illegal action is an outcome too (`is_valid=False`), with a reward inside the declared
+        bounds.
         """
         ...
 
 
 class Script(Protocol):
-    """A scripted agent of one trial, for warm starts and references; it may remember earlier episodes."""
+    """A scripted agent of one trial, for warm starts and references; it may remember earlier
+    episodes.
+    """
 
     def choose(self, play: Play) -> str:
         """The next action."""
@@ -127,7 +132,9 @@ class Environment(Protocol):
         ...
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Members that can take `member`'s place in the `swapped` control: what was learned must not help."""
+        """Members that can take `member`'s place in the `swapped` control: what was learned must
+        not help.
+        """
         ...
 
     def is_probe(self, action: str) -> bool:
@@ -135,5 +142,7 @@ class Environment(Protocol):
         return False
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Known values per unit and episode (random, Nash or minimax, best response, i.i.d. retry), by name."""
+        """Known values per unit and episode (random, Nash or minimax, best response, i.i.d. retry),
+        by name.
+        """
         ...

@@ -1,7 +1,9 @@
-"""A model directory's tokenizer and chat template as a `ChatFormat`, without importing transformers.
+"""A model directory's tokenizer and chat template as a `ChatFormat`, without importing
+transformers.
 
-`tokenizers` reads tokenizer.json, jinja2 renders the template in its sandbox, as transformers itself does; what is
-left out is everything a token-in, token-out engine never asks for. Starting an actor is 3 s faster for it.
+`tokenizers` reads tokenizer.json, jinja2 renders the template in its sandbox, as transformers
+itself does; what is left out is everything a token-in, token-out engine never asks for. Starting an
+actor is 3 s faster for it.
 """
 
 import json
@@ -42,7 +44,7 @@ def _tokenizer(directory: Path) -> Tokenizer:
     file = directory / "tokenizer.json"
     if not file.is_file():
         raise PolicyError(
-            f"{directory}: no tokenizer.json; save one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            f"{directory}: no tokenizer.json; save one with AutoTokenizer(...).save_pretrained(...)"
         )
     return Tokenizer.from_file(str(file))
 
@@ -89,7 +91,9 @@ def _text(token: Any) -> str:
 
 
 def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> list[int]:
-    """Every id the model's own files call an end, plus the tags' closing tokens where they are one token."""
+    """Every id the model's own files call an end, plus the tags' closing tokens where they are one
+    token.
+    """
     generation = _json(directory / "generation_config.json")
     ends = generation.get("eos_token_id") or _json(directory / "config.json").get("eos_token_id")
     ids = ends if isinstance(ends, list) else [ends]

@@ -1,11 +1,13 @@
 """Attention over packed sequences for any transformers model, registered under a name of its own.
 
-A batch is one row of `T` tokens, sequence after sequence, without padding; only attention has to know where they
-begin. It folds them into rows of equal length (right-padding is invisible under a causal mask), calls torch's
-scaled-dot-product attention, and unfolds. Trials of one environment have nearly equal lengths, so this costs little
-more than its tokens; a block-diagonal mask over `T` would cost `T / L` times as much.
+A batch is one row of `T` tokens, sequence after sequence, without padding; only attention has to
+know where they begin. It folds them into rows of equal length (right-padding is invisible under a
+causal mask), calls torch's scaled-dot-product attention, and unfolds. Trials of one environment
+have nearly equal lengths, so this costs little more than its tokens; a block-diagonal mask over `T`
+would cost `T / L` times as much.
 
-Shapes: `T` packed tokens, `S` sequences, `L` the longest of them, `N` heads, `K` key-value heads, `D` head size.
+Shapes: `T` packed tokens, `S` sequences, `L` the longest of them, `N` heads, `K` key-value heads,
+`D` head size.
 """
 
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ class Boundaries:
     """Where the sequences of a packed row lie."""
 
     fold: torch.Tensor
-    """int64 [S, L]: the packed position of each place; places past a sequence's end repeat position 0."""
+    """int64 [S, L]: the packed position of each place; places past a sequence's end repeat position
+    0.
+    """
     unfold: torch.Tensor
     """int64 [T]: the place of each packed position, counted over S * L."""
 

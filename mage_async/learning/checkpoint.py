@@ -1,6 +1,7 @@
 """Checkpoints: a HuggingFace folder a step, with the optimizer and the counters beside the weights.
 
-A checkpoint is written under a temporary name and renamed when whole, so a crash leaves the last good one.
+A checkpoint is written under a temporary name and renamed when whole, so a crash leaves the last
+good one.
 """
 
 import json

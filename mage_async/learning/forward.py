@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from mage_kernels import linear_logprob
 from transformers import PreTrainedModel
 
 from mage_async.learning.attention import Boundaries
 from mage_async.packing import Packed
+from mage_kernels import linear_logprob
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,9 @@
 """The decoupled clipped loss with truncated importance weights, token by token.
 
-Two ratios are kept apart (Hilton et al. 2021, "Batch size-invariance for policy optimization"; AReaL): the clip is
-anchored at the *proximal* policy, the weights at the beginning of this step, and the gap between the proximal and
-the behaviour policy is corrected by a weight that is truncated from above.
+Two ratios are kept apart (Hilton et al. 2021, "Batch size-invariance for policy optimization";
+AReaL): the clip is anchored at the *proximal* policy, the weights at the beginning of this step,
+and the gap between the proximal and the behaviour policy is corrected by a weight that is truncated
+from above.
 
 Shapes: `N` sampled tokens.
 """
@@ -35,7 +36,8 @@ def policy_loss(
     advantages: torch.Tensor,
     rules: LossRules,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The clipped surrogate of each token, to be minimised, and whether the clip bound it: both [N].
+    """The clipped surrogate of each token, to be minimised, and whether the clip bound it: both
+    [N].
 
     Args:
         logprobs: under the policy being optimised; the only argument with a gradient.

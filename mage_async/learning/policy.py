@@ -1,7 +1,8 @@
-"""The policy as a model directory: built small and locally, or any HuggingFace causal LM; always saved as one.
+"""The policy as a model directory: built small and locally, or any HuggingFace causal LM; always
+saved as one.
 
-`export_hf` writes folders that transformers 4 and 5 and SGLang read alike: transformers 5 alone writes the RoPE
-base where transformers 4 does not look for it (it then uses 10,000, silently).
+`export_hf` writes folders that transformers 4 and 5 and SGLang read alike: transformers 5 alone
+writes the RoPE base where transformers 4 does not look for it (it then uses 10,000, silently).
 """
 
 import json
@@ -97,7 +98,9 @@ def _tiny_config(shape: TinyModel, vocabulary: int, end: int) -> Qwen3Config:
 
 @torch.no_grad()
 def _initialise(model: Qwen3ForCausalLM) -> None:
-    """Scale by fan-in, and residual branches by depth: at 64 wide, 0.02 everywhere learns far more slowly."""
+    """Scale by fan-in, and residual branches by depth: at 64 wide, 0.02 everywhere learns far more
+    slowly.
+    """
     depth = (2 * model.config.num_hidden_layers) ** -0.5
     for name, weight in model.named_parameters():
         if weight.dim() < 2 or "embed" in name:

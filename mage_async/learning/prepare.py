@@ -1,4 +1,6 @@
-"""The policy a run begins from: found, or built and warm-started, or taken from the cache of an earlier run."""
+"""The policy a run begins from: found, or built and warm-started, or taken from the cache of an
+earlier run.
+"""
 
 import os
 import random
@@ -10,7 +12,7 @@ from pathlib import Path
 import msgspec
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from mage_async.assembly import WORDS, environment_of, rules_of
 from mage_async.config import Config
@@ -86,7 +88,7 @@ def _source(name: str) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise PolicyError(
-            f"policy.source {name!r} is neither a directory nor a hub id that can be fetched: {reason}"
+            f"policy.source {name!r} is no directory, and no hub id that can be fetched: {reason}"
         ) from error
 
 

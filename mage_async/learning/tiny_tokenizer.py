@@ -1,7 +1,8 @@
 """A byte-level BPE tokenizer whose merges make each word of an environment one token.
 
-The pre-tokenizer is Qwen's, the alphabet is all 256 bytes, so nothing is ever unknown. Merges only ever grow a
-word from its left edge (space included), so the merge table is a trie of the words: no word can spoil another.
+The pre-tokenizer is Qwen's, the alphabet is all 256 bytes, so nothing is ever unknown. Merges only
+ever grow a word from its left edge (space included), so the merge table is a trie of the words: no
+word can spoil another.
 """
 
 import json

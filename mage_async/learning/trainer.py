@@ -25,15 +25,17 @@ class _Part:
     advantages: torch.Tensor
     behaviour: torch.Tensor
     acts: torch.Tensor
-    """float32 [N]: 1 for tokens of actions, 0 for those of reflections, which get no entropy bonus"""
+    """float32 [N]: 1 for tokens of actions, 0 for those of reflections, which get no entropy bonus
+    """
     proximal: torch.Tensor
 
 
 class Trainer:
     """The model under training, with its optimizer.
 
-    A step trains one batch and makes one policy version; inside it the batch is cut into `minibatches`, one
-    optimizer update each. Trials are cut whole, in an order drawn from (seed, version).
+    A step trains one batch and makes one policy version; inside it the batch is cut into
+    `minibatches`, one optimizer update each. Trials are cut whole, in an order drawn from (seed,
+    version).
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Trainer:
 
     @torch.no_grad()
     def parity(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
-        """Distance of the engine's log-probs from this model's, where weights and keys are equal."""
+        """How far the engine's log-probs are from this model's, at equal weights and keys."""
         return _off_policy([self._part(sequences)], self.version)
 
     def state(self) -> dict[str, Any]:
@@ -138,7 +140,9 @@ def _named(sums: np.ndarray, num_tokens: int, num_updates: int) -> dict[str, flo
 
 
 def _off_policy(parts: Sequence[_Part], version: int) -> dict[str, float]:
-    """How far the tokens are from the policy being trained: staleness, and log-probs at equal version."""
+    """How far the tokens are from the policy being trained: staleness, and log-probs at equal
+    version.
+    """
     drawn = np.concatenate([part.packed.policy_versions for part in parts])
     keys = np.concatenate([part.packed.kv_versions for part in parts])
     gap = torch.cat([(part.proximal - part.behaviour).abs() for part in parts]).cpu().numpy()

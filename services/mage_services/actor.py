@@ -1,4 +1,5 @@
-"""The actor: plays every group it is granted, concurrently, on one engine whose weights change as it plays.
+"""The actor: plays every group it is granted, concurrently, on one engine whose weights change as
+it plays.
 
 task        waits for                       then
 receive     the learner's next message      loads weights, starts a group, forgets a trial
@@ -8,7 +9,6 @@ heartbeat   the clock                       tells the learner what the engine ha
 """
 
 import asyncio
-import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,7 +53,7 @@ class Weights:
             self._changed.notify_all()
 
     async def wait_for(self, version: int) -> None:
-        """Return when the engine draws with `version` or newer. Cancellation leaves nothing behind."""
+        """Wait until the engine draws with `version` or newer. Cancellation leaves nothing."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.version >= version)
 
@@ -69,7 +69,8 @@ class Actor:
         self.time = TimeBook("no grant")
 
     async def run(self, first: Message) -> str:
-        """Take the learner's first message, then serve until the learner says goodbye; returns its reason.
+        """Take the learner's first message, then serve until the learner says goodbye; returns its
+        reason.
 
         Cancellation abandons every trial; the learner grants their groups again.
         """

@@ -1,13 +1,15 @@
 """The learner's desk: decides on each message at once, without waiting, and answers it.
 
-It owns the ledger of slots and knows the peers. Whoever runs it calls `take` for each message, `tick` now and then,
-and `publish` after each step; `arrived` is set whenever a batch may have become complete.
+It owns the ledger of slots and knows the peers. Whoever runs it calls `take` for each message,
+`tick` now and then, and `publish` after each step; `arrived` is set whenever a batch may have
+become complete.
 
     peer's message   the desk
     Hello            Welcome now, or when the policy is ready; then grants
     TrialResult      (journal, a later version), Acknowledge; perhaps the batch is complete
     GroupDrop        frees the slot, counts the reason
-    Heartbeat        remembers it; a peer that stops beating is gone, and its groups are granted again
+    Heartbeat        remembers it; a peer that stops beating is gone, and its groups are granted
+    again
     Goodbye          the same, at once
 """
 
@@ -200,7 +202,7 @@ class Desk:
             )
 
     def _grant(self) -> None:
-        """Give every lapsed group, then every free slot, to the actor with the most free credits."""
+        """Give lapsed groups, then free slots, to the actor with the most free credits."""
         if self._published is None or self.ledger.version >= self.rules.last_version + 1:
             return
         while (peer := self._freest()) is not None:

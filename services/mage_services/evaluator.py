@@ -1,8 +1,10 @@
-"""The evaluator: plays frozen versions against fixed sets of tasks, beside the training it never blocks.
+"""The evaluator: plays frozen versions against fixed sets of tasks, beside the training it never
+blocks.
 
-While training it draws a point of the curve (train and held-out) for every version it is sent. At the end it
-plays the final sets with two causal controls: `blind` (earlier episodes are not in the context) and `swapped`
-(from the last episode on, somebody else is hidden). Adaptation is what these take away.
+While training it draws a point of the curve (train and held-out) for every version it is sent. At
+the end it plays the final sets with two causal controls: `blind` (earlier episodes are not in the
+context) and `swapped` (from the last episode on, somebody else is hidden). Adaptation is what these
+take away.
 """
 
 import json
@@ -33,7 +35,9 @@ from mage_services.process import Status, run_process
 from mage_services.startup import Startup, read_startup
 
 CURVE_SEED, FINAL_SEED = 1, 2
-"""Tasks of the curve and of the final sets are disjoint, and the same for every run of an environment."""
+"""Tasks of the curve and of the final sets are disjoint, and the same for every run of an
+environment.
+"""
 
 
 class Evaluator:

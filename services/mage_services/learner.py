@@ -5,8 +5,8 @@
     clock     -                       half a second          lapsed grants, the supervisor's view
     train     batches of groups       `desk.arrived`         actors, by publishing weights
 
-The trainer never waits for an actor but for the batch itself: weights are written by the same thread that trained
-them, announced by the loop, and the next batch is usually complete by then.
+The trainer never waits for an actor but for the batch itself: weights are written by the same
+thread that trained them, announced by the loop, and the next batch is usually complete by then.
 """
 
 import asyncio

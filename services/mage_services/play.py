@@ -29,7 +29,8 @@ class Stage:
 async def play_trial(run: TrialRun, engine: Engine) -> Trial:
     """Play a trial to its end.
 
-    Cancellation aborts the turn being sampled; in every case the engine forgets the trial's contexts.
+    Cancellation aborts the turn being sampled; in every case the engine forgets the trial's
+    contexts.
     """
     began = time.monotonic()
     try:

@@ -1,7 +1,8 @@
 """What every child process has in common: how it lives, speaks and ends.
 
-A child speaks to the supervisor in lines of JSON on a pipe it inherits; the pipe also carries its heartbeat. It
-ignores Ctrl-C (the supervisor decides), dies with its parent, and turns every failure into one line.
+A child speaks to the supervisor in lines of JSON on a pipe it inherits; the pipe also carries its
+heartbeat. It ignores Ctrl-C (the supervisor decides), dies with its parent, and turns every failure
+into one line.
 """
 
 import asyncio

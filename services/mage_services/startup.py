@@ -40,7 +40,7 @@ def read_startup(description: str) -> Startup:
 
 
 def build_digest() -> str:
-    """What this process was built from: the version and the sources of the core and the services."""
+    """What this process was built from: version and sources of core and services."""
     folders = [Path(mage_async.__file__).parent, Path(__file__).parent]
     sources = sorted(file for folder in folders for file in folder.rglob("*.py"))
     state = blake2s(mage_async.__version__.encode(), digest_size=6)

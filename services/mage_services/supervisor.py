@@ -45,8 +45,8 @@ class Supervisor:
 
         Cancellation ends every process within `GRACE_S` and leaves none.
 
-        Raises:
-            RunError: a process failed more often than its budget allows; the sentence says which and why.
+        Raises: RunError: a process failed more often than its budget allows; the sentence says
+            which and why.
         """
         try:
             while not await self._generation():

@@ -1,6 +1,8 @@
-"""What the learner's worker thread does: prepare the policy, train a step, write weights and checkpoints.
+"""What the learner's worker thread does: prepare the policy, train a step, write weights and
+checkpoints.
 
-Nothing here waits for a peer. All of it runs in one thread, one call at a time, so it needs no lock.
+Nothing here waits for a peer. All of it runs in one thread, one call at a time, so it needs no
+lock.
 """
 
 import json
@@ -25,8 +27,8 @@ from mage_async.learning.policy import load_policy
 from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.warm_start import Progress
-from mage_async.trajectory import Group, Trial
 from mage_async.readable import readable
+from mage_async.trajectory import Group, Trial
 from mage_async.wire import Publication
 from mage_services.startup import Startup
 

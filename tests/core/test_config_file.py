@@ -27,14 +27,19 @@ def test_what_is_printed_reads_back_as_the_same_configuration(file: Path, tmp_pa
 @pytest.mark.parametrize(
     ("assignment", "sentence"),
     [
-        ("admission.max_stalenes=1", "unknown key `max_stalenes` at `$.admission` (did you mean `max_staleness`?)"),
+        (
+            "admission.max_stalenes=1",
+            "unknown key `max_stalenes` at `$.admission` (did you mean `max_staleness`?)",
+        ),
         ("admission.groups_per_step=0", "`$.admission.groups_per_step` must be at least 1, got 0"),
         ("engine.kind=vllm", "`$.engine.kind` must be one of 'embedded', got 'vllm'"),
         ("learner.steps=few", "`$.learner.steps` must be int, got 'few'"),
         ("sampling.temperature=0", "`$.sampling.temperature` must be greater than 0.0, got 0"),
     ],
 )
-def test_a_wrong_key_or_value_is_answered_with_what_to_write(assignment: str, sentence: str) -> None:
+def test_a_wrong_key_or_value_is_answered_with_what_to_write(
+    assignment: str, sentence: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         config_file.load(config_file.find(None), [assignment])
     assert str(caught.value) == f"quickstart.toml: {sentence}"
@@ -44,16 +49,20 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     text = config_file.find(None).read_text().replace("max_staleness = 1\n", "")
     file = tmp_path / "mine.toml"
     file.write_text(text)
-    with pytest.raises(ConfigError, match=r"mine.toml: `\$.admission` lacks the key `max_staleness`"):
+    with pytest.raises(
+        ConfigError, match=r"mine.toml: `\$.admission` lacks the key `max_staleness`"
+    ):
         config_file.load(file, [])
 
 
 def test_an_unknown_file_is_answered_with_the_shipped_ones() -> None:
-    with pytest.raises(ConfigError, match="no configuration file 'quikstart'; shipped ones: .*quickstart"):
+    with pytest.raises(
+        ConfigError, match=r"no configuration file 'quikstart'; shipped ones: .*quickstart"
+    ):
         config_file.find("quikstart")
 
 
 def test_too_few_contexts_for_a_group_are_refused() -> None:
     config = config_file.load(config_file.find(None), ["engine.max_contexts=7"])
-    with pytest.raises(ConfigError, match="engine.max_contexts must be at least .* = 8, got 7"):
+    with pytest.raises(ConfigError, match=r"engine.max_contexts must be at least .* = 8, got 7"):
         check(config)

@@ -1,7 +1,7 @@
 """Contexts that only grow, with the real tokenizer of the tiny policy."""
 
 from dataclasses import replace
-from pathlib import Path
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def environment(config: Config) -> Environment:
 
 @pytest.fixture(scope="module")
 def chat(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
-    folder: Path = tmp_path_factory.mktemp("policy")
+    folder = tmp_path_factory.mktemp("policy")
     words = (*environment.facts.words, "episode", "reflect", "remark")
     save_tokenizer(build_tokenizer(words), folder)
     return load_chat(folder)
@@ -49,7 +49,9 @@ def rules(config: Config, environment: Environment, chat: ChatFormat) -> TrialRu
 
 def _completion(chat: ChatFormat, text: str, version: int = 0) -> Completion:
     ids = np.array(chat.encode(text), np.int32)
-    return Completion(ids, np.full(len(ids), -1.0, np.float32), (VersionRun(0, version, version),), "stop", 0)
+    return Completion(
+        ids, np.full(len(ids), -1.0, np.float32), (VersionRun(0, version, version),), "stop", 0
+    )
 
 
 def test_every_prompt_extends_the_one_before_token_by_token(
@@ -65,7 +67,9 @@ def test_every_prompt_extends_the_one_before_token_by_token(
     assert (run.trial().segments[0].tokens[: len(before)] == before).all()
 
 
-def test_a_trial_reads_as_chat(environment: Environment, rules: TrialRules, chat: ChatFormat) -> None:
+def test_a_trial_reads_as_chat(
+    environment: Environment, rules: TrialRules, chat: ChatFormat
+) -> None:
     run = TrialRun(environment, TASK, 0, replace(rules, num_episodes=1), chat, name="t")
     while run.next_prompt() is not None:
         run.receive(_completion(chat, " rock"))
@@ -82,10 +86,12 @@ def test_a_turn_of_the_tiny_policy_costs_eight_tokens(
 ) -> None:
     trial = scripted_trial(environment, TASK, 0, rules, chat)
     starts = [turn.start for turn in trial.turns if turn.episode == 0]
-    assert {after - before for before, after in zip(starts, starts[1:], strict=False)} == {8}
+    assert {after - before for before, after in pairwise(starts)} == {8}
 
 
-def test_every_word_of_the_environment_is_one_token(environment: Environment, chat: ChatFormat) -> None:
+def test_every_word_of_the_environment_is_one_token(
+    environment: Environment, chat: ChatFormat
+) -> None:
     assert {word for word in environment.facts.words if len(chat.encode(f" {word}")) != 1} == set()
 
 

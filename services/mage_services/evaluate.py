@@ -1,0 +1,77 @@
+"""Evaluate a finished (or stopped) run: the process that `mage_async.evaluate` becomes.
+
+Plays the final sets with the run's newest checkpoint, prints the table and rewrites the evaluation,
+the summary and the report of the run where the number of episodes is the run's own.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import uvloop
+
+from mage_async import config_file
+from mage_async.assembly import environment_of
+from mage_async.config import Config
+from mage_async.errors import MageError
+from mage_async.inference.chat_files import load_chat
+from mage_async.report import render
+from mage_async.run_directory import RunDirectory
+from mage_async.score import Score
+from mage_async.summary import summarise, write_summary
+from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.evaluator import Evaluator, write_evaluation
+from mage_services.view import make_view
+
+
+def main() -> None:
+    """Play the sets and say what came out."""
+    parser = argparse.ArgumentParser(description="Evaluate a run.")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--trials", type=int, required=True)
+    parser.add_argument("--episodes", type=int)
+    given = parser.parse_args()
+    run = RunDirectory(given.run_dir.resolve())
+    try:
+        _evaluate(run, given.trials, given.episodes)
+    except* MageError as group:
+        sys.exit(f"mage evaluate: {group.exceptions[0]}")
+
+
+def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
+    config = config_file.load(run.config, [])
+    own = config.evaluation.episodes
+    policy, version = _newest(run)
+    began = time.monotonic()
+    sets = uvloop.run(_play(config, policy, version, num_trials, episodes or own))
+    target = (
+        run if episodes in (None, own) else replace(run, root=run.root / f"episodes_{episodes}")
+    )
+    target.root.mkdir(exist_ok=True)
+    write_evaluation(target, sets, environment_of(config), version)
+    summary = summarise(target, wall_s=time.monotonic() - began)
+    if target is run:
+        write_summary(run, summary)
+        run.report.write_text(render(run, summary))
+    make_view(config, target, is_terminal=sys.stdout.isatty()).close(summary)
+
+
+async def _play(
+    config: Config, policy: Path, version: int, num_trials: int, episodes: int
+) -> dict[str, Score]:
+    """The final sets with the controls. Cancellation abandons them."""
+    chat, environment = load_chat(policy), environment_of(config)
+    async with EmbeddedEngine(policy, config.engine) as engine:
+        return await Evaluator(config, environment, chat, engine, episodes).final(num_trials)
+
+
+def _newest(run: RunDirectory) -> tuple[Path, int]:
+    """The newest checkpoint and its version, or the policy the run began from."""
+    found = sorted(run.checkpoints.glob("step_*"))
+    return (found[-1], int(found[-1].name[5:])) if found else (run.policy, 0)
+
+
+if __name__ == "__main__":
+    main()

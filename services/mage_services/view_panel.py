@@ -1,0 +1,273 @@
+"""The live panel: everything known of a run, in the space of a small terminal."""
+
+import itertools
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from mage_async.run_directory import RunDirectory
+from mage_services.view_state import RunState
+
+EPISODE_STYLES = ("grey62", "deep_sky_blue3", "turquoise2", "bold spring_green2")
+STATE_STYLES = {
+    "training": "spring_green3",
+    "engine": "spring_green3",
+    "environment": "deep_sky_blue3",
+    "publishing": "medium_purple2",
+    "checkpoint": "orchid3",
+    "parity": "plum3",
+}
+"""Work is coloured, waiting is grey and amber."""
+WAIT_STYLES = {"batch not full": "orange3", "no grant": "orange3", "no fresh weights": "gold3"}
+MAX_ACTOR_LINES = 6
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def panel(state: RunState, run: RunDirectory, now: float, width: int) -> RenderableType:
+    """The state of a run as a panel of `width` columns."""
+    parts: list[RenderableType] = [_progress(state, now), Text()]
+    if state.steps or state.curve:
+        parts += [_returns(state, width), Text(), _figures(state), Text()]
+    parts.append(_processes(state, width))
+    parts += [
+        Text(f"! {note}", "bold red", overflow="ellipsis", no_wrap=True)
+        for note in state.notes[-3:]
+    ]
+    config = state.config
+    title = f"[bold]mage[/]  {escape(config.environment.name)}  [dim]seed[/] {config.seed}"
+    return Panel(
+        Group(*parts),
+        title=title,
+        title_align="left",
+        subtitle=Text(str(run.root), "dim", overflow="ellipsis"),
+        subtitle_align="right",
+        border_style="grey42",
+        padding=(0, 1),
+    )
+
+
+def _progress(state: RunState, now: float) -> RenderableType:
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True, justify="right")
+    label, done, total = _position(state)
+    bar = ProgressBar(
+        total=total,
+        completed=done,
+        pulse=total is None and state.phase != "done",
+        animation_time=now,
+        complete_style="deep_sky_blue3",
+        finished_style="spring_green3",
+    )
+    grid.add_row(Text.from_markup(label), bar, _times(state, now))
+    return grid
+
+
+def _position(state: RunState) -> tuple[str, float, float | None]:
+    """What goes on, how much of it is done, and of how much."""
+    if state.phase == "warm start":
+        warm = state.warm_start
+        gate = f"gate {warm['gate']:.2f}" if warm["gate"] == warm["gate"] else "gate –"
+        text = f"[bold]warm start[/] {warm['step']}/{warm['steps']}"
+        return f"{text} [dim]loss {warm['loss']:.2f} {gate}[/]", warm["step"], warm["steps"]
+    steps = state.config.learner.steps
+    if state.phase == "training":
+        return f"[bold]training[/] step {state.step}/{steps}", state.step, max(1, steps)
+    if state.phase == "evaluating":
+        version = state.step if state.evaluating is None else state.evaluating
+        return f"[bold]evaluating[/] version {version}", 0, None
+    return f"[bold]{state.phase}[/]", 1.0 if state.phase == "done" else 0, 1.0
+
+
+def _times(state: RunState, now: float) -> Text:
+    left = state.seconds_left(now)
+    text = Text(_clock(now - state.began))
+    if left is not None:
+        text.append(f" · {_clock(left)} left", "dim")
+        if state.phase == "training":
+            text.append(" + evaluation", "dim")
+    return text
+
+
+def _returns(state: RunState, width: int) -> RenderableType:
+    """Return of each episode: the batch of every step, and the held-out points of the curve."""
+    spark = max(8, (width - 50) // 2)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(min_width=9)
+    for _ in range(2):
+        grid.add_column(justify="right", min_width=6)
+        grid.add_column(min_width=spark)
+    version = f" v{state.curve[-1]['version']}" if state.curve else ""
+    grid.add_row(
+        *(
+            Text(word, "dim")
+            for word in ("return", "", "train, each step", "", f"held-out{version}")
+        )
+    )
+    rows = _histories(state)
+    low, high = _range([value for train, heldout in rows for value in (*train, *heldout)])
+    for episode, (train, heldout) in enumerate(rows):
+        style = episode_style(episode, len(rows))
+        grid.add_row(
+            Text(f"episode {episode + 1}", style),
+            *_history(train, style, low, high, spark),
+            *_history(heldout, style, low, high, spark),
+        )
+    return grid
+
+
+def _histories(state: RunState) -> list[tuple[list[float], list[float]]]:
+    num_episodes = state.config.trial.episodes
+    heldout = [point["sets"]["heldout"] for point in state.curve]
+    return [
+        (state.returns(k), [row[k] for row in heldout if k < len(row)]) for k in range(num_episodes)
+    ]
+
+
+def _history(values: list[float], style: str, low: float, high: float, width: int) -> list[Text]:
+    last = f"{values[-1]:+.2f}" if values else ""
+    return [Text(last, style), Text(sparkline(values, low, high, width), style)]
+
+
+def episode_style(episode: int, num_episodes: int) -> str:
+    """From grey for the first episode to green for the last."""
+    if num_episodes == 1:
+        return EPISODE_STYLES[-1]
+    return EPISODE_STYLES[round(episode * (len(EPISODE_STYLES) - 1) / (num_episodes - 1))]
+
+
+def sparkline(values: Sequence[float], low: float, high: float, width: int) -> str:
+    """Values as blocks between `low` and `high`; means of neighbours where there are too many."""
+    if len(values) > width:
+        edges = [number * len(values) // width for number in range(width + 1)]
+        chunks = [values[a:b] for a, b in itertools.pairwise(edges)]
+        values = [sum(chunk) / len(chunk) for chunk in chunks]
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round((value - low) / (high - low) * top)] for value in values)
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    return low, high if high - low > 0.1 else low + 0.1
+
+
+def _figures(state: RunState) -> RenderableType:
+    """The last step's numbers and what became of the trials, a line each."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="dim", min_width=9)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    for label, text in _rows(state):
+        grid.add_row(label, Text.from_markup(text))
+    return grid
+
+
+def _rows(state: RunState) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if last := state.last:
+        bound = state.config.admission.max_staleness
+        rows += [
+            (
+                "speed",
+                f"{last['trials_per_s']:.0f} [dim]trials/s[/]  "
+                f"{short(last['generated_tokens_per_s'])} [dim]sampled[/]  "
+                f"{short(last['trained_tokens_per_s'])} [dim]trained tokens/s[/]",
+            ),
+            (
+                "staleness",
+                f"{last['staleness_mean']:.2f} [dim]mean[/]  {last['staleness_max']:.0f} [dim]max"
+                f" of {bound} allowed[/]  [dim]prefix cache[/] {last['prefix_hit_rate']:.1%}"
+                f" [dim]hit[/]",
+            ),
+            (
+                "policy",
+                f"{last['entropy']:.3f} [dim]nats entropy[/]  "
+                f"{last['invalid_actions_per_trial']:.2f} [dim]invalid actions/trial[/]",
+            ),
+        ]
+    if trials := state.trials:
+        rows.append(
+            (
+                "trials",
+                f"{trials['granted']:,} [dim]granted =[/] {trials['trained']:,} [dim]trained +[/]"
+                f" {trials['dropped']:,} [dim]dropped +[/] {trials['in_flight']:,}"
+                " [dim]in flight[/]",
+            )
+        )
+    return rows
+
+
+def _processes(state: RunState, width: int) -> RenderableType:
+    """Where each process's last seconds went; many actors share a line."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(min_width=9)
+    grid.add_column()
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    bar_width = max(10, (width - 56) // 2)
+    for name, shares, life in _process_rows(state):
+        grid.add_row(
+            name, _bar(shares, bar_width), _causes(shares) if shares else Text(life, "dim")
+        )
+    return grid
+
+
+def _process_rows(state: RunState) -> list[tuple[str, dict[str, float], str]]:
+    shares = state.shares()
+    rows = [(name, shares.get(name, {}), life) for name, life in state.processes.items()]
+    actors = [row for row in rows if row[0].startswith("actor")]
+    if len(actors) <= MAX_ACTOR_LINES:
+        return rows
+    others = [row for row in rows if row not in actors]
+    mean = _mean_shares([row[1] for row in actors if row[1]])
+    ready = sum(row[2] != "starting" for row in actors)
+    together = (f"{len(actors)} actors", mean, f"{ready} ready")
+    return sorted([*others, together], key=lambda row: row[0] == "evaluator")
+
+
+def _mean_shares(all_shares: Sequence[dict[str, float]]) -> dict[str, float]:
+    states = {state for shares in all_shares for state in shares}
+    means = {s: sum(shares.get(s, 0.0) for shares in all_shares) / len(all_shares) for s in states}
+    return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def _bar(shares: dict[str, float], width: int) -> Text:
+    """Shares as one bar of `width` cells."""
+    bar, filled, until = Text(), 0, 0.0
+    for state, share in shares.items():
+        until += share
+        cells = round(until * width) - filled
+        bar.append("█" * cells, state_style(state))
+        filled += cells
+    return bar.append("·" * (width - filled), "grey35")
+
+
+def _causes(shares: dict[str, float]) -> Text:
+    text = Text()
+    for state, share in list(shares.items())[:3]:
+        if share >= 0.005:
+            text.append(f"{share:3.0%} ", "default").append(f"{state}  ", state_style(state))
+    return text
+
+
+def state_style(state: str) -> str:
+    """Work in colours, waiting in ambers, what is new in grey."""
+    return (STATE_STYLES | WAIT_STYLES).get(state, "grey62")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def short(number: float) -> str:
+    """1234567 -> 1.2M."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if number >= 10 * size or (unit == "M" and number >= size):
+            return f"{number / size:.1f}{unit}"
+    return f"{number:,.0f}"

@@ -1,0 +1,151 @@
+"""What is known of a run while it goes on, put together from the status lines of its processes."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mage_async.config import Config
+
+Event = dict[str, Any]
+Phase = Literal["starting", "warm start", "training", "evaluating", "done"]
+WINDOW_S = 10.0
+"""Waits are shown over the last so many seconds, and paces over the last `PACE_STEPS` steps."""
+PACE_STEPS = 20
+MAX_STEPS_KEPT = 2000
+MAX_NOTES = 50
+
+
+@dataclass(slots=True)
+class RunState:
+    """Plain facts; only `take` changes them. Times are the caller's, in seconds."""
+
+    config: Config
+    began: float
+    phase: Phase = "starting"
+    phase_began: float = 0.0
+    warm_start: Event = field(default_factory=dict)
+    """step, steps, loss, gate; later origin and warm_start_s."""
+    steps: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_STEPS_KEPT))
+    """Metrics of each step."""
+    curve: list[Event] = field(default_factory=list)
+    """version and sets: name -> return of each episode."""
+    evaluating: int | None = None
+    """The version whose final sets are being played."""
+    trials: dict[str, int] = field(default_factory=dict)
+    processes: dict[str, str] = field(default_factory=dict)
+    """What each process last said of its life."""
+    notes: list[str] = field(default_factory=list)
+    """Restarts, faults and remarks, each once, oldest first."""
+    _blocked: deque[tuple[float, dict[str, dict[str, float]]]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.phase_began = self.began
+
+    def take(self, process: str, event: Event, now: float) -> None:
+        """Book one status line of a process."""
+        match event["event"]:
+            case "warm_start":
+                self.warm_start |= {key: event[key] for key in ("step", "steps", "loss", "gate")}
+                self._enter("warm start", now)
+            case "policy":
+                self.warm_start |= {key: event[key] for key in ("origin", "warm_start_s")}
+                self._enter("training", now)
+            case "step":
+                self._step(event["metrics"])
+                self._see(event, now)
+            case "view":
+                self._see(event, now)
+            case "curve":
+                self.curve = [point for point in self.curve if point["version"] < event["version"]]
+                self.curve.append(event)
+            case "evaluating":
+                self.evaluating = event["version"]
+            case _:
+                self._live(process, event)
+        self._follow(now)
+
+    @property
+    def step(self) -> int:
+        """Steps trained so far."""
+        return self.steps[-1]["step"] if self.steps else 0
+
+    @property
+    def last(self) -> Event:
+        """Metrics of the last step; empty before the first."""
+        return self.steps[-1] if self.steps else {}
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until this phase ends at its present pace; None where that is not known."""
+        if self.phase == "warm start" and (done := self.warm_start["step"]):
+            return (now - self.phase_began) / done * max(0, self.warm_start["steps"] - done)
+        if self.phase == "training" and len(self.steps) > 1:
+            recent = list(self.steps)[-PACE_STEPS - 1 :]
+            taken = recent[-1]["time_s"] - recent[0]["time_s"]
+            return taken / (len(recent) - 1) * (self.config.learner.steps - self.step)
+        return None
+
+    def returns(self, episode: int) -> list[float]:
+        """Mean return of an episode in each step's batch."""
+        return [metrics["return_by_episode"][episode] for metrics in self.steps]
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Of each process: the share of its last seconds spent in each state, largest first."""
+        if not self._blocked:
+            return {}
+        (_, old), (_, new) = self._blocked[0], self._blocked[-1]
+        return {name: _shares(old.get(name, {}), new[name]) for name in new}
+
+    def _step(self, metrics: Event) -> None:
+        while self.steps and self.steps[-1]["step"] >= metrics["step"]:
+            self.steps.pop()  # a restarted learner trains it again
+        self.steps.append(metrics)
+
+    def _see(self, event: Event, now: float) -> None:
+        self.trials = event["trials"]
+        self._blocked.append((now, event["blocked_s"]))
+        while self._blocked[0][0] < now - WINDOW_S:
+            self._blocked.popleft()
+        for fault in event["faults"]:
+            self._note(fault)
+
+    def _live(self, process: str, event: Event) -> None:
+        """Births, deaths and remarks."""
+        match event["event"]:
+            case "started":
+                self.processes[event["text"]] = "starting"
+                if event["text"] == "learner":
+                    self.phase, self.evaluating = "starting", None
+            case "ready" | "done":
+                self.processes[process] = event["event"]
+            case "failed":
+                self.processes[process] = "failed"
+                self._note(f"{process}: {event['reason']}")
+            case "note" | "restarting":
+                prefix = "" if process == "supervisor" else f"{process}: "
+                self._note(prefix + event["text"])
+
+    def _follow(self, now: float) -> None:
+        """Phases that no process announces."""
+        lives = self.processes
+        if lives and all(life == "done" for life in lives.values()):
+            self._enter("done", now)
+        elif lives.get("learner") == "done" or self.evaluating is not None:
+            self._enter("evaluating", now)
+
+    def _enter(self, phase: Phase, now: float) -> None:
+        if phase != self.phase:
+            self.phase, self.phase_began = phase, now
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notes:
+            self.notes = [*self.notes[1 - MAX_NOTES :], sentence]
+
+
+def _shares(old: dict[str, float], new: dict[str, float]) -> dict[str, float]:
+    """Of the seconds booked since `old`; of all, where the process began anew since."""
+    spent = {state: seconds - old.get(state, 0.0) for state, seconds in new.items()}
+    if min(spent.values(), default=0.0) < 0 or sum(spent.values()) <= 0:
+        spent = dict(new)
+    total = sum(spent.values()) or 1.0
+    ordered = sorted(spent.items(), key=lambda item: -item[1])
+    return {state: seconds / total for state, seconds in ordered if seconds > 0}

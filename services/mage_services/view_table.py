@@ -1,0 +1,104 @@
+"""The last thing the terminal shows: what the run reached, beside what is possible."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+SETS = {
+    "heldout": "held-out",
+    "heldout_blind": "  blind: no memory",
+    "heldout_swapped": "  swapped: new last",
+    "train": "train",
+}
+"""Evaluation sets in the order and the words of the table."""
+
+
+def final_table(
+    summary: dict[str, Any], report: Path, *, ascii_only: bool = False
+) -> RenderableType:
+    """Return of each episode in every set with its 95 % interval, the references, the costs."""
+    evaluation = summary.get("evaluation", {})
+    parts: list[RenderableType] = []
+    if evaluation:
+        parts.append(_returns(summary, "+-" if ascii_only else "±"))
+    parts += [Text(line, style="dim") for line in _facts(summary)]
+    parts.append(Text(f"report: {report}", no_wrap=True, overflow="fold"))
+    return Group(*parts)
+
+
+def _returns(summary: dict[str, Any], plus_minus: str) -> Table:
+    evaluation, references = summary["evaluation"], summary.get("references", {})
+    num_episodes = len(next(iter(evaluation.values()))["return_by_episode"])
+    table = Table(title=_title(summary), title_justify="left", title_style="bold", pad_edge=False)
+    table.add_column("return per unit", no_wrap=True)
+    for episode in range(num_episodes):
+        table.add_column(f"episode {episode + 1}", justify="right", no_wrap=True)
+    for name, label in SETS.items():
+        if name in evaluation:
+            table.add_row(label, *_with_interval(evaluation[name], plus_minus), style=_style(name))
+    table.add_section()
+    for name, values in references.get("heldout", {}).items():
+        table.add_row(name.replace("_", " "), *_aligned(values), style="dim")
+    _add_probes(table, evaluation)
+    return table
+
+
+def _add_probes(table: Table, evaluation: dict[str, Any]) -> None:
+    """Where the environment knows actions that only gather information."""
+    probing = {name: score["probes_by_episode"] for name, score in evaluation.items()}
+    if any(map(any, probing.values())):
+        table.add_section()
+        for name in ("heldout", "train"):
+            shares = [f"{share:.0%}      " for share in probing.get(name, [])]
+            table.add_row(f"probes, {SETS[name]}", *shares)
+
+
+def _with_interval(score: dict[str, Any], plus_minus: str) -> list[str]:
+    pairs = zip(score["return_by_episode"], score["ci95_by_episode"], strict=True)
+    return [f"{mean:+.3f} {plus_minus}{half:.3f}" for mean, half in pairs]
+
+
+def _aligned(values: Sequence[float]) -> list[str]:
+    return [f"{value:+.3f}       " for value in values]
+
+
+def _style(name: str) -> str:
+    return {"heldout": "bold green", "train": ""}.get(name, "yellow")
+
+
+def _title(summary: dict[str, Any]) -> str:
+    done = "" if summary["complete"] else "  (not finished)"
+    return (
+        f"{summary['environment']['name']}  seed {summary['seed']}  {summary['steps']} steps{done}"
+    )
+
+
+def _facts(summary: dict[str, Any]) -> list[str]:
+    rates, trials = summary.get("throughput", {}), summary.get("trials", {})
+    staleness, cache = summary.get("staleness", {}), summary.get("prefix_cache", {})
+    lines = [f"wall {summary['wall_s']:.1f} s"]
+    if "warm_start_s" in summary:
+        lines[0] += f", warm start {summary['warm_start_s']:.1f} s of it"
+    if rates:
+        lines[0] += f"; {rates['trials_per_s']:.0f} trials/s"
+        lines[0] += f", {rates['generated_tokens_per_s']:.0f} sampled tokens/s"
+    if staleness:
+        lines.append(f"staleness mean {staleness['mean']:.2f}, max {staleness['max']:g}")
+    if cache:
+        lines[-1] += f"; prefix cache hit {cache['hit_rate']:.1%}, reuse {cache['reuse_rate']:.1%}"
+    if trials:
+        lines.append(
+            f"trials: {trials['granted']} granted = {trials['trained']} trained"
+            f" + {trials['dropped']} dropped + {trials['in_flight']} in flight"
+        )
+    return lines
+
+
+def print_final(console: Console, summary: dict[str, Any], report: Path) -> None:
+    """Print the table in what the console's encoding has."""
+    table = final_table(summary, report, ascii_only=console.options.ascii_only)
+    console.print(table, highlight=False)
