@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -72,9 +73,8 @@ def _style(name: str) -> str:
 
 def _title(summary: dict[str, Any]) -> str:
     done = "" if summary["complete"] else "  (not finished)"
-    return (
-        f"{summary['environment']['name']}  seed {summary['seed']}  {summary['steps']} steps{done}"
-    )
+    name = escape(summary["environment"]["name"])
+    return f"{name}  seed {summary['seed']}  {summary['steps']} steps{done}"
 
 
 def _facts(summary: dict[str, Any]) -> list[str]:
