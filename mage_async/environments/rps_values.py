@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 
+from mage_async.environments.rps_bayes import bayes_greedy
 from mage_async.environments.rps_opponents import NUM_ROUNDS, Opponent, result
 
 NOISE = 0.05
@@ -23,7 +24,8 @@ def references(
 
     `random` and `nash` play uniformly. `best_response` knows the opponent. `without_memory` knows
     which opponents there are and plays each episode as well as that allows, but forgets it: nobody
-    without memory does better.
+    without memory does better. `bayes` remembers, believes that the opponent is one of `prior`,
+    and takes the likeliest win.
     """
     best = sum(best_response(opponent) for opponent in members) / len(members)
     return {
@@ -31,6 +33,7 @@ def references(
         "nash": (0.0,) * num_episodes,
         "best_response": (best,) * num_episodes,
         "without_memory": (one_episode(members),) * num_episodes,
+        "bayes": bayes_greedy(members, prior, num_episodes, NOISE),
     }
 
 

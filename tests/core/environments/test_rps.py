@@ -8,6 +8,7 @@ import pytest
 
 from mage_async.environments.environment import Split
 from mage_async.environments.rps import Rps
+from mage_async.environments.rps_bayes import bayes_greedy
 from mage_async.environments.rps_opponents import (
     HELDOUT,
     NUM_ROUNDS,
@@ -134,6 +135,17 @@ def test_nobody_without_memory_comes_near_what_memory_reaches() -> None:
     assert one_episode(TRAIN) == pytest.approx(0.339795, abs=1e-6)
     assert one_episode(HELDOUT) == pytest.approx(0.436970, abs=1e-6)
     assert 0.32 < _greedy_value(TRAIN) < one_episode(TRAIN)
+
+
+def test_who_remembers_and_believes_rightly_knows_the_opponent_in_the_third_episode() -> None:
+    # Without the pruning; the prototype simulated .32/.91/.94, .34/.88/.93 and -.11/.39/.58.
+    right = bayes_greedy(TRAIN, TRAIN, 3, NOISE)
+    assert right == pytest.approx((0.327383, 0.915446, 0.938834), abs=1e-3)
+    assert right[0] == pytest.approx(_greedy_value(TRAIN))
+    everyone = bayes_greedy(HELDOUT, TRAIN + HELDOUT, 3, NOISE)
+    assert everyone == pytest.approx((0.342613, 0.887048, 0.933793), abs=1e-3)
+    wrong = Rps().references("heldout", 3)["bayes"]
+    assert wrong == pytest.approx((-0.129561, 0.369864, 0.576767), abs=1e-3)
 
 
 def _greedy_value(prior: tuple[Opponent, ...]) -> float:
