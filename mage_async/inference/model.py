@@ -1,0 +1,188 @@
+"""The forward of a Llama-family decoder over a cache of keys and values: ragged rows in, next-token logits out.
+
+The cache is one tensor per layer, `[lanes, positions, 2, K, H]`: what a token leaves behind is one row of memory, so
+that writing a step's tokens, or giving a new context another's prefix, is one copy. In the last layer only the tokens
+whose logits are wanted go past the keys and values.
+
+Shapes: `T` packed tokens, `W` rows whose logits are wanted, `V` vocabulary, `D` hidden, `N` heads, `K` key-value
+heads, `H` head size; `B`, `n`, `L` as in `ragged`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from mage_async.errors import PolicyError
+from mage_async.inference.architecture import Architecture, read_architecture
+from mage_async.inference.ragged import Bucket, Rows, buckets, packed_positions
+from mage_async.inference.rotation import rotations
+from mage_async.inference.weights import Layer, Weights, read_weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixCopy:
+    """The first `length` positions of a lane, given to others."""
+
+    source: int
+    targets: list[int]
+    length: int
+
+
+class Model:
+    """Weights and the keys and values they made.
+
+    Args:
+        lanes: contexts whose keys and values are kept.
+        max_tokens: positions of each.
+    """
+
+    def __init__(
+        self, architecture: Architecture, weights: Weights, *, lanes: int, max_tokens: int
+    ) -> None:
+        self.architecture, self.weights = architecture, weights
+        kv_row = (2, architecture.kv_heads, architecture.head_dim)
+        self._cache = [torch.zeros(lanes, max_tokens, *kv_row) for _ in range(architecture.layers)]
+        self._rotations = rotations(architecture.rotation, architecture.head_dim, max_tokens)
+        self.lanes, self.max_tokens = lanes, max_tokens
+
+    @staticmethod
+    def load(directory: Path, *, lanes: int, max_tokens: int) -> "Model":
+        """Read a model directory.
+
+        Raises:
+            PolicyError: it cannot be served; the text says what can.
+        """
+        architecture = read_architecture(directory)
+        if max_tokens > architecture.max_positions:
+            raise PolicyError(
+                f"{directory}: was made for {architecture.max_positions} positions, but engine.max_tokens is "
+                f"{max_tokens}; lower it"
+            )
+        weights = read_weights(directory, architecture)
+        return Model(architecture, weights, lanes=lanes, max_tokens=max_tokens)
+
+    def describe(self) -> str:
+        """What it is and the memory it takes, in one line."""
+        size = self.weights.num_parameters
+        return (
+            f"embedded {self.architecture.model_type} of {size:,} parameters, {4e-6 * size:.1f} MB; keys and "
+            f"values of {self.lanes} contexts x {self.max_tokens} tokens, {1e-6 * self.cache_bytes():.1f} MB"
+        )
+
+    def cache_bytes(self) -> int:
+        """Memory of all keys and values."""
+        return sum(layer.numel() * layer.element_size() for layer in self._cache)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: np.ndarray, rows: Rows, copies: Sequence[PrefixCopy], wanted: np.ndarray
+    ) -> torch.Tensor:
+        """Compute new tokens, keep their keys and values, and return logits.
+
+        Args:
+            tokens: int [T], packed in the order of `rows`.
+            copies: in this order, after each layer's new keys and values are kept; so a source may be a lane that
+                this very forward computes.
+            wanted: int64 [W]: rows after whose last token logits are wanted, in increasing order.
+
+        Returns:
+            float32 [W, V]
+        """
+        row, positions = packed_positions(rows)
+        places = torch.from_numpy(rows.lanes[row] * self.max_tokens + positions)
+        turns = self._rotations.index_select(0, torch.from_numpy(positions))[:, None]
+        hidden = self.weights.embedding.index_select(0, torch.from_numpy(tokens))
+        folded = buckets(rows) if len(self._cache) > 1 else []
+        for layer, cache in zip(self.weights.layers[:-1], self._cache, strict=False):
+            qkv = self._remember(layer, cache, hidden, turns, places, copies)
+            hidden = self._block(layer, cache, hidden, qkv, folded)
+        return self._last(hidden, turns, places, copies, rows, wanted)
+
+    def _last(
+        self,
+        hidden: torch.Tensor,
+        turns: torch.Tensor,
+        places: torch.Tensor,
+        copies: Sequence[PrefixCopy],
+        rows: Rows,
+        wanted: np.ndarray,
+    ) -> torch.Tensor:
+        """The last layer and the head, for the last tokens of the wanted rows: [W, V]"""
+        layer, cache = self.weights.layers[-1], self._cache[-1]
+        qkv = self._remember(layer, cache, hidden, turns, places, copies)
+        if not len(wanted):
+            return hidden.new_zeros(0, self.architecture.vocabulary)
+        last = torch.from_numpy((np.cumsum(rows.counts) - 1)[wanted])
+        hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
+        hidden = self._block(layer, cache, hidden, qkv, buckets(rows.take(wanted).last_tokens()))
+        return functional.linear(self._norm(hidden, self.weights.norm), self.weights.head)
+
+    def _remember(
+        self,
+        layer: Layer,
+        cache: torch.Tensor,
+        hidden: torch.Tensor,
+        turns: torch.Tensor,
+        places: torch.Tensor,
+        copies: Sequence[PrefixCopy],
+    ) -> torch.Tensor:
+        """Keep the new tokens' keys and values, carry out the copies; returns [T, (N + 2K) H]."""
+        shape = self.architecture
+        qkv = functional.linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        num_turning = (shape.heads + shape.kv_heads) * shape.head_dim
+        heads = qkv[:, :num_turning].unflatten(1, (-1, shape.head_dim))
+        if layer.head_norms is not None:
+            normed = functional.rms_norm(heads, (shape.head_dim,), None, shape.norm_epsilon)
+            torch.mul(normed, layer.head_norms, out=heads)
+        torch.view_as_complex(heads.unflatten(2, (-1, 2))).mul_(turns)
+        flat = cache.flatten(2).flatten(0, 1)
+        flat.index_copy_(0, places, qkv[:, shape.heads * shape.head_dim :])
+        for copy in copies:
+            cache[copy.targets, : copy.length] = cache[copy.source, : copy.length]
+        return qkv
+
+    def _block(
+        self,
+        layer: Layer,
+        cache: torch.Tensor,
+        hidden: torch.Tensor,
+        qkv: torch.Tensor,
+        folded: Sequence[Bucket],
+    ) -> torch.Tensor:
+        """Attention and MLP: [T, D]"""
+        queries = qkv[:, : self.architecture.heads * self.architecture.head_dim]
+        seen = [self._attend(cache, queries[bucket.tokens], bucket) for bucket in folded]
+        attended = seen[0] if len(seen) == 1 else torch.cat(seen)
+        hidden = functional.linear(attended, layer.output, layer.output_bias).add_(hidden)
+        normed = self._norm(hidden, layer.mlp_norm)
+        gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, 1)
+        return functional.linear(functional.silu(gate).mul_(up), layer.down, layer.down_bias).add_(
+            hidden
+        )
+
+    def _attend(self, cache: torch.Tensor, queries: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        """[T, N H] of one bucket -> [T, N H]"""
+        shape = self.architecture
+        if bucket.cells is not None:
+            cells = queries.new_zeros(len(bucket.lanes) * bucket.width, queries.shape[1])
+            queries = cells.index_copy_(0, bucket.cells, queries)
+        folded = queries.view(len(bucket.lanes), bucket.width, shape.heads, shape.head_dim)
+        rows = cache.flatten(2)[:, : bucket.context].index_select(0, bucket.lanes)  # [B, L, 2KH]
+        kv = rows.unflatten(2, cache.shape[2:])
+        keys, values = kv.permute(2, 0, 3, 1, 4)
+        out = functional.scaled_dot_product_attention(
+            folded.transpose(1, 2),
+            keys,
+            values,
+            attn_mask=bucket.mask,
+            enable_gqa=shape.heads != shape.kv_heads,
+        )  # [B, N, n, H]
+        flat = out.transpose(1, 2).flatten(2).flatten(0, 1)
+        return flat if bucket.cells is None else flat.index_select(0, bucket.cells)
+
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(hidden, weight.shape, weight, self.architecture.norm_epsilon)

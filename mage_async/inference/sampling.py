@@ -1,0 +1,97 @@
+"""Drawing tokens: one uniform number per token, from its seed alone, through the inverse of the cumulative distribution.
+
+So a completion does not depend on what else is in the batch (but for the last bits of float32 logits). Log-probs are
+taken after temperature and before top-k and top-p, from the very logits that the token was drawn from.
+
+Shapes: `W` rows, `V` vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rules:
+    """How each row is drawn, `[W]` each."""
+
+    temperature: np.ndarray
+    """float32; 0 takes the most probable token, with its log-prob at temperature 1"""
+    top_p: np.ndarray
+    """float32"""
+    top_k: np.ndarray
+    """int64; 0: no limit"""
+
+
+def uniforms(seeds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """A number in [0, 1) for token `numbers[r]` of the completion with `seeds[r]`: float64 [W].
+
+    SplitMix64 finalised twice: neighbouring seeds and numbers give unrelated draws.
+
+    Args:
+        seeds: uint64 [W]
+        numbers: int64 [W]
+    """
+    mixed = _mix(_mix(seeds) + numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    return (mixed >> np.uint64(11)) * 2.0**-53
+
+
+@torch.inference_mode()
+def draw(logits: torch.Tensor, rules: Rules, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Draw one token a row.
+
+    Args:
+        logits: float32 [W, V]
+        chances: float64 [W], in [0, 1)
+
+    Returns:
+        Tokens, int64 [W], and their log-probs in nats, float32 [W].
+    """
+    is_greedy = rules.temperature == 0
+    divisor = torch.from_numpy(np.where(is_greedy, np.float32(1), rules.temperature))
+    logprobs = torch.log_softmax(logits / divisor[:, None], 1)
+    kept = logprobs.exp()
+    if rules.top_k.any():
+        kept = _top_k(kept, torch.from_numpy(rules.top_k))
+    if (rules.top_p < 1).any():
+        kept = _top_p(kept, torch.from_numpy(rules.top_p))
+    tokens = _invert(kept, torch.from_numpy(chances))
+    if is_greedy.any():
+        tokens = torch.where(torch.from_numpy(is_greedy), logits.argmax(1), tokens)
+    return tokens.numpy(), logprobs.gather(1, tokens[:, None])[:, 0].numpy()
+
+
+def _mix(words: np.ndarray) -> np.ndarray:
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _invert(kept: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
+    """The first token at which the cumulated `kept`, which need not sum to 1, passes `chances` of its total: [W]"""
+    cumulated = kept.cumsum(1, dtype=torch.float64)
+    totals = cumulated[:, -1:].contiguous()
+    tokens = torch.searchsorted(cumulated, chances[:, None] * totals, right=True)[:, 0]
+    last_possible = torch.searchsorted(cumulated, totals)[:, 0]
+    return torch.minimum(tokens, last_possible)
+
+
+def _top_k(probabilities: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """Zero all but each row's `top_k` most probable tokens; of equal ones, the lower ids stay."""
+    order = probabilities.sort(dim=1, descending=True, stable=True).indices
+    ranks = torch.arange(order.shape[1]).expand_as(order)
+    limits = torch.where(top_k > 0, top_k, order.shape[1])
+    is_kept = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order, ranks < limits[:, None])
+    return probabilities * is_kept
+
+
+def _top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Zero all but the smallest set of most probable tokens that holds `top_p` of each row's total."""
+    ordered, order = weights.sort(dim=1, descending=True, stable=True)
+    cumulated = ordered.cumsum(1, dtype=torch.float64)
+    before = cumulated - ordered
+    is_within = before < top_p[:, None].double() * cumulated[:, -1:]
+    is_within |= (top_p >= 1)[:, None]
+    is_within[:, 0] = True
+    return weights * torch.zeros_like(order, dtype=torch.bool).scatter_(1, order, is_within)

@@ -1,0 +1,284 @@
+"""Continuous batching without waiting: prompts come in at any time, each `advance` is one forward for all of them.
+
+    submit ──> waiting ──(a lane, room in the forward)──> running ──(last token)──> Completion
+                  ^ new contexts stay here while every lane is busy
+
+A forward computes what is new in each running context: the rest of a prompt, or the token drawn last. It takes a
+bounded number of tokens, rows with few of them first, so that a long prompt delays nobody's decoding for long.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mage_async.completion import Completion, FinishReason, Prompt
+from mage_async.errors import RunError
+from mage_async.inference.contexts import Contexts, Opened
+from mage_async.inference.model import Model, PrefixCopy
+from mage_async.inference.ragged import Rows, packed_positions
+from mage_async.inference.sampling import Rules, draw, uniforms
+from mage_async.inference.statistics import Statistics
+from mage_async.inference.weights import read_weights
+from mage_async.policy_version import VersionRun, append_run
+
+FORWARD_TOKENS = 2048
+_MASK_64 = 2**64 - 1
+
+
+@dataclass(slots=True)
+class Running:
+    """A prompt that holds a lane."""
+
+    prompt: Prompt
+    opened: Opened
+    num_limit: int
+    """The completion ends when the context has so many tokens."""
+    runs: list[VersionRun] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What the next forward computes: `counts[i]` tokens of `lanes[i]` from position `starts[i]` on."""
+
+    room: int
+    """Tokens that may still be added."""
+    lanes: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    copies: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """Lanes that take a prefix, by (source, length)"""
+
+    def rows(self) -> Rows:
+        """As arrays, longest first."""
+        counts = np.array(self.counts, np.int64)
+        order = np.argsort(-counts, kind="stable")
+        return Rows(np.array(self.lanes, np.int64), np.array(self.starts, np.int64), counts).take(
+            order
+        )
+
+    def prefix_copies(self) -> list[PrefixCopy]:
+        """In the order they were planned, so that what is lent on was taken before."""
+        return [PrefixCopy(source, to, length) for (source, length), to in self.copies.items()]
+
+
+class Scheduler:
+    """Serves completions from a model; used by one thread at a time.
+
+    Args:
+        model: its lanes are how many contexts keep their keys and values; the least recently used idle one makes
+            room. Its `max_tokens` bounds prompt and completion together.
+        forward_tokens: most tokens of one forward; never fewer than there are lanes.
+        now: a clock, for the time spent computing.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        forward_tokens: int = FORWARD_TOKENS,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        lanes, max_tokens = model.lanes, model.max_tokens
+        self._model, self._max_tokens, self._now = model, max_tokens, now
+        self._forward_tokens = max(forward_tokens, lanes)
+        self._contexts = Contexts(lanes, max_tokens)
+        self._waiting: dict[str, Prompt] = {}
+        self._running: dict[int, Running] = {}
+        self._temperature = np.zeros(lanes, np.float32)
+        self._top_p = np.ones(lanes, np.float32)
+        self._top_k = np.zeros(lanes, np.int64)
+        self._seeds = np.zeros(lanes, np.uint64)
+        self._num_prompt = np.zeros(lanes, np.int64)
+        self._logprobs = np.zeros((lanes, max_tokens), np.float32)
+        self._statistics = Statistics(cache_bytes=model.cache_bytes())
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits or runs."""
+        return not self._waiting and not self._running
+
+    def submit(self, prompt: Prompt) -> None:
+        """Queue a prompt for the next forward.
+
+        Raises:
+            RunError: it cannot be served, now or ever; the text says why.
+        """
+        if prompt.context in self._waiting or self._contexts.lane(prompt.context) in self._running:
+            raise RunError(
+                f"context {prompt.context!r} has a prompt already; a context has one at a time"
+            )
+        self._check(prompt)
+        self._waiting[prompt.context] = prompt
+
+    def advance(self) -> list[tuple[str, Completion]]:
+        """Compute one forward for everything that waits or runs; the completions it ended, by context."""
+        began = self._now()
+        plan = self._plan()
+        if not plan.lanes:
+            return []
+        rows = plan.rows()
+        row, positions = packed_positions(rows)
+        tokens = self._contexts.tokens[rows.lanes[row], positions]
+        known = self._contexts.num_known[rows.lanes]
+        wanted = np.flatnonzero(rows.starts + rows.counts == known)
+        logits = self._model.forward(tokens, rows, plan.prefix_copies(), wanted)
+        finished = self._draw(logits, rows.lanes[wanted]) if len(wanted) else []
+        self._book(finished, rows, len(wanted), self._now() - began)
+        return [(running.prompt.context, completion) for running, completion in finished]
+
+    def release(self, context: str) -> None:
+        """Forget a context, and abort what it was asked."""
+        self.abort(context)
+        self._contexts.release(context)
+
+    def abort(self, context: str) -> None:
+        """Drop a context's prompt, if there is one; what was computed is kept."""
+        self._waiting.pop(context, None)
+        lane = self._contexts.lane(context)
+        if lane in self._running:
+            running = self._running.pop(lane)
+            self._contexts.take_back(lane, len(running.prompt.tokens))
+
+    def load(self, version: int, path: Path) -> None:
+        """Draw every further token with the weights of a safetensors file or model directory.
+
+        Raises:
+            PolicyError: the file cannot be used; the weights are the old ones.
+        """
+        self._model.weights = read_weights(path, self._model.architecture)
+        self._contexts.load(version)
+
+    def statistics(self) -> Statistics:
+        """What was done so far."""
+        return replace(
+            self._statistics,
+            num_evictions=self._contexts.num_evictions,
+            num_contexts=self._contexts.num_contexts,
+            num_waiting=len(self._waiting),
+        )
+
+    def describe(self) -> str:
+        """Model and memory in one line."""
+        return self._model.describe()
+
+    def _check(self, prompt: Prompt) -> None:
+        num_tokens, sampling = len(prompt.tokens), prompt.sampling
+        if not 0 < num_tokens < self._max_tokens:
+            raise RunError(
+                f"context {prompt.context!r}: a prompt of {num_tokens} tokens does not fit, with a token to "
+                f"draw, into engine.max_tokens = {self._max_tokens}; raise it, or make trials shorter"
+            )
+        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
+            raise RunError(f"context {prompt.context!r}: cannot be sampled by {sampling}")
+        largest = self._model.architecture.vocabulary - 1
+        if prompt.tokens.min() < 0 or prompt.tokens.max() > largest:
+            raise RunError(
+                f"context {prompt.context!r}: token ids from {prompt.tokens.min()} to {prompt.tokens.max()}, "
+                f"but the model knows 0 to {largest}; its tokenizer belongs to another model"
+            )
+
+    def _plan(self) -> Plan:
+        self._contexts.begin()
+        plan = Plan(self._forward_tokens)
+        to_do = self._contexts.num_known - self._contexts.num_computed
+        for lane in sorted(self._running, key=to_do.tolist().__getitem__):
+            self._add(plan, lane)
+        for prompt in list(self._waiting.values()):
+            if not plan.room:
+                break
+            self._admit(plan, prompt)
+        return plan
+
+    def _admit(self, plan: Plan, prompt: Prompt) -> None:
+        """Give a waiting prompt a lane, if it can have one."""
+        opened = self._contexts.open(prompt.context, prompt.tokens, is_fresh=prompt.fresh_keys)
+        if opened is None:
+            return
+        del self._waiting[prompt.context]
+        lane, num_tokens, sampling = opened.lane, len(prompt.tokens), prompt.sampling
+        limit = min(num_tokens + sampling.max_tokens, self._max_tokens)
+        self._running[lane] = Running(prompt, opened, limit)
+        self._num_prompt[lane] = num_tokens
+        self._seeds[lane] = prompt.seed & _MASK_64
+        self._temperature[lane] = sampling.temperature
+        self._top_p[lane], self._top_k[lane] = sampling.top_p, sampling.top_k
+        if opened.source != lane:
+            plan.copies.setdefault((opened.source, opened.num_reused), []).append(lane)
+        self._add(plan, lane)
+
+    def _add(self, plan: Plan, lane: int) -> None:
+        """Let the forward compute what it has room for of a lane's new tokens."""
+        start = int(self._contexts.num_computed[lane])
+        count = min(int(self._contexts.num_known[lane]) - start, plan.room)
+        if count:
+            plan.room -= count
+            plan.lanes.append(lane)
+            plan.starts.append(start)
+            plan.counts.append(count)
+            self._contexts.compute(lane, count)
+
+    def _draw(self, logits: torch.Tensor, lanes: np.ndarray) -> list[tuple[Running, Completion]]:
+        """Draw a token for each lane; returns what that finished."""
+        known = self._contexts.num_known[lanes]
+        rules = Rules(self._temperature[lanes], self._top_p[lanes], self._top_k[lanes])
+        chances = uniforms(self._seeds[lanes], known - self._num_prompt[lanes])
+        tokens, logprobs = draw(logits, rules, chances)
+        self._logprobs[lanes, known] = logprobs
+        self._contexts.append(lanes, tokens)
+        oldest, policy = self._contexts.oldest[lanes].tolist(), self._contexts.versions[-1]
+        finished = []
+        for lane, token, num_before, kv in zip(
+            lanes.tolist(), tokens.tolist(), known.tolist(), oldest, strict=True
+        ):
+            running = self._running[lane]
+            append_run(
+                running.runs, VersionRun(num_before - len(running.prompt.tokens), policy, kv)
+            )
+            if token in running.prompt.sampling.stop_tokens:
+                finished.append(self._finish(lane, "stop"))
+            elif num_before + 1 == running.num_limit:
+                finished.append(self._finish(lane, "length"))
+        return finished
+
+    def _finish(self, lane: int, reason: FinishReason) -> tuple[Running, Completion]:
+        running = self._running.pop(lane)
+        drawn = slice(len(running.prompt.tokens), int(self._contexts.num_known[lane]))
+        self._contexts.close(lane)
+        return running, Completion(
+            self._contexts.tokens[lane, drawn].copy(),
+            self._logprobs[lane, drawn].copy(),
+            tuple(running.runs),
+            reason,
+            running.opened.num_reused,
+            running.opened.num_repeated,
+            running.opened.is_extension,
+        )
+
+    def _book(
+        self,
+        finished: list[tuple[Running, Completion]],
+        rows: Rows,
+        num_drawn: int,
+        seconds: float,
+    ) -> None:
+        past, opened = self._statistics, [running.opened for running, _ in finished]
+        self._statistics = replace(
+            past,
+            num_completions=past.num_completions + len(finished),
+            num_prompt_tokens=past.num_prompt_tokens
+            + sum(len(running.prompt.tokens) for running, _ in finished),
+            num_reused_tokens=past.num_reused_tokens + sum(found.num_reused for found in opened),
+            num_repeated_tokens=past.num_repeated_tokens
+            + sum(found.num_repeated for found in opened),
+            num_extension_faults=past.num_extension_faults
+            + sum(not found.is_extension for found in opened),
+            num_generated_tokens=past.num_generated_tokens + num_drawn,
+            num_forwards=past.num_forwards + 1,
+            num_rows=past.num_rows + len(rows.lanes),
+            num_computed_tokens=past.num_computed_tokens + int(rows.counts.sum()),
+            forward_s=past.forward_s + seconds,
+        )

@@ -1,0 +1,179 @@
+"""A model's weights as the forward wants them, read from safetensors files.
+
+Matrices that read the same input are one matrix. Within each head, dimensions `j` and `j + head_dim / 2`, which
+turn together, are moved next to each other, so that a rotation is one complex product; queries and keys are moved
+alike, so their products stay what they were.
+
+Shapes: `V` vocabulary, `D` hidden, `N` heads, `K` key-value heads, `H` head size, `F` MLP size.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from mage_async.errors import PolicyError
+from mage_async.inference.architecture import Architecture
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One block, float32."""
+
+    input_norm: torch.Tensor
+    """[D]"""
+    qkv: torch.Tensor
+    """[(N + 2K) H, D]"""
+    qkv_bias: torch.Tensor | None
+    head_norms: torch.Tensor | None
+    """[N + K, H]: of queries, then of keys"""
+    output: torch.Tensor
+    """[D, N H]"""
+    output_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    """[D]"""
+    gate_up: torch.Tensor
+    """[2F, D]"""
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    """[D, F]"""
+    down_bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """All of a model, float32; replaced as a whole, never changed."""
+
+    embedding: torch.Tensor
+    """[V, D]"""
+    layers: tuple[Layer, ...]
+    norm: torch.Tensor
+    """[D]"""
+    head: torch.Tensor
+    """[V, D]; the embedding itself where they are tied"""
+    num_parameters: int
+
+
+def read_weights(path: Path, architecture: Architecture) -> Weights:
+    """Read a safetensors file, or all those of a model directory.
+
+    Raises:
+        PolicyError: a file cannot be read, or holds another model's tensors.
+    """
+    tensors = {
+        name: tensor.to(torch.float32, copy=True)  # the file may be gone tomorrow
+        for name, tensor in _read(weight_files(path))
+        if not name.endswith("rotary_emb.inv_freq")
+    }
+    try:
+        weights = _assemble(tensors, architecture)
+    except (KeyError, RuntimeError) as error:
+        raise PolicyError(
+            f"{path}: weights of another model than config.json's: {error}"
+        ) from error
+    if tensors:
+        raise PolicyError(f"{path}: tensors this model does not have: {sorted(tensors)[:3]} …")
+    return weights
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a directory, or the file itself."""
+    if not path.is_dir():
+        return [path]
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        return [path / name for name in sorted(set(_json(index)["weight_map"].values()))]
+    return [path / "model.safetensors"]
+
+
+def _json(file: Path) -> Mapping[str, Mapping[str, str]]:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise PolicyError(f"{file}: no JSON: {error}") from error
+
+
+def _read(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    for file in files:
+        try:
+            yield from load_file(file).items()
+        except (OSError, SafetensorError) as error:
+            raise PolicyError(f"{file}: cannot be read as safetensors: {error}") from error
+
+
+def _assemble(tensors: Tensors, shape: Architecture) -> Weights:
+    """Take every tensor out of `tensors`."""
+    num_parameters = sum(tensor.numel() for tensor in tensors.values())
+    embedding = _take(tensors, "model.embed_tokens.weight", shape.vocabulary, shape.hidden_size)
+    is_tied = shape.is_tied if shape.is_tied is not None else "lm_head.weight" not in tensors
+    if is_tied:
+        head, copy = embedding, tensors.pop("lm_head.weight", None)
+        num_parameters -= 0 if copy is None else copy.numel()
+    else:
+        head = _take(tensors, "lm_head.weight", shape.vocabulary, shape.hidden_size)
+    layers = tuple(_layer(tensors, number, shape) for number in range(shape.layers))
+    norm = _take(tensors, "model.norm.weight", shape.hidden_size)
+    return Weights(embedding, layers, norm, head, num_parameters)
+
+
+def _layer(tensors: Tensors, number: int, shape: Architecture) -> Layer:
+    stem, hidden = f"model.layers.{number}", shape.hidden_size
+    heads, size = shape.heads * shape.head_dim, shape.head_dim
+    kv_heads = shape.kv_heads * size
+    mlp = f"{stem}.mlp"
+
+    def qkv(ending: str, *rest: int) -> torch.Tensor:
+        attention = f"{stem}.self_attn"
+        query = _take(tensors, f"{attention}.q_proj.{ending}", heads, *rest)
+        key = _take(tensors, f"{attention}.k_proj.{ending}", kv_heads, *rest)
+        value = _take(tensors, f"{attention}.v_proj.{ending}", kv_heads, *rest)
+        return torch.cat([_paired(query, size), _paired(key, size), value])
+
+    def gate_up(ending: str, *rest: int) -> torch.Tensor:
+        names = (f"{mlp}.{part}_proj.{ending}" for part in ("gate", "up"))
+        return torch.cat([_take(tensors, name, shape.mlp_size, *rest) for name in names])
+
+    return Layer(
+        input_norm=_take(tensors, f"{stem}.input_layernorm.weight", hidden),
+        qkv=qkv("weight", hidden),
+        qkv_bias=qkv("bias") if shape.has_qkv_bias else None,
+        head_norms=_head_norms(tensors, stem, shape) if shape.has_head_norms else None,
+        output=_take(tensors, f"{stem}.self_attn.o_proj.weight", hidden, heads),
+        output_bias=_take(tensors, f"{stem}.self_attn.o_proj.bias", hidden)
+        if shape.has_output_bias
+        else None,
+        mlp_norm=_take(tensors, f"{stem}.post_attention_layernorm.weight", hidden),
+        gate_up=gate_up("weight", hidden),
+        gate_up_bias=gate_up("bias") if shape.has_mlp_bias else None,
+        down=_take(tensors, f"{mlp}.down_proj.weight", hidden, shape.mlp_size),
+        down_bias=_take(tensors, f"{mlp}.down_proj.bias", hidden) if shape.has_mlp_bias else None,
+    )
+
+
+def _head_norms(tensors: Tensors, stem: str, shape: Architecture) -> torch.Tensor:
+    """[N + K, H]"""
+    query, key = (
+        _paired(
+            _take(tensors, f"{stem}.self_attn.{part}_norm.weight", shape.head_dim), shape.head_dim
+        )
+        for part in ("q", "k")
+    )
+    return torch.cat([query.expand(shape.heads, -1), key.expand(shape.kv_heads, -1)])
+
+
+def _paired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Reorder each head's rows 0, 1, … to 0, H/2, 1, H/2 + 1, …"""
+    return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _take(tensors: Tensors, name: str, *shape: int) -> torch.Tensor:
+    tensor = tensors.pop(name)
+    if tensor.shape != shape:
+        raise RuntimeError(f"{name} has shape {list(tensor.shape)}, not {list(shape)}")
+    return tensor

@@ -1,0 +1,1 @@
+"""Engines: who draws the tokens."""

@@ -1,0 +1,202 @@
+"""The embedded engine as an async one: a task drives the scheduler, each forward runs in one worker thread.
+
+The scheduler is never touched by two threads: what arrives during a forward waits, and is handed over between two
+forwards, while the worker is idle.
+
+    queue     filled by                emptied by   bounded by
+    errands   complete, release        the driver   callers: each waits for its completion before the next prompt
+    loads     load                     the driver   callers: each waits for its weights
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from mage_async.completion import Completion, Prompt
+from mage_async.config import Engine as EngineRules
+from mage_async.errors import MageError, RunError
+from mage_async.inference.model import Model
+from mage_async.inference.scheduler import Scheduler
+from mage_async.inference.statistics import Statistics
+
+
+class EmbeddedEngine:
+    """Serves a model directory on this process's processors; an `Engine`.
+
+    Args:
+        directory: its weights are version 0 until others are loaded.
+
+    Raises:
+        PolicyError: the model cannot be served; the text says what can.
+    """
+
+    def __init__(self, directory: Path, rules: EngineRules) -> None:
+        model = Model.load(directory, lanes=rules.max_contexts, max_tokens=rules.max_tokens)
+        self._scheduler = Scheduler(model)
+        self._worker = ThreadPoolExecutor(
+            1, "embedded engine", initializer=torch.set_num_threads, initargs=(rules.threads,)
+        )
+        self._tasks = asyncio.TaskGroup()
+        self._driver: asyncio.Task[None] | None = None
+        self._errands: list[tuple[Callable[[], None], asyncio.Future[Any] | None]] = []
+        self._loads: list[tuple[int, Path, asyncio.Future[None]]] = []
+        self._completing: dict[str, asyncio.Future[Completion]] = {}
+        self._has_work = asyncio.Event()
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """Draw a completion. Cancellation aborts it; the context keeps what was computed of its prompt."""
+        future: asyncio.Future[Completion] = self._promise()
+        self._post(partial(self._submit, prompt, future), future)
+        try:
+            return await future
+        finally:
+            if future.cancelled():
+                self._post(partial(self._abort, prompt.context, future))
+
+    async def load(self, version: int, path: Path) -> None:
+        """Draw with other weights; returns when the next token will be drawn by them.
+
+        Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a PolicyError, and
+        leaves the old ones.
+        """
+        future: asyncio.Future[None] = self._promise()
+        self._loads.append((version, path, future))
+        self._has_work.set()
+        await future
+
+    def release(self, context: str) -> None:
+        """Forget a context; returns at once."""
+        self._post(partial(self._release, context))
+
+    def statistics(self) -> Statistics:
+        """A snapshot of what was done so far."""
+        return self._scheduler.statistics()
+
+    def describe(self) -> str:
+        """What is served and what memory it takes, in one line."""
+        return self._scheduler.describe()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._driver = self._tasks.create_task(self._drive(), name="embedded engine")
+        self._driver.add_done_callback(self._fail_waiting)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End. A failure of the block is raised as it is; one of the engine as an exception group."""
+        assert self._driver is not None
+        self._driver.cancel()
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        try:
+            await self._tasks.__aexit__(*((kind, error, trace) if is_cancelled else (None,) * 3))
+        finally:
+            self._worker.shutdown()
+
+    async def _drive(self) -> None:
+        """Compute while there is something to compute. Cancellation leaves a forward to end unheard."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._has_work.wait()
+            self._has_work.clear()
+            self._hand_over()
+            await self._load_all()
+            if self._scheduler.is_idle:
+                continue
+            finished = await loop.run_in_executor(self._worker, self._scheduler.advance)
+            self._deliver(finished)
+            await self._hear_answers()
+            self._has_work.set()
+
+    async def _load_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._loads:
+            version, path, future = self._loads[0]
+            try:
+                await loop.run_in_executor(self._worker, self._scheduler.load, version, path)
+            except MageError as error:
+                _settle(future, error)
+            else:
+                _settle(future, None)
+            del self._loads[0]
+
+    async def _hear_answers(self) -> None:
+        """Let those who got completions send their next prompts, so that the next forward has them all."""
+        num_heard = -1
+        while num_heard != len(self._errands):
+            num_heard = len(self._errands)
+            await _one_pass()
+
+    def _hand_over(self) -> None:
+        errands, self._errands = self._errands, []
+        for act, _ in errands:
+            act()
+
+    def _deliver(self, finished: list[tuple[str, Completion]]) -> None:
+        for context, completion in finished:
+            future = self._completing.pop(context)
+            if not future.done():
+                future.set_result(completion)
+
+    def _submit(self, prompt: Prompt, future: asyncio.Future[Completion]) -> None:
+        if future.done():
+            return
+        try:
+            self._scheduler.submit(prompt)
+        except MageError as error:
+            future.set_exception(error)
+        else:
+            self._completing[prompt.context] = future
+
+    def _abort(self, context: str, future: asyncio.Future[Completion]) -> None:
+        if self._completing.get(context) is future:
+            del self._completing[context]
+            self._scheduler.abort(context)
+
+    def _release(self, context: str) -> None:
+        future = self._completing.pop(context, None)
+        if future is not None:
+            _settle(future, RunError(f"context {context!r} was released while it was completed"))
+        self._scheduler.release(context)
+
+    def _post(self, act: Callable[[], None], future: asyncio.Future[Any] | None = None) -> None:
+        self._errands.append((act, future))
+        self._has_work.set()
+
+    def _promise(self) -> asyncio.Future[Any]:
+        if self._driver is None or self._driver.done():
+            raise RunError("the engine does not run: use it inside its `async with`")
+        return asyncio.get_running_loop().create_future()
+
+    def _fail_waiting(self, driver: asyncio.Task[None]) -> None:
+        """Nobody waits for an engine that has ended."""
+        error = None if driver.cancelled() else driver.exception()
+        futures = [future for _, future in self._errands if future is not None]
+        futures += [*self._completing.values(), *(future for _, _, future in self._loads)]
+        for future in futures:
+            _settle(future, error or RunError("the engine was closed"))
+
+
+def _settle(future: asyncio.Future[Any], error: BaseException | None) -> None:
+    """Give a result or a failure to one who still waits."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+async def _one_pass() -> None:
+    """Return after everyone who is ready has run once."""
+    await asyncio.sleep(0)

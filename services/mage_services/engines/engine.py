@@ -1,0 +1,47 @@
+"""What an actor needs of whatever serves its policy."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from mage_async.completion import Completion, Prompt
+from mage_async.inference.statistics import Statistics
+
+
+class Engine(Protocol):
+    """Draws completions, with weights that can change between any two tokens.
+
+    Used as an async context manager; a failure of the engine fails who waits for it, and ends the block.
+    """
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """Draw a completion. Cancellation aborts it; the context keeps what was computed of its prompt."""
+        ...
+
+    async def load(self, version: int, path: Path) -> None:
+        """Draw with other weights; returns when the next token will be drawn by them.
+
+        Cancellation leaves the old weights or the new ones, whole.
+        """
+        ...
+
+    def release(self, context: str) -> None:
+        """Forget a context; returns at once."""
+        ...
+
+    def statistics(self) -> Statistics:
+        """A snapshot of what was done so far."""
+        ...
+
+    def describe(self) -> str:
+        """What is served and what memory it takes, in one line."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
