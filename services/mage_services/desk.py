@@ -8,9 +8,9 @@ become complete.
     Hello            Welcome now, or when the policy is ready; then grants
     TrialResult      (journal, a later version), Acknowledge; perhaps the batch is complete
     GroupDrop        frees the slot, counts the reason
-    Heartbeat        remembers it; a peer that stops beating is gone, and its groups are granted
-    again
-    Goodbye          the same, at once
+    Heartbeat        remembers it; a peer that stops beating is away: its groups are granted again
+    Goodbye          the same, for good
+    (a stranger's)   WhoAreYou, so that it says hello; a result is taken all the same
 """
 
 import asyncio
@@ -31,12 +31,15 @@ from mage_async.wire import (
     Publication,
     TrialResult,
     Welcome,
+    WhoAreYou,
 )
 from mage_services.channel import LearnerChannel, PeerGone
 from mage_services.door import Peer
 
 SILENCE_S = 5.0
-"""A peer that has not spoken for so long is gone."""
+"""An actor that has not spoken for so long is away."""
+FIRST_BEAT_S = 60.0
+"""From its welcome to its first heartbeat, while it makes its engine."""
 
 
 @dataclass(slots=True)
@@ -46,6 +49,12 @@ class Known:
     hello: Hello
     last_heard: float
     beat: Heartbeat | None = None
+    is_away: bool = False
+    """Silent for too long: it is granted nothing until it speaks again."""
+
+    def patience_s(self) -> float:
+        """How long it may say nothing."""
+        return FIRST_BEAT_S if self.beat is None else SILENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,11 @@ class Desk:
         Raises:
             RunError: too many groups were dropped in a row.
         """
-        if peer in self.peers:
-            self.peers[peer].last_heard = self.clock()
+        known = self.peers.get(peer)
+        if known is not None:
+            known.last_heard, known.is_away = self.clock(), False
+        elif not isinstance(message, Hello | Goodbye):
+            self._send(peer, WhoAreYou())
         match message:
             case Hello():
                 self._greet(peer, message)
@@ -91,7 +103,8 @@ class Desk:
             case GroupDrop():
                 self._drop(message)
             case Heartbeat():
-                self.peers[peer].beat = message
+                if known is not None:
+                    known.beat = message
             case Goodbye():
                 self._gone(peer)
             case _:
@@ -101,12 +114,12 @@ class Desk:
     def tick(self) -> None:
         """What only time tells: deadlines passed, peers fallen silent."""
         now = self.clock()
-        for peer, known in list(self.peers.items()):
-            if known.hello.role == "actor" and now - known.last_heard > SILENCE_S:
-                self._note(f"{peer}: silent for {SILENCE_S:g} s")
-                self._gone(peer)
-        self.ledger.expire(now)
-        self._check_drops()
+        for peer, known in self.peers.items():
+            if self._is_silent(known, now):
+                self._note(f"{peer}: silent for {known.patience_s():g} s")
+                known.is_away = True
+                self.ledger.peer_gone(peer)
+        self._expire(now)
         self._grant()
 
     def publish(self, publication: Publication) -> None:
@@ -168,6 +181,7 @@ class Desk:
     def _welcome(self, peer: Peer) -> None:
         assert self._published is not None
         latest = self._published
+        self.peers[peer].last_heard = self.clock()  # until now it was we who were silent
         self._send(peer, Welcome(version=latest.version, weights_path=latest.path))
 
     def _result(self, peer: Peer, result: TrialResult) -> None:
@@ -193,12 +207,27 @@ class Desk:
             self.arrived.set()  # a later group may now be among the oldest
             self._check_drops()
 
+    def _is_silent(self, known: Known, now: float) -> bool:
+        """An actor that was welcomed and has said nothing since, and nobody has noticed yet."""
+        if self._published is None or known.hello.role != "actor" or known.is_away:
+            return False
+        return now - known.last_heard > known.patience_s()
+
+    def _expire(self, now: float) -> None:
+        before = self.ledger.counts().dropped_by_reason
+        self.ledger.expire(now)
+        after = self.ledger.counts().dropped_by_reason
+        for reason in (reason for reason in after if after[reason] > before.get(reason, 0)):
+            self._last_drop = reason
+            self.arrived.set()
+        self._check_drops()
+
     def _check_drops(self) -> None:
         counts = self.ledger.counts()
         if counts.drops_in_a_row >= self.rules.max_drops_in_a_row:
             raise RunError(
                 f"{counts.drops_in_a_row} groups in a row were dropped; the last one: "
-                f"{self._last_drop or max(counts.dropped_by_reason)}"
+                f"{self._last_drop}"
             )
 
     def _grant(self) -> None:
@@ -227,7 +256,7 @@ class Desk:
         free = {
             peer: known.hello.credits - self.ledger.num_playing(peer)
             for peer, known in self.peers.items()
-            if known.hello.role == "actor"
+            if known.hello.role == "actor" and not known.is_away
         }
         best = max(free, key=lambda peer: free[peer], default=None)
         return best if best is not None and free[best] > 0 else None
