@@ -1,7 +1,8 @@
 """What a HuggingFace `config.json` says about a model, as far as a forward needs it.
 
-Read without transformers, whose import costs seconds per process. What is not understood is refused, for a model that
-runs with a wrong rotation or without its sliding window is wrong silently.
+Read without transformers, whose import costs seconds per process. What is not understood is
+refused, for a model that runs with a wrong rotation or without its sliding window is wrong
+silently.
 """
 
 import json
@@ -96,8 +97,8 @@ def _refuse_unknown(file: Path, config: dict[str, Any]) -> None:
         )
     if config.get("hidden_act", "silu") != "silu":
         raise PolicyError(
-            f"{file}: hidden_act {config['hidden_act']!r} is not served by the embedded engine, which "
-            f'knows silu; set engine.kind = "sglang"'
+            f"{file}: hidden_act {config['hidden_act']!r} is not served by the embedded engine, "
+            f'which knows silu; set engine.kind = "sglang"'
         )
     if config.get("quantization_config") is not None:
         raise PolicyError(

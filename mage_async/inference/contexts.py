@@ -1,8 +1,8 @@
-"""Which context holds which lane of the cache, what is in it, and what a new prompt can take from it.
+"""Which context holds which lane of the cache, and what a new prompt can take from it.
 
-A lane is one context's room for keys and values. Lanes outlive their contexts: a released lane still lends its prefix
-to others until its room is needed. A prefix is lent only where the present weights made it, so a new context never
-begins with stale keys.
+A lane is one context's room for keys and values. Lanes outlive their contexts: a released lane
+still lends its prefix to others until its room is needed. A prefix is lent only where the present
+weights made it, so a new context never begins with stale keys.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from hashlib import blake2b
 import numpy as np
 
 IDLE, BUSY = 1 << 61, 1 << 62
-"""Added to the last use of lanes of living contexts, so that they are taken last; and of those not to be taken."""
+"""Last uses: of lanes of living contexts, taken last, from here on; of lanes not to be taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,12 @@ class Contexts:
         self.versions.append(version)
 
     def open(self, name: str, tokens: np.ndarray, *, is_fresh: bool) -> Opened | None:
-        """Give a prompt a lane with as much of it computed as can be; None where it has to wait for the next forward.
+        """Give a prompt a lane with as much of it computed as can be.
 
-        The lane is busy until `close`. At least the prompt's last token is left to compute, for its logits.
+        None where it has to wait for a later forward: every lane is busy, or about to lend.
+
+        The lane is busy until `close`. The prompt's last token is always left to compute, for its
+        logits; it counts as neither reused nor repeated.
 
         Args:
             tokens: int32 [T]
@@ -176,7 +179,11 @@ class Contexts:
         return int(is_stale.argmax()) if is_stale.any() else length
 
     def _longest_match(self, tokens: np.ndarray) -> tuple[int, int, int]:
-        """The lane with the longest common prefix made by the present weights, its length, and that by any weights."""
+        """The lane with the longest common prefix made by the present weights.
+
+        Returns:
+            That lane, the length of its prefix, and of the longest one made by any weights.
+        """
         length = min(len(tokens), self.tokens.shape[1])
         is_equal = self.tokens[:, :length] == tokens[:length]
         any_length = np.minimum(_run_lengths(is_equal), self.num_computed)

@@ -1,11 +1,11 @@
-"""The forward of a Llama-family decoder over a cache of keys and values: ragged rows in, next-token logits out.
+"""The forward of a Llama-family decoder: ragged rows in, next-token logits out.
 
-The cache is one tensor per layer, `[lanes, positions, 2, K, H]`: what a token leaves behind is one row of memory, so
-that writing a step's tokens, or giving a new context another's prefix, is one copy. In the last layer only the tokens
-whose logits are wanted go past the keys and values.
+The cache is one tensor per layer, `[lanes, positions, 2, K, H]`: what a token leaves behind is one
+row of memory, so that keeping new tokens, or giving a context another's prefix, is one copy. In the
+last layer only the tokens whose logits are wanted go past the keys and values.
 
-Shapes: `T` packed tokens, `W` rows whose logits are wanted, `V` vocabulary, `D` hidden, `N` heads, `K` key-value
-heads, `H` head size; `B`, `n`, `L` as in `ragged`.
+Shapes: `T` packed tokens, `W` rows whose logits are wanted, `V` vocabulary, `D` hidden, `N` heads,
+`K` key-value heads, `H` head size; `B`, `n`, `L` as in `ragged`.
 """
 
 from collections.abc import Sequence
@@ -59,8 +59,8 @@ class Model:
         architecture = read_architecture(directory)
         if max_tokens > architecture.max_positions:
             raise PolicyError(
-                f"{directory}: was made for {architecture.max_positions} positions, but engine.max_tokens is "
-                f"{max_tokens}; lower it"
+                f"{directory}: was made for {architecture.max_positions} positions, but "
+                f"engine.max_tokens is {max_tokens}; lower it"
             )
         weights = read_weights(directory, architecture)
         return Model(architecture, weights, lanes=lanes, max_tokens=max_tokens)
@@ -69,8 +69,10 @@ class Model:
         """What it is and the memory it takes, in one line."""
         size = self.weights.num_parameters
         return (
-            f"embedded {self.architecture.model_type} of {size:,} parameters, {4e-6 * size:.1f} MB; keys and "
-            f"values of {self.lanes} contexts x {self.max_tokens} tokens, {1e-6 * self.cache_bytes():.1f} MB"
+            f"embedded {self.architecture.model_type} of {size:,} parameters, "
+            f"{4e-6 * size:.1f} MB; "
+            f"keys and values of {self.lanes} contexts x {self.max_tokens} tokens, "
+            f"{1e-6 * self.cache_bytes():.1f} MB"
         )
 
     def cache_bytes(self) -> int:
@@ -85,8 +87,8 @@ class Model:
 
         Args:
             tokens: int [T], packed in the order of `rows`.
-            copies: in this order, after each layer's new keys and values are kept; so a source may be a lane that
-                this very forward computes.
+            copies: in this order, after each layer's new keys and values are kept; so a source may
+                be a lane that this very forward computes.
             wanted: int64 [W]: rows after whose last token logits are wanted, in increasing order.
 
         Returns:

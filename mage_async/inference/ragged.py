@@ -1,9 +1,10 @@
-"""Where the tokens of one forward lie: rows of unequal length, packed end to end, folded only for attention.
+"""Where the tokens of one forward lie: packed end to end, folded only for attention.
 
-All matrices see packed tokens, without padding. Attention needs rectangles: rows are ordered by their number of new
-tokens, longest first, and cut into buckets in which little is padded.
+All matrices see packed tokens, without padding. Attention needs rectangles: rows are ordered by
+their number of new tokens, longest first, and cut into buckets in which little is padded.
 
-Shapes: `R` rows, `T` packed tokens, `B` rows of a bucket, `n` its widest row, `L` its longest context.
+Shapes: `R` rows, `T` packed tokens, `B` rows of a bucket, `n` its widest row, `L` its longest
+context.
 """
 
 from collections.abc import Iterator
@@ -15,12 +16,12 @@ import torch
 WORST_PADDING = 4
 """In a bucket no row is wider than this times another ..."""
 SMALL_CELLS = 512
-"""... unless all that would be padded is fewer cells than this, for which a bucket of its own costs more."""
+"""... unless so few cells would be padded that a bucket of its own costs more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """New tokens of some contexts: row `r` computes positions `starts[r]` to `starts[r] + counts[r] - 1`."""
+    """New tokens of some contexts: row `r` computes `counts[r]` positions from `starts[r]` on."""
 
     lanes: np.ndarray
     """int64 [R]: which cache lane; each at most once"""

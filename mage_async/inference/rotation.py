@@ -1,6 +1,6 @@
 """Rotary positions: which angles turn the pairs of a head's dimensions.
 
-Types: `default`, `linear` (positions interpolated) and `llama3` (slow pairs interpolated, fast ones kept).
+Types: `default`, `linear` (positions interpolated), `llama3` (slow pairs interpolated).
 """
 
 import math
@@ -28,14 +28,14 @@ class Rotation:
 
 
 def read_rotation(file: Path, config: dict[str, Any]) -> Rotation:
-    """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4)."""
+    """Read `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of 4."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if kind not in TYPES or partial != 1.0:
         raise PolicyError(
-            f"{file}: rotary positions {scaling} are not served by the embedded engine, which knows whole "
-            f'heads of type {", ".join(TYPES)}; set engine.kind = "sglang"'
+            f"{file}: rotary positions {scaling} are not served by the embedded engine, which "
+            f'turns whole heads, by {", ".join(TYPES)}; set engine.kind = "sglang"'
         )
     return Rotation(
         kind,
@@ -48,7 +48,7 @@ def read_rotation(file: Path, config: dict[str, Any]) -> Rotation:
 
 
 def rotations(rotation: Rotation, head_dim: int, num_positions: int) -> torch.Tensor:
-    """Unit complex numbers that turn pair `j` of a head at each position: complex64 [positions, head_dim / 2]."""
+    """Unit complex numbers that turn a head's pairs: complex64 [positions, head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = _stretched(rotation, 1.0 / rotation.base**exponents)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)

@@ -1,7 +1,8 @@
-"""Drawing tokens: one uniform number per token, from its seed alone, through the inverse of the cumulative distribution.
+"""Drawing tokens: a uniform number from the seed alone, through the inverse distribution.
 
-So a completion does not depend on what else is in the batch (but for the last bits of float32 logits). Log-probs are
-taken after temperature and before top-k and top-p, from the very logits that the token was drawn from.
+So a completion does not depend on what else is in the batch (but for the last bits of float32
+logits). Log-probs are taken after temperature and before top-k and top-p, from the very logits that
+the token was drawn from.
 
 Shapes: `W` rows, `V` vocabulary.
 """
@@ -69,7 +70,7 @@ def _mix(words: np.ndarray) -> np.ndarray:
 
 
 def _invert(kept: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
-    """The first token at which the cumulated `kept`, which need not sum to 1, passes `chances` of its total: [W]"""
+    """The first token at which the cumulated `kept` passes `chances` of its total: [W]"""
     cumulated = kept.cumsum(1, dtype=torch.float64)
     totals = cumulated[:, -1:].contiguous()
     tokens = torch.searchsorted(cumulated, chances[:, None] * totals, right=True)[:, 0]
@@ -87,7 +88,7 @@ def _top_k(probabilities: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
 
 
 def _top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero all but the smallest set of most probable tokens that holds `top_p` of each row's total."""
+    """Zero all but the fewest most probable tokens that hold `top_p` of each row's total."""
     ordered, order = weights.sort(dim=1, descending=True, stable=True)
     cumulated = ordered.cumsum(1, dtype=torch.float64)
     before = cumulated - ordered

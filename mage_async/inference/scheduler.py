@@ -1,10 +1,11 @@
-"""Continuous batching without waiting: prompts come in at any time, each `advance` is one forward for all of them.
+"""Continuous batching: prompts come in at any time, each `advance` is one forward for all.
 
     submit ──> waiting ──(a lane, room in the forward)──> running ──(last token)──> Completion
                   ^ new contexts stay here while every lane is busy
 
-A forward computes what is new in each running context: the rest of a prompt, or the token drawn last. It takes a
-bounded number of tokens, rows with few of them first, so that a long prompt delays nobody's decoding for long.
+A forward computes what is new in each running context: the rest of a prompt, or the token drawn
+last. It takes a bounded number of tokens, rows with few of them first, so that a long prompt delays
+nobody's decoding for long.
 """
 
 import time
@@ -18,7 +19,8 @@ import torch
 from mage_async.completion import Completion, FinishReason, Prompt
 from mage_async.errors import RunError
 from mage_async.inference.contexts import Contexts, Opened
-from mage_async.inference.model import Model, PrefixCopy
+from mage_async.inference.model import Model
+from mage_async.inference.plan import Plan
 from mage_async.inference.ragged import Rows, packed_positions
 from mage_async.inference.sampling import Rules, draw, uniforms
 from mage_async.inference.statistics import Statistics
@@ -40,37 +42,12 @@ class Running:
     runs: list[VersionRun] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Plan:
-    """What the next forward computes: `counts[i]` tokens of `lanes[i]` from position `starts[i]` on."""
-
-    room: int
-    """Tokens that may still be added."""
-    lanes: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    copies: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    """Lanes that take a prefix, by (source, length)"""
-
-    def rows(self) -> Rows:
-        """As arrays, longest first."""
-        counts = np.array(self.counts, np.int64)
-        order = np.argsort(-counts, kind="stable")
-        return Rows(np.array(self.lanes, np.int64), np.array(self.starts, np.int64), counts).take(
-            order
-        )
-
-    def prefix_copies(self) -> list[PrefixCopy]:
-        """In the order they were planned, so that what is lent on was taken before."""
-        return [PrefixCopy(source, to, length) for (source, length), to in self.copies.items()]
-
-
 class Scheduler:
     """Serves completions from a model; used by one thread at a time.
 
     Args:
-        model: its lanes are how many contexts keep their keys and values; the least recently used idle one makes
-            room. Its `max_tokens` bounds prompt and completion together.
+        model: its lanes are how many contexts keep their keys and values; the least recently used
+            idle one makes room. Its `max_tokens` bounds prompt and completion together.
         forward_tokens: most tokens of one forward; never fewer than there are lanes.
         now: a clock, for the time spent computing.
     """
@@ -115,7 +92,7 @@ class Scheduler:
         self._waiting[prompt.context] = prompt
 
     def advance(self) -> list[tuple[str, Completion]]:
-        """Compute one forward for everything that waits or runs; the completions it ended, by context."""
+        """Compute one forward for all that waits or runs; returns what it ended, by context."""
         began = self._now()
         plan = self._plan()
         if not plan.lanes:
@@ -169,28 +146,36 @@ class Scheduler:
         num_tokens, sampling = len(prompt.tokens), prompt.sampling
         if not 0 < num_tokens < self._max_tokens:
             raise RunError(
-                f"context {prompt.context!r}: a prompt of {num_tokens} tokens does not fit, with a token to "
-                f"draw, into engine.max_tokens = {self._max_tokens}; raise it, or make trials shorter"
+                f"context {prompt.context!r}: a prompt of {num_tokens} tokens does not fit, with a "
+                f"token to draw, into engine.max_tokens = {self._max_tokens}; raise it, or make "
+                "trials shorter"
             )
         if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
             raise RunError(f"context {prompt.context!r}: cannot be sampled by {sampling}")
         largest = self._model.architecture.vocabulary - 1
         if prompt.tokens.min() < 0 or prompt.tokens.max() > largest:
             raise RunError(
-                f"context {prompt.context!r}: token ids from {prompt.tokens.min()} to {prompt.tokens.max()}, "
-                f"but the model knows 0 to {largest}; its tokenizer belongs to another model"
+                f"context {prompt.context!r}: token ids from {prompt.tokens.min()} to "
+                f"{prompt.tokens.max()}, but the model knows 0 to {largest}; its tokenizer belongs "
+                "to another model"
             )
 
     def _plan(self) -> Plan:
-        self._contexts.begin()
+        """What is to be computed next.
+
+        Contexts that hold a lane go first, so that none is evicted while its own prompt waits.
+        """
+        contexts = self._contexts
+        contexts.begin()
         plan = Plan(self._forward_tokens)
-        to_do = self._contexts.num_known - self._contexts.num_computed
-        for lane in sorted(self._running, key=to_do.tolist().__getitem__):
+        num_new = (contexts.num_known - contexts.num_computed).tolist()
+        for lane in sorted(self._running, key=num_new.__getitem__):
             self._add(plan, lane)
-        for prompt in list(self._waiting.values()):
-            if not plan.room:
-                break
-            self._admit(plan, prompt)
+        for prompt in sorted(
+            self._waiting.values(), key=lambda one: contexts.lane(one.context) is None
+        ):
+            if plan.room:
+                self._admit(plan, prompt)
         return plan
 
     def _admit(self, plan: Plan, prompt: Prompt) -> None:
@@ -199,26 +184,27 @@ class Scheduler:
         if opened is None:
             return
         del self._waiting[prompt.context]
-        lane, num_tokens, sampling = opened.lane, len(prompt.tokens), prompt.sampling
-        limit = min(num_tokens + sampling.max_tokens, self._max_tokens)
-        self._running[lane] = Running(prompt, opened, limit)
-        self._num_prompt[lane] = num_tokens
+        self._remember(opened.lane, prompt)
+        limit = min(len(prompt.tokens) + prompt.sampling.max_tokens, self._max_tokens)
+        self._running[opened.lane] = Running(prompt, opened, limit)
+        if opened.source != opened.lane:
+            plan.copy_prefix(opened.source, opened.lane, opened.num_reused)
+        self._add(plan, opened.lane)
+
+    def _remember(self, lane: int, prompt: Prompt) -> None:
+        """How to draw for a lane."""
+        sampling = prompt.sampling
+        self._num_prompt[lane] = len(prompt.tokens)
         self._seeds[lane] = prompt.seed & _MASK_64
         self._temperature[lane] = sampling.temperature
         self._top_p[lane], self._top_k[lane] = sampling.top_p, sampling.top_k
-        if opened.source != lane:
-            plan.copies.setdefault((opened.source, opened.num_reused), []).append(lane)
-        self._add(plan, lane)
 
     def _add(self, plan: Plan, lane: int) -> None:
         """Let the forward compute what it has room for of a lane's new tokens."""
         start = int(self._contexts.num_computed[lane])
         count = min(int(self._contexts.num_known[lane]) - start, plan.room)
         if count:
-            plan.room -= count
-            plan.lanes.append(lane)
-            plan.starts.append(start)
-            plan.counts.append(count)
+            plan.add(lane, start, count)
             self._contexts.compute(lane, count)
 
     def _draw(self, logits: torch.Tensor, lanes: np.ndarray) -> list[tuple[Running, Completion]]:

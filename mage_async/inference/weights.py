@@ -1,8 +1,8 @@
 """A model's weights as the forward wants them, read from safetensors files.
 
-Matrices that read the same input are one matrix. Within each head, dimensions `j` and `j + head_dim / 2`, which
-turn together, are moved next to each other, so that a rotation is one complex product; queries and keys are moved
-alike, so their products stay what they were.
+Matrices that read the same input are one matrix. Within each head, dimensions `j` and
+`j + H / 2`, which turn together, are moved next to each other, so that a rotation is one complex
+product; queries and keys are moved alike, so their products stay what they were.
 
 Shapes: `V` vocabulary, `D` hidden, `N` heads, `K` key-value heads, `H` head size, `F` MLP size.
 """

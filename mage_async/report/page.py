@@ -1,23 +1,139 @@
 """The page, from its first line to the folded configuration."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mage_async import config_file
+from mage_async.report.curves import SETS, adaptation, episode_css, learning_curves, legend
+from mage_async.report.headline import facts, headline
 from mage_async.report.markup import Markup, join, tag
+from mage_async.report.measures import POLICY, THROUGHPUT, small_multiples, staleness
+from mage_async.report.reading import chat
+from mage_async.report.shares import time_shares, trial_fates
+from mage_async.report.tables import family_tables, sets_table
 from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_records
+from mage_async.run_records import Record, RunRecords, read_records
+
+MAX_FOLDED_TRIALS = 12
 
 
-def render(run: RunDirectory, summary: dict[str, Any]) -> str:
-    """One self-contained HTML page about a run; `summary` is what `summarise` made of it."""
+def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
+    """One self-contained HTML page about a run; `summary` is what `summarise` made of it.
+
+    Raises:
+        RunError: `run` is no run directory, or one of its files is damaged.
+    """
     records = read_records(run)
-    sections = [
-        tag("h1", summary["environment"]["name"]),
-        tag(
-            "details", tag("summary", "configuration"), tag("pre", config_file.dump(records.config))
+    title = f"{summary['environment']['name']} · seed {summary['seed']} · mage"
+    body = tag(
+        "main",
+        headline(records, summary),
+        facts(summary, records.config.admission.max_staleness),
+        *_results(records, summary),
+        *_process(records),
+        *_trials(records, summary["environment"].get("units", 1)),
+        _section("Configuration", _folded("the resolved configuration", _config(records))),
+    )
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Markup(Path(__file__).with_name("style.css").read_text())),
+    )
+    return "<!doctype html>\n" + tag("html", head, tag("body", body), lang="en") + "\n"
+
+
+def _results(records: RunRecords, summary: Mapping[str, Any]) -> list[Markup]:
+    evaluation = summary.get("evaluation", {})
+    parts = [_section("Learning curves", _episodes_legend(records), learning_curves(records))]
+    if evaluation:
+        references, bound = summary.get("references", {}), _bound(summary["environment"])
+        picture = tag(
+            "figure",
+            tag("figcaption", "return of each episode at the end"),
+            adaptation(evaluation, references.get("heldout", {})),
+        )
+        table = sets_table(evaluation, references, bound)
+        both = tag("div", picture, tag("div", table), cls="pair")
+        named = {css: label for label, css in SETS.values()}
+        parts.insert(0, _section("Adaptation", legend(named), both))
+        families = family_tables(records.evaluation["sets"], bound)
+        parts.append(_section("Who it was played against", families))
+    return parts
+
+
+def _process(records: RunRecords) -> list[Markup]:
+    learner, bound = records.learner, records.config.admission.max_staleness
+    fates = trial_fates(
+        learner.get("trials", {}),
+        learner.get("dropped_by_reason", {}),
+        learner.get("granted_again", 0),
+    )
+    stale = tag("div", tag("h3", "staleness, in steps"), staleness(records.metrics, bound))
+    return [
+        _section("Where the time went", time_shares(learner.get("blocked_s", {}))),
+        _section(
+            "Staleness and trials",
+            tag("div", stale, tag("div", tag("h3", "trials"), fates), cls="pair"),
         ),
+        _section("Throughput", small_multiples(records.metrics, THROUGHPUT)),
+        _section("Policy", small_multiples(records.metrics, POLICY)),
     ]
-    return "<!doctype html>\n" + tag("html", tag("body", join(*sections)), lang="en")
 
 
-__all__ = ["Markup", "render"]
+def _trials(records: RunRecords, units: int) -> list[Markup]:
+    """An early trial beside one of the final version, and more of them folded."""
+    samples = records.samples
+    if not samples:
+        return []
+    shown = early_and_late(samples)
+    others = [sample for sample in samples if sample not in shown][-MAX_FOLDED_TRIALS:]
+    pair = tag("div", *(chat(sample, units) for sample in shown), cls="pair")
+    more = tag("div", *(chat(sample, units) for sample in others), cls="pair")
+    folded = _folded(f"{len(others)} more trials", more) if others else None
+    note = tag(
+        "p", "Coloured words were drawn by the policy; the rest is what it was told.", cls="note"
+    )
+    return [_section("Trials to read", note, pair, folded)]
+
+
+def early_and_late(samples: Sequence[Record]) -> list[Record]:
+    """The oldest and the newest version, on the same task where that was played, else on any."""
+    first = min(samples, key=lambda sample: sample["version"])
+    newest = max(sample["version"] for sample in samples)
+    late = [sample for sample in samples if sample["version"] == newest]
+    same = [sample for sample in late if _task(sample) == _task(first)]
+    heldout = [sample for sample in late if sample.get("split") == "heldout"]
+    last = (same or heldout or late)[0]
+    return [first] if last is first else [first, last]
+
+
+def _task(sample: Record) -> tuple[str, int, int]:
+    return sample["member"], sample["seed"], sample["seat"]
+
+
+def _episodes_legend(records: RunRecords) -> Markup:
+    count = records.config.trial.episodes
+    return legend({episode_css(k, count): f"episode {k + 1}" for k in range(count)})
+
+
+def _bound(environment: Mapping[str, Any]) -> float:
+    """The largest return per unit that an episode can have, in size."""
+    return (
+        max(abs(environment["min_return"]), abs(environment["max_return"])) / environment["units"]
+    )
+
+
+def _config(records: RunRecords) -> Markup:
+    return tag("pre", config_file.dump(records.config))
+
+
+def _folded(label: str, content: Markup) -> Markup:
+    return tag("details", tag("summary", label), content)
+
+
+def _section(title: str, *content: Markup | None) -> Markup:
+    return tag("section", tag("h2", title), join(*content), cls="part-of-page")

@@ -1,11 +1,11 @@
-"""The embedded engine as an async one: a task drives the scheduler, each forward runs in one worker thread.
+"""The embedded engine, awaited: a task drives the scheduler, one worker thread computes.
 
-The scheduler is never touched by two threads: what arrives during a forward waits, and is handed over between two
-forwards, while the worker is idle.
+The scheduler is never touched by two threads: what arrives during a forward waits, and is handed
+over between two forwards, while the worker is idle.
 
     queue     filled by                emptied by   bounded by
-    errands   complete, release        the driver   callers: each waits for its completion before the next prompt
-    loads     load                     the driver   callers: each waits for its weights
+    errands   complete, release        the driver   trials: each waits for its completion
+    loads     load                     the driver   the actor: it waits for its weights
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class EmbeddedEngine:
         self._has_work = asyncio.Event()
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """Draw a completion. Cancellation aborts it; the context keeps what was computed of its prompt."""
+        """Draw a completion. Cancellation aborts it; the context keeps what was computed."""
         future: asyncio.Future[Completion] = self._promise()
         self._post(partial(self._submit, prompt, future), future)
         try:
@@ -62,8 +62,8 @@ class EmbeddedEngine:
     async def load(self, version: int, path: Path) -> None:
         """Draw with other weights; returns when the next token will be drawn by them.
 
-        Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a PolicyError, and
-        leaves the old ones.
+        Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a
+        PolicyError, and leaves the old ones.
         """
         future: asyncio.Future[None] = self._promise()
         self._loads.append((version, path, future))
@@ -94,7 +94,7 @@ class EmbeddedEngine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End. A failure of the block is raised as it is; one of the engine as an exception group."""
+        """End. A failure of the block is raised as it is, one of the engine as a group."""
         assert self._driver is not None
         self._driver.cancel()
         is_cancelled = isinstance(error, asyncio.CancelledError)
@@ -104,7 +104,7 @@ class EmbeddedEngine:
             self._worker.shutdown()
 
     async def _drive(self) -> None:
-        """Compute while there is something to compute. Cancellation leaves a forward to end unheard."""
+        """Compute whatever comes. Cancellation leaves a forward to end unheard."""
         loop = asyncio.get_running_loop()
         while True:
             await self._has_work.wait()
@@ -131,7 +131,7 @@ class EmbeddedEngine:
             del self._loads[0]
 
     async def _hear_answers(self) -> None:
-        """Let those who got completions send their next prompts, so that the next forward has them all."""
+        """Let those who got completions send their next prompts before the next forward."""
         num_heard = -1
         while num_heard != len(self._errands):
             num_heard = len(self._errands)

@@ -11,11 +11,12 @@ from mage_async.inference.statistics import Statistics
 class Engine(Protocol):
     """Draws completions, with weights that can change between any two tokens.
 
-    Used as an async context manager; a failure of the engine fails who waits for it, and ends the block.
+    Used as an async context manager; a failure of the engine fails whoever waits for it, and ends
+    the block.
     """
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """Draw a completion. Cancellation aborts it; the context keeps what was computed of its prompt."""
+        """Draw a completion. Cancellation aborts it; the context keeps what was computed."""
         ...
 
     async def load(self, version: int, path: Path) -> None:

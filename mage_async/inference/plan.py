@@ -1,0 +1,44 @@
+"""What one forward computes, as it is put together."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mage_async.inference.model import PrefixCopy
+from mage_async.inference.ragged import Rows
+
+
+@dataclass(slots=True)
+class Plan:
+    """What the next forward computes: `counts[i]` tokens of `lanes[i]` from `starts[i]` on."""
+
+    room: int
+    """Tokens that may still be added."""
+    lanes: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    copies: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """Lanes that take a prefix, by (source, length)"""
+
+    def add(self, lane: int, start: int, count: int) -> None:
+        """Compute some of a lane's tokens."""
+        self.room -= count
+        self.lanes.append(lane)
+        self.starts.append(start)
+        self.counts.append(count)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Give a lane another's first tokens."""
+        self.copies.setdefault((source, length), []).append(target)
+
+    def rows(self) -> Rows:
+        """As arrays, longest first."""
+        counts = np.array(self.counts, np.int64)
+        order = np.argsort(-counts, kind="stable")
+        return Rows(np.array(self.lanes, np.int64), np.array(self.starts, np.int64), counts).take(
+            order
+        )
+
+    def prefix_copies(self) -> list[PrefixCopy]:
+        """In the order they were planned, so that what is lent on was taken before."""
+        return [PrefixCopy(source, to, length) for (source, length), to in self.copies.items()]

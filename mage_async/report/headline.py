@@ -1,0 +1,146 @@
+"""What a reader should take away: the return reached, and what the controls take from it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mage_async.report.curves import curve_points
+from mage_async.report.markup import Markup, join, tag
+from mage_async.report.numbers import duration, figure, percent, signed, words
+from mage_async.run_records import RunRecords
+
+Score = Mapping[str, Any]
+
+
+def headline(records: RunRecords, summary: Mapping[str, Any]) -> Markup:
+    """Title, the one number, the controls beside it, and the sentence about them."""
+    evaluation = summary.get("evaluation", {})
+    title = tag("h1", summary["environment"]["name"], tag("small", _run_line(summary)))
+    if "heldout" in evaluation:
+        references = summary.get("references", {}).get("heldout", {})
+        tiles = tag("div", _hero(evaluation["heldout"]), *_controls(evaluation), cls="tiles")
+        return join(title, tiles, tag("p", verdict(evaluation), cls="verdict"), _levels(references))
+    return join(title, tag("p", unfinished(records, summary), cls="verdict"))
+
+
+def verdict(evaluation: Mapping[str, Score]) -> str:
+    """What was reached on held-out tasks, and how much of it is adaptation, where that shows."""
+    heldout, num_episodes = evaluation["heldout"], len(evaluation["heldout"]["return_by_episode"])
+    reached = f"In episode {num_episodes} the policy earns {_last(heldout)} on held-out tasks."
+    blind, swapped = evaluation.get("heldout_blind"), evaluation.get("heldout_swapped")
+    if blind is None or swapped is None or num_episodes == 1:
+        return reached
+    controls = (
+        f" Without the earlier episodes in its context it earns {_last(blind)}; with somebody else"
+        f" hidden from the last episode on, {_last(swapped)}."
+    )
+    taken = [_taken(heldout, control) for control in (blind, swapped)]
+    if all(gain > noise for gain, noise in taken):
+        gains = " and ".join(signed(gain).removeprefix("+") for gain, _ in taken)
+        return f"{reached}{controls} Adaptation is what these controls take away: {gains}."
+    return (
+        f"{reached}{controls} Adaptation is what these controls take away, and at least one of them"
+        " takes away nothing that can be told from chance: this policy does not adapt."
+    )
+
+
+def unfinished(records: RunRecords, summary: Mapping[str, Any]) -> str:
+    """Of a run without a final evaluation: how far it came."""
+    text = (
+        f"Not evaluated: it ended after {summary['steps']} of {records.config.learner.steps} steps."
+    )
+    if points := curve_points(records, "heldout"):
+        version, score = points[-1]
+        returns = " → ".join(signed(value) for value in score["return_by_episode"])
+        text += f" The curve's last point, version {version}, held-out: {returns}."
+    return text
+
+
+def facts(summary: Mapping[str, Any], max_staleness: int) -> Markup:
+    """The run's own figures as a strip of small tiles."""
+    staleness, cache = summary.get("staleness", {}), summary.get("prefix_cache", {})
+    rates, mismatch = summary.get("throughput", {}), summary.get("logprob_mismatch", {})
+    rows = [("wall time", duration(summary["wall_s"]), _warm(summary))]
+    if rates:
+        speed = f"{figure(rates['generated_tokens_per_s'])} sampled tokens/s"
+        rows.append(("trials/s", figure(rates["trials_per_s"]), speed))
+    if staleness:
+        bound = f"max {figure(staleness['max'])} of {max_staleness} allowed"
+        rows.append(("staleness, mean", f"{staleness['mean']:.2f}", bound))
+    if cache:
+        again = f"{percent(cache['reuse_rate'])} of what was known before"
+        rows.append(("prefix-cache hits", percent(cache["hit_rate"]), again))
+    if mismatch:
+        mean = f"nats; mean {figure(mismatch['mean_abs'])}"
+        rows.append(("log-prob mismatch, max", figure(mismatch["max_abs"]), mean))
+    if "invalid_actions_per_trial" in summary:
+        invalid = figure(round(summary["invalid_actions_per_trial"], 3))
+        rows.append(("invalid actions", invalid, "a trial, while training"))
+    return tag("div", *(_tile(*row) for row in rows), cls="tiles facts")
+
+
+def _run_line(summary: Mapping[str, Any]) -> str:
+    done = "" if summary["complete"] else ", not finished"
+    kind = words(summary["credit"]["kind"])
+    return f"{summary['steps']} steps{done} · seed {summary['seed']} · {kind} credit"
+
+
+def _hero(heldout: Score) -> Markup:
+    returns = heldout["return_by_episode"]
+    first = [signed(returns[0]), tag("span", "→", cls="arrow")] if len(returns) > 1 else []
+    interval = tag("span", f"± {heldout['ci95_by_episode'][-1]:.2f}", cls="interval")
+    span = f"episode 1 → {len(returns)}" if len(returns) > 1 else "episode 1"
+    return tag(
+        "div",
+        tag("h3", f"held-out return, {span}"),
+        tag("p", *first, tag("b", signed(returns[-1])), interval, cls="big"),
+        tag("p", f"{heldout['num_trials']:,} trials, 95 % interval", cls="note"),
+        cls="tile hero",
+    )
+
+
+def _controls(evaluation: Mapping[str, Score]) -> list[Markup]:
+    named = {
+        "heldout_blind": ("blind", "earlier episodes removed"),
+        "heldout_swapped": ("swapped", "somebody else hidden at last"),
+        "train": ("train", "tasks it was trained on"),
+    }
+    return [
+        _tile(
+            f"{label}, episode {len(evaluation[name]['return_by_episode'])}",
+            signed(evaluation[name]["return_by_episode"][-1]),
+            said,
+            f"± {evaluation[name]['ci95_by_episode'][-1]:.2f}",
+            label,
+        )
+        for name, (label, said) in named.items()
+        if name in evaluation
+    ]
+
+
+def _tile(label: str, value: str, note: str, interval: str = "", css: str = "") -> Markup:
+    said = tag("p", tag("b", value), tag("span", interval, cls="interval"), cls="big")
+    return tag("div", tag("h3", label), said, tag("p", note, cls="note"), cls=f"tile {css}".strip())
+
+
+def _levels(references: Mapping[str, Sequence[float]]) -> Markup:
+    """The references of the last episode in a line."""
+    said = [f"{words(name)} {signed(values[-1])}" for name, values in references.items()]
+    return tag("p", "To compare, in the last episode: " + " · ".join(said), cls="note")
+
+
+def _warm(summary: Mapping[str, Any]) -> str:
+    warm_start = summary.get("warm_start_s")
+    return "" if warm_start is None else f"warm start {duration(warm_start)} of it"
+
+
+def _last(score: Score) -> str:
+    mean, half = score["return_by_episode"][-1], score["ci95_by_episode"][-1]
+    return f"{signed(mean)} ± {half:.2f}"
+
+
+def _taken(heldout: Score, control: Score) -> tuple[float, float]:
+    """How much a control takes from the last episode, and the 95 % half-width of that."""
+    gain = heldout["return_by_episode"][-1] - control["return_by_episode"][-1]
+    halves = heldout["ci95_by_episode"][-1], control["ci95_by_episode"][-1]
+    return gain, math.hypot(*halves)

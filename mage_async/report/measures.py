@@ -1,0 +1,72 @@
+"""Measures over the steps: staleness against its bound, and every other metric as a small chart."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mage_async.metrics import METRICS
+from mage_async.report.chart import Series, line_chart, small_chart
+from mage_async.report.curves import episode_css
+from mage_async.report.markup import Markup, tag
+from mage_async.report.numbers import figure, words
+
+THROUGHPUT = (
+    "trials_per_s",
+    "generated_tokens_per_s",
+    "trained_tokens_per_s",
+    "trial_s",
+    "train_s",
+    "waiting_s",
+    "prefix_hit_rate",
+    "groups_in_flight",
+)
+POLICY = (
+    "entropy",
+    "loss",
+    "grad_norm",
+    "clipped_share",
+    "mean_weight",
+    "logprob_gap_mean",
+    "invalid_actions_per_trial",
+    "learning_rate",
+)
+Records = Sequence[dict[str, Any]]
+
+
+def staleness(metrics: Records, bound: int) -> Markup:
+    """Mean and largest staleness of each step's tokens, its mean by episode, and the bound."""
+    steps = [float(line["step"]) for line in metrics]
+    if not steps:
+        return tag("p", "no step was trained", cls="note")
+    series = [
+        Series("bound", [(steps[0], float(bound)), (steps[-1], float(bound))], "reference"),
+        _series(metrics, "staleness_max", "max", "swapped"),
+    ]
+    num_episodes = len(metrics[0]["return_by_episode"])
+    for episode in range(num_episodes):
+        name, css = f"staleness_mean_episode_{episode + 1}", episode_css(episode, num_episodes)
+        series.append(_series(metrics, name, f"episode {episode + 1}", f"thin {css}"))
+    series.append(_series(metrics, "staleness_mean", "mean", "heldout"))
+    described = "staleness of the tokens of each step, in steps"
+    return line_chart(series, described=described, y_span=(-0.1, max(1.0, bound) * 1.15 + 0.1))
+
+
+def small_multiples(metrics: Records, names: Sequence[str]) -> Markup:
+    """A small chart a metric, with its meaning and its mean."""
+    charts = [_small(metrics, name) for name in names if any(name in line for line in metrics)]
+    return tag("div", *charts, cls="multiples")
+
+
+def _small(metrics: Records, name: str) -> Markup:
+    unit, meaning = METRICS[name]
+    points = [(float(line["step"]), float(line[name])) for line in metrics if name in line]
+    mean = sum(y for _, y in points) / len(points)
+    unit = "" if unit in ("1", "share") else f" {unit}"
+    caption = tag(
+        "figcaption", words(name), tag("span", f"mean {figure(mean)}{unit}"), title=meaning
+    )
+    return tag("figure", caption, small_chart(points, described=f"{words(name)}: {meaning}"))
+
+
+def _series(metrics: Records, name: str, label: str, css: str) -> Series:
+    points = [(float(line["step"]), line[name]) for line in metrics if name in line]
+    return Series(label, points, css)

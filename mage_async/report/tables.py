@@ -1,0 +1,85 @@
+"""Return by set, by family and by member, as tables whose cells are coloured by their value."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mage_async.report.curves import SETS
+from mage_async.report.markup import Markup, join, tag
+from mage_async.report.numbers import percent, signed, words
+
+Rows = Mapping[str, Sequence[float]]
+
+
+def sets_table(
+    evaluation: Mapping[str, Any], references: Mapping[str, Rows], bound: float
+) -> Markup:
+    """Every set with its intervals, its probes where there are any, and the references."""
+    num_episodes = len(next(iter(evaluation.values()))["return_by_episode"])
+    rows = [_set_row(SETS[name][0], evaluation[name], bound) for name in SETS if name in evaluation]
+    known = [
+        _row(words(name), values, bound, css="quiet")
+        for name, values in references.get("heldout", {}).items()
+    ]
+    return join(
+        _table(num_episodes, "set", [*rows, *known], "trials"),
+        _probes(evaluation, num_episodes),
+    )
+
+
+def family_tables(sets: Mapping[str, Any], bound: float) -> Markup:
+    """Held-out and train by family, and folded by member."""
+    parts: list[Markup] = []
+    for name in ("heldout", "train"):
+        if name in sets:
+            label = SETS[name][0]
+            families = _values(sets[name]["by_family"], "family", bound)
+            members = _values(sets[name]["by_member"], "member", bound)
+            count = len(sets[name]["by_member"])
+            folded = tag("details", tag("summary", f"{count} {label} members"), members)
+            parts.append(tag("div", tag("h3", label), families, folded))
+    return tag("div", *parts, cls="pair")
+
+
+def _values(rows: Rows, head: str, bound: float) -> Markup:
+    num_episodes = len(next(iter(rows.values())))
+    return _table(num_episodes, head, [_row(name, values, bound) for name, values in rows.items()])
+
+
+def _table(num_episodes: int, head: str, rows: Sequence[Markup], last: str = "") -> Markup:
+    names = [tag("th", f"episode {k}") for k in range(1, num_episodes + 1)]
+    end = tag("th", last) if last else None
+    top = tag("tr", tag("th", head), *names, end)
+    table = tag("table", tag("thead", top), tag("tbody", *rows))
+    return tag("div", table, cls="scroll")
+
+
+def _set_row(label: str, score: Mapping[str, Any], bound: float) -> Markup:
+    pairs = zip(score["return_by_episode"], score["ci95_by_episode"], strict=True)
+    cells = [_cell(value, bound, f"± {half:.3f}", 3) for value, half in pairs]
+    return tag("tr", tag("th", label), *cells, tag("td", f"{score['num_trials']:,}", cls="number"))
+
+
+def _row(label: str, values: Sequence[float], bound: float, css: str | None = None) -> Markup:
+    return tag("tr", tag("th", label), *(_cell(value, bound) for value in values), cls=css)
+
+
+def _cell(value: float, bound: float, beside: str = "", digits: int = 2) -> Markup:
+    """Green for gains and red for losses, the deeper the nearer to the bound of the possible."""
+    strength = min(1.0, abs(value) / bound)
+    css = "number gain" if value >= 0 else "number loss"
+    half = tag("small", f" {beside}") if beside else None
+    return tag("td", signed(value, digits), half, cls=css, style=f"--depth:{strength:.2f}")
+
+
+def _probes(evaluation: Mapping[str, Any], num_episodes: int) -> Markup | None:
+    """Where the environment knows actions that only gather information."""
+    probing = {name: score["probes_by_episode"] for name, score in evaluation.items()}
+    if not any(map(any, probing.values())):
+        return None
+    rows = [
+        tag("tr", tag("th", SETS[name][0]), *(tag("td", percent(s), cls="number") for s in shares))
+        for name, shares in probing.items()
+        if name in SETS
+    ]
+    title = tag("h3", "probes: share of actions that only gather information")
+    return join(title, _table(num_episodes, "set", rows))

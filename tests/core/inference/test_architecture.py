@@ -1,0 +1,78 @@
+"""What a config.json may say, and what is refused because it would be computed wrongly."""
+
+import json
+
+import pytest
+
+from mage_async.errors import PolicyError
+from mage_async.inference.architecture import read_architecture
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 32,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 64,
+}
+
+
+def read(directory, **changes):
+    (directory / "config.json").write_text(json.dumps(LLAMA | changes))
+    return read_architecture(directory)
+
+
+def test_what_is_left_out_has_the_familys_defaults(tmp_path) -> None:
+    architecture = read(tmp_path)
+    assert (architecture.kv_heads, architecture.head_dim) == (2, 4)
+    assert (architecture.rotation.kind, architecture.rotation.base) == ("default", 10_000.0)
+    assert architecture.is_tied is None
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 500.0},
+        {"rope_theta": 500.0, "rope_scaling": None},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "rope_theta": 500.0},
+    ],
+)
+def test_the_rotary_base_is_found_where_transformers_4_and_5_write_it(tmp_path, rope) -> None:
+    assert read(tmp_path, **rope).rotation.base == 500.0
+
+
+def test_the_old_name_of_the_rotary_type_is_known(tmp_path) -> None:
+    rotation = read(tmp_path, rope_scaling={"type": "linear", "factor": 4.0}).rotation
+    assert (rotation.kind, rotation.factor) == ("linear", 4.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "gpt2"}, r"'gpt2' is not served .* llama, qwen2, qwen3.*\"sglang\""),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn.*default, linear, llama3"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
+        ({"partial_rotary_factor": 0.5}, "whole heads"),
+        ({"use_sliding_window": True}, "no sliding window"),
+        ({"layer_types": ["sliding_attention"]}, "no sliding window"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"quantization_config": {"bits": 4}}, "no quantised weights"),
+        ({"hidden_size": None}, "hidden_size"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(tmp_path, changes, says) -> None:
+    with pytest.raises(PolicyError, match=says):
+        read(tmp_path, **changes)
+
+
+def test_a_folder_without_a_config_is_no_model(tmp_path) -> None:
+    with pytest.raises(PolicyError, match=r"no config\.json"):
+        read_architecture(tmp_path)
+
+
+def test_a_broken_config_is_named(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(PolicyError, match=r"config\.json: no JSON"):
+        read_architecture(tmp_path)
