@@ -124,6 +124,8 @@ class ChunkedLogprob(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_logprob, d_entropy):
+        if d_logprob is None and d_entropy is None:
+            return (None,) * 5
         hidden, head, tokens = ctx.saved_tensors
         active = rows_with_gradient(d_logprob, d_entropy)
         sink = GradientSink(hidden, head)

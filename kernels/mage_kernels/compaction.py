@@ -16,9 +16,7 @@ def masked_rows(mask: Tensor, device: torch.device) -> Tensor | None:
 
 
 def rows_with_gradient(*gradients: Tensor | None) -> Tensor | None:
-    """Indices of the rows where any of the gradients `[T]` is not exactly 0; None where that is all
-    of them.
-    """
+    """Indices of the rows where any gradient `[T]` is not exactly 0; None where that is all."""
     present = [gradient for gradient in gradients if gradient is not None]
     active = present[0] != 0
     for gradient in present[1:]:

@@ -1,9 +1,9 @@
 """Which implementation runs, decided once, at import, and said in one line.
 
-A CUDA tensor goes to the Triton kernels where the GPU is one they were made for (compute capability
-9.0) and Triton is installed; every other tensor goes to plain PyTorch. `MAGE_KERNELS=torch` or
-`=triton` decides it by hand. A Triton that is installed but cannot be imported is an error, never a
-silent fallback.
+A CUDA tensor (of a head: in 16 bits) goes to the Triton kernels where the GPU is one they were made
+for (compute capability 9.0) and Triton is installed; every other tensor goes to plain PyTorch.
+`MAGE_KERNELS=torch` or `=triton` decides it by hand. A Triton that is installed but cannot be
+imported is an error, never a silent fallback.
 """
 
 import importlib
@@ -82,8 +82,17 @@ BACKEND = _detected()
 
 
 def is_fused(tensor: Tensor) -> bool:
-    """Whether the Triton kernels take this tensor."""
-    return tensor.device.type in BACKEND.fused_devices
+    """Whether the Triton kernels take this tensor; fp64 always goes to plain PyTorch."""
+    return tensor.device.type in BACKEND.fused_devices and tensor.dtype != torch.float64
+
+
+def is_fused_head(hidden: Tensor) -> bool:
+    """Whether the Triton head takes hidden states `[T, D]`.
+
+    Tensor cores want 16 bits: in fp32 they would round to 10 bits of mantissa. The tensor memory
+    accelerator wants rows that start at multiples of 16 bytes.
+    """
+    return is_fused(hidden) and hidden.itemsize == 2 and hidden.shape[1] % 8 == 0
 
 
 def backend_report() -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mage_kernels.chunked import CHUNK_BYTES, ChunkedLogprob, ChunkedPolicyLoss
 from mage_kernels.compaction import masked_rows, scattered
-from mage_kernels.dispatch import is_fused
+from mage_kernels.dispatch import is_fused_head
 from mage_kernels.surrogate import Surrogate, TokenData
 
 
@@ -145,7 +145,7 @@ def linear_policy_loss(
 
 
 def _linear_logprob(hidden, head, tokens, inverse_temperature, keep_bytes):
-    if is_fused(hidden):
+    if is_fused_head(hidden):
         from mage_kernels.fused.linear_logprob import FusedLogprob
 
         return FusedLogprob.apply(hidden, head, tokens, inverse_temperature, keep_bytes)
@@ -154,7 +154,7 @@ def _linear_logprob(hidden, head, tokens, inverse_temperature, keep_bytes):
 
 def _linear_policy_loss(hidden, head, tokens, data, loss, inverse_temperature, normaliser):
     arguments = (hidden, head, tokens, data, loss, inverse_temperature, normaliser)
-    if is_fused(hidden):
+    if is_fused_head(hidden):
         from mage_kernels.fused.linear_policy_loss import FusedPolicyLoss
 
         return FusedPolicyLoss.apply(*arguments)

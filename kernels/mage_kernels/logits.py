@@ -5,7 +5,8 @@ Shapes: `T` tokens, `V` vocabulary.
 
 from torch import Tensor
 
-from mage_kernels import reference
+from mage_kernels.chunked import CHUNK_BYTES
+from mage_kernels.chunked_rows import ChunkedRows
 from mage_kernels.dispatch import is_fused
 
 
@@ -16,18 +17,16 @@ def token_logprob_and_entropy(
     *,
     overwrite_logits: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each token `[T]` and entropy of each row `[T]`, in nats, reading the logits `[T,
-    V]` once.
+    """Log-prob and entropy `[T]`, in nats, from logits `[T, V]`; both differentiable.
 
-    With `overwrite_logits` the backward pass of the Triton form writes the gradient over the
-    logits, which saves a `[T, V]` tensor; nothing may read the logits afterwards, and `backward()`
-    works once.
+    With `overwrite_logits` the backward pass writes the gradient over the logits, which saves a
+    `[T, V]` tensor; nothing may read the logits afterwards, and `backward()` works once.
     """
     if is_fused(logits):
         from mage_kernels.fused.row_softmax import FusedRows
 
         return FusedRows.apply(logits, tokens, inverse_temperature, overwrite_logits)
-    return reference.token_logprob_and_entropy(logits, tokens, inverse_temperature)
+    return ChunkedRows.apply(logits, tokens, inverse_temperature, overwrite_logits, CHUNK_BYTES)
 
 
 def token_logprob(

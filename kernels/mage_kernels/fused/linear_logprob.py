@@ -64,6 +64,8 @@ class FusedLogprob(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_logprob, d_entropy):
+        if d_logprob is None and d_entropy is None:
+            return (None,) * 5
         hidden, head, tokens, inverse_temperature, logprob, entropy, normaliser = ctx.saved_tensors
         coefficients = Coefficients.of(
             logprob, entropy, normaliser, inverse_temperature, d_logprob, d_entropy

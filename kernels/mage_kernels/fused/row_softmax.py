@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mage_kernels.chunked_rows import ONCE
 from mage_kernels.fused.coefficients import Coefficients
 from mage_kernels.fused.launching import LOG2E, per_row, row_vectors
 from mage_kernels.fused.own_gradient import own_gradient
@@ -99,8 +100,10 @@ class FusedRows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_logprob, d_entropy):
+        if d_logprob is None and d_entropy is None:
+            return (None,) * 4
         if ctx.is_overwritten:
-            raise RuntimeError("backward() ran before and overwrote the logits; it works once")
+            raise RuntimeError(ONCE)
         logits, tokens, inverse_temperature, logprob, entropy, normaliser = ctx.saved_tensors
         coefficients = Coefficients.of(
             logprob, entropy, normaliser, inverse_temperature, d_logprob, d_entropy

@@ -1,0 +1,237 @@
+"""Compile every kernel for sm_90 without a GPU, and read from the machine code what can be read.
+
+Triton and the assembler it ships need no device. A spill, or a GEMM without wgmma, is a fault: both
+are invisible in results and ruinous in time. Under TRITON_INTERPRET=1 nothing can be compiled.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from mage_kernels.fused import (
+    group_advantage,
+    kept_gradient,
+    logit_partials,
+    merged_partials,
+    own_gradient,
+    recomputed_gradient,
+    row_gradient,
+    row_softmax,
+    surrogate_gradient,
+)
+from mage_kernels.surrogate import MAX_LOG_RATIO
+
+TARGET = GPUTarget("cuda", 90, 32)
+TOOLS = Path(nvidia.__file__).parent / "bin"
+INT64 = {
+    "tokens_ptr",
+    "source_rows_ptr",
+    "trial_stops_ptr",
+    "keys_ptr",
+    "members_ptr",
+    "key_starts_ptr",
+    "starts_ptr",
+    "stops_ptr",
+}
+ALIGNED = {"V", "D", "first_column", "num_columns", "stride", "kept_stride", "gradient_stride"}
+"""Integers that are multiples of 16 at the shapes we run; pointers always are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Specimen:
+    """A kernel with everything that decides its machine code."""
+
+    name: str
+    kernel: Any
+    module: Any
+    constants: dict[str, Any] = field(default_factory=dict)
+    bf16: frozenset[str] = frozenset()
+    """Pointers to bf16; others point to fp32, or where INT64 says so to int64."""
+    descriptors: dict[str, tuple[int, int]] = field(default_factory=dict)
+    is_gemm: bool = False
+
+    def source(self) -> ASTSource:
+        """What Triton compiles."""
+        names = self.kernel.arg_names
+        constants = {**self.module.BLOCKS, **self.constants}
+        signature = {name: self._type_of(name, constants) for name in names}
+        place = {name: (at,) for at, name in enumerate(names)}
+        aligned = [n for n in names if signature[n].startswith("*") or n in ALIGNED]
+        return ASTSource(
+            self.kernel,
+            signature,
+            {place[name]: value for name, value in constants.items()},
+            {place[name]: [["tt.divisibility", 16]] for name in aligned},
+        )
+
+    def _type_of(self, name: str, constants: dict[str, Any]) -> str:
+        if name in constants:
+            return "constexpr"
+        if name in self.descriptors:
+            return f"tensordesc<bf16[{','.join(map(str, self.descriptors[name]))}]>"
+        if name.endswith("_ptr"):
+            if name == "step_ptr":
+                return "*i8"
+            return "*i64" if name in INT64 else "*bf16" if name in self.bf16 else "*fp32"
+        return "i32"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the compiled kernel takes, and whether it uses Hopper's units."""
+
+    registers: int
+    spilled_bytes: int
+    """Stack and local memory a thread, plus 4 for every store to it."""
+    shared_bytes: int
+    num_wgmma: int
+    num_tma: int
+
+    def faults(self, *, is_gemm: bool) -> list[str]:
+        """Why this must not be shipped; empty where nothing speaks against it."""
+        faults = [f"spills {self.spilled_bytes} bytes"] if self.spilled_bytes else []
+        return faults + (["has no wgmma"] if is_gemm and not self.num_wgmma else [])
+
+
+def read_resources(usage: str, sass: str, *, shared_bytes: int) -> Resources:
+    """From what `cuobjdump --dump-resource-usage` and `nvdisasm` print."""
+    numbers = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    spills = len(re.findall(r"\bSTL\b", sass))
+    return Resources(
+        registers=numbers["REG"],
+        spilled_bytes=numbers["STACK"] + numbers["LOCAL"] + 4 * spills,
+        shared_bytes=shared_bytes,
+        num_wgmma=len(re.findall(r"\bHGMMA\b", sass)),
+        num_tma=len(re.findall(r"\bUTMA(?:LDG|STG)\b", sass)),
+    )
+
+
+def compiled_resources(specimen: Specimen) -> Resources:
+    """Compile one kernel for TARGET and look at it."""
+    compiled = triton.compile(
+        specimen.source(), target=TARGET, options=dict(specimen.module.OPTIONS)
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        usage = _tool("cuobjdump", "--dump-resource-usage", cubin.name)
+        sass = _tool("nvdisasm", "-c", cubin.name)
+    return read_resources(usage, sass, shared_bytes=compiled.metadata.shared)
+
+
+def specimens() -> Iterator[Specimen]:
+    """Every kernel, in every form that a run can meet."""
+    yield from _gemms()
+    yield from _rows()
+    yield from _losses()
+
+
+def report(write: Callable[[str], object] = print) -> bool:
+    """Compile all, write a table, and say whether all is well."""
+    write(f"triton {triton.__version__}, sm_{TARGET.arch}")
+    write(f"{'kernel':34} {'registers':>9} {'spills':>6} {'shared':>7} {'wgmma':>5} {'TMA':>4}")
+    is_well = True
+    for specimen in specimens():
+        found = compiled_resources(specimen)
+        faults = found.faults(is_gemm=specimen.is_gemm)
+        is_well &= not faults
+        write(
+            f"{specimen.name:34} {found.registers:9} {found.spilled_bytes:6} "
+            f"{found.shared_bytes:7} {found.num_wgmma:5} {found.num_tma:4}  "
+            f"{'; '.join(faults)}".rstrip()
+        )
+    write("static check: " + ("passed" if is_well else "FAILED"))
+    return is_well
+
+
+def _gemms() -> Iterator[Specimen]:
+    tile_t, tile_v, tile_d = (
+        logit_partials.BLOCKS[name] for name in ("BLOCK_T", "BLOCK_V", "BLOCK_D")
+    )
+    operands = {"hidden_desc": (tile_t, tile_d), "head_desc": (tile_v, tile_d)}
+    for keep in (False, True):
+        absent = {} if keep else {"kept_desc": None, "tile_max_ptr": None}
+        yield Specimen(
+            f"logit_partials{', keep' * keep}",
+            logit_partials.logit_partials_kernel,
+            logit_partials,
+            {"SPLITS": logit_partials.SPLITS, "KEEP": keep, "UPCAST": False, **absent},
+            descriptors=operands | ({"kept_desc": (tile_t, tile_v)} if keep else {}),
+            is_gemm=True,
+        )
+    for has_slope in (False, True):
+        yield Specimen(
+            f"recomputed_gradient{', entropy' * has_slope}",
+            recomputed_gradient.recomputed_gradient_kernel,
+            recomputed_gradient,
+            {"HAS_SLOPE": has_slope, "UPCAST": False} | _slope(has_slope),
+            descriptors=operands | {"gradient_desc": (tile_t, tile_v)},
+            is_gemm=True,
+        )
+
+
+def _rows() -> Iterator[Specimen]:
+    yield Specimen(
+        "merged_partials",
+        merged_partials.merged_partials_kernel,
+        merged_partials,
+        {"PARTS": logit_partials.SPLITS},
+        bf16=frozenset({"hidden_ptr", "head_ptr"}),
+    )
+    yield Specimen(
+        "own_gradient",
+        own_gradient.own_gradient_kernel,
+        own_gradient,
+        bf16=frozenset({"gradient_ptr"}),
+    )
+    logits = frozenset({"logits_ptr", "gradient_ptr", "kept_ptr"})
+    yield Specimen("row_softmax", row_softmax.row_softmax_kernel, row_softmax, bf16=logits)
+    for has_slope in (False, True):
+        for module, kernel in (
+            (kept_gradient, kept_gradient.kept_gradient_kernel),
+            (row_gradient, row_gradient.row_gradient_kernel),
+        ):
+            name = module.__name__.rpartition(".")[2] + ", entropy" * has_slope
+            constants = {"HAS_SLOPE": has_slope} | _slope(has_slope)
+            yield Specimen(name, kernel, module, constants, bf16=logits)
+
+
+def _losses() -> Iterator[Specimen]:
+    plain = {"DUAL_CLIP": None, "WEIGHT_CAP": None, "KL_COEFFICIENT": 0.0}
+    plain |= {"ENTROPY_COEFFICIENT": 0.0, "proximal_ptr": None, "reference_ptr": None}
+    full = {"DUAL_CLIP": 3.0, "WEIGHT_CAP": 2.0, "KL_COEFFICIENT": 0.1, "ENTROPY_COEFFICIENT": 0.01}
+    bounds = {"CLIP_LOW": 0.2, "CLIP_HIGH": 0.28, "MAX_LOG_RATIO": MAX_LOG_RATIO}
+    for name, constants in (("surrogate_gradient", plain), ("surrogate_gradient, all terms", full)):
+        kernel = surrogate_gradient.surrogate_gradient_kernel
+        yield Specimen(name, kernel, surrogate_gradient, bounds | constants)
+    for divide in (False, True):
+        yield Specimen(
+            f"group_advantage{', std' * divide}",
+            group_advantage.group_advantage_kernel,
+            group_advantage,
+            {
+                "TURN_DISCOUNT": 0.95,
+                "EPISODE_DISCOUNT": 0.6,
+                "DIVIDE_BY_STD": divide,
+                "KEEP_SINGLETONS": divide,
+                "EPSILON": 1e-6,
+            },
+        )
+
+
+def _slope(has_slope: bool) -> dict[str, None]:
+    return {} if has_slope else {"slope_ptr": None}
+
+
+def _tool(name: str, *arguments: str) -> str:
+    command = [str(TOOLS / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
