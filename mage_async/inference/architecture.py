@@ -50,9 +50,10 @@ def read_architecture(directory: Path) -> Architecture:
     if not file.is_file():
         raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
     try:
-        config = json.loads(file.read_text())
-    except ValueError as error:
-        raise PolicyError(f"{file}: no JSON: {error}") from error
+        written = json.loads(file.read_text()).items()
+    except (ValueError, AttributeError) as error:
+        raise PolicyError(f"{file}: no JSON object: {error}") from error
+    config = {name: value for name, value in written if value is not None}
     _refuse_unknown(file, config)
     try:
         return _architecture(file, config)

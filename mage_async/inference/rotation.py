@@ -32,7 +32,8 @@ def read_rotation(file: Path, config: dict[str, Any]) -> Rotation:
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if kind not in TYPES or partial != 1.0:
+    is_nested = any(isinstance(value, dict) for value in scaling.values())
+    if kind not in TYPES or partial != 1.0 or is_nested:
         raise PolicyError(
             f"{file}: rotary positions {scaling} are not served by the embedded engine, which "
             f'turns whole heads, by {", ".join(TYPES)}; set engine.kind = "sglang"'

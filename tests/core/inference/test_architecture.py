@@ -72,7 +72,8 @@ def test_a_folder_without_a_config_is_no_model(tmp_path) -> None:
         read_architecture(tmp_path)
 
 
-def test_a_broken_config_is_named(tmp_path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(PolicyError, match=r"config\.json: no JSON"):
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_broken_config_is_named(tmp_path, content) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(PolicyError, match=r"config\.json: no JSON object"):
         read_architecture(tmp_path)
