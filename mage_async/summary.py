@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from mage_async.assembly import environment_of
 from mage_async.run_directory import RunDirectory
 from mage_async.run_records import Record, RunRecords, read_records
 
@@ -58,6 +59,7 @@ def write_summary(run: RunDirectory, summary: Record) -> None:
 def _identity(records: RunRecords) -> Record:
     config, steps = records.config, _num_steps(records)
     is_whole = bool(records.learner) and bool(records.evaluation)
+    facts = environment_of(config).facts
     return {
         "seed": config.seed,
         "steps": steps,
@@ -65,7 +67,9 @@ def _identity(records: RunRecords) -> Record:
         "environment": {
             "name": config.environment.name,
             "options": config.environment.options,
-            **_facts(records.evaluation.get("environment", {})),
+            "units": facts.units,
+            "min_return": facts.min_return,
+            "max_return": facts.max_return,
         },
         "credit": {
             "kind": config.credit.kind,
@@ -78,10 +82,6 @@ def _identity(records: RunRecords) -> Record:
 def _num_steps(records: RunRecords) -> int:
     last = records.metrics[-1]["step"] if records.metrics else 0
     return records.learner.get("version", last)
-
-
-def _facts(declared: Record) -> Record:
-    return {name: declared[name] for name in ("units", "min_return", "max_return") if declared}
 
 
 def _evaluation(evaluation: Record) -> Record:

@@ -36,10 +36,10 @@ class Frame:
 
     x: tuple[float, float]
     y: tuple[float, float]
-    width: float = 480.0
+    width: float = 500.0
     height: float = 260.0
     left: float = 40.0
-    right: float = 124.0
+    right: float = 142.0
     top: float = 10.0
     bottom: float = 26.0
 
@@ -191,7 +191,7 @@ def _labels(drawn: Sequence[Series], frame: Frame) -> Markup:
                 tag(
                     "text",
                     f"{each.label} ",
-                    tag("tspan", figure(round(value, 3)), cls="value"),
+                    tag("tspan", figure(round(value, 2)), cls="value"),
                     x=edge + 15,
                     y=at + 4,
                     cls=f"label {each.css}",

@@ -99,7 +99,7 @@ def _batches(records: RunRecords) -> list[Series]:
 def _levels(records: RunRecords, split: str) -> list[Series]:
     """References of the last episode, level over all steps."""
     references = records.evaluation.get("references", {}).get(split, {})
-    last = max(1, *(line["step"] for line in records.metrics[-1:]))
+    last = max([1, *(line["step"] for line in records.metrics[-1:])])
     levels = grouped({name: values[-1:] for name, values in references.items()})
     return [
         Series(label, [(0.0, value), (float(last), value)], "reference")
@@ -127,6 +127,6 @@ def legend(names: Mapping[str, str]) -> Markup:
     """Colours and what they stand for."""
     return tag(
         "div",
-        *(tag("span", tag("i", cls=f"key {css}"), label) for label, css in names.items()),
+        *(tag("span", tag("i", cls=f"key {css}"), label) for css, label in names.items()),
         cls="legend",
     )

@@ -102,7 +102,7 @@ def _hero(heldout: Score) -> Markup:
 def _controls(evaluation: Mapping[str, Score]) -> list[Markup]:
     named = {
         "heldout_blind": ("blind", "earlier episodes removed"),
-        "heldout_swapped": ("swapped", "somebody else hidden at last"),
+        "heldout_swapped": ("swapped", "somebody else in the last one"),
         "train": ("train", "tasks it was trained on"),
     }
     return [
@@ -136,7 +136,7 @@ def _warm(summary: Mapping[str, Any]) -> str:
 
 def _last(score: Score) -> str:
     mean, half = score["return_by_episode"][-1], score["ci95_by_episode"][-1]
-    return f"{signed(mean)} ± {half:.2f}"
+    return f"{signed(mean)}\u00a0±\u00a0{half:.2f}"
 
 
 def _taken(heldout: Score, control: Score) -> tuple[float, float]:

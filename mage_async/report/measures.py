@@ -60,11 +60,10 @@ def _small(metrics: Records, name: str) -> Markup:
     unit, meaning = METRICS[name]
     points = [(float(line["step"]), float(line[name])) for line in metrics if name in line]
     mean = sum(y for _, y in points) / len(points)
-    unit = "" if unit in ("1", "share") else f" {unit}"
-    caption = tag(
-        "figcaption", words(name), tag("span", f"mean {figure(mean)}{unit}"), title=meaning
-    )
-    return tag("figure", caption, small_chart(points, described=f"{words(name)}: {meaning}"))
+    unit = "" if unit in ("1", "share", "1/s") else f" {unit}"
+    label = words(name.removesuffix("_s") if unit == " s" else name)
+    caption = tag("figcaption", label, tag("span", f"mean {figure(mean)}{unit}"), title=meaning)
+    return tag("figure", caption, small_chart(points, described=f"{label}: {meaning}"))
 
 
 def _series(metrics: Records, name: str, label: str, css: str) -> Series:

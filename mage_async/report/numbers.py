@@ -34,7 +34,7 @@ def percent(share: float) -> str:
 
 def duration(seconds: float) -> str:
     """9.3 s, 1 min 36 s, 2 h 05 min."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -52,5 +52,5 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def words(name: str) -> str:
-    """A name of ours as words."""
-    return name.replace("_", " ")
+    """A name of ours as words: `trials_per_s` is trials/s."""
+    return name.replace("_per_s", "/s").replace("_", " ")

@@ -32,7 +32,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         facts(summary, records.config.admission.max_staleness),
         *_results(records, summary),
         *_process(records),
-        *_trials(records, summary["environment"].get("units", 1)),
+        *_trials(records, summary["environment"]["units"]),
         _section("Configuration", _folded("the resolved configuration", _config(records))),
     )
     head = tag(
@@ -53,7 +53,7 @@ def _results(records: RunRecords, summary: Mapping[str, Any]) -> list[Markup]:
         references, bound = summary.get("references", {}), _bound(summary["environment"])
         picture = tag(
             "figure",
-            tag("figcaption", "return of each episode at the end"),
+            tag("figcaption", _measured(records.evaluation)),
             adaptation(evaluation, references.get("heldout", {})),
         )
         table = sets_table(evaluation, references, bound)
@@ -63,6 +63,11 @@ def _results(records: RunRecords, summary: Mapping[str, Any]) -> list[Markup]:
         families = family_tables(records.evaluation["sets"], bound)
         parts.append(_section("Who it was played against", families))
     return parts
+
+
+def _measured(evaluation: Record) -> str:
+    trials = evaluation["sets"]["heldout"]["num_trials"]
+    return f"version {evaluation['version']}, {trials:,} trials a set; bands: 95 % intervals"
 
 
 def _process(records: RunRecords) -> list[Markup]:
@@ -95,7 +100,7 @@ def _trials(records: RunRecords, units: int) -> list[Markup]:
     more = tag("div", *(chat(sample, units) for sample in others), cls="pair")
     folded = _folded(f"{len(others)} more trials", more) if others else None
     note = tag(
-        "p", "Coloured words were drawn by the policy; the rest is what it was told.", cls="note"
+        "p", "Words on green were drawn by the policy; the rest is what it was told.", cls="note"
     )
     return [_section("Trials to read", note, pair, folded)]
 

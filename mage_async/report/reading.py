@@ -106,13 +106,22 @@ def _head(sample: Mapping[str, Any], units: int) -> Markup:
 
 def _episode(number: int, scene: Scene, reward: float) -> Markup:
     title = tag("h4", f"episode {number}", tag("span", signed(reward), cls=_sign(reward)))
-    return tag("section", title, *(_said(line) for line in scene.lines))
+    return tag("section", title, *_exchanges(scene))
 
 
-def _said(line: str | tuple[str, Turn]) -> Markup:
-    if isinstance(line, str):
-        return tag("p", line, cls="told")
-    text, turn = line
+def _exchanges(scene: Scene) -> Iterator[Markup]:
+    """What was told and the answer to it, on one line where there is room."""
+    told: list[Markup] = []
+    for line in scene.lines:
+        if isinstance(line, str):
+            told.append(tag("p", line, cls="told"))
+        else:
+            yield tag("div", *told, _answer(*line), cls="exchange")
+            told = []
+    yield from told
+
+
+def _answer(text: str, turn: Turn) -> Markup:
     invalid = None if turn["is_valid"] else tag("em", "invalid")
     kind = "answer" if turn["kind"] == "act" else "answer remark"
     words = tag("span", text or "(nothing)", cls="words")

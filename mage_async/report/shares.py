@@ -56,9 +56,14 @@ def trial_fates(
 
 
 def _process(name: str, seconds: Mapping[str, float]) -> Markup:
-    ordered = dict(sorted(seconds.items(), key=lambda item: -item[1]))
+    ordered = dict(sorted(seconds.items(), key=lambda item: (_place(item[0]), -item[1])))
     total = tag("span", duration(sum(seconds.values())), cls="note")
     return tag("div", tag("div", name, total, cls="who"), _bar(ordered, STATES), cls="row")
+
+
+def _place(state: str) -> int:
+    """The same order in every bar, so that bars can be compared."""
+    return list(STATES).index(state) if state in STATES else len(STATES)
 
 
 def _bar(parts: Mapping[str, float], colours: Mapping[str, str]) -> Markup:

@@ -21,7 +21,7 @@ def sets_table(
         for name, values in references.get("heldout", {}).items()
     ]
     return join(
-        _table(num_episodes, "set", [*rows, *known], "trials"),
+        _table(num_episodes, "set", [*rows, *known]),
         _probes(evaluation, num_episodes),
     )
 
@@ -45,10 +45,9 @@ def _values(rows: Rows, head: str, bound: float) -> Markup:
     return _table(num_episodes, head, [_row(name, values, bound) for name, values in rows.items()])
 
 
-def _table(num_episodes: int, head: str, rows: Sequence[Markup], last: str = "") -> Markup:
+def _table(num_episodes: int, head: str, rows: Sequence[Markup]) -> Markup:
     names = [tag("th", f"episode {k}") for k in range(1, num_episodes + 1)]
-    end = tag("th", last) if last else None
-    top = tag("tr", tag("th", head), *names, end)
+    top = tag("tr", tag("th", head), *names)
     table = tag("table", tag("thead", top), tag("tbody", *rows))
     return tag("div", table, cls="scroll")
 
@@ -56,7 +55,7 @@ def _table(num_episodes: int, head: str, rows: Sequence[Markup], last: str = "")
 def _set_row(label: str, score: Mapping[str, Any], bound: float) -> Markup:
     pairs = zip(score["return_by_episode"], score["ci95_by_episode"], strict=True)
     cells = [_cell(value, bound, f"± {half:.3f}", 3) for value, half in pairs]
-    return tag("tr", tag("th", label), *cells, tag("td", f"{score['num_trials']:,}", cls="number"))
+    return tag("tr", tag("th", label), *cells)
 
 
 def _row(label: str, values: Sequence[float], bound: float, css: str | None = None) -> Markup:

@@ -1,0 +1,125 @@
+"""A run in one JSON document."""
+
+import json
+
+import pytest
+
+from mage_async.errors import RunError
+from mage_async.run_directory import RunDirectory
+from mage_async.run_records import read_records
+from mage_async.summary import summarise, write_summary
+
+
+def test_a_finished_run_has_every_key_of_the_specification(make_run, learned):
+    summary = summarise(make_run(), wall_s=96.3)
+    assert (summary["seed"], summary["steps"], summary["complete"]) == (0, 60, True)
+    assert (summary["wall_s"], summary["warm_start_s"]) == (96.3, 14.7)
+    assert set(summary["evaluation"]) == set(learned)
+    assert summary["trials"] == {
+        "granted": 8928,
+        "acknowledged": 8840,
+        "trained": 8640,
+        "dropped": 0,
+        "in_flight": 288,
+        "duplicate": 0,
+    }
+    assert summary["environment"]["name"] == "rps"
+    assert summary["environment"]["units"] == 4
+    assert set(summary["references"]) == {"train", "heldout"}
+
+
+def test_each_evaluation_set_has_returns_intervals_and_trials(make_run, learned):
+    for name, score in summarise(make_run(), wall_s=1.0)["evaluation"].items():
+        assert score["return_by_episode"] == pytest.approx(learned[name], abs=0.04)
+        assert len(score["ci95_by_episode"]) == 3
+        assert score["num_trials"] == 1024
+        assert len(score["probes_by_episode"]) == 3
+        assert score["by_family"]
+
+
+def test_rates_are_means_over_time_and_not_over_steps(make_run):
+    run = make_run(steps=2)
+    records = [
+        {**line, "time_s": time_s, "trials_per_s": rate}
+        for line, time_s, rate in zip(
+            read_records(run).metrics, (1.0, 4.0), (100.0, 20.0), strict=True
+        )
+    ]
+    run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    # 100 trials in the first second, 60 in the next three
+    assert summarise(run, wall_s=1.0)["throughput"]["trials_per_s"] == pytest.approx(160 / 4)
+
+
+def test_staleness_is_a_mean_over_tokens(make_run):
+    run = make_run(steps=2)
+    fresh, stale = read_records(run).metrics
+    fresh |= {"generated_tokens_per_s": 3000.0, "staleness_mean": 0.0, "staleness_max": 0.0}
+    stale |= {"generated_tokens_per_s": 1000.0, "staleness_mean": 1.0, "staleness_max": 1.0}
+    run.metrics.write_text(json.dumps(fresh) + "\n" + json.dumps(stale) + "\n")
+    staleness = summarise(run, wall_s=1.0)["staleness"]
+    assert staleness["mean"] == pytest.approx(0.25)
+    assert staleness["max"] == 1.0
+    assert len(staleness["mean_by_episode"]) == 3
+
+
+def test_mismatch_is_the_largest_and_the_token_mean_of_parity_and_steps(make_run):
+    mismatch = summarise(make_run(), wall_s=1.0)["logprob_mismatch"]
+    # step 1 and the parity at the end each measured 1728 tokens: 3e-8 and 5e-8, at most 9e-7
+    assert mismatch["mean_abs"] == pytest.approx(4e-8)
+    assert mismatch["max_abs"] == 9e-7
+    assert mismatch["num_tokens"] == 3456
+
+
+def test_the_hit_rate_is_reused_of_all_prompt_tokens(make_run):
+    cache = summarise(make_run(), wall_s=1.0)["prefix_cache"]
+    assert cache == {"hit_rate": 77400 / 90000, "reuse_rate": 1.0}
+
+
+def test_an_interrupted_run_says_what_is_known_and_no_more(make_run):
+    summary = summarise(make_run(steps=20, finished=False), wall_s=12.0)
+    assert (summary["complete"], summary["steps"]) == (False, 20)
+    assert "throughput" in summary
+    assert "staleness" in summary
+    assert summary["prefix_cache"]["hit_rate"] == pytest.approx(0.86)
+    assert {"evaluation", "references", "trials", "warm_start_s"}.isdisjoint(summary)
+
+
+def test_a_run_that_ended_before_its_first_step_has_a_summary(make_run):
+    run = make_run(finished=False)
+    for file in (run.metrics, run.curve, run.samples):
+        file.unlink()
+    summary = summarise(run, wall_s=1.0)
+    assert set(summary) == {"seed", "steps", "complete", "environment", "credit", "wall_s"}
+
+
+def test_an_evaluated_run_that_stopped_short_is_not_complete(make_run):
+    run = make_run(steps=20)
+    run.config.write_text(run.config.read_text().replace("steps = 20\n", "steps = 60\n"))
+    assert summarise(run, wall_s=1.0)["complete"] is False
+
+
+def test_a_half_written_last_line_was_never_written(make_run):
+    run = make_run(steps=3)
+    run.metrics.write_text(run.metrics.read_text() + '{"step": 4, "ti')
+    assert [record["step"] for record in read_records(run).metrics] == [1, 2, 3]
+
+
+def test_a_damaged_line_is_named(make_run):
+    run = make_run(steps=3)
+    first, *rest = run.metrics.read_text().splitlines()
+    run.metrics.write_text("\n".join([first, "{oops", *rest]) + "\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: damaged"):
+        read_records(run)
+
+
+def test_a_directory_without_a_configuration_is_no_run(tmp_path):
+    with pytest.raises(RunError, match=r"no run directory: it has no config\.toml"):
+        summarise(RunDirectory(tmp_path), wall_s=1.0)
+
+
+def test_the_summary_is_written_as_json_and_leaves_no_draft(make_run):
+    run = make_run(steps=3)
+    summary = summarise(run, wall_s=1.0)
+    write_summary(run, summary)
+    assert json.loads(run.summary.read_text()) == summary
+    assert not list(run.root.glob("*.draft"))
