@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mage_kernels.dispatch import is_fused
 from mage_kernels.reference import computing_dtype
-from mage_kernels.turns import COPIES, SAME_EPISODE, TurnLayout
+from mage_kernels.turns import COPIES, NEXT_EPISODE, SAME_EPISODE, TurnLayout
 
 
 def group_advantage(
@@ -62,8 +62,9 @@ def returns_to_go(
     from_end = turns.trial_stops - 1 - turn
     by_round = from_end.argsort(stable=True)
     sizes = torch.bincount(from_end).tolist()
-    discount = torch.where(turns.step == SAME_EPISODE, turn_discount, episode_discount)
-    discount = torch.where(turns.step == COPIES, 1.0, discount).to(returns.dtype)
+    discounts = {COPIES: 1.0, SAME_EPISODE: turn_discount, NEXT_EPISODE: episode_discount}
+    by_step = returns.new_tensor([discounts[step] for step in sorted(discounts)])
+    discount = by_step[turns.step.long()]
     returns[turns.step == COPIES] = 0.0
     done = 0
     for size in sizes:

@@ -1,0 +1,60 @@
+"""Offsets beyond 2^31: matrices of which only a few rows, far apart, are ever touched."""
+
+import pytest
+import torch
+from torch import Tensor
+
+FAR = 2**30
+
+
+@pytest.fixture
+def far_rows(triton_kernels: str, _nan_where_nothing_was_written: None):
+    """Makes `[3, V]` with 2^30 elements from row to row, so that the last begins beyond 2^31."""
+    torch.use_deterministic_algorithms(False)  # do not fill 4 GB: unwritten pages cost no memory
+
+    def make(vocabulary: int) -> Tensor:
+        storage = torch.empty(2 * FAR + vocabulary, dtype=torch.bfloat16, device=triton_kernels)
+        return storage.as_strided((3, vocabulary), (FAR, 1))
+
+    return make
+
+
+def test_rows_of_logits_are_found_and_overwritten(far_rows, triton_kernels: str) -> None:
+    from mage_kernels.fused.coefficients import Coefficients
+    from mage_kernels.fused.own_gradient import own_gradient
+    from mage_kernels.fused.row_gradient import row_gradient
+    from mage_kernels.fused.row_softmax import row_softmax
+
+    far = far_rows(300)
+    near = torch.randn(3, 300).to(triton_kernels, torch.bfloat16)
+    far.copy_(near)
+    tokens, ones = torch.arange(3, device=triton_kernels), torch.ones(3, device=triton_kernels)
+    results = row_softmax(far, tokens, ones)
+    assert all(
+        torch.equal(a, b) for a, b in zip(results, row_softmax(near, tokens, ones), strict=True)
+    )
+    coefficients = Coefficients.of(*results, ones, ones, ones)
+    for logits in (far, near):
+        row_gradient(logits, logits, coefficients)
+        own_gradient(logits, tokens, coefficients.own, first_column=0)
+    assert torch.equal(far, near)
+
+
+def test_kept_logits_are_written_and_read(far_rows, triton_kernels: str) -> None:
+    from mage_kernels.fused.coefficients import Coefficients
+    from mage_kernels.fused.kept_gradient import kept_gradient
+    from mage_kernels.fused.kept_logits import KeptLogits
+    from mage_kernels.fused.linear_logprob import forward_rows
+    from mage_kernels.testing import random_head
+
+    hidden, head, tokens, _ = random_head(3, 300, 64, device=triton_kernels)
+    ones = torch.ones(3, device=triton_kernels)
+    near = KeptLogits.empty(3, 300, hidden)
+    far = KeptLogits(far_rows(300), near.tile_max)
+    results = [forward_rows(hidden, head, tokens, ones, kept) for kept in (near, far)]
+    assert torch.equal(near.values, far.values)
+    coefficients = Coefficients.of(*results[0], ones, ones, ones)
+    rows = torch.arange(3, device=triton_kernels)
+    for kept in (near, far):
+        kept_gradient(kept.values, kept, rows, coefficients, first_column=0)
+    assert torch.equal(near.values, far.values)

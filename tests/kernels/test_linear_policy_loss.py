@@ -1,0 +1,236 @@
+"""The single-pass policy loss against fp64 autograd, and by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mage_kernels import SUMS, Surrogate, TokenData, linear_policy_loss, reference
+from mage_kernels.surrogate import token_derivatives
+from mage_kernels.testing import Head, random_head, relative_error
+
+PLAIN: dict[str, Any] = {}
+ALL_TERMS: dict[str, Any] = {
+    "clip_low": 0.2,
+    "clip_high": 0.28,
+    "dual_clip": 1.5,
+    "weight_cap": 1.2,
+    "kl_coefficient": 0.1,
+    "entropy_coefficient": 0.05,
+}
+
+
+def token_data(arguments: Head, *, device: str, with_reference: bool) -> TokenData:
+    """Behaviour, proximal and reference policies near the current one; NaN outside the mask."""
+    generator = torch.Generator().manual_seed(3)
+    num_tokens = len(arguments.tokens)
+
+    def noise(size: float) -> Tensor:
+        return (torch.randn(num_tokens, generator=generator) * size).to(device)
+
+    logprob = reference.linear_logprob(*arguments.double())[0].float()
+    mask = torch.rand(num_tokens, generator=generator) < 0.6
+    fields = [logprob + noise(size) for size in (0.3, 0.2, 0.5)] + [noise(1.0)]
+    for field in fields:
+        field[~mask.to(device)] = float("nan")
+    behaviour, proximal, frozen, advantages = fields
+    return TokenData(behaviour, proximal, frozen if with_reference else None, advantages, mask)
+
+
+def single_pass(arguments: Head, data: TokenData, normaliser: float, terms: dict[str, Any]):
+    """Loss with gradients."""
+    hidden, head = (tensor.clone().requires_grad_() for tensor in arguments[:2])
+    result = linear_policy_loss(
+        hidden,
+        head,
+        arguments.tokens,
+        **data._asdict(),
+        normaliser=normaliser,
+        inverse_temperature=arguments.inverse_temperature,
+        **terms,
+    )
+    result.loss.backward()
+    return result._replace(loss=result.loss.detach()), hidden.grad, head.grad
+
+
+def two_pass(arguments: Head, data: TokenData, normaliser: float, terms: dict[str, Any]):
+    """The same in fp64 by autograd."""
+    arguments = arguments.double()
+    hidden, head = (tensor.clone().requires_grad_() for tensor in arguments[:2])
+    data = data._replace(mask=data.mask.to(hidden.device))
+    tokens, scale = arguments[2:]
+    result = reference.linear_policy_loss(hidden, head, tokens, data, Surrogate(**terms), scale)
+    loss = result.loss.sum() / normaliser
+    loss.backward()
+    return loss.detach(), result.sums.sum(1), hidden.grad, head.grad
+
+
+@pytest.mark.parametrize("terms", [PLAIN, ALL_TERMS])
+def test_loss_sums_and_gradients_are_those_of_fp64(
+    device: str, terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_chunks(device, monkeypatch)
+    scale = torch.linspace(0.6, 1.6, 300)
+    arguments = random_head(300, 520, 64, device=device, inverse_temperature=scale)
+    data = token_data(arguments, device=device, with_reference=bool(terms))
+    result, d_hidden, d_head = single_pass(arguments, data, 50.0, terms)
+    loss, sums, true_d_hidden, true_d_head = two_pass(arguments, data, 50.0, terms)
+    assert float(result.loss) == pytest.approx(float(loss), rel=1e-4)
+    assert result.sums.tolist() == pytest.approx(sums.tolist(), rel=1e-4, abs=1e-3)
+    assert relative_error(d_hidden, true_d_hidden) <= 6e-3
+    assert relative_error(d_head, true_d_head) <= 6e-3
+    assert (d_hidden[~data.mask.to(device)] == 0).all()
+    assert (result.logprob[~data.mask.to(device)] == 0).all()
+
+
+def small_chunks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks for few tokens."""
+    from mage_kernels import dispatch, head
+
+    monkeypatch.setattr(head, "CHUNK_BYTES", 1)
+    if dispatch.BACKEND.fused_devices:
+        from mage_kernels.fused import linear_policy_loss as fused
+
+        monkeypatch.setattr(fused, "CHUNK_ROWS", 128)
+
+
+def test_a_scaled_loss_has_scaled_gradients(device: str) -> None:
+    arguments = random_head(40, 300, 64, device=device)
+    data = token_data(arguments, device=device, with_reference=False)
+    _, d_hidden, d_head = single_pass(arguments, data, 10.0, PLAIN)
+    hidden, head = (tensor.clone().requires_grad_() for tensor in arguments[:2])
+    result = linear_policy_loss(hidden, head, arguments.tokens, **data._asdict(), normaliser=10.0)
+    (4 * result.loss).backward()
+    assert torch.equal(hidden.grad, 4 * d_hidden)
+    assert torch.equal(head.grad, 4 * d_head)
+
+
+def test_two_halves_of_a_batch_add_up_to_the_whole(device: str) -> None:
+    arguments = random_head(80, 300, 64, device=device)
+    data = token_data(arguments, device=device, with_reference=True)
+    whole, _, d_head = single_pass(arguments, data, 30.0, ALL_TERMS)
+    parts = []
+    for rows in (slice(40), slice(40, 80)):
+        some = Head(arguments.hidden[rows], arguments.head, arguments.tokens[rows])
+        parts.append(single_pass(some, data.rows(rows), 30.0, ALL_TERMS))
+    assert float(parts[0][0].loss + parts[1][0].loss) == pytest.approx(float(whole.loss), rel=1e-4)
+    assert relative_error(parts[0][2] + parts[1][2], d_head.double()) <= 8e-3
+
+
+def test_a_batch_without_a_counted_token_costs_nothing_and_gives_zeros(device: str) -> None:
+    arguments = random_head(5, 300, 64, device=device)
+    data = token_data(arguments, device=device, with_reference=True)
+    data = data._replace(mask=torch.zeros(5, dtype=torch.bool))
+    result, d_hidden, d_head = single_pass(arguments, data, 7.0, ALL_TERMS)
+    assert result.loss == 0
+    assert (result.sums == 0).all()
+    assert (d_hidden == 0).all()
+    assert (d_head == 0).all()
+
+
+def test_without_gradients_the_loss_is_the_same(device: str) -> None:
+    arguments = random_head(40, 300, 64, device=device)
+    data = token_data(arguments, device=device, with_reference=True)
+    result, _, _ = single_pass(arguments, data, 10.0, ALL_TERMS)
+    with torch.no_grad():
+        silent = linear_policy_loss(*arguments[:3], **data._asdict(), normaliser=10.0, **ALL_TERMS)
+    assert torch.equal(silent.loss, result.loss)
+    assert torch.equal(silent.sums, result.sums)
+
+
+def test_two_runs_give_the_same_bits(device: str) -> None:
+    arguments = random_head(150, 300, 64, device=device)
+    data = token_data(arguments, device=device, with_reference=True)
+    first, second = (single_pass(arguments, data, 10.0, ALL_TERMS) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first[0], second[0], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first[1:], second[1:], strict=True))
+
+
+# Log-ratio to the proximal policy, advantage, log-weight; then loss and derivative by log-prob.
+# Clipped to 0.8 .. 1.25, dual clip 2, weights cut at 1.5.
+BY_HAND = [
+    pytest.param(0.0, 1.0, 0.0, -1.0, -1.0, id="on policy, the gradient is minus the advantage"),
+    pytest.param(math.log(2), 1.0, 0.0, -1.25, 0.0, id="a good token is pushed up only so far"),
+    pytest.param(math.log(0.5), 1.0, 0.0, -0.5, -0.5, id="but always pulled back up"),
+    pytest.param(math.log(0.5), -1.0, 0.0, 0.8, 0.0, id="a bad token is pushed down only so far"),
+    pytest.param(math.log(1.5), -1.0, 0.0, 1.5, 1.5, id="but always pulled back down"),
+    pytest.param(math.log(4), -1.0, 0.0, 2.0, 0.0, id="unless dual clip gives it up"),
+    pytest.param(0.0, 1.0, math.log(1.2), -1.2, -1.2, id="the weight multiplies"),
+    pytest.param(0.0, 1.0, math.log(9), -1.5, -1.5, id="up to its cap"),
+    pytest.param(30.0, -1.0, 0.0, 2.0, 0.0, id="a ratio out of bounds has no gradient"),
+    pytest.param(0.3, 0.0, 0.0, 0.0, 0.0, id="no advantage, no loss"),
+]
+
+
+@pytest.mark.parametrize(("log_ratio", "advantage", "log_weight", "loss", "slope"), BY_HAND)
+def test_one_token_by_hand(
+    device: str,
+    log_ratio: float,
+    advantage: float,
+    log_weight: float,
+    loss: float,
+    slope: float,
+) -> None:
+    numbers = Surrogate(clip_low=0.2, clip_high=0.25, dual_clip=2.0, weight_cap=1.5)
+    found_loss, d_logprob = one_token(device, numbers, log_ratio, advantage, log_weight, None)
+    assert found_loss == pytest.approx(loss, abs=1e-5)
+    assert d_logprob == pytest.approx(slope, abs=1e-5)
+
+
+@pytest.mark.parametrize("distance", [0.0, 1e-3, -0.1, 0.2, 2.0, -3.0])
+def test_the_kl_term_pulls_towards_the_reference(device: str, distance: float) -> None:
+    """By hand: k3 = e^d - d - 1 with d = reference - logprob, whose derivative is 1 - e^d."""
+    numbers = Surrogate(kl_coefficient=1.0)
+    loss, slope = one_token(device, numbers, 0.0, 0.0, 0.0, distance)
+    assert loss == pytest.approx(math.expm1(distance) - distance, rel=1e-4, abs=1e-6)
+    assert slope == pytest.approx(-math.expm1(distance), rel=1e-4, abs=1e-6)
+
+
+def one_token(
+    device: str,
+    numbers: Surrogate,
+    log_ratio: float,
+    advantage: float,
+    log_weight: float,
+    distance: float | None,
+) -> tuple[float, float]:
+    """Loss of one token whose log-prob is -1, and its derivative."""
+    from mage_kernels import dispatch
+
+    def tensor(value: float) -> Tensor:
+        return torch.tensor([value], device=device)
+
+    logprob = tensor(-1.0)
+    proximal = logprob - log_ratio
+    frozen = None if distance is None else logprob + distance
+    mask = torch.ones(1, dtype=torch.bool, device=device)
+    data = TokenData(proximal - log_weight, proximal, frozen, tensor(advantage), mask)
+    if dispatch.BACKEND.fused_devices:
+        from mage_kernels.fused.surrogate_gradient import surrogate_gradient
+
+        sums, slope, _ = surrogate_gradient(logprob, tensor(2.0), data, numbers, tensor(1.0))
+        return float(sums[0, SUMS.index("loss")]), float(slope)
+    terms, slope, _ = token_derivatives(logprob, tensor(2.0), data, numbers)
+    return float(terms.loss), float(slope)
+
+
+def test_a_kl_term_without_a_reference_is_refused() -> None:
+    arguments = random_head(5, 30, 8, device="cpu")
+    data = token_data(arguments, device="cpu", with_reference=False)
+    with pytest.raises(ValueError, match="needs reference_logprobs"):
+        linear_policy_loss(*arguments[:3], **data._asdict(), normaliser=1.0, kl_coefficient=0.1)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "complaint"),
+    [
+        ({"clip_low": 1.5}, "clip_low must lie in 0..1"),
+        ({"dual_clip": 0.5}, "dual_clip must be above 1 or None, got 0.5"),
+        ({"weight_cap": 0.0}, "weight_cap must be above 0 or None, got 0.0"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused(numbers: dict[str, float], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Surrogate(**numbers)
