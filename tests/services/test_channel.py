@@ -272,8 +272,8 @@ def test_cancelling_receive_loses_no_message(site: Site) -> None:
         got: list[Message] = []
 
         async def collect() -> None:
-            while len(got) < 2000:
-                got.append((await learner.receive())[1])
+            while not isinstance(message := (await learner.receive())[1], Goodbye):
+                got.append(message)
 
         async def interrupt() -> None:
             for number in range(2000):
@@ -285,6 +285,7 @@ def test_cancelling_receive_loses_no_message(site: Site) -> None:
                 await asyncio.wait([collecting])
 
         await interrupt()
+        await peer.send(Goodbye(reason="done"))
         await collect()
         assert got == [heartbeat(number) for number in range(2000)]
 
