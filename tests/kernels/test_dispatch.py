@@ -1,0 +1,99 @@
+"""Which implementation is chosen, and what is said of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mage_kernels import backend_report, dispatch
+from mage_kernels.dispatch import choose_backend
+
+HOPPER, BLACKWELL = (9, 0), (10, 0)
+
+
+def test_a_hopper_gpu_with_triton_gets_the_kernels() -> None:
+    backend = choose_backend("auto", capability=HOPPER, has_triton=True, device="H200")
+    assert backend.fused_devices == {"cuda"}
+    assert backend.reason == "Triton for CUDA tensors on H200"
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_triton", "reason"),
+    [
+        (None, True, "plain PyTorch: no CUDA device"),
+        (HOPPER, False, "plain PyTorch: Triton is not installed (pip install "),
+        (BLACKWELL, True, "plain PyTorch: the Triton kernels are for compute capability 9.0, B200"),
+    ],
+)
+def test_everything_else_gets_plain_pytorch_and_says_why(
+    capability: tuple[int, int] | None, has_triton: bool, reason: str
+) -> None:
+    backend = choose_backend("auto", capability=capability, has_triton=has_triton, device="B200")
+    assert not backend.fused_devices
+    assert backend.reason.startswith(reason)
+
+
+def test_plain_pytorch_can_be_asked_for() -> None:
+    backend = choose_backend("torch", capability=HOPPER, has_triton=True)
+    assert not backend.fused_devices
+    assert backend.reason == "plain PyTorch: MAGE_KERNELS=torch"
+
+
+def test_kernels_that_are_asked_for_must_be_there() -> None:
+    with pytest.raises(ImportError, match="MAGE_KERNELS=triton, but Triton is not installed: pip"):
+        choose_backend("triton", capability=HOPPER, has_triton=False)
+
+
+def test_an_unknown_wish_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be auto, torch or triton, got 'cuda'"):
+        choose_backend("cuda", capability=None, has_triton=False)
+
+
+def test_the_report_is_one_line_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = choose_backend("auto", capability=None, has_triton=False)
+    monkeypatch.setattr(dispatch, "BACKEND", backend)
+    assert backend_report() == "mage_kernels: plain PyTorch: no CUDA device"
+
+
+# fp32 would be rounded to 10 bits by tensor cores; 12 columns of bf16 do not fill 16 bytes.
+@pytest.mark.parametrize(
+    ("dtype", "width", "is_taken"),
+    [
+        (torch.bfloat16, 64, True),
+        (torch.float32, 64, False),
+        (torch.float64, 64, False),
+        (torch.bfloat16, 12, False),
+    ],
+)
+def test_the_triton_head_takes_what_tensor_cores_take(
+    triton_kernels: str, dtype: torch.dtype, width: int, is_taken: bool
+) -> None:
+    hidden = torch.zeros(2, width, dtype=dtype, device=triton_kernels)
+    assert dispatch.is_fused_head(hidden) is is_taken
+
+
+def imported_with(wish: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """Import the package in a process of its own, with `path` before everything else."""
+    package = Path(dispatch.__file__).parents[1]
+    environment = os.environ | {"MAGE_KERNELS": wish, "PYTHONPATH": f"{path}:{package}"}
+    code = "import mage_kernels, sys; print('triton' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_a_broken_triton_is_an_error_with_its_cause(tmp_path: Path) -> None:
+    broken = tmp_path / "triton"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('libcuda is missing')\n")
+    done = imported_with("triton", tmp_path)
+    assert done.returncode != 0
+    assert "libcuda is missing" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton is wanted")
+def test_without_a_gpu_triton_is_not_even_imported(tmp_path: Path) -> None:
+    done = imported_with("auto", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "False\n")

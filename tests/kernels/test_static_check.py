@@ -1,0 +1,83 @@
+"""The check of machine code: what is a fault, and that a kernel compiles without a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+USAGE = "Function k: REG:171 STACK:{stack} SHARED:0 LOCAL:{local} CONSTANT[0]:640 TEXTURE:0"
+GEMM = "UTMALDG.2D [UR8], [UR4] ;\nHGMMA.64x256x16.F32.BF16 R24 ;\nUTMASTG.2D [UR8] ;\n"
+
+
+@pytest.fixture
+def static_check(triton_kernels: str):
+    from mage_kernels.fused import static_check
+
+    return static_check
+
+
+def test_numbers_are_read_from_the_tools_text(static_check) -> None:
+    usage = USAGE.format(stack=0, local=0)
+    found = static_check.read_resources(usage, GEMM, shared_bytes=147480)
+    assert (found.registers, found.spilled_bytes, found.shared_bytes) == (171, 0, 147480)
+    assert (found.num_wgmma, found.num_tma) == (1, 2)
+    assert found.faults(is_gemm=True) == []
+
+
+@pytest.mark.parametrize(
+    ("stack", "local", "sass", "num_bytes"),
+    [(16, 0, GEMM, 16), (0, 8, GEMM, 8), (0, 0, GEMM + "STL [R1], R2 ;\n", 4)],
+)
+def test_a_spill_is_a_fault(
+    static_check, stack: int, local: int, sass: str, num_bytes: int
+) -> None:
+    usage = USAGE.format(stack=stack, local=local)
+    found = static_check.read_resources(usage, sass, shared_bytes=0)
+    assert found.faults(is_gemm=True) == [f"spills {num_bytes} bytes"]
+
+
+def test_a_gemm_without_wgmma_is_a_fault_and_another_kernel_is_not(static_check) -> None:
+    usage = USAGE.format(stack=0, local=0)
+    found = static_check.read_resources(usage, "HMMA.16816.F32.BF16 R4 ;", shared_bytes=0)
+    assert found.faults(is_gemm=True) == ["has no wgmma"]
+    assert found.faults(is_gemm=False) == []
+
+
+def test_every_kernel_file_is_checked(static_check) -> None:
+    folder = Path(static_check.__file__).parent
+    files = {path.stem for path in folder.glob("*.py") if "@triton.jit" in path.read_text()}
+    checked = {specimen.module.__name__.rpartition(".")[2] for specimen in static_check.specimens()}
+    assert checked == files
+
+
+def run_compiled(*command: str) -> subprocess.CompletedProcess[str]:
+    """In a process where Triton compiles instead of interpreting."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(ROOT / "kernels")
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True
+    )
+
+
+ONE_GEMM = """
+from mage_kernels.fused.static_check import compiled_resources, specimens
+gemm = next(specimen for specimen in specimens() if specimen.is_gemm)
+print(compiled_resources(gemm).faults(is_gemm=True))
+"""
+
+
+@pytest.mark.usefixtures("triton_kernels")
+def test_the_forward_compiles_for_hopper_without_a_gpu() -> None:
+    done = run_compiled("-c", ONE_GEMM)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.slow  # .ci/run calls the same command
+@pytest.mark.usefixtures("triton_kernels")
+def test_no_kernel_spills_and_every_gemm_uses_wgmma() -> None:
+    done = run_compiled(str(ROOT / "bench" / "kernels.py"), "--static")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("static check: passed\n")
