@@ -154,7 +154,7 @@ class Actor:
     async def _trials(self, grant: GroupGrant) -> None:
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)
         async with asyncio.TaskGroup() as trials:
-            for index in range(grant.num_trials):
+            for index in sorted(set(range(grant.num_trials)) - set(grant.held)):
                 trials.create_task(
                     self._trial(grant, task, index), name=f"trial {grant.grant}.{index}"
                 )

@@ -35,10 +35,14 @@ class Child:
     """A running process and its status lines."""
 
     def __init__(
-        self, spec: Spec, process: asyncio.subprocess.Process, pipe: asyncio.StreamReader
+        self,
+        spec: Spec,
+        process: asyncio.subprocess.Process,
+        pipe: asyncio.StreamReader,
+        transport: asyncio.ReadTransport,
     ) -> None:
         self.spec = spec
-        self._process, self._pipe = process, pipe
+        self._process, self._pipe, self._transport = process, pipe, transport
         self.failure = ""
         """The reason it gave, if it failed with one."""
         self.was_silent = False
@@ -65,15 +69,15 @@ class Child:
         finally:
             os.close(writing)
         pipe = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-        await asyncio.get_running_loop().connect_read_pipe(
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(pipe), os.fdopen(reading, "rb", buffering=0)
         )
-        return Child(spec, process, pipe)
+        return Child(spec, process, pipe, transport)
 
     async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:
         """Its status lines until it ends; killed when it has said nothing for `silence_s`.
 
-        Cancellation leaves the child running: end it with `stop`.
+        Cancellation leaves the child running: end it with `terminate` or `kill`.
         """
         loop = asyncio.get_running_loop()
         allowed = FIRST_WORD_S
@@ -85,7 +89,7 @@ class Child:
                 self.was_silent = True
                 self.kill()
                 return
-            if not line:
+            if not line.endswith(b"\n"):  # nothing, or what a killed process left of a line
                 return
             allowed = silence_s
             event = json.loads(line)
@@ -94,8 +98,10 @@ class Child:
             yield event | {"at": loop.time()}
 
     async def wait(self) -> int:
-        """Its exit code; negative for a signal."""
-        return await self._process.wait()
+        """Its exit code; negative for a signal. Cancellation leaves the child as it is."""
+        code = await self._process.wait()
+        self._transport.close()  # the end of the pipe does not close it
+        return code
 
     def terminate(self) -> None:
         """Ask it to end."""

@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import uvloop
@@ -23,6 +24,8 @@ STATUS_FD = "MAGE_STATUS_FD"
 BEAT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 EXIT_FAILED, EXIT_BUG = 2, 1
+EXIT_TOLD = 128 + signal.SIGTERM
+"""Not 0: a process that somebody else ended has not done its work, and is started again."""
 
 
 class Status:
@@ -38,7 +41,9 @@ class Status:
             return
         try:
             self._file.write(json.dumps({"event": event, **fields}) + "\n")
-        except (BrokenPipeError, ValueError):
+        except BrokenPipeError:
+            with suppress(BrokenPipeError):  # closing writes what is left, and closes all the same
+                self._file.close()
             self._file = None
 
 
@@ -46,8 +51,9 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     """Run a child to its end; its failures become one status line, an exit code and a log."""
     _die_with_parent()
     status = Status()
+    is_told = False
     try:
-        uvloop.run(_until_told(main, status))
+        is_told = uvloop.run(_until_told(main, status))
     except* MageError as group:
         _fail(status, EXIT_FAILED, _first(group))
     except* (
@@ -55,6 +61,8 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     ) as group:  # the outermost main: a bug becomes a line and a traceback in the log
         traceback.print_exception(group)
         _fail(status, EXIT_BUG, _first(group))
+    if is_told:
+        sys.exit(EXIT_TOLD)
 
 
 async def ticks(seconds: float) -> AsyncIterator[float]:
@@ -79,8 +87,8 @@ def _wake(waiter: asyncio.Future[float]) -> None:
         waiter.set_result(asyncio.get_running_loop().time())
 
 
-async def _until_told(main: Callable[[Status], Awaitable[None]], status: Status) -> None:
-    """Run `main` beside the heartbeat; SIGTERM cancels both, and is a normal end."""
+async def _until_told(main: Callable[[Status], Awaitable[None]], status: Status) -> bool:
+    """Run `main` beside the heartbeat; SIGTERM cancels both. Whether it did."""
     task = asyncio.current_task()
     assert task is not None
     is_told = asyncio.Event()
@@ -98,6 +106,7 @@ async def _until_told(main: Callable[[Status], Awaitable[None]], status: Status)
     except asyncio.CancelledError:
         if not is_told.is_set():
             raise
+    return is_told.is_set()
 
 
 async def _beat(status: Status) -> None:

@@ -1,0 +1,206 @@
+"""A child process, run for real: how it speaks, fails and ends."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mage_services.process import EXIT_BUG, EXIT_FAILED, EXIT_TOLD, STATUS_FD, Status, ticks
+
+PATIENCE_S = 30.0
+"""For a loaded machine; nothing here takes a second on an idle one."""
+
+BODY = """
+import asyncio, os, signal
+from mage_async.errors import RunError
+from mage_services.process import run_process
+
+async def main(status):
+    status.send("ready", pid=os.getpid())
+    {body}
+
+run_process(main)
+"""
+
+
+@dataclass
+class Running:
+    """A child under test, and the reading end of its status pipe."""
+
+    process: subprocess.Popen[str]
+    pipe: Any
+
+    def event(self) -> dict[str, Any]:
+        """The next status line that is no heartbeat; empty at the end."""
+        while line := self.pipe.readline():
+            event = json.loads(line)
+            if event["event"] != "beat":
+                return event
+        return {}
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and what it printed."""
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, errors
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Running] = []
+
+    def begin(body: str, **environment: str) -> Running:
+        file = tmp_path / f"child_{len(started)}.py"
+        file.write_text(BODY.format(body=body))
+        reading, writing = os.pipe()
+        process = subprocess.Popen(
+            [sys.executable, str(file)],
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(writing,),
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(sys.path), STATUS_FD: str(writing)}
+            | environment,
+        )
+        os.close(writing)
+        started.append(Running(process, os.fdopen(reading)))
+        return started[-1]
+
+    yield begin
+    for child in started:
+        child.process.kill()
+        child.process.communicate()
+        child.pipe.close()
+
+
+def test_a_process_that_ends_well_says_so_by_its_exit_code_alone(start: Start) -> None:
+    child = start("pass")
+    assert child.event()["event"] == "ready"
+    assert child.event() == {}
+    assert child.end() == (0, "")
+
+
+def test_what_a_person_can_mend_is_one_line_and_no_traceback(start: Start) -> None:
+    child = start("raise RunError('the disk is full')")
+    child.event()
+    assert child.event() == {"event": "failed", "reason": "the disk is full"}
+    assert child.end() == (EXIT_FAILED, "the disk is full\n")
+
+
+def test_a_bug_is_one_line_on_the_pipe_and_a_traceback_in_the_log(start: Start) -> None:
+    child = start("{}['spock']")
+    child.event()
+    assert child.event() == {"event": "failed", "reason": "KeyError: 'spock'"}
+    code, log = child.end()
+    assert code == EXIT_BUG
+    assert "Traceback" in log
+    assert log.endswith("KeyError: 'spock'\n")
+
+
+def test_the_first_failure_of_nested_tasks_is_the_reason(start: Start) -> None:
+    body = """
+    async with asyncio.TaskGroup() as outer:
+        async def inner():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(asyncio.Event().wait())
+                raise RunError('the deepest')
+        outer.create_task(inner())
+    """
+    child = start(body.strip())
+    child.event()
+    assert child.event()["reason"] == "the deepest"
+
+
+def test_sigterm_cancels_runs_the_clean_up_and_is_no_good_end(start: Start) -> None:
+    body = """
+    try:
+        await asyncio.Event().wait()
+    finally:
+        status.send("cleaned up")
+    """
+    child = start(body.strip())
+    child.event()
+    child.process.terminate()
+    assert child.event() == {"event": "cleaned up"}
+    assert child.end() == (EXIT_TOLD, "")
+
+
+def test_ctrl_c_is_left_to_the_supervisor(start: Start) -> None:
+    child = start("os.kill(os.getpid(), signal.SIGINT); status.send('still here')")
+    child.event()
+    assert child.event() == {"event": "still here"}
+    assert child.end()[0] == 0
+
+
+def test_a_waiting_process_beats(start: Start) -> None:
+    child = start("await asyncio.Event().wait()")
+    assert child.event()["event"] == "ready"
+    assert json.loads(child.pipe.readline()) == {"event": "beat"}
+
+
+def test_a_process_whose_parent_is_not_its_supervisor_ends_at_once(start: Start) -> None:
+    child = start("pass", MAGE_PARENT="1")
+    assert child.event() == {}
+    assert child.end() == (EXIT_FAILED, "")
+
+
+def test_a_process_started_by_hand_speaks_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(STATUS_FD, raising=False)
+    Status().send("ready")
+
+
+def test_a_supervisor_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    monkeypatch.setenv(STATUS_FD, str(writing))
+    status = Status()
+    os.close(reading)
+    status.send("ready")
+    status.send("still no error")
+
+
+def test_ticks_come_by_the_clock_and_not_after_the_work() -> None:
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        began, times = loop.time(), []
+        async for now in ticks(0.05):
+            times.append(now - began)
+            if len(times) == 1:
+                while loop.time() < began + 0.25:  # work in which four more are due
+                    pass
+            if len(times) == 5:
+                return times
+        return times
+
+    times = asyncio.run(main())
+    assert all(time >= 0.0499 * number for number, time in enumerate(times, 1))
+    assert times[4] < 0.45  # those missed come at once; after the work they would end at 0.45
+
+
+def test_a_cancelled_tick_leaves_no_timer_behind() -> None:
+    async def main() -> None:
+        async def wait() -> None:
+            async for _ in ticks(3600.0):
+                raise AssertionError
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        handles = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+        assert all(handle.cancelled() for handle in handles)
+
+    asyncio.run(main())
+
+
+def test_signals_are_numbered_as_shells_do() -> None:
+    assert EXIT_TOLD == 128 + signal.SIGTERM == 143
