@@ -3,12 +3,16 @@
 Shapes: `N` turns, `K` keys, `T` tokens.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from mage_kernels.dispatch import is_fused
 from mage_kernels.reference import computing_dtype
 from mage_kernels.turns import COPIES, NEXT_EPISODE, SAME_EPISODE, TurnLayout
+
+CHUNK_TOKENS = 2**16
 
 
 def group_advantage(
@@ -20,6 +24,7 @@ def group_advantage(
     divide_by_std: bool = False,
     keep_singletons: bool = False,
     epsilon: float = 1e-6,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Advantage of every token: each turn's return-to-go against those of its key.
 
@@ -30,17 +35,29 @@ def group_advantage(
     Args:
         rewards: `[N]`, one per turn.
         turns: how they lie in the batch, on the same device.
+        out: `[T]`, fp32, to write into. On a CPU most of the time goes into fresh memory.
 
     Returns:
         `[T]`: 0 at tokens of no turn; fp32, or fp64 for fp64 rewards.
     """
     if len(rewards) != len(turns.step):
         raise ValueError(f"there are {len(turns.step)} turns, got {len(rewards)} rewards")
+    if out is None:
+        out = rewards.new_empty(turns.num_tokens, dtype=computing_dtype(rewards.dtype))
+    if out.shape != (turns.num_tokens,) or not out.is_contiguous():
+        raise ValueError(f"out must be contiguous [{turns.num_tokens}], got {list(out.shape)}")
     if is_fused(rewards):
         from mage_kernels.fused.group_advantage import fused_group_advantage
 
         return fused_group_advantage(
-            rewards, turns, turn_discount, episode_discount, divide_by_std, keep_singletons, epsilon
+            rewards,
+            turns,
+            turn_discount,
+            episode_discount,
+            divide_by_std,
+            keep_singletons,
+            epsilon,
+            out,
         )
     returns = returns_to_go(rewards, turns, turn_discount, episode_discount)
     advantages = compared_within_keys(
@@ -50,7 +67,7 @@ def group_advantage(
         keep_singletons=keep_singletons,
         epsilon=epsilon,
     )
-    return expanded_to_tokens(advantages, turns)
+    return expanded_to_tokens(advantages, turns, out)
 
 
 def returns_to_go(
@@ -100,11 +117,24 @@ def compared_within_keys(
     return advantages
 
 
-def expanded_to_tokens(advantages: Tensor, turns: TurnLayout) -> Tensor:
-    """`reference.expanded_to_tokens`: turns and gaps alternate, each repeated."""
+def expanded_to_tokens(advantages: Tensor, turns: TurnLayout, out: Tensor) -> Tensor:
+    """`reference.expanded_to_tokens` into `out`: gaps and turns alternate, each repeated.
+
+    A cache's worth of tokens at a time: `repeat_interleave` makes an index per token, in int64.
+    """
     edges = torch.stack([turns.starts, turns.stops], 1).flatten()
     last = edges.new_full((1,), turns.num_tokens)
-    lengths = edges.diff(prepend=torch.zeros_like(last), append=last)  # [2 N + 1]
+    ends = torch.cat([edges, last])  # [2 N + 1]
+    lengths = ends.diff(prepend=torch.zeros_like(last))
     values = torch.stack([torch.zeros_like(advantages), advantages], 1).flatten()
     values = torch.cat([values, values.new_zeros(1)])
-    return values.repeat_interleave(lengths, output_size=turns.num_tokens)
+    marks = ends.new_tensor(range(CHUNK_TOKENS, turns.num_tokens, CHUNK_TOKENS))
+    cuts = torch.searchsorted(ends, marks).unique().tolist()
+    start = 0
+    for first, stop in pairwise([0, *cuts, len(ends)]):
+        if first < stop:
+            end = int(ends[stop - 1])
+            part = values[first:stop], lengths[first:stop]
+            out[start:end] = torch.repeat_interleave(*part, output_size=end - start)
+            start = end
+    return out

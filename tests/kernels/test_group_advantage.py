@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mage_kernels import TurnLayout, dense_keys, group_advantage, reference
+from mage_kernels import TurnLayout, advantage, dense_keys, group_advantage, reference
 from mage_kernels.advantage import returns_to_go
 
 PLAY, REFLECT = False, True
@@ -225,6 +225,29 @@ def test_keys_are_numbered_in_order_of_appearance() -> None:
 def test_turns_that_overlap_are_refused() -> None:
     with pytest.raises(ValueError, match="ascending, disjoint stretches of 4 tokens"):
         layout_of([(0, 0, PLAY, 0), (0, 0, PLAY, 0)], lengths=[(0, 2), (-1, 0)])
+
+
+def test_advantages_can_be_written_into_a_buffer_that_is_there(device: str) -> None:
+    layout = layout_of([(0, 0, PLAY, 0), (1, 0, PLAY, 0)]).to(device)
+    rewards, out = torch.tensor([1.0, 3.0], device=device), torch.full((5,), 9.0, device=device)
+    found = group_advantage(rewards, layout, turn_discount=1.0, episode_discount=1.0, out=out)
+    assert found is out
+    assert out.tolist() == [-1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_buffer_of_another_size_is_refused() -> None:
+    layout = layout_of([(0, 0, PLAY, 0)])
+    with pytest.raises(ValueError, match=r"out must be contiguous \[4\], got \[3\]"):
+        group_advantage(
+            torch.zeros(1), layout, turn_discount=1.0, episode_discount=1.0, out=torch.zeros(3)
+        )
+
+
+# Chunks of 4 tokens, turns of 0 to 9: shorter than a chunk, as long, and longer.
+def test_tokens_are_written_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advantage, "CHUNK_TOKENS", 4)
+    turns = [(n // 3, 0, PLAY, n % 2) for n in range(30)]
+    check_against_reference(turns, [(n % 3, n * 7 % 10) for n in range(30)], "cpu")
 
 
 def test_a_reward_for_no_turn_is_refused() -> None:

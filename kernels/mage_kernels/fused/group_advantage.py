@@ -5,7 +5,6 @@ from L2), their mean and deviation in two passes in a fixed order, and writes it
 gap before them. Programs share nothing, so nothing waits and two runs give the same bits.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -124,12 +123,12 @@ def fused_group_advantage(
     divide_by_std: bool,
     keep_singletons: bool,
     epsilon: float,
+    out: Tensor,
 ) -> Tensor:
-    """See `mage_kernels.advantage.group_advantage`."""
+    """Fill `out` `[T]`: see `mage_kernels.advantage.group_advantage`."""
     num_turns = len(rewards)
     if not num_turns:
-        return rewards.new_zeros(turns.num_tokens, dtype=torch.float32)
-    advantages = rewards.new_empty(turns.num_tokens, dtype=torch.float32)
+        return out.zero_()
     group_advantage_kernel[(num_turns,)](
         rewards.float().contiguous(),
         turns.step,
@@ -139,7 +138,7 @@ def fused_group_advantage(
         turns.key_starts,
         turns.starts,
         turns.stops,
-        advantages,
+        out,
         num_turns,
         turns.num_tokens,
         TURN_DISCOUNT=turn_discount,
@@ -150,4 +149,4 @@ def fused_group_advantage(
         **BLOCKS,
         **OPTIONS,
     )
-    return advantages
+    return out
