@@ -81,7 +81,8 @@ class Contexts:
     def open(self, name: str, tokens: np.ndarray, *, is_fresh: bool) -> Opened | None:
         """Give a prompt a lane with as much of it computed as can be.
 
-        None where it has to wait for a later forward: every lane is busy, or about to lend.
+        None where it has to wait for a later forward: every lane is busy, or about to lend. Within
+        a forward, contexts that hold a lane are opened before others: what is lent must not change.
 
         The lane is busy until `close`. The prompt's last token is always left to compute, for its
         logits; it counts as neither reused nor repeated.
@@ -129,13 +130,12 @@ class Contexts:
         if lane is not None:
             self._names[lane], self._is_named[lane] = None, False
 
-    def _open_held(self, lane: int, tokens: np.ndarray, is_fresh: bool) -> Opened | None:
+    def _open_held(self, lane: int, tokens: np.ndarray, is_fresh: bool) -> Opened:
         known, computed = int(self.num_known[lane]), int(self.num_computed[lane])
         common = _common(self.tokens[lane, :known], tokens)
         have = min(common, computed, len(tokens) - 1)
         reused = min(have, self._num_fresh(lane, have)) if is_fresh else have
-        if reused < self._lent.get(lane, 0):  # it would overwrite what this forward still lends
-            return None
+        assert lane not in self._lent, "contexts that hold a lane are opened before others"
         return Opened(lane, lane, reused, have - reused, common == known)
 
     def _open_new(self, name: str, tokens: np.ndarray) -> Opened | None:

@@ -150,7 +150,8 @@ class Scheduler:
                 f"token to draw, into engine.max_tokens = {self._max_tokens}; raise it, or make "
                 "trials shorter"
             )
-        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
+        is_drawable = sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0
+        if sampling.max_tokens < 1 or not is_drawable:
             raise RunError(f"context {prompt.context!r}: cannot be sampled by {sampling}")
         largest = self._model.architecture.vocabulary - 1
         if prompt.tokens.min() < 0 or prompt.tokens.max() > largest:
