@@ -1,59 +1,12 @@
-"""Line charts as inline SVG: series with intervals, level references, and labels that keep apart.
-
-Sizes are in units of the view box; the page scales the whole drawing.
-"""
+"""Line charts as inline SVG: series with their intervals, references and labels."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from mage_async.report.frame import Frame, Point, Series
+from mage_async.report.labels import labels, room
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import figure, ticks
-
-Point = tuple[float, float]
-LABEL_GAP = 14.0
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """A line. `css` gives its colour; points that are not finite are left out."""
-
-    label: str
-    points: Sequence[Point]
-    css: str
-    half_widths: Sequence[float] = ()
-    """95 % half-widths of the points, drawn as a band; empty: none."""
-    has_dots: bool = False
-
-    def finite(self) -> list[Point]:
-        """The points that can be drawn."""
-        return [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Where the axes lie and what they span."""
-
-    x: tuple[float, float]
-    y: tuple[float, float]
-    width: float = 500.0
-    height: float = 260.0
-    left: float = 40.0
-    right: float = 142.0
-    top: float = 10.0
-    bottom: float = 26.0
-
-    def across(self, x: float) -> float:
-        """Data to drawing, horizontally."""
-        low, high = self.x
-        inner = self.width - self.left - self.right
-        return self.left + (x - low) / (high - low) * inner
-
-    def down(self, y: float) -> float:
-        """Data to drawing, vertically."""
-        low, high = self.y
-        inner = self.height - self.top - self.bottom
-        return self.top + (high - y) / (high - low) * inner
 
 
 def line_chart(
@@ -74,14 +27,15 @@ def line_chart(
     if not drawn:
         return tag("p", "nothing was recorded", cls="note")
     points = [point for each in drawn for point in each.finite()]
-    frame = Frame(_span([x for x, _ in points], 0.0), y_span or _span([y for _, y in points], 0.06))
+    across, down = _span([x for x, _ in points], 0.0), _span([y for _, y in points], 0.06)
+    frame = Frame(across, y_span or down, right=room(drawn))
     return tag(
         "svg",
         tag("title", described),
         _axes(frame, x_names),
         *(_band(each, frame) for each in drawn),
         *(_line(each, frame) for each in drawn),
-        _labels(drawn, frame),
+        labels(drawn, frame),
         viewBox=f"0 0 {frame.width:g} {frame.height:g}",
         role="img",
     )
@@ -103,24 +57,6 @@ def small_chart(values: Sequence[Point], *, described: str, css: str = "accent")
     line = _line(Series("", points, css), frame)
     box = f"0 0 {frame.width:g} {frame.height:g}"
     return tag("svg", tag("title", described), *marks, line, viewBox=box, role="img")
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions near the wanted ones, in the same order, at least `gap` apart, within bounds.
-
-    Where there is no room for all, they still keep apart and reach over `high`.
-    """
-    order = sorted(range(len(wanted)), key=lambda number: wanted[number])
-    placed = list(wanted)
-    floor = low
-    for number in order:
-        placed[number] = floor = max(wanted[number], floor)
-        floor += gap
-    ceiling = max(high, low + gap * (len(order) - 1))
-    for number in reversed(order):
-        placed[number] = ceiling = min(placed[number], ceiling)
-        ceiling -= gap
-    return placed
 
 
 def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
@@ -175,28 +111,3 @@ def _band(series: Series, frame: Frame) -> Markup | None:
     below = [(frame.across(x), frame.down(y - half)) for (x, y), half in reversed(pairs)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (*above, *below))
     return tag("polygon", points=path, cls=f"band {series.css}")
-
-
-def _labels(drawn: Sequence[Series], frame: Frame) -> Markup:
-    """Each labelled line's name and last value, at its end or as near as the others let it."""
-    labelled = [each for each in drawn if each.label]
-    lasts = [each.finite()[-1] for each in labelled]
-    ends = [(frame.across(x), frame.down(y)) for x, y in lasts]
-    heights = spread([y for _, y in ends], LABEL_GAP, frame.top + 4, frame.height - frame.bottom)
-    edge = frame.width - frame.right
-    return join(
-        *(
-            join(
-                tag("polyline", points=f"{x + 4:.1f},{y:.1f} {edge + 12},{at:.1f}", cls="leader"),
-                tag(
-                    "text",
-                    f"{each.label} ",
-                    tag("tspan", figure(round(value, 2)), cls="value"),
-                    x=edge + 15,
-                    y=at + 4,
-                    cls=f"label {each.css}",
-                ),
-            )
-            for each, (_, value), (x, y), at in zip(labelled, lasts, ends, heights, strict=True)
-        )
-    )

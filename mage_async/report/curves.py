@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mage_async.report.chart import Point, Series, line_chart
+from mage_async.report.chart import line_chart
+from mage_async.report.frame import Point, Series
 from mage_async.report.markup import Markup, tag
 from mage_async.report.numbers import words
 from mage_async.run_records import RunRecords
@@ -22,7 +23,7 @@ def learning_curves(records: RunRecords) -> Markup:
     span = _span(records)
     return tag(
         "div",
-        _curve(records, "heldout", "held-out tasks", span),
+        _curve(records, "heldout", "held-out tasks; dashed: references, last episode", span),
         _curve(records, "train", "train tasks; faint: the batch of every step", span),
         cls="pair",
     )

@@ -31,7 +31,7 @@ def verdict(evaluation: Mapping[str, Score]) -> str:
     if blind is None or swapped is None or num_episodes == 1:
         return reached
     controls = (
-        f" Without the earlier episodes in its context it earns {_last(blind)}; with somebody else"
+        f" Without the earlier episodes in its context it earns {_last(blind)}; with another"
         f" hidden from the last episode on, {_last(swapped)}."
     )
     taken = [_taken(heldout, control) for control in (blind, swapped)]
@@ -102,7 +102,7 @@ def _hero(heldout: Score) -> Markup:
 def _controls(evaluation: Mapping[str, Score]) -> list[Markup]:
     named = {
         "heldout_blind": ("blind", "earlier episodes removed"),
-        "heldout_swapped": ("swapped", "somebody else in the last one"),
+        "heldout_swapped": ("swapped", "another hidden at the end"),
         "train": ("train", "tasks it was trained on"),
     }
     return [

@@ -1,13 +1,16 @@
 """Measures over the steps: staleness against its bound, and every other metric as a small chart."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from mage_async.metrics import METRICS
-from mage_async.report.chart import Series, line_chart, small_chart
+from mage_async.report.chart import line_chart, small_chart
 from mage_async.report.curves import episode_css
+from mage_async.report.frame import Series
 from mage_async.report.markup import Markup, tag
 from mage_async.report.numbers import figure, words
+from mage_async.summary import weighted_mean
 
 THROUGHPUT = (
     "trials_per_s",
@@ -59,11 +62,21 @@ def small_multiples(metrics: Records, names: Sequence[str]) -> Markup:
 def _small(metrics: Records, name: str) -> Markup:
     unit, meaning = METRICS[name]
     points = [(float(line["step"]), float(line[name])) for line in metrics if name in line]
-    mean = sum(y for _, y in points) / len(points)
     unit = "" if unit in ("1", "share", "1/s") else f" {unit}"
-    label = words(name.removesuffix("_s") if unit == " s" else name)
-    caption = tag("figcaption", label, tag("span", f"mean {figure(mean)}{unit}"), title=meaning)
+    label = words(f"{name.removesuffix('_s')}_time" if unit == " s" else name)
+    mean = figure(_mean(metrics, name))
+    caption = tag("figcaption", label, tag("span", f"mean {mean}{unit}"), title=meaning)
     return tag("figure", caption, small_chart(points, described=f"{label}: {meaning}"))
+
+
+def _mean(metrics: Records, name: str) -> float:
+    """Over time for what happens in time, so that it is the summary's; else over steps."""
+    times = [0.0, *(line["time_s"] for line in metrics)]
+    seconds = [later - sooner for sooner, later in itertools.pairwise(times)]
+    pairs = [(line[name], s) for line, s in zip(metrics, seconds, strict=True) if name in line]
+    is_rate = name.endswith("_per_s")
+    weights = [max(0.0, s) if is_rate else 1.0 for _, s in pairs]
+    return weighted_mean([value for value, _ in pairs], weights)
 
 
 def _series(metrics: Records, name: str, label: str, css: str) -> Series:

@@ -23,7 +23,9 @@ def figure(value: float) -> str:
         return f"{value:,.0f}".replace("-", MINUS)
     if 0 < size < 1e-3:
         return f"{value:.1e}".replace("e-0", "e-").replace("-", MINUS)
-    return f"{value:.{2 - math.floor(math.log10(size))}f}".rstrip("0").replace("-", MINUS)
+    return (
+        f"{value:.{2 - math.floor(math.log10(size))}f}".rstrip("0").rstrip(".").replace("-", MINUS)
+    )
 
 
 def percent(share: float) -> str:

@@ -77,8 +77,7 @@ def _probes(evaluation: Mapping[str, Any], num_episodes: int) -> Markup | None:
         return None
     rows = [
         tag("tr", tag("th", SETS[name][0]), *(tag("td", percent(s), cls="number") for s in shares))
-        for name, shares in probing.items()
-        if name in SETS
+        for name, shares in sorted(probing.items(), key=lambda item: list(SETS).index(item[0]))
     ]
     title = tag("h3", "probes: share of actions that only gather information")
     return join(title, _table(num_episodes, "set", rows))

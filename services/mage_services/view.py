@@ -61,17 +61,18 @@ class LiveView:
         self, state: RunState, run: RunDirectory, console: Console, clock: Callable[[], float]
     ) -> None:
         self._state, self._run, self._console, self._clock = state, run, console, clock
-        self._drawn_at = state.began
+        self._drawn_at = -1.0
+        self._is_closed = False
         self._live = Live(console=console, auto_refresh=False, get_renderable=self._panel)
-        self._live.start(refresh=True)
         atexit.register(self._live.stop)  # in case nobody closes the view
 
     def event(self, process: str, event: Event) -> None:
         """Take a status line of a process, and draw if it is time to."""
         now = self._clock()
         self._state.take(process, event, now)
-        if now - self._drawn_at >= 1 / MAX_FRAMES_PER_S:
+        if not self._is_closed and now - self._drawn_at >= 1 / MAX_FRAMES_PER_S:
             self._drawn_at = now
+            self._live.start()
             self._live.refresh()
 
     def line(self, text: str) -> None:
@@ -80,10 +81,11 @@ class LiveView:
 
     def close(self, summary: dict[str, Any] | None) -> None:
         """Leave the panel as it was last, or the final table in its place."""
-        is_open, self._live.transient = self._live.is_started, summary is not None
+        was_closed, self._is_closed = self._is_closed, True
+        self._live.transient = summary is not None
         self._live.stop()
         atexit.unregister(self._live.stop)
-        if summary is not None and is_open:
+        if summary is not None and not was_closed:
             print_final(self._console, summary, self._run.report)
 
     def _panel(self) -> Any:

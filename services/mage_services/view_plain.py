@@ -34,7 +34,7 @@ class PlainView:
         self._state.take(process, event, now)
         if self._state.phase != phase:
             self.line(f"phase={self._state.phase.replace(' ', '_')}{self._origin()}")
-            self._said_at = now
+            self._said_step, self._said_at = 0, now
         self._say_news()
         if event["event"] in ("warm_start", "step"):
             self._progress(event, now)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import ROUNDED
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -18,53 +19,63 @@ SETS = {
 """Evaluation sets in the order and the words of the table."""
 
 
-def final_table(
-    summary: dict[str, Any], report: Path, *, ascii_only: bool = False
-) -> RenderableType:
+def final_table(summary: dict[str, Any], *, ascii_only: bool = False) -> RenderableType:
     """Return of each episode in every set with its 95 % interval, the references, the costs."""
     evaluation = summary.get("evaluation", {})
     parts: list[RenderableType] = []
     if evaluation:
         parts.append(_returns(summary, "+-" if ascii_only else "±"))
     parts += [Text(line, style="dim") for line in _facts(summary)]
-    parts.append(Text(f"report: {report}", no_wrap=True, overflow="fold"))
     return Group(*parts)
 
 
 def _returns(summary: dict[str, Any], plus_minus: str) -> Table:
     evaluation, references = summary["evaluation"], summary.get("references", {})
-    num_episodes = len(next(iter(evaluation.values()))["return_by_episode"])
-    table = Table(title=_title(summary), title_justify="left", title_style="bold", pad_edge=False)
+    shown = _shown(len(next(iter(evaluation.values()))["return_by_episode"]))
+    table = Table(title=_title(summary), title_justify="left", title_style="bold", box=ROUNDED)
     table.add_column("return per unit", no_wrap=True)
-    for episode in range(num_episodes):
+    for episode in shown:
         table.add_column(f"episode {episode + 1}", justify="right", no_wrap=True)
     for name, label in SETS.items():
         if name in evaluation:
-            table.add_row(label, *_with_interval(evaluation[name], plus_minus), style=_style(name))
+            cells = _with_interval(evaluation[name], plus_minus)
+            table.add_row(label, *(cells[k] for k in shown), style=_style(name))
     table.add_section()
     for name, values in references.get("heldout", {}).items():
-        table.add_row(name.replace("_", " "), *_aligned(values), style="dim")
-    _add_probes(table, evaluation)
+        table.add_row(name.replace("_", " "), *_aligned([values[k] for k in shown]), style="dim")
+    _add_probes(table, evaluation, shown)
     return table
 
 
-def _add_probes(table: Table, evaluation: dict[str, Any]) -> None:
+def _shown(num_episodes: int) -> list[int]:
+    """All episodes, or of many the first and the last three: a terminal is narrow."""
+    every = list(range(num_episodes))
+    return every if num_episodes <= 4 else [0, *every[-3:]]
+
+
+def _add_probes(table: Table, evaluation: dict[str, Any], shown: Sequence[int]) -> None:
     """Where the environment knows actions that only gather information."""
     probing = {name: score["probes_by_episode"] for name, score in evaluation.items()}
     if any(map(any, probing.values())):
         table.add_section()
         for name in ("heldout", "train"):
-            shares = [f"{share:.0%}      " for share in probing.get(name, [])]
-            table.add_row(f"probes, {SETS[name]}", *shares)
+            if name in probing:
+                shares = [f"{probing[name][k]:.0%}       " for k in shown]
+                table.add_row(f"probes, {SETS[name]}", *shares)
 
 
 def _with_interval(score: dict[str, Any], plus_minus: str) -> list[str]:
     pairs = zip(score["return_by_episode"], score["ci95_by_episode"], strict=True)
-    return [f"{mean:+.3f} {plus_minus}{half:.3f}" for mean, half in pairs]
+    return [f"{_return(mean)} {plus_minus}{half:.3f}" for mean, half in pairs]
 
 
 def _aligned(values: Sequence[float]) -> list[str]:
-    return [f"{value:+.3f}       " for value in values]
+    return [f"{_return(value)}       " for value in values]
+
+
+def _return(value: float) -> str:
+    """With its sign, and no minus before zero."""
+    return f"{round(value, 3) + 0.0:+.3f}"
 
 
 def _style(name: str) -> str:
@@ -99,6 +110,7 @@ def _facts(summary: dict[str, Any]) -> list[str]:
 
 
 def print_final(console: Console, summary: dict[str, Any], report: Path) -> None:
-    """Print the table in what the console's encoding has."""
-    table = final_table(summary, report, ascii_only=console.options.ascii_only)
+    """Print the table in what the console's encoding has, then the report's path unbroken."""
+    table = final_table(summary, ascii_only=console.options.ascii_only)
     console.print(table, highlight=False)
+    console.out(f"report: {report}", highlight=False)

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mage_async.report import render
-from mage_async.report.chart import Series, line_chart, small_chart, spread
+from mage_async.report.chart import line_chart, small_chart
+from mage_async.report.frame import Series
 from mage_async.report.headline import verdict
+from mage_async.report.labels import spread
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import duration, figure, percent, signed, ticks
 from mage_async.report.page import early_and_late
@@ -263,7 +265,7 @@ def test_numbers_read_as_a_person_writes_them():
         "29.4k",
         "2.50M",
     ]
-    assert (figure(-0.5), figure(9e-7), figure(12345678)) == ("−0.5", "9.0e−7", "12.35M")
+    assert [figure(v) for v in (-0.5, 9e-7, 1.0004, 12345678)] == ["−0.5", "9.0e−7", "1", "12.35M"]
     assert [duration(s) for s in (9.34, 59.96, 96.3, 7500.0)] == [
         "9.3 s",
         "1 min 00 s",

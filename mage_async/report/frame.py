@@ -1,0 +1,52 @@
+"""What a chart is made of: series of points, and the frame that turns data into drawing.
+
+Sizes are in units of the view box; the page scales the whole drawing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line. `css` gives its colour; points that are not finite are left out."""
+
+    label: str
+    points: Sequence[Point]
+    css: str
+    half_widths: Sequence[float] = ()
+    """95 % half-widths of the points, drawn as a band; empty: none."""
+    has_dots: bool = False
+
+    def finite(self) -> list[Point]:
+        """The points that can be drawn."""
+        return [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where the axes lie and what they span."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    width: float = 500.0
+    height: float = 260.0
+    left: float = 40.0
+    right: float = 120.0
+    top: float = 10.0
+    bottom: float = 26.0
+
+    def across(self, x: float) -> float:
+        """Data to drawing, horizontally."""
+        low, high = self.x
+        inner = self.width - self.left - self.right
+        return self.left + (x - low) / (high - low) * inner
+
+    def down(self, y: float) -> float:
+        """Data to drawing, vertically."""
+        low, high = self.y
+        inner = self.height - self.top - self.bottom
+        return self.top + (high - y) / (high - low) * inner
