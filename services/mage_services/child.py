@@ -50,8 +50,7 @@ class Child:
     @staticmethod
     async def start(spec: Spec, environment: dict[str, str]) -> "Child":
         """Start it. Cancellation in here leaves at most a child that ends with the supervisor."""
-        reading, writing = os.pipe()
-        os.set_inheritable(writing, True)
+        reading, writing = os.pipe()  # not inheritable: a sibling would hold it open, too
         try:
             with spec.log.open("ab") as log:
                 process = await asyncio.create_subprocess_exec(

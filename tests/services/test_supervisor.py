@@ -1,0 +1,348 @@
+"""The supervisor with real processes. Its learner, actors and evaluator are scripts of a few lines
+that stand in the way of the real modules: `mage_services` has no `__init__.py`, so the first folder
+on the path that has a `learner.py` wins."""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from mage_async import config_file
+from mage_async.errors import RunError
+from mage_async.run_directory import RunDirectory
+from mage_services import supervisor as supervisor_module
+from mage_services.supervisor import Supervisor, until_signalled
+
+PATIENCE_S = 30.0
+"""For a loaded machine; nothing here takes two seconds on an idle one."""
+
+STAND_IN = """
+import asyncio, os, signal, subprocess, sys, time
+from pathlib import Path
+from mage_async.errors import RunError
+from mage_services.process import run_process
+
+root, name = Path(sys.argv[1]), sys.argv[3]
+
+async def main(status):
+    lives = root / f"{name}.lives"
+    number = len(lives.read_text().splitlines()) if lives.exists() else 0
+    with lives.open("a") as out:
+        out.write(" ".join(sys.argv[4:]) + "\\n")
+    plan = (root / f"{name}.plan").read_text().split()
+    what = plan[min(number, len(plan) - 1)]
+    helper = subprocess.Popen(["sleep", "3600"]) if what == "helped" else None
+    status.send("ready", pid=os.getpid(), helper=helper and helper.pid)
+    match what:
+        case "fails":
+            raise RunError("the disk is full")
+        case "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "lives" | "helped":
+            await asyncio.Event().wait()
+        case "blocks":
+            time.sleep(3600)
+        case "deaf":
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            status.send("deaf")
+            await asyncio.Event().wait()
+
+run_process(main)
+"""
+
+OUTER = """
+import json, sys
+from pathlib import Path
+import uvloop
+from mage_async import config_file
+from mage_async.run_directory import RunDirectory
+from mage_services.supervisor import Supervisor, until_signalled
+
+class View:
+    def event(self, process, event):
+        print(json.dumps([process, event]), flush=True)
+
+root = Path(sys.argv[1])
+supervisor = Supervisor(
+    RunDirectory(root), config_file.load(config_file.find(None), []), 2, "ipc://none", View()
+)
+print(json.dumps(["ended by", uvloop.run(until_signalled(supervisor))]), flush=True)
+"""
+
+
+@dataclass
+class Recorder:
+    """A view that remembers."""
+
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    on_event: Callable[[str, dict[str, Any]], None] = lambda process, event: None
+
+    def event(self, process: str, event: dict[str, Any]) -> None:
+        self.events.append((process, event))
+        self.on_event(process, event)
+
+    def line(self, text: str) -> None:
+        raise AssertionError(text)
+
+    def close(self, summary: dict[str, Any] | None) -> None:
+        raise AssertionError(summary)
+
+    def restarts(self) -> list[str]:
+        return [e["text"] for p, e in self.events if p == "supervisor" and e["event"] != "started"]
+
+
+class Site:
+    """A run directory whose processes live as a test plans."""
+
+    def __init__(self, root: Path) -> None:
+        self.run = RunDirectory(root)
+        self.run.logs.mkdir(parents=True)
+        self.view = Recorder()
+
+    def plan(self, name: str, *lives: str) -> None:
+        """What a process does in each of its lives; the last goes for all later ones."""
+        (self.run.root / f"{name}.plan").write_text(" ".join(lives))
+
+    def lives(self, name: str) -> list[str]:
+        """The arguments after its name of each life that a process had."""
+        return (self.run.root / f"{name}.lives").read_text().splitlines()
+
+    def supervisor(self, num_actors: int = 1, max_restarts: int = 3) -> Supervisor:
+        assignments = [f"supervision.max_restarts={max_restarts}"]
+        config = config_file.load(config_file.find(None), assignments)
+        return Supervisor(self.run, config, num_actors, "ipc://none", self.view)
+
+    def supervise(self, **options: int) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                await self.supervisor(**options).supervise()
+
+        uvloop.run(main())
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    stand_ins = tmp_path / "stand-ins"
+    (stand_ins / "mage_services").mkdir(parents=True)
+    for module in ("learner", "actor", "evaluator"):
+        (stand_ins / "mage_services" / f"{module}.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stand_ins), *sys.path]))
+    monkeypatch.setattr(supervisor_module, "BACK_OFF_S", (0.0,))
+    made = Site(tmp_path / "run")
+    for name in ("learner", "actor-0", "actor-1", "evaluator"):
+        made.plan(name, "ends well")
+    return made
+
+
+@dataclass
+class Outer:
+    """A supervisor in a process of its own."""
+
+    process: subprocess.Popen[str]
+    pids: dict[str, int] = field(default_factory=dict)
+
+    def said(self) -> Any:
+        """The next line."""
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def wait_until_ready(self, num_processes: int, last: str = "ready") -> None:
+        """Return when each process has said its last word before it waits."""
+        while num_processes:
+            process, event = self.said()
+            if event["event"] == "ready":
+                self.pids[process] = event["pid"]
+                if event["helper"]:
+                    self.pids["helper"] = event["helper"]
+            num_processes -= event["event"] == last
+
+
+@pytest.fixture
+def outer(site: Site) -> Iterator[Callable[[], Outer]]:
+    started: list[Outer] = []
+
+    def start() -> Outer:
+        process = subprocess.Popen(
+            [sys.executable, "-c", OUTER, str(site.run.root)], stdout=subprocess.PIPE, text=True
+        )
+        started.append(Outer(process))
+        return started[0]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.communicate()
+
+
+def descriptors(pids: dict[str, int]) -> dict[int, str]:
+    """Of living processes, so that their ends can be waited for."""
+    return {os.pidfd_open(pid): name for name, pid in pids.items()}
+
+
+def living_after(watched: dict[int, str], seconds: float) -> set[str]:
+    """Which of them have not ended by then; returns as soon as all have."""
+    due, left = time.monotonic() + seconds, dict(watched)
+    poll = select.poll()
+    for descriptor in watched:
+        poll.register(descriptor, select.POLLIN)
+    while left and (remaining := due - time.monotonic()) > 0:
+        for descriptor, _ in poll.poll(remaining * 1000):
+            poll.unregister(descriptor)
+            del left[descriptor]
+    for descriptor in watched:
+        os.close(descriptor)
+    return set(left.values())
+
+
+def test_a_run_is_over_when_all_its_processes_have_ended_well(site: Site) -> None:
+    site.supervise(num_actors=2)
+    started = [event["text"] for process, event in site.view.events if process == "supervisor"]
+    assert sorted(started) == ["actor-0", "actor-1", "evaluator", "learner"]
+    assert site.lives("actor-1") == ["--address ipc://none"]
+
+
+def test_an_actor_that_fails_is_started_again_and_the_others_are_not(site: Site) -> None:
+    site.plan("actor-0", "fails", "dies", "ends well")
+    site.supervise()
+    failed, died = site.view.restarts()
+    assert failed == "actor-0 ended with exit code 2: the disk is full"
+    assert died.startswith("actor-0 was killed by SIGKILL")
+    assert len(site.lives("actor-0")) == 3
+    assert len(site.lives("learner")) == len(site.lives("evaluator")) == 1
+
+
+def test_an_actor_that_somebody_terminates_is_started_again(site: Site) -> None:
+    def terminate_first(process: str, event: dict[str, Any]) -> None:
+        if process == "actor-0" and event["event"] == "ready" and len(site.lives("actor-0")) == 1:
+            os.kill(event["pid"], signal.SIGTERM)
+
+    site.plan("actor-0", "lives", "ends well")
+    site.view.on_event = terminate_first
+    site.supervise()
+    assert site.view.restarts()[0].startswith("actor-0 ended with exit code 143")
+    assert len(site.lives("actor-0")) == 2
+
+
+def test_a_process_that_fails_more_often_than_its_budget_ends_the_run_with_its_epitaph(
+    site: Site,
+) -> None:
+    site.plan("learner", "lives")
+    site.plan("actor-0", "fails")
+    with pytest.raises(ExceptionGroup) as caught:
+        site.supervise(max_restarts=2)
+    (reason,) = caught.value.exceptions
+    assert isinstance(reason, RunError)
+    assert str(reason) == "actor-0 ended with exit code 2: the disk is full"
+    assert len(site.lives("actor-0")) == 3
+
+
+def test_a_failed_learner_takes_its_peers_along_and_all_begin_again_to_resume(site: Site) -> None:
+    pids: dict[str, int] = {}
+
+    def kill_when_all_live(process: str, event: dict[str, Any]) -> None:
+        if event["event"] == "ready":
+            pids[process] = event["pid"]
+            if len(pids) == 3 and len(site.lives("learner")) == 1:
+                os.kill(pids["learner"], signal.SIGKILL)
+
+    for name in ("learner", "actor-0", "evaluator"):
+        site.plan(name, "lives", "ends well")
+    site.view.on_event = kill_when_all_live
+    site.supervise()
+    assert site.lives("learner") == ["--address ipc://none", "--address ipc://none --resume"]
+    assert site.lives("actor-0")[-1] == "--address ipc://none --resume"
+    (epitaph,) = site.view.restarts()
+    assert epitaph.startswith("learner was killed by SIGKILL")
+
+
+def test_a_silent_process_is_killed_and_started_again(site: Site) -> None:
+    site.plan("actor-0", "blocks", "ends well")
+    assignments = ["supervision.silence_s=1.5"]
+    config = config_file.load(config_file.find(None), assignments)
+    supervisor = Supervisor(site.run, config, 1, "ipc://none", site.view)
+    uvloop.run(supervisor.supervise())
+    assert site.view.restarts()[0].startswith("actor-0 said nothing for too long and was killed")
+    assert len(site.lives("actor-0")) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_and_is_named(site: Site, number: signal.Signals) -> None:
+    def tell(process: str, event: dict[str, Any]) -> None:
+        if process == "learner" and event["event"] == "ready":
+            os.kill(os.getpid(), number)
+
+    site.plan("learner", "lives")
+    site.view.on_event = tell
+    assert uvloop.run(until_signalled(site.supervisor())) == number
+
+
+def test_a_terminated_supervisor_ends_all_within_five_seconds_and_leaves_no_orphan(
+    site: Site, outer: Callable[[], Outer]
+) -> None:
+    for name in ("learner", "actor-0", "evaluator"):
+        site.plan(name, "lives")
+    site.plan("actor-1", "helped")
+    run = outer()
+    run.wait_until_ready(4)
+    watched = descriptors(run.pids)
+    run.process.terminate()
+    assert living_after(watched, 5.0) == set()
+    assert run.process.wait(PATIENCE_S) == 0
+    assert len(run.pids) == 5
+    for name in ("learner", "actor-0", "actor-1", "evaluator"):
+        with pytest.raises(ProcessLookupError):
+            os.killpg(run.pids[name], 0)
+    assert run.said() == ["ended by", signal.SIGTERM]
+
+
+def test_a_process_that_will_not_hear_is_killed_in_the_end(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tell(process: str, event: dict[str, Any]) -> None:
+        if event["event"] == "deaf":
+            pids.append(os.pidfd_open(next(e["pid"] for p, e in site.view.events if p == process)))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    pids: list[int] = []
+    monkeypatch.setattr(supervisor_module, "GRACE_S", 0.1)
+    site.plan("learner", "deaf")
+    site.view.on_event = tell
+    assert uvloop.run(until_signalled(site.supervisor())) == signal.SIGTERM
+    assert living_after(dict.fromkeys(pids, "learner"), 0.1) == set()
+
+
+def test_children_die_with_a_killed_supervisor(site: Site, outer: Callable[[], Outer]) -> None:
+    for name in ("learner", "actor-0", "actor-1", "evaluator"):
+        site.plan(name, "lives")
+    run = outer()
+    run.wait_until_ready(4)
+    watched = descriptors(run.pids)
+    run.process.kill()
+    assert living_after(watched, PATIENCE_S) == set()
+
+
+def test_an_exhausted_budget_is_exit_code_1_and_one_line_for_the_person(site: Site) -> None:
+    site.plan("learner", "lives")
+    site.plan("actor-0", "fails")
+    config = config_file.load(config_file.find(None), ["supervision.max_restarts=0"])
+    site.run.config.write_text(config_file.dump(config))
+    ended = subprocess.run(
+        [sys.executable, "-m", "mage_services.run", str(site.run.root), "--actors", "1"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == "mage: actor-0 ended with exit code 2: the disk is full\n"
