@@ -80,6 +80,8 @@ def _demonstrations(config: Config, directory: Path) -> tuple[list[Trial], froze
 def _source(name: str) -> Path:
     """A local directory, or a model of the hub, downloaded once."""
     if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise PolicyError(f"{name}: no config.json, so this is no HuggingFace model directory")
         return Path(name).resolve()
     if name.startswith((".", "/", "~")):
         raise PolicyError(f'policy.source {name!r} is no directory; give one, a hub id, or "tiny"')

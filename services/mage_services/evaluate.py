@@ -50,6 +50,7 @@ def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
         run if episodes in (None, own) else replace(run, root=run.root / f"episodes_{episodes}")
     )
     target.root.mkdir(exist_ok=True)
+    target.config.write_text(run.config.read_text())
     write_evaluation(target, sets, environment_of(config), version)
     summary = summarise(target, wall_s=time.monotonic() - began)
     if target is run:

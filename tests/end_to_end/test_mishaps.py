@@ -1,0 +1,93 @@
+"""Mishaps outside of us: each ends in a clear line, nothing hangs, nothing is left behind."""
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Start = Callable[..., "subprocess.Popen[str]"]
+RAISES = """
+from mage_async.environments.rps import Rps
+
+class Cursed(Rps):
+    def begin(self, task, episode):
+        raise ValueError("the dice are gone")
+"""
+
+
+def _ended(process: "subprocess.Popen[str]", within_s: float = 60.0) -> str:
+    output, _ = process.communicate(timeout=within_s)
+    assert process.returncode not in (0, None), output
+    return output
+
+
+def test_ctrl_c_ends_everything_within_five_seconds(
+    start: Start, tmp_path: Path, processes_of: Callable[[Path], list[int]]
+) -> None:
+    process = start(tmp_path / "run", "--actors", "2")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "phase=training" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    output, _ = process.communicate(timeout=20)
+    assert time.monotonic() - began < 5.0
+    assert process.returncode == 130
+    assert "--resume" in output
+    assert processes_of(tmp_path / "run") == []
+
+
+def test_children_die_with_a_killed_supervisor(
+    start: Start, tmp_path: Path, processes_of: Callable[[Path], list[int]]
+) -> None:
+    process = start(tmp_path / "run", "--actors", "1")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "phase=training" in line:
+            break
+    process.kill()
+    process.communicate(timeout=10)
+    deadline = time.monotonic() + 5.0
+    while processes_of(tmp_path / "run") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_of(tmp_path / "run") == []
+
+
+def test_a_port_in_use_is_named(start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        changes = (f"transport.address={address}", "supervision.max_restarts=0")
+        output = _ended(start(tmp_path / "run", "--actors", "1", changes=changes))
+    assert f"{address} is in use" in output
+
+
+def test_a_model_directory_that_is_none_is_named(start: Start, tmp_path: Path) -> None:
+    changes = (f"policy.source={tmp_path}", "warm_start.steps=0", "supervision.max_restarts=0")
+    output = _ended(start(tmp_path / "run", "--actors", "1", changes=changes))
+    assert f"{tmp_path}: no config.json" in output
+
+
+def test_an_environment_that_raises_ends_the_run_with_its_words(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    (tmp_path / "cursed_game.py").write_text(RAISES)
+    path = environment.get("PYTHONPATH", "")
+    monkeypatch.setitem(environment, "PYTHONPATH", f"{tmp_path}:{path}" if path else str(tmp_path))
+    changes = ("environment.name=cursed_game:Cursed", "supervision.max_restarts=0")
+    output = _ended(start(tmp_path / "run", "--actors", "1", changes=changes))
+    assert "ValueError: the dice are gone" in output
+
+
+def test_a_run_directory_that_cannot_be_written_is_named(start: Start) -> None:
+    output = _ended(start(Path("/proc/nowhere"), "--actors", "1"))
+    assert "/proc/nowhere cannot be written" in output
+
+
+def test_a_run_is_not_overwritten(start: Start, finished: tuple[Path, str]) -> None:
+    output = _ended(start(finished[0], "--actors", "1"))
+    assert "holds a run already: add --resume" in output

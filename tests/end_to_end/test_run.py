@@ -1,0 +1,112 @@
+"""A whole small run: what it leaves behind, and how it goes on."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def test_every_granted_trial_is_trained_dropped_or_in_flight(summary: dict[str, Any]) -> None:
+    trials = summary["trials"]
+    assert trials["granted"] == trials["trained"] + trials["dropped"] + trials["in_flight"]
+    assert trials["trained"] == 4 * 4 * 4
+    assert trials["dropped"] == trials["duplicate"] == 0
+
+
+def test_staleness_stays_within_its_bound(summary: dict[str, Any]) -> None:
+    assert summary["staleness"]["max"] <= 1
+    assert len(summary["staleness"]["mean_by_episode"]) == 3
+
+
+def test_the_engine_and_the_learner_agree_on_log_probs(summary: dict[str, Any]) -> None:
+    assert summary["logprob_mismatch"]["max_abs"] <= 1e-3
+
+
+def test_no_context_token_is_computed_twice_but_for_evictions(summary: dict[str, Any]) -> None:
+    assert summary["prefix_cache"]["reuse_rate"] >= 0.95
+
+
+def test_every_set_is_evaluated_over_every_episode(summary: dict[str, Any]) -> None:
+    assert summary["evaluation"].keys() == {"train", "heldout", "heldout_blind", "heldout_swapped"}
+    for score in summary["evaluation"].values():
+        assert score["num_trials"] == 36
+        assert len(score["return_by_episode"]) == len(score["ci95_by_episode"]) == 3
+
+
+def test_the_controls_share_the_first_episode(summary: dict[str, Any]) -> None:
+    first = {
+        name: score["return_by_episode"][0]
+        for name, score in summary["evaluation"].items()
+        if name.startswith("heldout")
+    }
+    assert len(set(first.values())) == 1
+
+
+def test_the_report_stands_alone(finished: tuple[Path, str]) -> None:
+    page = (finished[0] / "report.html").read_text()
+    assert "<svg" in page
+    assert 'src="http' not in page
+
+
+def test_nothing_of_a_finished_run_lives_on(
+    finished: tuple[Path, str], processes_of: Callable[[Path], list[int]]
+) -> None:
+    assert processes_of(finished[0]) == []
+
+
+def test_a_checkpoint_is_a_huggingface_folder(finished: tuple[Path, str]) -> None:
+    folder = sorted((finished[0] / "checkpoints").glob("step_*"))[-1]
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("<|user|> episode 1<|assistant|><action>", return_tensors="pt").input_ids
+    assert model(ids).logits.isfinite().all()
+    assert tokenizer.decode(ids[0]) == "<|user|> episode 1<|assistant|><action>"
+    assert json.loads((folder / "config.json").read_text())["rope_theta"] == 100.0
+    assert model.get_input_embeddings().weight.dtype == torch.float32
+
+
+def test_evaluate_plays_more_episodes_than_training_did(
+    finished: tuple[Path, str], environment: dict[str, str]
+) -> None:
+    command = [sys.executable, "-m", "mage_async.evaluate", str(finished[0])]
+    command += ["--trials", "24", "--episodes", "4"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    document = json.loads((finished[0] / "episodes_4" / "evaluation.json").read_text())
+    assert len(document["sets"]["heldout"]["return_by_episode"]) == 4
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(
+    finished: tuple[Path, str], environment: dict[str, str]
+) -> None:
+    command = [sys.executable, "-m", "mage_async.launch", "--resume", "--actors", "1"]
+    command += ["--run-dir", str(finished[0]), "--set", "learner.steps=6"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [
+        json.loads(line)["step"]
+        for line in (finished[0] / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_killed_actor_costs_the_run_nothing_but_time(start: Start, tmp_path: Path) -> None:
+    run_dir = tmp_path / "killed"
+    process = start(run_dir, "--actors", "2", changes=("learner.steps=30", "evaluation.every=30"))
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step=" in line and "phase" not in line and "warm_start" not in line:
+            subprocess.run(["pkill", "-KILL", "-f", f"mage_services.actor {run_dir}"], check=True)
+            break
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, output
+    assert "was killed by SIGKILL" in output
+    trials = json.loads((run_dir / "summary.json").read_text())["trials"]
+    assert trials["trained"] == 30 * 16
