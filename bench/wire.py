@@ -12,7 +12,8 @@ carries the same CRC-32 over its bytes, computed when it is written and again wh
 
 Rounds take the formats in turn, after a warm-up. A round is the mean of some calls; the table has
 the median of the rounds, and their 10th and 90th percentile. Peak memory is that of one encoding
-and decoding, by tracemalloc, beyond the trial itself.
+and decoding, by tracemalloc, beyond the trial itself. Times are wall times: they count only where
+this process had a processor to itself; see its share, processor time over wall time.
 """
 
 import dataclasses
@@ -253,9 +254,12 @@ def measure_checksums() -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
+    begun, used = time.perf_counter(), time.process_time()
     figures, checksums = measure(), measure_checksums()
+    share = (time.process_time() - used) / (time.perf_counter() - begun)
     ours = figures["frames"]["both"]["median_us"]
-    print(f"one trial of {NUM_TOKENS:,} tokens and {len(turns())} turns, microseconds\n")
+    print(f"one trial of {NUM_TOKENS:,} tokens and {len(turns())} turns, microseconds")
+    print(f"processor share {share:.2f}\n")
     print(
         f"{'':14} {'encode':>8} {'decode':>8} {'both':>9} {'p10 to p90':>19} {'× frames':>9}",
         end="",
@@ -273,7 +277,13 @@ def main() -> None:
     shape = {"num_tokens": NUM_TOKENS, "num_turns": len(turns()), "num_segments": 1}
     write_baseline(
         "wire",
-        {"shape": shape, "limit_us": LIMIT_US, "formats": figures, "checksums": checksums},
+        {
+            "shape": shape,
+            "processor_share": round(share, 3),
+            "limit_us": LIMIT_US,
+            "formats": figures,
+            "checksums": checksums,
+        },
     )
 
 
