@@ -14,7 +14,7 @@ from rich.live import Live
 
 from mage_async.config import Config
 from mage_async.run_directory import RunDirectory
-from mage_services.view_panel import panel
+from mage_services.view_panel import panel, panel_width
 from mage_services.view_plain import PlainView
 from mage_services.view_state import Event, RunState
 from mage_services.view_table import print_final
@@ -77,7 +77,7 @@ class LiveView:
 
     def line(self, text: str) -> None:
         """Say a sentence above the panel."""
-        self._console.out(text, highlight=False)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self, summary: dict[str, Any] | None) -> None:
         """Leave the panel as it was last, or the final table in its place."""
@@ -89,4 +89,4 @@ class LiveView:
             print_final(self._console, summary, self._run.report)
 
     def _panel(self) -> Any:
-        return panel(self._state, self._run, self._clock(), self._console.width)
+        return panel(self._state, self._run, self._clock(), panel_width(self._console.width))

@@ -1,6 +1,7 @@
 """The live panel: everything known of a run, in the space of a small terminal."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -14,6 +15,7 @@ from mage_async.run_directory import RunDirectory
 from mage_services.view_processes import processes
 from mage_services.view_state import RunState
 
+MAX_WIDTH = 120
 EPISODE_STYLES = ("grey62", "deep_sky_blue3", "turquoise2", "bold spring_green2")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -37,8 +39,14 @@ def panel(state: RunState, run: RunDirectory, now: float, width: int) -> Rendera
         subtitle=Text(str(run.root), "dim", overflow="ellipsis"),
         subtitle_align="right",
         border_style="grey42",
+        width=width,
         padding=(0, 1),
     )
+
+
+def panel_width(terminal: int) -> int:
+    """Leaves two columns for the `^C` that a terminal echoes, lest it wrap and shift the panel."""
+    return min(MAX_WIDTH, terminal - 2)
 
 
 def _progress(state: RunState, now: float) -> RenderableType:
@@ -50,7 +58,7 @@ def _progress(state: RunState, now: float) -> RenderableType:
     bar = ProgressBar(
         total=total,
         completed=done,
-        pulse=total is None and state.phase != "done",
+        pulse=total is None,
         animation_time=now,
         complete_style="deep_sky_blue3",
         finished_style="spring_green3",
@@ -63,16 +71,17 @@ def _position(state: RunState) -> tuple[str, float, float | None]:
     """What goes on, how much of it is done, and of how much."""
     if state.phase == "warm start":
         warm = state.warm_start
-        gate = f"gate {warm['gate']:.2f}" if warm["gate"] == warm["gate"] else "gate –"
+        known = {name: warm[name] for name in ("loss", "gate") if math.isfinite(warm[name])}
+        said = "  ".join(f"{name} {value:.2f}" for name, value in known.items())
         text = f"[bold]warm start[/] {warm['step']}/{warm['steps']}"
-        return f"{text} [dim]loss {warm['loss']:.2f} {gate}[/]", warm["step"], warm["steps"]
+        return f"{text} [dim]{said}[/]", warm["step"], warm["steps"]
     steps = state.config.learner.steps
     if state.phase == "training":
         return f"[bold]training[/] step {state.step}/{steps}", state.step, max(1, steps)
     if state.phase == "evaluating":
         version = state.step if state.evaluating is None else state.evaluating
         return f"[bold]evaluating[/] version {version}", 0, None
-    return f"[bold]{state.phase}[/]", 1.0 if state.phase == "done" else 0, 1.0
+    return f"[bold]{state.phase}[/]", 1.0, 1.0 if state.phase == "done" else None
 
 
 def _times(state: RunState, now: float) -> Text:

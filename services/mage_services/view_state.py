@@ -58,8 +58,10 @@ class RunState:
             case "curve":
                 self.curve = [point for point in self.curve if point["version"] < event["version"]]
                 self.curve.append(event)
+                self.processes[process] = f"measured version {event['version']}"
             case "evaluating":
                 self.evaluating = event["version"]
+                self.processes[process] = "plays the final sets and their controls"
             case _:
                 self._live(process, event)
         self._follow(now)

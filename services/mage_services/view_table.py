@@ -25,6 +25,8 @@ def final_table(summary: dict[str, Any], *, ascii_only: bool = False) -> Rendera
     parts: list[RenderableType] = []
     if evaluation:
         parts.append(_returns(summary, "+-" if ascii_only else "±"))
+    else:
+        parts.append(Text.from_markup(_title(summary), style="bold"))
     parts += [Text(line, style="dim") for line in _facts(summary)]
     return Group(*parts)
 
