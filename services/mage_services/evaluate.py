@@ -5,6 +5,7 @@ the summary and the report of the run where the number of episodes is the run's 
 """
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import replace
@@ -52,7 +53,7 @@ def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
     target.root.mkdir(exist_ok=True)
     target.config.write_text(run.config.read_text())
     write_evaluation(target, sets, environment_of(config), version)
-    summary = summarise(target, wall_s=time.monotonic() - began)
+    summary = summarise(target, wall_s=_wall_of(target, time.monotonic() - began))
     if target is run:
         write_summary(run, summary)
         run.report.write_text(render(run, summary))
@@ -66,6 +67,11 @@ async def _play(
     chat, environment = load_chat(policy), environment_of(config)
     async with EmbeddedEngine(policy, config.engine) as engine:
         return await Evaluator(config, environment, chat, engine, episodes).final(num_trials)
+
+
+def _wall_of(run: RunDirectory, wall_s: float) -> float:
+    """The run's own wall time where it is known."""
+    return json.loads(run.summary.read_text())["wall_s"] if run.summary.is_file() else wall_s
 
 
 def _newest(run: RunDirectory) -> tuple[Path, int]:

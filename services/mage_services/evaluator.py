@@ -129,6 +129,12 @@ class Follower:
         self._status, self._channel = status, channel
         self._began = time.monotonic()
 
+    async def begin(self, evaluator: Evaluator, version: int) -> None:
+        """The curve's first point, and trials to read beside those of the end."""
+        if version == 0:
+            await self._sample(evaluator, version)
+            await self._point(evaluator, version)
+
     async def follow(self, evaluator: Evaluator, engine: Engine, environment: Environment) -> None:
         """Evaluate each version that is sent, in order, until goodbye.
 
@@ -145,6 +151,10 @@ class Follower:
         self._status.send("evaluating", version=version)
         sets = await evaluator.final(self._config.evaluation.final_trials)
         write_evaluation(self._run, sets, environment, version)
+        await self._sample(evaluator, version)
+
+    async def _sample(self, evaluator: Evaluator, version: int) -> None:
+        """Write a few held-out trials down; the same tasks for the first and the last version."""
         lines = await evaluator.samples("heldout", 6, version)
         with self._run.samples.open("a") as out:
             out.writelines(json.dumps(line | {"split": "heldout"}) + "\n" for line in lines)
@@ -186,8 +196,7 @@ async def main(startup: Startup, status: Status) -> None:
             status.send("ready", describe=engine.describe())
             evaluator = Evaluator(config, environment, chat, engine, config.evaluation.episodes)
             follower = Follower(startup, status, channel)
-            if config.evaluation.every and welcome.version == 0:
-                await follower._point(evaluator, 0)
+            await follower.begin(evaluator, welcome.version)
             await follower.follow(evaluator, engine, environment)
     status.send("done", reason="evaluated")
 

@@ -11,6 +11,7 @@ thread that trained them, announced by the loop, and the next batch is usually c
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +55,7 @@ class Learner:
         self._units = environment_of(startup.config).facts.units
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
         self._last = time.monotonic()
-        self._totals: dict[str, float] = {}
+        self._totals: dict[str, float] = dict(training.counters.get("totals", {}))
         self.time = TimeBook("batch not full")
 
     async def train(self) -> None:
@@ -82,6 +83,7 @@ class Learner:
         if publication.version % self._startup.config.learner.checkpoint_every == 0:
             self.time.enter("checkpoint")
             await self._worker.call(self._training.checkpoint, self._counters())
+            await self._worker.call(self._write_end, {})
         await self._keep_sample(groups)
         self.time.enter("batch not full")
         self._status.send("step", metrics=record, **self.view())
@@ -149,9 +151,11 @@ class Learner:
         return {
             "next_grant": self._desk.ledger.next_grant,
             "train_s": time.monotonic() - self._began,
+            "totals": self._totals,
         }
 
     def _write_end(self, parity: dict[str, float]) -> None:
+        """What only the learner knows of the run so far; written at checkpoints and at the end."""
         end = {
             "version": self._training.trainer.version,
             "warm_start_s": self._warm_start_s,
@@ -239,6 +243,7 @@ async def main(startup: Startup, status: Status) -> None:
         async with asyncio.TaskGroup() as tasks:
             inbox = tasks.create_task(_inbox(channel, desk), name="inbox")
             began = time.monotonic()
+            _announce(startup, status)
             training, origin = await worker.call(Training.begin, startup, _reporter(status))
             warm_start_s = time.monotonic() - began
             status.send("policy", origin=origin, warm_start_s=warm_start_s)
@@ -253,6 +258,13 @@ async def main(startup: Startup, status: Status) -> None:
         worker.close()
         channel.close(linger_s=2.0)
     status.send("done", reason="the run is complete")
+
+
+def _announce(startup: Startup, status: Status) -> None:
+    """Say that a warm start may follow: its data take a moment."""
+    steps = startup.config.warm_start.steps
+    if steps and not startup.run.policy.exists():
+        _reporter(status)(Progress(0, steps, math.nan, math.nan))
 
 
 def _reporter(status: Status) -> Callable[[Progress], None]:
