@@ -1,0 +1,39 @@
+"""The head on a CPU: the quickstart's shape, and a vocabulary that does not fit at once."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from kernel_anchors import plain
+from kernel_heads import Case, make_data, single_pass, step
+from kernel_timing import timings
+
+from mage_kernels import linear_logprob
+
+SHAPES = ((4000, 64, 320), (2048, 256, 32_000))
+
+
+def measure_laptop(rounds: int) -> dict[str, Any]:
+    """Forward and backward in fp32 of ours, of the single pass, and of three plain lines."""
+    found = {}
+    for num_tokens, width, vocabulary in SHAPES:
+        case = Case(num_tokens, width, vocabulary, "flat", 0.0)
+        data = make_data(case, "cpu", torch.float32)
+        ways = {
+            "torch, plain": partial(step, plain, data),
+            "ours, linear_logprob": partial(step, ours, data),
+            "ours, single pass": partial(single_pass, data),
+        }
+        print(case.name())
+        times = timings(
+            ways, device="cpu", rounds=rounds * 3 if vocabulary < 1000 else max(3, rounds // 3)
+        )
+        for name, timing in times.items():
+            print(timing.line(name))
+        found[case.name()] = {name: timing.figures() for name, timing in times.items()}
+    return found
+
+
+def ours(hidden: torch.Tensor, head: torch.Tensor, tokens: torch.Tensor, _: torch.Tensor):
+    """Without a mask, as the plain lines."""
+    return linear_logprob(hidden, head, tokens)
