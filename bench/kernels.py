@@ -35,9 +35,10 @@ def main() -> int:
 
         return 0 if report() else 1
     print(backend_report())
-    figures = {"accuracy": measure_accuracy(options.device)}
+    figures: dict[str, Any] = {"accuracy": measure_accuracy(options.device)}
     if not options.accuracy:
         print(f"{'':36} {'median':>10}     {'fastest..slowest':>20}")
+        figures["num_threads"] = torch.get_num_threads()
         figures |= on_gpu(options) if options.device == "cuda" else on_laptop(options)
     if options.write:
         write(figures)
@@ -102,7 +103,11 @@ def write(figures: dict[str, Any]) -> Path:
         name = torch.cuda.get_device_name().lower().replace(" ", "_")
     file = FOLDER / f"kernels_{name}.json"
     before = json.loads(file.read_text()) if file.exists() else {}
-    kept = {key: before[key] | value for key, value in figures.items() if key in before}
+    kept = {
+        key: before[key] | value
+        for key, value in figures.items()
+        if isinstance(value, dict) and key in before
+    }
     FOLDER.mkdir(exist_ok=True)
     text = json.dumps(before | provenance() | figures | kept, indent=1)
     file.write_text(text + "\n")

@@ -12,7 +12,7 @@ from mage_kernels.dispatch import is_fused
 from mage_kernels.reference import computing_dtype
 from mage_kernels.turns import COPIES, NEXT_EPISODE, SAME_EPISODE, TurnLayout
 
-CHUNK_TOKENS = 2**16
+CHUNK_TOKENS = 2**17
 
 
 def group_advantage(
@@ -120,7 +120,7 @@ def compared_within_keys(
 def expanded_to_tokens(advantages: Tensor, turns: TurnLayout, out: Tensor) -> Tensor:
     """`reference.expanded_to_tokens` into `out`: gaps and turns alternate, each repeated.
 
-    A cache's worth of tokens at a time: `repeat_interleave` makes an index per token, in int64.
+    A cache's worth of tokens at a time, since an index of int64 is made for each.
     """
     edges = torch.stack([turns.starts, turns.stops], 1).flatten()
     last = edges.new_full((1,), turns.num_tokens)
@@ -134,7 +134,7 @@ def expanded_to_tokens(advantages: Tensor, turns: TurnLayout, out: Tensor) -> Te
     for first, stop in pairwise([0, *cuts, len(ends)]):
         if first < stop:
             end = int(ends[stop - 1])
-            part = values[first:stop], lengths[first:stop]
-            out[start:end] = torch.repeat_interleave(*part, output_size=end - start)
+            index = torch.repeat_interleave(lengths[first:stop], output_size=end - start)
+            torch.index_select(values[first:stop], 0, index, out=out[start:end])
             start = end
     return out
