@@ -7,15 +7,12 @@ weights made it, so a new context never begins with stale keys.
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 
-IDLE, BUSY = 1 << 61, 1 << 62
-"""Last uses: of lanes of living contexts, taken last, from here on; of lanes not to be taken."""
 
-
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """What a prompt found."""
 
     lane: int
@@ -36,30 +33,29 @@ class Evicted:
 
 
 class Contexts:
-    """The table of lanes. All arrays are indexed by lane."""
+    """The table of lanes. All arrays and lists are indexed by lane."""
 
     def __init__(self, lanes: int, max_tokens: int) -> None:
         self.tokens = np.zeros((lanes, max_tokens), np.int32)
         """[lanes, positions]: prompt and drawn tokens"""
         self.makers = np.zeros((lanes, max_tokens), np.int32)
         """[lanes, positions]: which loading of weights, counted from 0, made the keys and values"""
-        self.num_known = np.zeros(lanes, np.int64)
+        self.num_known = [0] * lanes
         """Tokens of the context"""
-        self.num_computed = np.zeros(lanes, np.int64)
+        self.num_computed = [0] * lanes
         """How many of them have keys and values"""
-        self.oldest = np.zeros(lanes, np.int64)
+        self.oldest = [0] * lanes
         """The oldest policy version among the keys and values"""
         self.versions = [0]
         """The policy version of each loading"""
         self.num_evictions = 0
-        self._is_busy = np.zeros(lanes, bool)
-        self._last_use = np.zeros(lanes, np.int64)
+        self._is_busy = [False] * lanes
+        self._last_use = [0] * lanes
         self._clock = 0
         self._lanes: dict[str, int] = {}
         self._names: list[str | None] = [None] * lanes
         self._evicted: dict[str, Evicted] = {}
-        self._is_named = np.zeros(lanes, bool)
-        self._lent: dict[int, int] = {}
+        self._lent: set[int] = set()
 
     @property
     def num_contexts(self) -> int:
@@ -100,18 +96,17 @@ class Contexts:
             self._occupy(opened, tokens)
         return opened
 
+    def num_to_compute(self, lane: int) -> int:
+        """Tokens without keys and values."""
+        return self.num_known[lane] - self.num_computed[lane]
+
     def compute(self, lane: int, count: int) -> None:
         """The next `count` known tokens of a lane are computed by the forward being planned."""
         start = self.num_computed[lane]
-        self.makers[lane, start : start + count] = len(self.versions) - 1
         version = self.versions[-1]
+        self.makers[lane, start : start + count] = len(self.versions) - 1
         self.oldest[lane] = min(version, self.oldest[lane]) if start else version
         self.num_computed[lane] = start + count
-
-    def append(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
-        """A token was drawn for each of some lanes."""
-        self.tokens[lanes, self.num_known[lanes]] = tokens
-        self.num_known[lanes] += 1
 
     def close(self, lane: int) -> None:
         """A lane's completion is done; its context is idle."""
@@ -128,10 +123,10 @@ class Contexts:
         self._evicted.pop(name, None)
         lane = self._lanes.pop(name, None)
         if lane is not None:
-            self._names[lane], self._is_named[lane] = None, False
+            self._names[lane] = None
 
     def _open_held(self, lane: int, tokens: np.ndarray, is_fresh: bool) -> Opened:
-        known, computed = int(self.num_known[lane]), int(self.num_computed[lane])
+        known, computed = self.num_known[lane], self.num_computed[lane]
         common = _common(self.tokens[lane, :known], tokens)
         have = min(common, computed, len(tokens) - 1)
         reused = min(have, self._num_fresh(lane, have)) if is_fresh else have
@@ -151,7 +146,7 @@ class Contexts:
         reused = min(common, len(tokens) - 1)
         repeated = max(0, min(any_common, len(tokens) - 1) - reused)
         if reused and source != lane:
-            self._lent[source] = max(reused, self._lent.get(source, 0))
+            self._lent.add(source)
         return Opened(lane, source if reused else lane, reused, repeated, is_extension)
 
     def _occupy(self, opened: Opened, tokens: np.ndarray) -> None:
@@ -194,27 +189,34 @@ class Contexts:
 
     def _free_lane(self) -> int | None:
         """The lane least worth keeping: released before idle, then the least recently used."""
-        worth = np.where(self._is_named, self._last_use + IDLE, self._last_use)
-        worth[self._is_busy] = BUSY
-        worth[list(self._lent)] = BUSY
-        lane = int(worth.argmin())
-        return None if worth[lane] == BUSY else lane
+        free = [
+            lane
+            for lane, is_busy in enumerate(self._is_busy)
+            if not is_busy and lane not in self._lent
+        ]
+        return min(free, key=self._worth, default=None)
+
+    def _worth(self, lane: int) -> tuple[bool, int]:
+        return self._names[lane] is not None, self._last_use[lane]
 
     def _take(self, lane: int, name: str) -> None:
         """Give a lane to `name`; a living context that held it is evicted."""
         old = self._names[lane]
         if old is not None:
-            known = int(self.num_known[lane])
+            known = self.num_known[lane]
             digest = _digest(self.tokens[lane, :known])
-            self._evicted[old] = Evicted(known, int(self.num_computed[lane]), digest)
+            self._evicted[old] = Evicted(known, self.num_computed[lane], digest)
             del self._lanes[old]
             self.num_evictions += 1
-        self._lanes[name], self._names[lane], self._is_named[lane] = lane, name, True
+        self._lanes[name], self._names[lane] = lane, name
 
 
 def _common(known: np.ndarray, tokens: np.ndarray) -> int:
     """Length of the common prefix."""
-    length = min(len(known), len(tokens))
+    length = len(known)
+    if known.tobytes() == tokens[:length].tobytes():  # the usual case, and the fast way
+        return length
+    length = min(length, len(tokens))
     is_equal = known[:length] == tokens[:length]
     return length if is_equal.all() else int(is_equal.argmin())
 

@@ -11,6 +11,7 @@ nobody's decoding for long.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,9 @@ from mage_async.policy_version import VersionRun, append_run
 
 FORWARD_TOKENS = 2048
 _MASK_64 = 2**64 - 1
+
+_run = lru_cache(maxsize=1024)(VersionRun)
+"""Runs are immutable and few: one looked up is one not made."""
 
 
 @dataclass(slots=True)
@@ -100,10 +104,10 @@ class Scheduler:
         rows = plan.rows()
         row, positions = packed_positions(rows)
         tokens = self._contexts.tokens[rows.lanes[row], positions]
-        known = self._contexts.num_known[rows.lanes]
+        known = np.array([self._contexts.num_known[lane] for lane in rows.lanes.tolist()])
         wanted = np.flatnonzero(rows.starts + rows.counts == known)
         logits = self._model.forward(tokens, rows, plan.prefix_copies(), wanted)
-        finished = self._draw(logits, rows.lanes[wanted]) if len(wanted) else []
+        finished = self._draw(logits, rows.lanes[wanted], known[wanted]) if len(wanted) else []
         self._book(finished, rows, len(wanted), self._now() - began)
         return [(running.prompt.context, completion) for running, completion in finished]
 
@@ -154,7 +158,7 @@ class Scheduler:
         if sampling.max_tokens < 1 or not is_drawable:
             raise RunError(f"context {prompt.context!r}: cannot be sampled by {sampling}")
         largest = self._model.architecture.vocabulary - 1
-        if prompt.tokens.min() < 0 or prompt.tokens.max() > largest:
+        if np.maximum.reduce(prompt.tokens.view(np.uint32)) > largest:  # so are negative ones
             raise RunError(
                 f"context {prompt.context!r}: token ids from {prompt.tokens.min()} to "
                 f"{prompt.tokens.max()}, but the model knows 0 to {largest}; its tokenizer belongs "
@@ -169,8 +173,7 @@ class Scheduler:
         contexts = self._contexts
         contexts.begin()
         plan = Plan(self._forward_tokens)
-        num_new = (contexts.num_known - contexts.num_computed).tolist()
-        for lane in sorted(self._running, key=num_new.__getitem__):
+        for lane in sorted(self._running, key=contexts.num_to_compute):
             self._add(plan, lane)
         for prompt in sorted(
             self._waiting.values(), key=lambda one: contexts.lane(one.context) is None
@@ -202,38 +205,37 @@ class Scheduler:
 
     def _add(self, plan: Plan, lane: int) -> None:
         """Let the forward compute what it has room for of a lane's new tokens."""
-        start = int(self._contexts.num_computed[lane])
-        count = min(int(self._contexts.num_known[lane]) - start, plan.room)
+        count = min(self._contexts.num_to_compute(lane), plan.room)
         if count:
-            plan.add(lane, start, count)
+            plan.add(lane, self._contexts.num_computed[lane], count)
             self._contexts.compute(lane, count)
 
-    def _draw(self, logits: torch.Tensor, lanes: np.ndarray) -> list[tuple[Running, Completion]]:
-        """Draw a token for each lane; returns what that finished."""
-        known = self._contexts.num_known[lanes]
+    def _draw(
+        self, logits: torch.Tensor, lanes: np.ndarray, known: np.ndarray
+    ) -> list[tuple[Running, Completion]]:
+        """Draw a token for each lane, of which `known` are known; returns what that finished."""
         rules = Rules(self._temperature[lanes], self._top_p[lanes], self._top_k[lanes])
         chances = uniforms(self._seeds[lanes], known - self._num_prompt[lanes])
         tokens, logprobs = draw(logits, rules, chances)
         self._logprobs[lanes, known] = logprobs
-        self._contexts.append(lanes, tokens)
-        oldest, policy = self._contexts.oldest[lanes].tolist(), self._contexts.versions[-1]
-        finished = []
-        for lane, token, num_before, kv in zip(
-            lanes.tolist(), tokens.tolist(), known.tolist(), oldest, strict=True
-        ):
-            running = self._running[lane]
-            append_run(
-                running.runs, VersionRun(num_before - len(running.prompt.tokens), policy, kv)
-            )
-            if token in running.prompt.sampling.stop_tokens:
-                finished.append(self._finish(lane, "stop"))
-            elif num_before + 1 == running.num_limit:
-                finished.append(self._finish(lane, "length"))
-        return finished
+        self._contexts.tokens[lanes, known] = tokens
+        drawn = zip(lanes.tolist(), tokens.tolist(), known.tolist(), strict=True)
+        ended = [(lane, self._append(lane, token, place)) for lane, token, place in drawn]
+        return [self._finish(lane, reason) for lane, reason in ended if reason is not None]
+
+    def _append(self, lane: int, token: int, place: int) -> FinishReason | None:
+        """Note a drawn token; says whether the completion ends with it."""
+        running = self._running[lane]
+        self._contexts.num_known[lane] = place + 1
+        kv, policy = self._contexts.oldest[lane], self._contexts.versions[-1]
+        append_run(running.runs, _run(place - len(running.prompt.tokens), policy, kv))
+        if token in running.prompt.sampling.stop_tokens:
+            return "stop"
+        return "length" if place + 1 == running.num_limit else None
 
     def _finish(self, lane: int, reason: FinishReason) -> tuple[Running, Completion]:
         running = self._running.pop(lane)
-        drawn = slice(len(running.prompt.tokens), int(self._contexts.num_known[lane]))
+        drawn = slice(len(running.prompt.tokens), self._contexts.num_known[lane])
         self._contexts.close(lane)
         return running, Completion(
             self._contexts.tokens[lane, drawn].copy(),
