@@ -1,5 +1,4 @@
-"""Group advantage: ours beside the loops over rows that verl and MAGE run, and beside vectorised
-torch.
+"""Group advantage: ours beside the loops that verl and MAGE run, and beside vectorised torch.
 
 Both loops are written afresh from reading them: what they do per row, and nothing else. verl's
 (GRPO) gathers one scalar tensor per row into a dict, then subtracts and divides row by row. MAGE's

@@ -1,6 +1,4 @@
-"""Kernels for the RL head of a language model, each specified by plain PyTorch in
-`reference.py`.
-"""
+"""Kernels for the RL head of a language model, each specified in plain PyTorch."""
 
 from mage_kernels.advantage import group_advantage
 from mage_kernels.dispatch import backend_report

@@ -70,8 +70,9 @@ def logits_gradient(
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """Product accumulated and returned in the computing dtype; half-precision operands on a GPU
-    stay as they are.
+    """Product accumulated and returned in the computing dtype.
+
+    On a GPU, operands of 16 bits stay so.
     """
     dtype = computing_dtype(left.dtype)
     if left.is_cuda and left.dtype != dtype:
@@ -178,9 +179,7 @@ class GradientSink:
 
 
 class ChunkedPolicyLoss(torch.autograd.Function):
-    """Loss, sums, log-probs and entropies with dX and dW from the same pass: three GEMMs, logits
-    never stored whole.
-    """
+    """Loss, sums, log-probs and entropies, with dX and dW from the same pass: three GEMMs."""
 
     @staticmethod
     def forward(

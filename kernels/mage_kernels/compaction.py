@@ -1,7 +1,6 @@
-"""Leaving out rows that cannot matter: masked ones before the forward, those without a gradient
-before the backward.
+"""Leaving out rows that cannot matter.
 
-An index that comes from a device tensor costs one host synchronisation; a mask that lies on the
+Masked ones before the forward, those without a gradient before the backward. An index that comes from a device tensor costs one host synchronisation; a mask that lies on the
 host costs none.
 """
 

@@ -36,8 +36,7 @@ def linear_logprob(
     mask: Tensor | None = None,
     keep_bytes: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each token and entropy of the distribution it was drawn from, in nats; both
-    differentiable.
+    """Log-prob of each token and entropy of the distribution it was drawn from, in nats.
 
     The distribution is `softmax(inverse_temperature * hidden @ head.T)`. Any gradient per token may
     flow into either result; tokens where both are exactly 0 cost nothing in the backward pass.
@@ -46,7 +45,7 @@ def linear_logprob(
         hidden: `[T, D]`.
         head: `[V, D]`, of the same dtype.
         tokens: `[T]`, int64.
-        inverse_temperature: one number, or `[T]`.
+        inverse_temperature: one number, or `[T]`; above 0.
         mask: bool `[T]`; tokens outside cost nothing and get 0 and 0. On the host it costs no
             synchronisation.
         keep_bytes: on a GPU, how much of the exp-scaled logits (2 bytes each) may be kept for the
@@ -56,7 +55,7 @@ def linear_logprob(
     Returns:
         log-prob `[T]` and entropy `[T]`: fp32, or fp64 for fp64 inputs.
     """
-    _check(hidden, head, tokens, inverse_temperature)
+    _check(hidden, head, tokens, inverse_temperature, mask)
     index = None if mask is None else masked_rows(mask, hidden.device)
     if index is not None:
         results = _linear_logprob(
@@ -89,8 +88,7 @@ def linear_policy_loss(
     kl_coefficient: float = 0.0,
     entropy_coefficient: float = 0.0,
 ) -> PolicyLoss:
-    """The token-level policy loss with its gradients, in a single pass: three GEMMs instead of
-    four.
+    """The token-level policy loss with its gradients, in a single pass: three GEMMs, not four.
 
     `sum over the mask of (weight * surrogate + kl_coefficient * k3 - entropy_coefficient * entropy)
     / normaliser`, term by term in `mage_kernels.surrogate.token_terms`. dX and dW are computed
@@ -111,13 +109,13 @@ def linear_policy_loss(
             behaviour policy.
         reference_logprobs: `[T]`, under the frozen policy of the KL term; needed where
             `kl_coefficient` is not 0.
-        inverse_temperature: one number, or `[T]`.
+        inverse_temperature: one number, or `[T]`; above 0.
         clip_low, clip_high: the ratio is clipped to `1 - clip_low .. 1 + clip_high`.
         dual_clip: for negative advantages the surrogate is at most `dual_clip` times their size.
         weight_cap: the constant weight `exp(proximal - behaviour)` is cut at this; None leaves it
             as it is.
     """
-    _check(hidden, head, tokens, inverse_temperature)
+    _check(hidden, head, tokens, inverse_temperature, mask)
     if kl_coefficient and reference_logprobs is None:
         raise ValueError(
             f"kl_coefficient is {kl_coefficient}, which needs reference_logprobs, got None"
@@ -167,7 +165,11 @@ def _some(inverse_temperature: float | Tensor, index: Tensor) -> float | Tensor:
 
 
 def _check(
-    hidden: Tensor, head: Tensor, tokens: Tensor, inverse_temperature: float | Tensor
+    hidden: Tensor,
+    head: Tensor,
+    tokens: Tensor,
+    inverse_temperature: float | Tensor,
+    mask: Tensor | None,
 ) -> None:
     if hidden.ndim != 2 or head.ndim != 2 or hidden.shape[1] != head.shape[1]:
         raise ValueError(
@@ -178,15 +180,14 @@ def _check(
         raise ValueError(
             f"hidden and head must share a floating dtype, got {hidden.dtype} and {head.dtype}"
         )
-    if tokens.shape != hidden.shape[:1] or tokens.dtype != torch.int64:
-        raise ValueError(
-            f"tokens must be int64 [{len(hidden)}], got {tokens.dtype} {list(tokens.shape)}"
-        )
-    if isinstance(inverse_temperature, Tensor) and inverse_temperature.shape not in (
-        (),
-        tokens.shape,
-    ):
-        raise ValueError(
-            f"inverse_temperature must be one number or [{len(hidden)}], "
-            f"got {list(inverse_temperature.shape)}"
-        )
+    shape = hidden.shape[:1]
+    for name, tensor, dtype in (("tokens", tokens, torch.int64), ("mask", mask, torch.bool)):
+        if tensor is not None and (tensor.shape != shape or tensor.dtype != dtype):
+            got = f"{tensor.dtype} {list(tensor.shape)}"
+            raise ValueError(f"{name} must be {dtype} {list(shape)}, got {got}")
+    if isinstance(inverse_temperature, Tensor):
+        if inverse_temperature.shape not in ((), shape):
+            got = list(inverse_temperature.shape)
+            raise ValueError(f"inverse_temperature must be one number or {list(shape)}, got {got}")
+    elif inverse_temperature <= 0:
+        raise ValueError(f"inverse_temperature must be above 0, got {inverse_temperature}")

@@ -48,9 +48,7 @@ def linear_logprob(
 def token_logprob_and_entropy(
     logits: Tensor, tokens: Tensor, inverse_temperature: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The same from logits `[T, V]` that exist already. A logit of -inf is a token that cannot be
-    drawn.
-    """
+    """The same from logits `[T, V]` that exist already; one of -inf is never drawn."""
     dtype = computing_dtype(logits.dtype)
     logits = logits.to(dtype) * column(inverse_temperature, dtype)
     logprobs = logits.log_softmax(-1)  # [T, V]

@@ -64,9 +64,7 @@ class TokenData(NamedTuple):
 
     behaviour_logprobs: Tensor
     proximal_logprobs: Tensor | None
-    """Of the policy at the start of the step; None means the ratio is taken to the behaviour
-    policy.
-    """
+    """Of the policy at the start of the step; None: the ratio is taken to the behaviour policy."""
     reference_logprobs: Tensor | None
     advantages: Tensor
     mask: Tensor
@@ -144,9 +142,7 @@ def k3(log_ratio: Tensor) -> Tensor:
 def token_derivatives(
     logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surrogate
 ) -> tuple[TokenTerms, Tensor, Tensor]:
-    """`token_terms`, and the derivative of each token's loss with respect to its log-prob and its
-    entropy.
-    """
+    """`token_terms`, and each token's derivative by its log-prob and by its entropy."""
     with torch.enable_grad():
         logprob, entropy = logprob.detach().requires_grad_(), entropy.detach().requires_grad_()
         terms = token_terms(logprob, entropy, data, loss)

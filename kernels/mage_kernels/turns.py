@@ -1,5 +1,4 @@
-"""How turns lie in a batch: their trials, what discounts them, whom they are compared with, their
-tokens.
+"""How turns lie in a batch: their trials, discounts, keys of comparison and tokens.
 
 Made once per batch on the host, where the packing is made; everything after it stays on the device.
 
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor
 
 COPIES, SAME_EPISODE, NEXT_EPISODE = 0, 1, 2
-"""What `TurnLayout.step` says of a turn's return: that of the next acting turn (a reflection), or
-its reward plus that return, discounted within the episode or across to the next one."""
+"""What a turn's return is: that of the next acting turn (a reflection's), or its reward plus that
+return, discounted within the episode or across to the next.
+"""
 
 
 def dense_keys(keys: Iterable[Hashable]) -> Tensor:

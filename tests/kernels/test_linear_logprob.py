@@ -4,6 +4,8 @@ Sizes: 128 rows and 256 columns are a tile. 1003: three tiles and a ragged fourt
 ragged second. 96: one and a half steps of the inner loop.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -253,14 +255,22 @@ def test_fp64_in_gives_fp64_out() -> None:
     [
         ({"head": torch.zeros(30, 9)}, r"hidden must be \[T, D\] and head \[V, D\]"),
         ({"head": torch.zeros(30, 8).double()}, "must share a floating dtype"),
-        ({"tokens": torch.zeros(4, dtype=torch.int64)}, r"tokens must be int64 \[5\]"),
+        ({"tokens": torch.zeros(4).long()}, r"tokens must be torch.int64 \[5\], got .*\[4\]"),
+        ({"tokens": torch.zeros(5)}, r"tokens must be torch.int64 \[5\], got torch.float32"),
+        ({"inverse_temperature": 0.0}, "inverse_temperature must be above 0, got 0.0"),
         ({"inverse_temperature": torch.ones(4)}, r"must be one number or \[5\], got \[4\]"),
     ],
 )
-def test_a_wrong_argument_is_named(change: dict[str, Tensor], complaint: str) -> None:
+def test_a_wrong_argument_is_named(change: dict[str, Any], complaint: str) -> None:
     arguments = Head(torch.zeros(5, 8), torch.zeros(30, 8), torch.zeros(5, dtype=torch.int64))
     with pytest.raises(ValueError, match=complaint):
         linear_logprob(*arguments._replace(**change))
+
+
+def test_a_mask_of_another_shape_is_refused() -> None:
+    arguments = Head(torch.zeros(5, 8), torch.zeros(30, 8), torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"mask must be torch.bool \[5\], got torch.bool \[4\]"):
+        linear_logprob(*arguments, mask=torch.ones(4, dtype=torch.bool))
 
 
 def is_plain() -> bool:

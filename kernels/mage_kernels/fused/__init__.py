@@ -1,3 +1,1 @@
-"""The Triton kernels, one a file, and what launches them. Imported only where Triton is
-installed.
-"""
+"""The Triton kernels, one a file, with what launches them; imported only where they run."""

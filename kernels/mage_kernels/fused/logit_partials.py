@@ -1,5 +1,4 @@
-"""Kernel: logits tile by tile, reduced at once to what a softmax needs; optionally kept,
-exp-scaled.
+"""Kernel: logits tile by tile, reduced at once to what a softmax needs; kept where asked.
 
 One program takes BLOCK_T rows and one of SPLITS parts of the vocabulary, and carries along, per row
 and in units of log2, the running maximum `m`, `s = sum 2^(z - m)` and `w = sum 2^(z - m) z`. The

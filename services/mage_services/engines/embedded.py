@@ -9,6 +9,7 @@ over between two forwards, while the worker is idle.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -38,7 +39,7 @@ class EmbeddedEngine:
 
     def __init__(self, directory: Path, rules: EngineRules) -> None:
         model = Model.load(directory, lanes=rules.max_contexts, max_tokens=rules.max_tokens)
-        self._scheduler = Scheduler(model)
+        self._scheduler = Scheduler(model, now=time.perf_counter)
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(rules.threads,)
         )
