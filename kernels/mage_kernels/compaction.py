@@ -1,7 +1,7 @@
 """Leaving out rows that cannot matter.
 
-Masked ones before the forward, those without a gradient before the backward. An index that comes from a device tensor costs one host synchronisation; a mask that lies on the
-host costs none.
+Masked ones before the forward, those without a gradient before the backward. An index that comes
+from a device tensor costs one host synchronisation; a mask that lies on the host costs none.
 """
 
 import torch

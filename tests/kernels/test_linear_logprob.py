@@ -245,6 +245,17 @@ def test_the_plain_form_is_differentiable_in_fp64(chunk_bytes: int) -> None:
     )
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_plain_form_runs_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "BACKEND", dispatch.Backend(frozenset(), "a test"))
+    arguments, gradients = random_head(200, 1003, 96, device="cuda"), random_gradients(200, "cuda")
+    results, true = run(arguments, gradients), truth(arguments, gradients)
+    assert (results.logprob - true.logprob).abs().max() <= 2e-5
+    assert relative_error(results.d_hidden, true.d_hidden) <= 6e-3
+    assert relative_error(results.d_head, true.d_head) <= 6e-3
+
+
 def test_fp64_in_gives_fp64_out() -> None:
     arguments = random_head(5, 30, 8, device="cpu", dtype=torch.float64)
     assert [result.dtype for result in linear_logprob(*arguments)] == [torch.float64] * 2
