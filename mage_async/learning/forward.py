@@ -8,7 +8,9 @@ from transformers import PreTrainedModel
 
 from mage_async.learning.attention import Boundaries
 from mage_async.packing import Packed
-from mage_kernels import linear_logprob
+from mage_kernels import backend_report, linear_logprob
+
+__all__ = ["Batch", "Row", "backend_report", "hidden_states", "token_logprobs"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -52,6 +52,12 @@ class Trainer:
             weight_decay=rules.weight_decay,
         )
 
+    def describe(self) -> str:
+        """The model in a few words."""
+        model = self.model
+        size = f"{model.num_parameters():,} parameters"
+        return f"{model.config.model_type} of {size} in {model.dtype} on {model.device}"
+
     def step(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """Train on a batch; the version grows by one. Returns metrics by name."""
         parts = [self._part(chunk) for chunk in self._chunks(sequences)]

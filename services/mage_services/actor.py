@@ -205,7 +205,8 @@ async def main(startup: Startup, status: Status) -> None:
         environment, chat = environment_of(config), load_chat(startup.run.policy)
         rules = rules_of(config, environment, chat, config.trial.episodes)
         async with EmbeddedEngine(startup.run.policy, config.engine) as engine:
-            status.send("ready", describe=engine.describe())
+            status.send("ready")
+            status.send("fact", text=engine.describe())
             actor = Actor(channel, Stage(environment, rules, chat, engine), startup.name)
             status.send("done", reason=await actor.run(welcome))
 

@@ -193,7 +193,7 @@ async def main(startup: Startup, status: Status) -> None:
         environment, chat = environment_of(config), load_chat(startup.run.policy)
         async with EmbeddedEngine(startup.run.policy, config.engine) as engine:
             await engine.load(welcome.version, Path(welcome.weights_path))
-            status.send("ready", describe=engine.describe())
+            status.send("ready")
             evaluator = Evaluator(config, environment, chat, engine, config.evaluation.episodes)
             follower = Follower(startup, status, channel)
             await follower.begin(evaluator, welcome.version)

@@ -246,6 +246,7 @@ async def main(startup: Startup, status: Status) -> None:
             _announce(startup, status)
             training, origin = await worker.call(Training.begin, startup, _reporter(status))
             warm_start_s = time.monotonic() - began
+            status.send("fact", text=training.describe())
             status.send("policy", origin=origin, warm_start_s=warm_start_s)
             desk.ledger = _ledger(
                 startup.config, training.trainer.version, training.counters.get("next_grant", 0)

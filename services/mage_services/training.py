@@ -23,6 +23,7 @@ from mage_async.learning.checkpoint import (
     save_checkpoint,
     save_weights,
 )
+from mage_async.learning.forward import backend_report
 from mage_async.learning.policy import load_policy
 from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.trainer import Trainer
@@ -64,6 +65,10 @@ class Training:
         if found:
             origin = f"from checkpoint {found[-1].name}"
         return Training(trainer, startup, counters), origin
+
+    def describe(self) -> str:
+        """Model and kernels in one line."""
+        return f"{self.trainer.describe()}; {backend_report()}"
 
     def step(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Train one batch and publish nothing yet; returns the trainer's metrics."""

@@ -16,7 +16,7 @@ from mage_async.config import Config
 from mage_async.run_directory import RunDirectory
 from mage_services.view_panel import panel, panel_width
 from mage_services.view_plain import PlainView
-from mage_services.view_state import Event, RunState
+from mage_services.view_state import Event, RunState, fact
 from mage_services.view_table import print_final
 
 MAX_FRAMES_PER_S = 5.0
@@ -70,6 +70,8 @@ class LiveView:
         """Take a status line of a process, and draw if it is time to."""
         now = self._clock()
         self._state.take(process, event, now)
+        if (text := fact(process, event)) is not None:
+            self.line(f"{process}: {text}")
         if not self._is_closed and now - self._drawn_at >= 1 / MAX_FRAMES_PER_S:
             self._drawn_at = now
             self._live.start()

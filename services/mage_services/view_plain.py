@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from mage_async.run_directory import RunDirectory
-from mage_services.view_state import Event, RunState
+from mage_services.view_state import Event, RunState, fact
 from mage_services.view_table import print_final
 
 EVERY_STEPS = 10
@@ -35,6 +35,8 @@ class PlainView:
         if self._state.phase != phase:
             self.line(f"phase={self._state.phase.replace(' ', '_')}{self._origin()}")
             self._said_step, self._said_at = 0, now
+        if (text := fact(process, event)) is not None:
+            self.line(f"{process}: {text}")
         self._say_news()
         if event["event"] in ("warm_start", "step"):
             self._progress(event, now)

@@ -15,6 +15,12 @@ MAX_STEPS_KEPT = 2000
 MAX_NOTES = 50
 
 
+def fact(process: str, event: Event) -> str | None:
+    """What a process says once, of what it runs on; of the actors, which are alike, the first."""
+    is_first = not process.startswith("actor-") or process == "actor-0"
+    return event["text"] if event["event"] == "fact" and is_first else None
+
+
 @dataclass(slots=True)
 class RunState:
     """Plain facts; only `take` changes them. Times are the caller's, in seconds."""
