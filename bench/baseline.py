@@ -1,4 +1,4 @@
-"""Where a benchmark's figures go: one JSON per benchmark and machine, and what it takes to compare them."""
+"""Where a benchmark's figures go: one JSON a machine, and what it takes to compare them."""
 
 import json
 import os

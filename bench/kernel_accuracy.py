@@ -10,7 +10,7 @@ from mage_kernels.testing import random_gradients, random_head, relative_error, 
 
 WIDTHS = (1024, 2560, 4096)
 TEMPERATURES = (0.6, 1.0, 2.0)
-TOKENS, VOCABULARY, LARGEST_LOGIT = 256, 2003, 32.0
+TOKENS, VOCABULARY, LARGEST_LOGIT = 256, 5003, 32.0
 BOUNDS = {
     "logprob_max": 2e-4,
     "logprob_rms": 2e-5,

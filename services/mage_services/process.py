@@ -55,12 +55,12 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     try:
         is_told = uvloop.run(_until_told(main, status))
     except* MageError as group:
-        _fail(status, EXIT_FAILED, _first(group))
+        _fail(status, EXIT_FAILED, first_failure(group))
     except* (
         Exception
     ) as group:  # the outermost main: a bug becomes a line and a traceback in the log
         traceback.print_exception(group)
-        _fail(status, EXIT_BUG, _first(group))
+        _fail(status, EXIT_BUG, first_failure(group))
     if is_told:
         sys.exit(EXIT_TOLD)
 
@@ -125,7 +125,7 @@ def _die_with_parent() -> None:
         os._exit(EXIT_FAILED)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_failure(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first failure of a tree of them."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):

@@ -16,6 +16,7 @@ from mage_async.report import render
 from mage_async.run_directory import RunDirectory
 from mage_async.summary import summarise, write_summary
 from mage_services.channel import ipc_address
+from mage_services.process import first_failure
 from mage_services.supervisor import Supervisor, until_signalled
 from mage_services.view import View, make_view
 
@@ -46,7 +47,7 @@ def _supervise(run: RunDirectory, config: Config, view: View, given: argparse.Na
     try:
         number = uvloop.run(until_signalled(supervisor))
     except* MageError as group:
-        raise _first(group) from None
+        raise first_failure(group) from None
     finally:
         if is_ours:
             shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
@@ -62,12 +63,6 @@ def _finish(run: RunDirectory, view: View, wall_s: float) -> None:
     write_summary(run, summary)
     run.report.write_text(render(run, summary))
     view.close(summary)
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _arguments() -> argparse.Namespace:
