@@ -2,9 +2,9 @@
 
     python bench/learning.py [--seeds 0 1 2] [--only quickstart scout …]
 
-Every run is `python -m mage_async.launch` in a process of its own, without the warm-start cache, one
-after the other; wall time includes everything. Prints one table, writes one JSON, and exits with
-status 1 where a threshold is missed.
+Every run is `python -m mage_async.launch` in a process of its own, without the warm-start cache,
+one after the other; wall time includes everything. Prints one table, writes one JSON, and exits
+with status 1 where a threshold is missed.
 """
 
 import argparse
