@@ -83,7 +83,7 @@ class WarmStart(Section):
     """Loss weight of tokens the transcript forces; words of the game and sampled tokens weigh 1."""
     gate: Share
     """Go on until the loss on observations in the last episode is at most this share of the first
-    one's.
+    one's; 1.0 is no gate.
     """
     max_steps: Natural
     """Give up the gate after so many steps, with an error."""

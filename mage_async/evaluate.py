@@ -27,10 +27,10 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mage evaluate",
-        description="Return of each episode on train and held-out tasks with 95 % intervals, "
-        "beside reference values and two causal controls: blind (earlier episodes are removed from "
-        "the context) and swapped (somebody else is hidden from the last episode on). Adaptation is "
-        "what the controls take away.",
+        description="Return of each episode on train and held-out tasks with 95 % intervals, beside "
+        "reference values and two causal controls: blind (earlier episodes are not in the context) "
+        "and swapped (somebody else is hidden from the last episode on). Adaptation is what the "
+        "controls take away.",
     )
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--trials", type=int, default=1024, metavar="N", help="per set (1024)")

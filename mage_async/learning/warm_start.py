@@ -67,7 +67,7 @@ def warm_start(
     sums = np.zeros((2, trials[0].num_episodes))
     progress = Progress(0, rules.steps, math.nan, math.nan)
     step = 0
-    while step < rules.steps or progress.gate > rules.gate:
+    while step < rules.steps or (progress.gate > rules.gate and rules.gate < 1.0):
         if step >= max(rules.max_steps, rules.steps):
             raise RunError(_shut(progress, rules))
         chosen = source.integers(len(examples), size=rules.batch_size)
