@@ -27,7 +27,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mage evaluate",
-        description="Return of each episode on train and held-out tasks with 95 % intervals beside "
+        description="Return of each episode on train and held-out tasks with 95 % intervals; "
         "reference values and two causal controls: blind (earlier episodes are not in the context) "
         "and swapped (somebody else is hidden from the last episode on). Adaptation is what the "
         "controls take away.",

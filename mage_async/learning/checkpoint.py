@@ -7,10 +7,13 @@ good one.
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from mage_async.errors import RunError
@@ -18,6 +21,16 @@ from mage_async.learning.policy import export_hf
 from mage_async.learning.trainer import Trainer
 
 OPTIMIZER, COUNTERS = "optimizer.pt", "counters.json"
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """A disk that is full or gone is said in one line; torch says it as a RuntimeError."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"cannot write {what}: {reason}; make room, then --resume") from error
 
 
 def save_checkpoint(

@@ -7,23 +7,21 @@ lock.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from mage_async.batch import training_sequences
-from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.checkpoint import (
     checkpoints,
     restore_checkpoint,
     save_checkpoint,
     save_weights,
+    writing,
 )
 from mage_async.learning.forward import backend_report
 from mage_async.learning.policy import load_policy
@@ -86,7 +84,7 @@ class Training:
         """Publish the current weights as a file, and delete those nobody can still want."""
         version = self.trainer.version
         file = self._run.weights_of(version)
-        with _writing(f"weights of version {version} to {self._run.weights}"):
+        with writing(f"weights of version {version} to {self._run.weights}"):
             save_weights(self.trainer, file)
         for old in sorted(self._run.weights.glob("v*.safetensors"))[: -KEPT_WEIGHTS - 1]:
             if not self._is_measured(int(old.stem[1:])):
@@ -96,7 +94,7 @@ class Training:
 
     def checkpoint(self, counters: dict[str, Any]) -> Path:
         """Write a checkpoint of the current version."""
-        with _writing(f"a checkpoint to {self._run.checkpoints}"):
+        with writing(f"a checkpoint to {self._run.checkpoints}"):
             return save_checkpoint(
                 self.trainer,
                 self._run.policy,
@@ -107,7 +105,7 @@ class Training:
 
     def record(self, file: Path, line: dict[str, Any]) -> None:
         """Append one line of JSON."""
-        with _writing(f"a line to {file}"), file.open("a") as out:
+        with writing(f"a line to {file}"), file.open("a") as out:
             out.write(json.dumps(line) + "\n")
 
     def sample(self, trial: Trial, version: int) -> None:
@@ -117,16 +115,6 @@ class Training:
     def _is_measured(self, version: int) -> bool:
         every = self._config.evaluation.every
         return every > 0 and version % every == 0
-
-
-@contextmanager
-def _writing(what: str) -> Iterator[None]:
-    """A disk that is full or gone is said in one line; torch says it as a RuntimeError."""
-    try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"cannot write {what}: {reason}; make room, then --resume") from error
 
 
 def _forget_after(file: Path, key: str, version: int) -> None:
