@@ -19,13 +19,14 @@ def layout_of(
     turns: Sequence[tuple[int, int, bool, int]], lengths: Sequence[tuple[int, int]] | None = None
 ) -> TurnLayout:
     """From (trial, episode, is reflection, key) and (gap before, tokens) of each turn."""
-    trials, episodes, is_reflection, keys = zip(*turns, strict=True)
+    trials, episodes, is_reflection, _ = zip(*turns, strict=True)
+    keys = torch.tensor(turns, dtype=torch.int64)[:, 3]  # strided, as columns of a table are
     edges = torch.tensor(lengths or [(0, 1)] * len(turns)).flatten().cumsum(0)
     return TurnLayout.of(
         trials=torch.tensor(trials),
         episodes=torch.tensor(episodes),
         is_reflection=torch.tensor(is_reflection),
-        keys=torch.tensor(keys),
+        keys=keys,
         starts=edges[::2],
         stops=edges[1::2],
         num_tokens=int(edges[-1]) + 3,

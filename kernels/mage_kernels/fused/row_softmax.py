@@ -45,7 +45,7 @@ def row_softmax_kernel(
         z = tl.maximum(z * scale, LOWEST)
         new_m = tl.maximum(m, z)
         decay = tl.exp2(m - new_m)
-        p = tl.where(z > LOWEST, tl.exp2(z - new_m), 0.0)
+        p = tl.exp2(z - new_m)  # 1 where all so far is -inf, and wiped out by what comes
         s = s * decay + p
         w = w * decay + p * z
         m = new_m
