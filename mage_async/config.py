@@ -11,6 +11,22 @@ Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor"]
+CorrectionKind = Literal[
+    "none",
+    "ppo",
+    "decoupled",
+    "tis",
+    "icepop",
+    "mis_token",
+    "mis_sequence",
+    "mis_geometric",
+    "cispo",
+    "gspo",
+    "dppo",
+    "m2po",
+    "decoupled_aged",
+    "age_mask",
+]
 CreditKind = Literal[
     "differential",
     "differential_dense",
@@ -154,10 +170,27 @@ class Learner(Section):
     learning_rate: Positive
     final_learning_rate: NonNegative
     warmup_steps: Natural
+    correction: CorrectionKind
+    """The loss on stale tokens; see `mage_async/learning/corrections/`. Each uses some of the
+    constants below.
+    """
     clip_low: Share
     clip_high: NonNegative
-    max_weight: Positive
-    """Importance weights are truncated here."""
+    max_weight: Annotated[float, Meta(ge=1)]
+    """Importance weights are truncated here, or masked above it."""
+    keep_low: Share
+    """Tokens, or turns, with a weight outside `keep_low .. keep_high` are masked (icepop,
+    mis_geometric).
+    """
+    keep_high: Annotated[float, Meta(ge=1)]
+    max_probability_change: Share
+    """Of dppo."""
+    max_second_moment: Positive
+    """Of m2po: of the log-ratio, in nats squared."""
+    age_decay: Share
+    """Of decoupled_aged: per step of staleness, what is left of `max_weight - 1`."""
+    max_age: Natural
+    """Of age_mask: staler tokens are masked, in steps."""
     entropy: NonNegative
     final_entropy: NonNegative
     grad_clip: Positive

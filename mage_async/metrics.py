@@ -30,10 +30,19 @@ METRICS: dict[str, tuple[str, str]] = {
     "trial_s": ("s", "Mean time from a trial's first prompt to its end."),
     "staleness_mean": ("steps", "Version being trained minus version that drew the token."),
     "staleness_max": ("steps", "The largest staleness of a token of the batch."),
-    "loss": ("1", "Mean clipped surrogate per sampled token."),
+    "over_bound_share": ("share", "Tokens staler than `admission.max_staleness`."),
+    "token_share": ("share", "Tokens of this age, of all sampled tokens."),
+    "k3_mean": ("nats", "Mean r - log r - 1, with r the proximal over the behaviour probability."),
+    "effective_share": ("share", "Effective sample size of those r, over the number of tokens."),
+    "length_bias": (
+        "1",
+        "Share of the longest tenth of trials in what is trained, over that in what was started.",
+    ),
+    "loss": ("1", "Mean surrogate per sampled token, those masked among them."),
     "entropy": ("nats", "Mean entropy of the policy at sampled tokens."),
     "clipped_share": ("share", "Tokens whose ratio the clip bound."),
-    "mean_weight": ("1", "Mean truncated importance weight."),
+    "masked_share": ("share", "Tokens that the correction left out."),
+    "mean_weight": ("1", "Mean importance weight, after truncation; 0 where masked."),
     "grad_norm": ("1", "Mean norm of the gradient before clipping."),
     "learning_rate": ("1", "Of the optimizer."),
     "logprob_gap_mean": ("nats", "Mean |proximal - behaviour| log-prob."),
@@ -47,7 +56,9 @@ METRICS: dict[str, tuple[str, str]] = {
     "waiting_s": ("s", "Of this step, waiting for the batch."),
     "groups_in_flight": ("groups", "Groups that hold a slot."),
 }
-"""Metrics ending in `_episode_N` are of episode N, and have the unit of their stem."""
+"""Metrics ending in `_episode_N` are of episode N, those in `_age_N` of tokens of N steps (of N and
+more for the largest N, `mage_async.staleness.OLDEST_AGE`), and have the unit of their stem.
+"""
 
 
 def batch_metrics(groups: Sequence[Group], units: int, elapsed_s: float) -> dict[str, object]:
@@ -98,7 +109,7 @@ def trial_counts(counts: LedgerCounts) -> dict[str, int]:
 def check_names(record: Mapping[str, object]) -> None:
     """A record holds nothing that `METRICS` does not explain."""
     for name in record:
-        stem = name.rsplit("_episode_", 1)[0]
+        stem = name.rsplit("_episode_", 1)[0].rsplit("_age_", 1)[0]
         assert name in METRICS or stem in METRICS, f"metric {name!r} is not in METRICS"
 
 

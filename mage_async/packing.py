@@ -39,6 +39,8 @@ class Packed:
     """int32 [N]"""
     kinds: np.ndarray
     """int32 [N]: `Kind` of the token's turn"""
+    turns: np.ndarray
+    """int64 [N]: the number of the token's turn, from 0 without gaps"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +53,8 @@ class Sequenced:
     logprobs: np.ndarray
     columns: np.ndarray
     """float64 [5, n]: advantage, policy version, kv version, episode, kind"""
+    turn_lengths: np.ndarray
+    """int64: sampled tokens of each turn; they sum to n"""
 
 
 def sequences(trial: Trial, advantages: np.ndarray) -> list[Sequenced]:
@@ -76,6 +80,7 @@ def pack(parts: Sequence[Sequenced]) -> Packed:
         [part.sampled + start for part, start in zip(parts, starts, strict=True)]
     )
     columns = np.concatenate([part.columns for part in parts], axis=1)
+    turns = np.concatenate([part.turn_lengths for part in parts])
     return Packed(
         tokens,
         np.arange(len(tokens)) - np.repeat(starts, lengths),
@@ -85,6 +90,7 @@ def pack(parts: Sequence[Sequenced]) -> Packed:
         np.concatenate([part.logprobs for part in parts]),
         columns[0].astype(np.float32),
         *(row.astype(np.int32) for row in columns[1:]),
+        np.repeat(np.arange(len(turns)), turns),
     )
 
 
@@ -109,6 +115,7 @@ def _sequence(
         sampled,
         segment.logprobs[sampled],
         np.stack([worth, policy, kv, episode, kind]),
+        np.array(counts, np.int64),
     )
 
 

@@ -10,9 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from mage_async.config import Learner
+from mage_async.learning.corrections.catalogue import correction
+from mage_async.learning.corrections.surrogate import Surrogate, Tokens
 from mage_async.learning.forward import Batch, token_logprobs
-from mage_async.learning.loss import LossRules, policy_loss, truncated_weights
 from mage_async.packing import Packed, Sequenced, pack
+from mage_async.staleness import TokenAges, staleness_metrics
 from mage_async.trajectory import Kind
 
 
@@ -28,6 +30,14 @@ class _Part:
     """float32 [N]: 1 for tokens of actions, 0 for those of reflections, which get no entropy bonus
     """
     proximal: torch.Tensor
+    staleness: torch.Tensor
+    turns: torch.Tensor
+
+    def tokens(self, logprobs: torch.Tensor) -> Tokens:
+        """What the correction is given."""
+        return Tokens(
+            logprobs, self.proximal, self.behaviour, self.advantages, self.staleness, self.turns
+        )
 
 
 class Trainer:
@@ -39,12 +49,19 @@ class Trainer:
     """
 
     def __init__(
-        self, model: PreTrainedModel, rules: Learner, temperature: float, seed: int
+        self,
+        model: PreTrainedModel,
+        rules: Learner,
+        temperature: float,
+        seed: int,
+        *,
+        max_staleness: int,
     ) -> None:
         self.model = model
         self.version = 0
         self._rules, self._temperature, self._seed = rules, temperature, seed
-        self._loss_rules = LossRules(rules.clip_low, rules.clip_high, rules.max_weight)
+        self._correct = correction(rules)
+        self._max_staleness = max_staleness
         self._optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=rules.learning_rate,
@@ -64,8 +81,10 @@ class Trainer:
         num_tokens = sum(len(part.packed.targets) for part in parts)
         scale = len(parts) / max(1, num_tokens)
         self._set_rate()
-        sums = np.sum([self._update(part, scale) for part in parts], axis=0)
-        metrics = _named(sums, num_tokens, len(parts)) | _off_policy(parts, self.version)
+        sums, surrogates = zip(*[self._update(part, scale) for part in parts], strict=True)
+        metrics = _named(np.sum(sums, axis=0), num_tokens, len(parts))
+        metrics |= _mismatch(parts, self.version)
+        metrics |= staleness_metrics(_ages(parts, surrogates), self._max_staleness)
         metrics["learning_rate"] = self._optimizer.param_groups[0]["lr"]
         self.version += 1
         return metrics
@@ -73,7 +92,7 @@ class Trainer:
     @torch.no_grad()
     def parity(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """How far the engine's log-probs are from this model's, at equal weights and keys."""
-        return _off_policy([self._part(sequences)], self.version)
+        return _mismatch([self._part(sequences)], self.version)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the weights."""
@@ -97,28 +116,31 @@ class Trainer:
         batch = Batch.of(packed, device)
         proximal, _ = token_logprobs(self.model, batch, self._temperature)
         acts = torch.from_numpy((packed.kinds == Kind.ACT).astype(np.float32))
-        advantages, behaviour = (
+        columns = [
             torch.from_numpy(packed.advantages),
             torch.from_numpy(packed.logprobs),
-        )
-        return _Part(
-            packed, batch, advantages.to(device), behaviour.to(device), acts.to(device), proximal
-        )
+            acts,
+            proximal,
+            torch.from_numpy(self.version - packed.policy_versions),
+            torch.from_numpy(packed.turns),
+        ]
+        return _Part(packed, batch, *(column.to(device) for column in columns))
 
-    def _update(self, part: _Part, scale: float) -> np.ndarray:
-        """One optimizer update; sums over tokens, in the order of `_named`."""
+    def _update(self, part: _Part, scale: float) -> tuple[np.ndarray, Surrogate]:
+        """One optimizer update; sums over tokens, in the order of `_named`, and what the correction
+        did.
+        """
         logprobs, entropy = token_logprobs(self.model, part.batch, self._temperature)
-        weights = truncated_weights(part.proximal, part.behaviour, self._loss_rules.max_weight)
-        losses, is_clipped = policy_loss(
-            logprobs, part.proximal, weights, part.advantages, self._loss_rules
-        )
+        made = self._correct(part.tokens(logprobs))
+        losses = made.losses
         loss = scale * (losses - self._entropy_rate() * entropy * part.acts).sum()
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._rules.grad_clip)
         self._optimizer.step()
-        sums = [losses.sum(), entropy.sum(), is_clipped.sum(), weights.sum(), norm]
-        return torch.stack([value.detach().float() for value in sums]).cpu().numpy()
+        sums = [losses.sum(), entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
+        sums += [made.is_masked.sum(), norm]
+        return torch.stack([value.detach().float() for value in sums]).cpu().numpy(), made
 
     def _progress(self) -> float:
         return min(1.0, self.version / max(1, self._rules.steps - 1))
@@ -135,37 +157,45 @@ class Trainer:
 
 
 def _named(sums: np.ndarray, num_tokens: int, num_updates: int) -> dict[str, float]:
-    loss, entropy, clipped, weights = sums[:4] / max(1, num_tokens)
+    loss, entropy, clipped, weights, masked = sums[:5] / max(1, num_tokens)
     return {
         "loss": float(loss),
         "entropy": float(entropy),
         "clipped_share": float(clipped),
         "mean_weight": float(weights),
-        "grad_norm": float(sums[4] / num_updates),
+        "masked_share": float(masked),
+        "grad_norm": float(sums[5] / num_updates),
     }
 
 
-def _off_policy(parts: Sequence[_Part], version: int) -> dict[str, float]:
-    """How far the tokens are from the policy being trained: staleness, and log-probs at equal
-    version.
+def _mismatch(parts: Sequence[_Part], version: int) -> dict[str, float]:
+    """How far the engine's log-probs are from the learner's: over all tokens, and over those of
+    equal weights and keys.
     """
-    drawn = np.concatenate([part.packed.policy_versions for part in parts])
     keys = np.concatenate([part.packed.kv_versions for part in parts])
-    gap = torch.cat([(part.proximal - part.behaviour).abs() for part in parts]).cpu().numpy()
-    staleness = version - drawn
-    is_equal = (staleness == 0) & (keys == version)
+    drawn = np.concatenate([part.packed.policy_versions for part in parts])
+    gap = np.abs(_log_ratios(parts))
+    is_equal = (drawn == version) & (keys == version)
     metrics = {
-        "staleness_mean": float(staleness.mean()),
-        "staleness_max": float(staleness.max()),
         "logprob_gap_mean": float(gap.mean()),
         "equal_version_tokens": float(is_equal.sum()),
     }
     if is_equal.any():
         metrics["logprob_mismatch_mean"] = float(gap[is_equal].mean())
         metrics["logprob_mismatch_max"] = float(gap[is_equal].max())
-    episodes = np.concatenate([part.packed.episodes for part in parts])
-    for episode in np.unique(episodes):
-        metrics[f"staleness_mean_episode_{episode + 1}"] = float(
-            staleness[episodes == episode].mean()
-        )
     return metrics
+
+
+def _log_ratios(parts: Sequence[_Part]) -> np.ndarray:
+    """Proximal minus behaviour log-prob: float32 [N]."""
+    return torch.cat([part.proximal - part.behaviour for part in parts]).cpu().numpy()
+
+
+def _ages(parts: Sequence[_Part], made: Sequence[Surrogate]) -> TokenAges:
+    return TokenAges(
+        torch.cat([part.staleness for part in parts]).cpu().numpy(),
+        np.concatenate([part.packed.episodes for part in parts]),
+        _log_ratios(parts),
+        torch.cat([surrogate.is_clipped for surrogate in made]).cpu().numpy(),
+        torch.cat([surrogate.is_masked for surrogate in made]).cpu().numpy(),
+    )

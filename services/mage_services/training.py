@@ -58,7 +58,13 @@ class Training:
         source = found[-1] if found else run.policy
         torch.set_num_threads(config.learner.threads)
         model = load_policy(source, config.policy.dtype, config.learner.device)
-        trainer = Trainer(model, config.learner, config.sampling.temperature, config.seed)
+        trainer = Trainer(
+            model,
+            config.learner,
+            config.sampling.temperature,
+            config.seed,
+            max_staleness=config.admission.max_staleness,
+        )
         counters = restore_checkpoint(trainer, found[-1]) if found else {}
         _forget_after(run.metrics, "step", trainer.version)
         _forget_after(run.curve, "version", trainer.version)

@@ -1,0 +1,1 @@
+"""Losses on tokens that older policies drew, one algorithm a file."""

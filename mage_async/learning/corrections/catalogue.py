@@ -1,0 +1,46 @@
+"""Corrections by the name a configuration gives them, with its constants filled in."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from mage_async.config import Learner
+from mage_async.learning.corrections.aged import age_mask, decoupled_aged
+from mage_async.learning.corrections.cispo import cispo
+from mage_async.learning.corrections.decoupled import decoupled
+from mage_async.learning.corrections.dppo import dppo
+from mage_async.learning.corrections.gspo import gspo
+from mage_async.learning.corrections.icepop import icepop
+from mage_async.learning.corrections.m2po import m2po
+from mage_async.learning.corrections.mis import mis_geometric, mis_sequence, mis_token
+from mage_async.learning.corrections.none import none
+from mage_async.learning.corrections.ppo import ppo
+from mage_async.learning.corrections.surrogate import Correction, Surrogate
+from mage_async.learning.corrections.tis import tis
+
+CLIP = {"clip_low": "clip_low", "clip_high": "clip_high"}
+WEIGHT = {"max_weight": "max_weight"}
+BAND = {"keep_low": "keep_low", "keep_high": "keep_high"}
+
+CORRECTIONS: Mapping[str, tuple[Callable[..., Surrogate], Mapping[str, str]]] = {
+    "none": (none, CLIP),
+    "ppo": (ppo, CLIP),
+    "decoupled": (decoupled, CLIP | WEIGHT),
+    "tis": (tis, WEIGHT),
+    "icepop": (icepop, CLIP | BAND),
+    "mis_token": (mis_token, CLIP | WEIGHT),
+    "mis_sequence": (mis_sequence, CLIP | WEIGHT),
+    "mis_geometric": (mis_geometric, CLIP | WEIGHT | BAND),
+    "cispo": (cispo, CLIP),
+    "gspo": (gspo, CLIP),
+    "dppo": (dppo, {"max_change": "max_probability_change"}),
+    "m2po": (m2po, {"max_second_moment": "max_second_moment"}),
+    "decoupled_aged": (decoupled_aged, CLIP | WEIGHT | {"age_decay": "age_decay"}),
+    "age_mask": (age_mask, CLIP | WEIGHT | {"max_age": "max_age"}),
+}
+"""Each function, and which key of `[learner]` each of its constants is."""
+
+
+def correction(rules: Learner) -> Correction:
+    """The configured correction: a function of tokens alone."""
+    function, keys = CORRECTIONS[rules.correction]
+    return partial(function, **{name: getattr(rules, key) for name, key in keys.items()})

@@ -1,0 +1,84 @@
+"""A step of the trainer on a tiny model, under different corrections."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mage_async import config_file
+from mage_async.learning.attention import NAME
+from mage_async.learning.corrections.catalogue import CORRECTIONS
+from mage_async.learning.trainer import Trainer
+from mage_async.metrics import check_names
+from mage_async.packing import Sequenced, pack
+
+
+def sequence(seed, *, drawn_at=0, logprob=-3.0):
+    """20 tokens of 32, of which 12 were sampled in three turns of two episodes."""
+    source = random.Random(seed)
+    worth = np.repeat([1.0, -0.5, source.random()], 4)
+    episodes, kinds = np.repeat([0, 0, 1], 4), np.zeros(12)
+    versions = np.full(12, float(drawn_at))
+    return Sequenced(
+        np.array([source.randrange(32) for _ in range(20)], np.int32),
+        np.concatenate([np.arange(start, start + 4) for start in (2, 8, 14)]),
+        np.full(12, logprob, np.float32),
+        np.stack([worth, versions, versions, episodes, kinds]),
+        np.array([4, 4, 4]),
+    )
+
+
+def trainer(name, **options):
+    torch.manual_seed(0)
+    shape = Qwen3Config(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        attn_implementation=NAME,
+    )
+    changes = [f"learner.{key}={value}" for key, value in options.items()]
+    config = config_file.load(config_file.find(None), [f"learner.correction={name}", *changes])
+    return Trainer(Qwen3ForCausalLM(shape), config.learner, 1.0, 0, max_staleness=1)
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_every_correction_trains_and_every_metric_is_explained(name):
+    taught = trainer(name)
+    before = [weight.detach().clone() for weight in taught.model.parameters()]
+    metrics = taught.step([sequence(seed) for seed in range(6)])
+    check_names(metrics)
+    assert all(np.isfinite(value) for value in metrics.values())
+    changed = zip(before, taught.model.parameters(), strict=True)
+    assert any(not torch.equal(old, new) for old, new in changed)
+
+
+def test_a_mask_does_not_make_what_is_left_count_more():
+    fresh, stale = sequence(0, drawn_at=9), sequence(1, drawn_at=0)
+    norms = []
+    for batch in ([fresh, stale], [fresh]):
+        taught = trainer("age_mask", minibatches=1, entropy=0.0, grad_clip=1e9, max_age=2)
+        taught.version = 9
+        metrics = taught.step(batch)
+        norms.append(metrics["grad_norm"])
+    assert metrics["masked_share"] == 0.0
+    assert norms[0] == pytest.approx(norms[1] / 2, rel=1e-4)
+
+
+def test_the_share_over_the_bound_is_against_the_configured_one():
+    taught = trainer("decoupled")
+    taught.version = 2
+    metrics = taught.step([sequence(0, drawn_at=0), sequence(1, drawn_at=1)])
+    assert metrics["over_bound_share"] == 0.5
+    assert (metrics["staleness_mean"], metrics["staleness_max"]) == (1.5, 2.0)
+    assert metrics["token_share_age_2"] == 0.5
+
+
+def test_turns_are_numbered_without_gaps_over_all_packed_sequences():
+    packed = pack([sequence(0), sequence(1)])
+    assert packed.turns.tolist() == np.repeat(np.arange(6), 4).tolist()
