@@ -21,6 +21,9 @@ token, if actors play a grant with weights at least as new as its `version`.
     in training    take_batch            trained
     (ended)        trained, drop
 
+That is the rule `slots`; `mage_async/admission_rules.py` has others, whose groups are in flight and
+end in the same ways, and `concurrency` may admit fewer to be played at once than the rule does.
+
 A result counts once by (grant, trial index), whichever epoch of the grant it comes from. Time is an
 argument, in seconds of any clock that does not go back.
 """
@@ -30,9 +33,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from mage_async.admission_rules import SLOTS, Flow, Place, Rule
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.wire import GroupGrant, TrialResult
 
+OVER_AGE = "over age"
+"""Why the rule `drop` drops groups: no fault of anybody's, so it counts in no row of drops."""
 MAX_REASONS = 64
 """Drops for further reasons are counted together, under "other reasons"."""
 
@@ -98,6 +104,10 @@ class Slot:
     """Who plays it; None while it is lapsed, complete or in training."""
     deadline: float
     trials: list[Trial | None]
+    granted: float = 0.0
+    """When, the last time."""
+    num_beside: int = 1
+    """Groups in play then, itself among them."""
     num_expired: int = 0
 
     def is_complete(self) -> bool:
@@ -130,6 +140,11 @@ class SlotLedger:
     """Steps published so far."""
     next_grant: int = 0
     """Number of the next group. After a restart: above every number used before."""
+    rule: Rule = SLOTS
+    lag: int = 0
+    """Actors get weights of so many steps ago, and every bound on staleness grows by it."""
+    concurrency: int | None = None
+    """At most so many groups in play, lapsed ones among them; None: as many as the rule admits."""
     _slots: dict[int, Slot] = field(default_factory=dict, init=False)
     """Groups not in training, by grant, oldest first."""
     _in_training: list[list[int]] = field(default_factory=list, init=False)
@@ -152,7 +167,24 @@ class SlotLedger:
 
     def may_grant(self) -> bool:
         """Whether a slot is free for a new group; those of `lapsed` go first, and hold theirs."""
-        return self.num_in_flight() < self.num_slots()
+        if self.concurrency is not None and self.num_in_play() >= self.concurrency:
+            return False
+        return self.rule.may_grant(self._flow())
+
+    def grants_in_flight(self) -> set[int]:
+        """Of groups that are not in training."""
+        return set(self._slots)
+
+    def life(self, grant: int, now: float) -> tuple[float, float]:
+        """Of a group that was completed just now: the time since its grant, and the mean number of
+        groups in play meanwhile, itself among them.
+        """
+        slot = self._slots[grant]
+        return now - slot.granted, (slot.num_beside + self.num_in_play() + 1) / 2
+
+    def num_in_play(self) -> int:
+        """Groups granted and not complete."""
+        return sum(not slot.is_complete() for slot in self._slots.values())
 
     def num_playing(self, peer: str) -> int:
         """Groups this peer plays; compare with its credits before granting it another."""
@@ -176,10 +208,12 @@ class SlotLedger:
             peer=peer,
             deadline=now + deadline_s,
             trials=[None] * self.trials_per_group,
+            granted=now,
+            num_beside=self.num_in_play() + 1,
         )
         self._slots[slot.grant] = slot
         self.next_grant += 1
-        return _message(slot, deadline_s)
+        return _message(slot, deadline_s, self.lag)
 
     def grant_again(self, grant: int, *, peer: str, now: float, deadline_s: float) -> GroupGrant:
         """Give a group of `lapsed` to another peer: same task and seed, next epoch."""
@@ -187,8 +221,9 @@ class SlotLedger:
         assert slot.peer is None, f"group {grant} is being played"
         assert not slot.is_complete(), f"group {grant} is complete"
         slot.peer, slot.deadline, slot.epoch = peer, now + deadline_s, slot.epoch + 1
+        slot.granted, slot.num_beside = now, self.num_in_play()
         self._events["granted_again"] += 1
-        return _message(slot, deadline_s)
+        return _message(slot, deadline_s, self.lag)
 
     def receive(self, result: TrialResult) -> Accepted | Duplicate | Unknown:
         """Take a trial in. Its append to the journal goes between this and the acknowledgement."""
@@ -243,25 +278,28 @@ class SlotLedger:
         return min((s.deadline for s in self._slots.values() if s.peer is not None), default=None)
 
     def take_batch(self) -> list[Group] | None:
-        """The groups of the next step in order of grant, once the oldest ones are all complete.
+        """The groups of the next step in order of grant, once the rule finds them all complete.
 
         They hold their slots until `trained`; meanwhile a further batch may be taken.
         """
-        oldest = list(self._slots.values())[: self.groups_per_step]
-        if len(oldest) < self.groups_per_step or not all(slot.is_complete() for slot in oldest):
+        grants = self.rule.take(self._flow())
+        if not grants:
             return None
-        self._in_training.append([slot.grant for slot in oldest])
-        for slot in oldest:
-            del self._slots[slot.grant]
-        return [slot.group() for slot in oldest]
+        self._in_training.append(grants)
+        return [self._slots.pop(grant).group() for grant in grants]
 
     def trained(self, version: int) -> None:
-        """The step on the oldest taken batch is done and published as `version`: free its slots."""
+        """The step on the oldest taken batch is done and published as `version`: free its slots,
+        and drop what the rule finds over age.
+        """
         assert self._in_training, "no batch is in training"
         assert version == self.version + 1, f"after version {self.version} came {version}"
         self._events["trained"] += len(self._in_training.pop(0))
         self._drops_in_a_row = 0
         self.version = version
+        for grant in self.rule.over_age(self._flow()):
+            self._dropped[OVER_AGE] += 1
+            del self._slots[grant]
 
     def counts(self) -> LedgerCounts:
         """A snapshot; reading it changes nothing."""
@@ -280,6 +318,16 @@ class SlotLedger:
             granted_again=self._events["granted_again"],
             dropped_by_reason=MappingProxyType(dict(self._dropped)),
             drops_in_a_row=self._drops_in_a_row,
+        )
+
+    def _flow(self) -> Flow:
+        places = [Place(s.grant, s.version, s.is_complete()) for s in self._slots.values()]
+        return Flow(
+            groups_per_step=self.groups_per_step,
+            max_staleness=self.max_staleness,
+            version=self.version,
+            places=places,
+            num_training=len(self._in_training),
         )
 
     def _why_unknown(self, result: TrialResult, slot: Slot | None) -> str:
@@ -302,7 +350,7 @@ class SlotLedger:
         del self._slots[slot.grant]
 
 
-def _message(slot: Slot, deadline_s: float) -> GroupGrant:
+def _message(slot: Slot, deadline_s: float, lag: int) -> GroupGrant:
     return GroupGrant(
         grant=slot.grant,
         epoch=slot.epoch,
@@ -312,7 +360,7 @@ def _message(slot: Slot, deadline_s: float) -> GroupGrant:
         seed=slot.task.seed,
         num_trials=len(slot.trials),
         num_episodes=slot.num_episodes,
-        version=slot.version,
+        version=max(0, slot.version - lag),
         deadline_s=deadline_s,
         held=slot.held(),
     )

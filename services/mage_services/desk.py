@@ -14,10 +14,12 @@ become complete.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mage_async.admission import Accepted, LedgerCounts, SlotLedger, Unknown
+from mage_async.concurrency import Concurrency
 from mage_async.errors import RunError
 from mage_async.task_stream import TaskStream
 from mage_async.trajectory import Group
@@ -66,6 +68,8 @@ class DeskRules:
     max_drops_in_a_row: int
     evaluate_every: int
     last_version: int
+    lag: int = 0
+    """Actors play with the weights of so many steps ago."""
 
 
 @dataclass(slots=True)
@@ -81,7 +85,11 @@ class Desk:
     peers: dict[Peer, Known] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     """Sentences about what peers did wrong, oldest first, at most 20."""
+    pace: Concurrency | None = None
+    """Age-aware concurrency; None: as many groups in play as the ledger's rule admits."""
     _published: Publication | None = None
+    _for_actors: deque[Publication] = field(default_factory=deque)
+    """The newest `lag + 1` publications, oldest first; actors play with the first."""
     _last_drop: str = ""
 
     def take(self, peer: Peer, message: Message) -> None:
@@ -124,15 +132,17 @@ class Desk:
 
     def publish(self, publication: Publication) -> None:
         """Tell everyone of new weights, then grant what they free."""
-        self._published = publication
+        self._remember(publication)
         for peer, known in list(self.peers.items()):
-            if known.hello.role == "actor" or self._is_measured(publication.version):
+            if known.hello.role == "actor":
+                self._send(peer, self._for_actors[0])
+            elif self._is_measured(publication.version):
                 self._send(peer, publication)
         self._grant()
 
     def open(self, publication: Publication) -> None:
         """The first weights are there: welcome those who waited."""
-        self._published = publication
+        self._remember(publication)
         for peer in list(self.peers):
             self._welcome(peer)
         self._grant()
@@ -144,6 +154,12 @@ class Desk:
     def trained(self, version: int) -> None:
         """The oldest batch taken has become `version`."""
         self.ledger.trained(version)
+
+    def keep_pace(self, busy_s: float) -> None:
+        """A step kept the trainer busy so long: perhaps another number of groups may be in play."""
+        if self.pace is not None:
+            self.pace.trained(busy_s)
+            self.ledger.concurrency = self.pace.limit
 
     def dismiss(self, reason: str) -> None:
         """Say goodbye to everyone."""
@@ -180,7 +196,8 @@ class Desk:
 
     def _welcome(self, peer: Peer) -> None:
         assert self._published is not None
-        latest = self._published
+        is_actor = self.peers[peer].hello.role == "actor"
+        latest = self._for_actors[0] if is_actor else self._published
         self.peers[peer].last_heard = self.clock()  # until now it was we who were silent
         self._send(peer, Welcome(version=latest.version, weights_path=latest.path))
 
@@ -199,6 +216,8 @@ class Desk:
             ),
         )
         if isinstance(verdict, Accepted) and verdict.is_complete:
+            if self.pace is not None:
+                self.pace.completed(*self.ledger.life(result.grant, self.clock()))
             self.arrived.set()
 
     def _drop(self, drop: GroupDrop) -> None:
@@ -260,6 +279,12 @@ class Desk:
         }
         best = max(free, key=lambda peer: free[peer], default=None)
         return best if best is not None and free[best] > 0 else None
+
+    def _remember(self, publication: Publication) -> None:
+        self._published = publication
+        self._for_actors.append(publication)
+        while len(self._for_actors) > self.rules.lag + 1:
+            self._for_actors.popleft()
 
     def _is_measured(self, version: int) -> bool:
         every = self.rules.evaluate_every

@@ -19,7 +19,9 @@ from functools import partial
 from typing import Any
 
 from mage_async.admission import SlotLedger
+from mage_async.admission_rules import RULES
 from mage_async.assembly import environment_of
+from mage_async.concurrency import Concurrency
 from mage_async.config import Config
 from mage_async.environments.environment import Environment
 from mage_async.learning.warm_start import Progress
@@ -71,11 +73,12 @@ class Learner:
 
     async def _step(self) -> None:
         groups = await self._batch()
-        waited = time.monotonic() - self._last
+        waited, began = time.monotonic() - self._last, time.monotonic()
         self.time.enter("training")
         metrics = await self._worker.call(self._training.step, groups)
         self.time.enter("publishing")
         publication = await self._worker.call(self._training.write_weights)
+        self._desk.keep_pace(time.monotonic() - began)
         self._desk.trained(publication.version)
         self._desk.publish(publication)
         record = self._record(groups, metrics, waited)
@@ -99,6 +102,8 @@ class Learner:
         """Log-probs of groups drawn by the last weights: granted, played, and never trained."""
         version = self._training.trainer.version
         parity: dict[str, float] = {}
+        if self._startup.config.admission.lag:
+            return parity  # actors never have the last weights
         self.time.enter("parity")
         try:
             async with asyncio.timeout(PARITY_PATIENCE_S):
@@ -217,6 +222,16 @@ def _ledger(config: Config, version: int, next_grant: int) -> SlotLedger:
         rules.trials_per_group,
         version=version,
         next_grant=next_grant,
+        rule=RULES[rules.rule],
+        lag=rules.lag,
+        concurrency=rules.max_groups_in_play,
+    )
+
+
+def _pace(config: Config) -> Concurrency:
+    rules = config.admission
+    return Concurrency(
+        rules.max_groups_in_play, rules.groups_per_step, rules.max_staleness, rules.over_age_target
     )
 
 
@@ -228,9 +243,10 @@ def _desk(channel: LearnerChannel, startup: Startup, environment: Environment) -
         config.admission.max_drops_in_a_row,
         config.evaluation.every,
         config.learner.steps,
+        config.admission.lag,
     )
     tasks = TaskStream(environment, config.seed)
-    return Desk(channel, _ledger(config, 0, 0), tasks, rules, time.monotonic)
+    return Desk(channel, _ledger(config, 0, 0), tasks, rules, time.monotonic, pace=_pace(config))
 
 
 async def main(startup: Startup, status: Status) -> None:
