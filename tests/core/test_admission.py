@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mage_async.admission import MAX_REASONS, Accepted, Duplicate, SlotLedger, Tally, Unknown
+from mage_async.admission_rules import RULES
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Segment, Task, Trial
 from mage_async.wire import GroupGrant, TrialResult, decode, encode
@@ -13,7 +14,7 @@ SEGMENT = Segment(
 )
 
 
-def ledger(**changes: int) -> SlotLedger:
+def ledger(**changes: object) -> SlotLedger:
     """One group of two trials a step, at most one step stale: two slots."""
     return SlotLedger(
         **{"groups_per_step": 1, "max_staleness": 1, "trials_per_group": 2} | changes  # type: ignore[arg-type]
@@ -252,3 +253,41 @@ def test_versions_are_published_one_by_one() -> None:
     slots.take_batch()
     with pytest.raises(AssertionError, match="after version 0 came 2"):
         slots.trained(2)
+
+
+def test_what_is_over_age_after_a_step_is_dropped_under_the_rule_drop_and_no_row_of_drops() -> None:
+    slots = ledger(max_staleness=0, rule=RULES["drop"])
+    first, second = grant(slots), grant(slots)
+    complete(slots, first)
+    assert slots.take_batch() is not None
+    slots.trained(1)
+    assert slots.counts().dropped_by_reason == {"over age": 1}
+    assert slots.counts().drops_in_a_row == 0
+    assert isinstance(slots.receive(result(second, 0)), Duplicate)
+
+
+def test_a_lag_asks_actors_for_older_weights_and_keeps_the_version_of_the_grant() -> None:
+    slots = ledger(version=9, lag=4)
+    granted = grant(slots)
+    assert granted.version == 5
+    complete(slots, granted)
+    (group,) = slots.take_batch() or []
+    assert group.version == 9
+
+
+def test_a_groups_life_is_since_its_grant_beside_the_mean_number_in_play() -> None:
+    slots = ledger(max_staleness=3)
+    first = grant(slots, now=5.0)
+    for _ in range(3):
+        grant(slots, now=6.0)
+    complete(slots, first)
+    assert slots.life(first.grant, now=9.0) == (4.0, (1 + 4) / 2)
+    assert slots.num_in_play() == 3
+
+
+def test_no_more_groups_are_in_play_than_concurrency_admits() -> None:
+    slots = ledger(max_staleness=3, concurrency=1)
+    first = grant(slots)
+    assert not slots.may_grant()
+    complete(slots, first)
+    assert slots.may_grant()

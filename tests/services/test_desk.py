@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from mage_async.admission import SlotLedger
+from mage_async.concurrency import Concurrency
 from mage_async.environments.catalogue import load
 from mage_async.errors import RunError
 from mage_async.policy_version import VersionRun
@@ -123,6 +124,44 @@ def test_nobody_is_welcomed_or_granted_anything_before_there_are_weights() -> No
         welcome, *rest = await read(actor)
         assert welcome == Welcome(version=0, weights_path="/weights/0")
         assert len(grants(rest)) == len(rest) == 4
+
+    run(main)
+
+
+def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() -> None:
+    async def main(site: Site) -> None:
+        site.desk.rules = replace(site.desk.rules, lag=1)
+        site.desk.ledger.lag = 1
+        actor, evaluator = await site.connect(), await site.connect("evaluator")
+        site.desk.open(publication(0))
+        for version in (1, 2):
+            granted = grants(await read(actor))
+            await site.say(actor, *results(*granted[-GROUPS_PER_STEP:]))
+            await site.say(actor, *results(*granted))
+            assert site.desk.take_batch() is not None
+            site.publish(version)
+        heard = await read(actor)
+        assert [m.version for m in heard if isinstance(m, Publication)] == [1]
+        assert {grant.version for grant in grants(heard)} == {1}
+        measured = [m.version for m in await read(evaluator) if isinstance(m, Publication)]
+        assert measured == [2]
+
+    run(main)
+
+
+def test_age_aware_concurrency_limits_the_groups_in_play() -> None:
+    async def main(site: Site) -> None:
+        site.desk.pace = Concurrency(4, GROUPS_PER_STEP, MAX_STALENESS, target=0.01, warm=2)
+        site.desk.open(publication(0))
+        actor = await site.connect()
+        granted = grants(await read(actor))
+        site.now += 30.0  # of 60 until the deadline
+        await site.say(actor, *results(*granted[:GROUPS_PER_STEP]))
+        assert site.desk.take_batch() is not None
+        site.desk.keep_pace(1.0)
+        assert site.desk.ledger.concurrency == 1
+        site.publish(1)
+        assert grants(await read(actor)) == []  # two slots are free, and two groups in play
 
     run(main)
 
