@@ -63,7 +63,7 @@ class Training:
             config.learner,
             config.sampling.temperature,
             config.seed,
-            max_staleness=config.admission.max_staleness,
+            max_staleness=config.admission.max_staleness + config.admission.lag,
         )
         counters = restore_checkpoint(trainer, found[-1]) if found else {}
         _forget_after(run.metrics, "step", trainer.version)
