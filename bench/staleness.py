@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 
+from baseline import write_baseline
 from staleness_report import Cell, write_report
 
 from mage_async.admission_rules import RULES
@@ -91,6 +92,7 @@ def _simulate(seeds: list[int]) -> int:
     faults += [] if ours["throughput"] >= 0.97 else ["slots: less than 0.97 of the ideal"]
     faults += [] if ours["work_wasted"] == 0 else ["slots: work thrown away"]
     faults += [] if abs(ours["length_bias"] - 1) <= 0.05 else ["slots: biased by length"]
+    write_baseline("staleness_simulated", {"seeds": seeds, "rules": shown, "faults": faults})
     print("verdict: " + ("; ".join(faults) or "as known, and slots hold what they promise"))
     return 1 if faults else 0
 
