@@ -68,6 +68,7 @@ from mage_services.engines.scripted import (
     action_words,
 )
 from mage_services.play import Stage
+from mage_services.testing import MemoryJournal
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,8 @@ def make_desk(channel: LearnerChannel, stage: Stage, max_staleness: int) -> Desk
         evaluate_every=0,
         last_version=SHAPE.steps,
     )
-    return Desk(channel, ledger, TaskStream(stage.environment, 0), rules, time.monotonic)
+    journal = MemoryJournal(forgets=True)
+    return Desk(channel, ledger, journal, TaskStream(stage.environment, 0), rules, time.monotonic)
 
 
 def measure(sigma: float, seed: int) -> dict[str, float]:

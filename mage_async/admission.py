@@ -28,12 +28,14 @@ A result counts once by (grant, trial index), whichever epoch of the grant it co
 argument, in seconds of any clock that does not go back.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from mage_async.admission_rules import SLOTS, Flow, Place, Rule
+from mage_async.journal import Commit, Granted, Head
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.wire import GroupGrant, TrialResult
 
@@ -226,7 +228,7 @@ class SlotLedger:
         return _message(slot, deadline_s, self.lag)
 
     def receive(self, result: TrialResult) -> Accepted | Duplicate | Unknown:
-        """Take a trial in. Its append to the journal goes between this and the acknowledgement."""
+        """Take a trial in; acknowledge it when the journal holds it durably."""
         slot = self._slots.get(result.grant)
         reason = self._why_unknown(result, slot)
         if reason:
@@ -263,8 +265,12 @@ class SlotLedger:
             slot.peer = None
             slot.num_expired += 1
             if slot.num_expired >= self.max_expiries:
-                self._end(slot, f"missed its deadline {slot.num_expired} times")
+                self._end(slot, self.expiry_reason())
         return [slot.grant for slot in late if slot.grant in self._slots]
+
+    def expiry_reason(self) -> str:
+        """Why `expire` drops a group."""
+        return f"missed its deadline {self.max_expiries} times"
 
     def peer_gone(self, peer: str) -> list[int]:
         """Take its groups from a peer that ended; returns those to be granted again."""
@@ -301,6 +307,98 @@ class SlotLedger:
             self._dropped[OVER_AGE] += 1
             del self._slots[grant]
 
+    def owners(self) -> set[str]:
+        """Peers that play a group."""
+        return {slot.peer for slot in self._slots.values() if slot.peer is not None}
+
+    def grants_of(self, peer: str, *, now: float, deadline_s: float) -> list[GroupGrant]:
+        """What a peer plays, as it was told or should have been; deadlines begin anew.
+
+        After a restart of the learner either side may know of a grant that the other does not.
+        """
+        mine = [slot for slot in self._slots.values() if slot.peer == peer]
+        for slot in mine:
+            slot.deadline = now + deadline_s
+        return [_message(slot, deadline_s, self.lag) for slot in mine]
+
+    def head(self, config: str, deadline_s: float) -> Head:
+        """All but the trials, for the journal. No batch is in training."""
+        assert not self._in_training, "a batch is in training"
+        return Head(
+            config=config,
+            version=self.version,
+            first_grant=self._first_grant,
+            next_grant=self.next_grant,
+            groups=tuple(
+                Granted(
+                    peer=slot.peer,
+                    version=slot.version,
+                    grant=_message(slot, deadline_s, self.lag),
+                )
+                for slot in self._slots.values()
+            ),
+            trained=self._events["trained"],
+            acknowledged=self._events["acknowledged"],
+            granted_again=self._events["granted_again"],
+            dropped=dict(self._dropped),
+        )
+
+    def begin(self, head: Head) -> None:
+        """Take over what a head of the journal says; this ledger is new."""
+        self.version, self.next_grant = head.version, head.next_grant
+        self._first_grant = head.first_grant
+        self._dropped.update(head.dropped)
+        self._events.update(
+            trained=head.trained,
+            acknowledged=head.acknowledged,
+            granted_again=head.granted_again,
+        )
+        for granted in head.groups:
+            self._put(granted)
+
+    def redo_grant(self, granted: Granted) -> None:
+        """Redo what the journal says of a grant, the first or a later one."""
+        slot = self._slots.get(granted.grant.grant)
+        if slot is None:
+            self._put(granted)
+            self.next_grant = max(self.next_grant, granted.grant.grant + 1)
+        else:
+            slot.peer, slot.epoch = granted.peer, granted.grant.epoch
+            self._events["granted_again"] += 1
+
+    def redo_drop(self, grant: int, reason: str) -> None:
+        """Redo a drop."""
+        if grant in self._slots and reason == OVER_AGE:
+            self._dropped[OVER_AGE] += 1
+            del self._slots[grant]
+        elif grant in self._slots:
+            self._end(self._slots[grant], reason)
+
+    def redo_commit(self, commit: Commit) -> list[Group] | None:
+        """Redo a step; returns its groups, or None where a trial of them is not there."""
+        slots = [self._slots.pop(grant, None) for grant in commit.grants]
+        self._events["trained"] += len(slots)
+        self._drops_in_a_row = 0
+        self.version = commit.version
+        known = [slot for slot in slots if slot is not None and slot.is_complete()]
+        return [slot.group() for slot in known] if len(known) == len(slots) else None
+
+    def resume(self, now: float) -> None:
+        """All records are redone: lives of groups are counted from now on."""
+        for slot in self._slots.values():
+            slot.granted, slot.num_beside = now, max(1, self.num_in_play())
+
+    def granted(self, grant: GroupGrant) -> Granted:
+        """What the journal says of a grant just made."""
+        slot = self._slots[grant.grant]
+        return Granted(peer=slot.peer, version=slot.version, grant=grant)
+
+    def drop_all(self, reason: str) -> None:
+        """Give up every group that is not in training."""
+        for slot in list(self._slots.values()):
+            self._end(slot, reason)
+        self._drops_in_a_row = 0
+
     def counts(self) -> LedgerCounts:
         """A snapshot; reading it changes nothing."""
         groups = Tally(
@@ -333,8 +431,9 @@ class SlotLedger:
     def _why_unknown(self, result: TrialResult, slot: Slot | None) -> str:
         if not self._first_grant <= result.grant < self.next_grant:
             return f"group {result.grant} was never granted by this learner"
-        if not 0 <= result.trial.index < self.trials_per_group:
-            return f"a group has {self.trials_per_group} trials, got number {result.trial.index}"
+        count = self.trials_per_group if slot is None else len(slot.trials)
+        if not 0 <= result.trial.index < count:
+            return f"a group has {count} trials, got number {result.trial.index}"
         if slot is None:
             return ""
         if result.epoch > slot.epoch:
@@ -342,6 +441,19 @@ class SlotLedger:
         if (result.trial.task, result.trial.num_episodes) != (slot.task, slot.num_episodes):
             return f"group {slot.grant} is another task than the trial's"
         return ""
+
+    def _put(self, granted: Granted) -> None:
+        message = granted.grant
+        self._slots[message.grant] = Slot(
+            grant=message.grant,
+            task=Task(message.environment, message.member, message.seed, message.seat),
+            num_episodes=message.num_episodes,
+            version=granted.version,
+            epoch=message.epoch,
+            peer=granted.peer,
+            deadline=math.inf,
+            trials=[None] * message.num_trials,
+        )
 
     def _end(self, slot: Slot, reason: str) -> None:
         known = reason in self._dropped or len(self._dropped) < MAX_REASONS

@@ -231,6 +231,16 @@ class Transport(Section):
     address: str
 
 
+class Journal(Section):
+    """What is kept on disk of grants, trials and steps."""
+
+    max_bytes: Count
+    """Above half of it, segments that a checkpoint has made unnecessary are deleted; at it, no
+    trial is taken in until there is space."""
+    segment_bytes: Count
+    """A segment that has become so long is followed by a new one after the next step."""
+
+
 class Supervision(Section):
     """How the processes are watched."""
 
@@ -256,6 +266,7 @@ class Config(Section):
     learner: Learner
     evaluation: Evaluation
     transport: Transport
+    journal: Journal
     supervision: Supervision
 
 

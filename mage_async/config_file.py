@@ -20,6 +20,11 @@ def load(path: Path, assignments: list[str]) -> Config:
     return parse(tree, str(path.name))
 
 
+def loads(text: str) -> Config:
+    """Read what `dump` gave."""
+    return parse(tomllib.loads(text), "configuration")
+
+
 def parse(tree: dict[str, Any], where: str) -> Config:
     """Turn plain data into a `Config`; `where` begins the error."""
     try:

@@ -89,6 +89,21 @@ def prefix_rates(trials: Sequence[Trial]) -> dict[str, float]:
     }
 
 
+def batch_totals(groups: Sequence[Group]) -> dict[str, int]:
+    """What a batch adds to the totals of a run."""
+    trials = [trial for group in groups for trial in group.trials]
+    return {
+        "trials": len(trials),
+        "generated_tokens": sum(trial.num_sampled() for trial in trials),
+        "trained_tokens": sum(trial.num_tokens() for trial in trials),
+        "prompt_tokens": sum(trial.num_prompt_tokens for trial in trials),
+        "reused_tokens": sum(trial.num_reused_tokens for trial in trials),
+        "repeated_tokens": sum(trial.num_repeated_tokens for trial in trials),
+        "invalid_actions": sum(trial.num_invalid() for trial in trials),
+        "extension_faults": sum(trial.num_extension_faults for trial in trials),
+    }
+
+
 def trial_counts(counts: LedgerCounts) -> dict[str, int]:
     """Trials by fate: granted = trained + dropped + in_flight."""
     trials = counts.trials

@@ -31,6 +31,11 @@ class RunDirectory:
         return self.root / "checkpoints"
 
     @property
+    def journal(self) -> Path:
+        """Append-only segments: grants, trials, drops and steps; see `mage_async/journal.py`."""
+        return self.root / "journal"
+
+    @property
     def logs(self) -> Path:
         """What each process printed."""
         return self.root / "logs"

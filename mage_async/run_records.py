@@ -47,11 +47,11 @@ def read_records(run: RunDirectory) -> RunRecords:
         raise RunError(f"{run.root} is no run directory: it has no {run.config.name}")
     return RunRecords(
         config_file.load(run.config, []),
-        _lines(run.metrics),
-        _lines(run.curve),
+        read_lines(run.metrics),
+        read_lines(run.curve),
         _document(run.evaluation),
         _document(run.learner),
-        _lines(run.samples),
+        read_lines(run.samples),
     )
 
 
@@ -59,7 +59,7 @@ def _document(file: Path) -> Record:
     return _parsed(file, file.read_text(), "") if file.is_file() else {}
 
 
-def _lines(file: Path) -> list[Record]:
+def read_lines(file: Path) -> list[Record]:
     """Every finished line; what a killed process left of a last one was never written."""
     if not file.is_file():
         return []

@@ -1,7 +1,7 @@
 """Checkpoints: a HuggingFace folder a step, with the optimizer and the counters beside the weights.
 
-A checkpoint is written under a temporary name and renamed when whole, so a crash leaves the last
-good one.
+A checkpoint is written under a temporary name, synced and renamed when whole, so a crash leaves the
+last good one, and what the journal held for it may be deleted.
 """
 
 import json
@@ -43,11 +43,24 @@ def save_checkpoint(
     export_hf(trainer.model, chat_source, working)
     torch.save(trainer.state(), working / OPTIMIZER)
     (working / COUNTERS).write_text(json.dumps(counters | {"version": trainer.version}, indent=2))
+    for file in working.iterdir():
+        _sync(file)
+    _sync(working)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(working, final)
+    _sync(folder)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def _sync(path: Path) -> None:
+    """Make a file's content, or a folder's names, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -59,15 +59,17 @@ class Trainer:
     ) -> None:
         self.model = model
         self.version = 0
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=rules.learning_rate)
+        self.adopt(rules, temperature, seed, max_staleness=max_staleness)
+
+    def adopt(self, rules: Learner, temperature: float, seed: int, *, max_staleness: int) -> None:
+        """Train by these rules from here on; a resumed run may have others than its checkpoint."""
         self._rules, self._temperature, self._seed = rules, temperature, seed
         self._correct = correction(rules)
         self._max_staleness = max_staleness
-        self._optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=rules.learning_rate,
-            betas=(rules.beta1, rules.beta2),
-            weight_decay=rules.weight_decay,
-        )
+        for group in self._optimizer.param_groups:
+            group["betas"] = (rules.beta1, rules.beta2)
+            group["weight_decay"] = rules.weight_decay
 
     def describe(self) -> str:
         """The model in a few words."""

@@ -81,15 +81,17 @@ class Actor:
         return reason
 
     async def _receive(self, message: Message, tasks: asyncio.TaskGroup) -> str:
-        playing: set[asyncio.Task[None]] = set()
+        playing: dict[tuple[int, int], asyncio.Task[None]] = {}
         while True:
             match message:
                 case GroupGrant():
-                    task = tasks.create_task(self._group(message), name=f"group {message.grant}")
-                    playing.add(task)
-                    task.add_done_callback(playing.discard)
+                    key = message.grant, message.epoch
+                    if key not in playing:  # a restarted learner repeats its grants
+                        task = tasks.create_task(self._group(message), name=f"group {key[0]}")
+                        playing[key] = task
+                        task.add_done_callback(lambda _, key=key: playing.pop(key))
                 case Goodbye():
-                    for task in playing:
+                    for task in list(playing.values()):
                         task.cancel()
                     return message.reason
                 case _:
@@ -109,7 +111,7 @@ class Actor:
 
     async def _welcome(self, welcome: Welcome) -> None:
         """Taken in, perhaps by a restarted learner: what it may not have is sent again."""
-        if welcome.weights_path is not None:
+        if welcome.weights_path is not None and welcome.version > self._weights.version:
             await self._load(welcome.version, Path(welcome.weights_path))
         for result in list(self._unacknowledged.values()):
             await self._channel.send(result)
@@ -154,10 +156,15 @@ class Actor:
     async def _trials(self, grant: GroupGrant) -> None:
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)
         async with asyncio.TaskGroup() as trials:
-            for index in sorted(set(range(grant.num_trials)) - set(grant.held)):
+            for index in sorted(set(range(grant.num_trials)) - self._played(grant)):
                 trials.create_task(
                     self._trial(grant, task, index), name=f"trial {grant.grant}.{index}"
                 )
+
+    def _played(self, grant: GroupGrant) -> set[int]:
+        """Trials that the learner has, or will have when it takes what was sent."""
+        sent = {index for number, index in self._unacknowledged if number == grant.grant}
+        return sent | set(grant.held)
 
     async def _trial(self, grant: GroupGrant, task: Task, index: int) -> None:
         name = f"{grant.grant}.{grant.epoch}.{index}"

@@ -6,21 +6,29 @@ become complete.
 
     peer's message   the desk
     Hello            Welcome now, or when the policy is ready; then grants
-    TrialResult      (journal, a later version), Acknowledge; perhaps the batch is complete
+    TrialResult      journal, then Acknowledge; perhaps the batch is complete
     GroupDrop        frees the slot, counts the reason
     Heartbeat        remembers it; a peer that stops beating is away: its groups are granted again
     Goodbye          the same, for good
     (a stranger's)   WhoAreYou, so that it says hello; a result is taken all the same
+
+What a peer is told follows from what the journal holds durably: a grant or an acknowledgement
+leaves when its record, and with it every earlier one, is on disk. While the journal has no space no
+result is taken in and nothing granted; afterwards each actor is welcomed again, and sends again
+what was not acknowledged.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
-from mage_async.admission import Accepted, LedgerCounts, SlotLedger, Unknown
+from mage_async.admission import OVER_AGE, Accepted, LedgerCounts, SlotLedger, Unknown
 from mage_async.concurrency import Concurrency
 from mage_async.errors import RunError
+from mage_async.journal import Dropped, Head, Record
 from mage_async.task_stream import TaskStream
 from mage_async.trajectory import Group
 from mage_async.wire import (
@@ -42,6 +50,22 @@ SILENCE_S = 5.0
 """An actor that has not spoken for so long is away."""
 FIRST_BEAT_S = 60.0
 """From its welcome to its first heartbeat, while it makes its engine."""
+
+
+class Journal(Protocol):
+    """What the desk needs of `JournalFile`."""
+
+    def append(self, record: Record, then: Callable[[], None] | None = None) -> None:
+        """Write a record behind all earlier ones; call `then` when it is durable."""
+
+    def after(self, then: Callable[[], None]) -> None:
+        """Call `then` when all that was appended so far is durable."""
+
+    def why_full(self) -> str:
+        """Why no more trials may be taken in; empty while they may."""
+
+    def roll(self, head: Callable[[], Head]) -> None:
+        """Begin a new segment, if it is time; between two steps."""
 
 
 @dataclass(slots=True)
@@ -70,6 +94,8 @@ class DeskRules:
     last_version: int
     lag: int = 0
     """Actors play with the weights of so many steps ago."""
+    config: str = ""
+    """As TOML, for the journal."""
 
 
 @dataclass(slots=True)
@@ -78,6 +104,7 @@ class Desk:
 
     channel: LearnerChannel
     ledger: SlotLedger
+    journal: Journal
     tasks: TaskStream
     rules: DeskRules
     clock: Callable[[], float]
@@ -91,6 +118,9 @@ class Desk:
     _for_actors: deque[Publication] = field(default_factory=deque)
     """The newest `lag + 1` publications, oldest first; actors play with the first."""
     _last_drop: str = ""
+    _is_full: bool = False
+    """The journal had no space when it was last looked at."""
+    _opened_at: float = 0.0
 
     def take(self, peer: Peer, message: Message) -> None:
         """Decide on one message.
@@ -127,7 +157,9 @@ class Desk:
                 self._note(f"{peer}: silent for {known.patience_s():g} s")
                 known.is_away = True
                 self.ledger.peer_gone(peer)
+        self._forget_strangers(now)
         self._expire(now)
+        self._look_for_space()
         self._grant()
 
     def publish(self, publication: Publication) -> None:
@@ -143,6 +175,7 @@ class Desk:
     def open(self, publication: Publication) -> None:
         """The first weights are there: welcome those who waited."""
         self._remember(publication)
+        self._opened_at = self.clock()
         for peer in list(self.peers):
             self._welcome(peer)
         self._grant()
@@ -152,8 +185,16 @@ class Desk:
         return self.ledger.take_batch()
 
     def trained(self, version: int) -> None:
-        """The oldest batch taken has become `version`."""
+        """The oldest batch taken has become `version`, and the journal says so durably."""
+        before = self.ledger.grants_in_flight()
         self.ledger.trained(version)
+        for grant in sorted(before - self.ledger.grants_in_flight()):
+            self.journal.append(Dropped(grant=grant, reason=OVER_AGE))
+        self.journal.roll(self.head)
+
+    def head(self) -> Head:
+        """All a new segment of the journal has to begin with."""
+        return self.ledger.head(self.rules.config, self.rules.deadline_s)
 
     def keep_pace(self, busy_s: float) -> None:
         """A step kept the trainer busy so long: perhaps another number of groups may be in play."""
@@ -190,6 +231,9 @@ class Desk:
         for other, known in list(self.peers.items()):
             if known.hello.name == hello.name and other != peer:
                 self._gone(other)  # the same process, restarted
+        for owner in self.ledger.owners():
+            if owner.startswith(f"{hello.name}/") and owner != peer:
+                self.ledger.peer_gone(owner)  # the same, while there was no learner
         self.peers[peer] = Known(hello, self.clock())
         if self._published is not None:
             self._welcome(peer)
@@ -200,31 +244,59 @@ class Desk:
         latest = self._for_actors[0] if is_actor else self._published
         self.peers[peer].last_heard = self.clock()  # until now it was we who were silent
         self._send(peer, Welcome(version=latest.version, weights_path=latest.path))
+        now, deadline_s = self.clock(), self.rules.deadline_s
+        mine = self.ledger.grants_of(peer, now=now, deadline_s=deadline_s)
+        self._after(peer, *mine)
 
     def _result(self, peer: Peer, result: TrialResult) -> None:
+        if self._look_for_space():
+            return  # it stays with its peer
         verdict = self.ledger.receive(result)
         if isinstance(verdict, Unknown):
             self._note(f"{peer}: {verdict.reason}")
             return
-        self._send(
-            peer,
-            Acknowledge(
-                grant=result.grant,
-                epoch=result.epoch,
-                trial=result.trial.index,
-                is_duplicate=not isinstance(verdict, Accepted),
-            ),
+        is_first = isinstance(verdict, Accepted)
+        answer = Acknowledge(
+            grant=result.grant,
+            epoch=result.epoch,
+            trial=result.trial.index,
+            is_duplicate=not is_first,
         )
-        if isinstance(verdict, Accepted) and verdict.is_complete:
+        if is_first:
+            self.journal.append(result, partial(self._send, peer, answer))
+        else:
+            self._after(peer, answer)  # the first one may not be durable yet
+        if is_first and verdict.is_complete:
             if self.pace is not None:
                 self.pace.completed(*self.ledger.life(result.grant, self.clock()))
             self.arrived.set()
 
     def _drop(self, drop: GroupDrop) -> None:
         if self.ledger.drop(drop.grant, drop.epoch, drop.reason):
+            self.journal.append(Dropped(grant=drop.grant, reason=drop.reason))
             self._last_drop = drop.reason
             self.arrived.set()  # a later group may now be among the oldest
             self._check_drops()
+
+    def _look_for_space(self) -> bool:
+        """Whether the journal is full; when it is no longer, ask for what was not taken in."""
+        was_full, reason = self._is_full, self.journal.why_full()
+        self._is_full = bool(reason)
+        if reason and not was_full:
+            self._note(f"nothing is taken in or granted: {reason}")
+            self.arrived.set()  # a checkpoint may make space
+        if was_full and not reason:
+            for peer, known in list(self.peers.items()):
+                if known.hello.role == "actor" and self._published is not None:
+                    self._welcome(peer)
+        return self._is_full
+
+    def _forget_strangers(self, now: float) -> None:
+        """Owners from before a restart who have not come back."""
+        if self._published is not None and now - self._opened_at > SILENCE_S:
+            for owner in self.ledger.owners() - self.peers.keys():
+                self._note(f"{owner}: has not come back after the learner's restart")
+                self.ledger.peer_gone(owner)
 
     def _is_silent(self, known: Known, now: float) -> bool:
         """An actor that was welcomed and has said nothing since, and nobody has noticed yet."""
@@ -233,11 +305,11 @@ class Desk:
         return now - known.last_heard > known.patience_s()
 
     def _expire(self, now: float) -> None:
-        before = self.ledger.counts().dropped_by_reason
+        before = self.ledger.grants_in_flight()
         self.ledger.expire(now)
-        after = self.ledger.counts().dropped_by_reason
-        for reason in (reason for reason in after if after[reason] > before.get(reason, 0)):
-            self._last_drop = reason
+        for grant in sorted(before - self.ledger.grants_in_flight()):
+            self._last_drop = self.ledger.expiry_reason()
+            self.journal.append(Dropped(grant=grant, reason=self._last_drop))
             self.arrived.set()
         self._check_drops()
 
@@ -252,6 +324,8 @@ class Desk:
     def _grant(self) -> None:
         """Give lapsed groups, then free slots, to the actor with the most free credits."""
         if self._published is None or self.ledger.version >= self.rules.last_version + 1:
+            return
+        if self._is_full:
             return
         while (peer := self._freest()) is not None:
             lapsed = self.ledger.lapsed()
@@ -269,7 +343,7 @@ class Desk:
                 )
             else:
                 return
-            self._send(peer, grant)
+            self.journal.append(self.ledger.granted(grant), partial(self._send, peer, grant))
 
     def _freest(self) -> Peer | None:
         free = {
@@ -296,6 +370,11 @@ class Desk:
         except PeerGone as gone:
             self._note(str(gone))
             self._gone(peer)
+
+    def _after(self, peer: Peer, *messages: Message) -> None:
+        """Send when what was appended so far is durable."""
+        for message in messages:
+            self.journal.after(partial(self._send, peer, message))
 
     def _gone(self, peer: Peer) -> None:
         self.peers.pop(peer, None)

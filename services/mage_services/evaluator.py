@@ -7,6 +7,7 @@ context) and `swapped` (from the last episode on, somebody else is hidden). Adap
 take away.
 """
 
+import asyncio
 import json
 import time
 from dataclasses import asdict, replace
@@ -26,14 +27,15 @@ from mage_async.run_directory import RunDirectory
 from mage_async.score import Score, score
 from mage_async.task_stream import evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
-from mage_async.wire import Goodbye, Hello, Publication, Welcome
+from mage_async.wire import Goodbye, Heartbeat, Hello, Publication, Welcome
 from mage_services.channel import PeerChannel
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.engines.engine import Engine
 from mage_services.play import Stage, play_all
-from mage_services.process import Status, run_process
+from mage_services.process import Status, run_process, ticks
 from mage_services.startup import Startup, read_startup
 
+HEARTBEAT_S = 1.0
 CURVE_SEED, FINAL_SEED = 1, 2
 """Tasks of the curve and of the final sets are disjoint, and the same for every run of an
 environment.
@@ -125,7 +127,7 @@ class Follower:
     """Follows a run: a curve while it trains, the final sets at its end."""
 
     def __init__(self, startup: Startup, status: Status, channel: PeerChannel) -> None:
-        self._run, self._config = startup.run, startup.config
+        self._run, self._config, self._name = startup.run, startup.config, startup.name
         self._status, self._channel = status, channel
         self._began = time.monotonic()
 
@@ -135,19 +137,43 @@ class Follower:
             await self._sample(evaluator, version)
             await self._point(evaluator, version)
 
-    async def follow(self, evaluator: Evaluator, engine: Engine, environment: Environment) -> None:
-        """Evaluate each version that is sent, in order, until goodbye.
+    async def follow(
+        self, evaluator: Evaluator, engine: Engine, environment: Environment, version: int
+    ) -> None:
+        """Evaluate each version that is sent, in order, until goodbye; then the final sets.
 
         Cancellation loses the evaluation under way.
         """
-        version = 0
+        async with asyncio.TaskGroup() as tasks:
+            beat = tasks.create_task(self._beat(), name="heartbeat")
+            version = await self._curve(evaluator, engine, version)
+            beat.cancel()
+        await self.finish(evaluator, environment, version)
+
+    async def _curve(self, evaluator: Evaluator, engine: Engine, version: int) -> int:
+        """Points of the curve until goodbye; returns the version that is loaded in the end."""
         while not isinstance(message := await self._channel.receive(), Goodbye):
-            if not isinstance(message, Publication | Welcome):
-                raise RunError(f"an evaluator cannot take {type(message).__name__}")
-            version = message.version
-            if isinstance(message, Publication):
-                await engine.load(version, Path(message.path))
-                await self._point(evaluator, version)
+            match message:
+                case Publication():
+                    version = message.version
+                    await engine.load(version, Path(message.path))
+                    await self._point(evaluator, version)
+                case Welcome() if message.weights_path and message.version > version:
+                    version = message.version  # of a restarted learner
+                    await engine.load(version, Path(message.weights_path))
+                case Welcome():
+                    continue
+                case _:
+                    raise RunError(f"an evaluator cannot take {type(message).__name__}")
+        return version
+
+    async def _beat(self) -> None:
+        """Speak now and then: a restarted learner knows only who has spoken to it."""
+        async for _ in ticks(HEARTBEAT_S):
+            await self._channel.send(Heartbeat(name=self._name, counters={}, blocked_s={}))
+
+    async def finish(self, evaluator: Evaluator, environment: Environment, version: int) -> None:
+        """The final sets with the last weights. Cancellation loses them."""
         self._status.send("evaluating", version=version)
         sets = await evaluator.final(self._config.evaluation.final_trials)
         write_evaluation(self._run, sets, environment, version)
@@ -187,18 +213,38 @@ async def main(startup: Startup, status: Status) -> None:
         credits=0,
     )
     with PeerChannel(startup.address, hello) as channel:
-        welcome = await channel.receive()
-        if not isinstance(welcome, Welcome) or welcome.weights_path is None:
-            raise RunError(f"expected to be welcomed with weights, got {type(welcome).__name__}")
+        follower = Follower(startup, status, channel)
+        finished = _finished(startup)
+        version, weights = finished or await _welcome(channel)
         environment, chat = environment_of(config), load_chat(startup.run.policy)
         async with EmbeddedEngine(startup.run.policy, config.engine) as engine:
-            await engine.load(welcome.version, Path(welcome.weights_path))
+            await engine.load(version, weights)
             status.send("ready")
             evaluator = Evaluator(config, environment, chat, engine, config.evaluation.episodes)
-            follower = Follower(startup, status, channel)
-            await follower.begin(evaluator, welcome.version)
-            await follower.follow(evaluator, engine, environment)
+            if finished:
+                await follower.finish(evaluator, environment, version)
+            else:
+                await follower.begin(evaluator, version)
+                await follower.follow(evaluator, engine, environment, version)
     status.send("done", reason="evaluated")
+
+
+async def _welcome(channel: PeerChannel) -> tuple[int, Path]:
+    """What the learner welcomes with. Cancellation leaves nothing."""
+    welcome = await channel.receive()
+    if not isinstance(welcome, Welcome) or welcome.weights_path is None:
+        raise RunError(f"expected to be welcomed with weights, got {type(welcome).__name__}")
+    return welcome.version, Path(welcome.weights_path)
+
+
+def _finished(startup: Startup) -> tuple[int, Path] | None:
+    """The last version, where training is over: an evaluator that was restarted since then has no
+    learner to welcome it.
+    """
+    run, steps = startup.run, startup.config.learner.steps
+    if not run.learner.is_file() or json.loads(run.learner.read_text())["version"] != steps:
+        return None
+    return steps, run.weights_of(steps)
 
 
 if __name__ == "__main__":

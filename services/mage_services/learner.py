@@ -7,35 +7,44 @@
 
 The trainer never waits for an actor but for the batch itself: weights are written by the same
 thread that trained them, announced by the loop, and the next batch is usually complete by then.
+
+A step is committed to the journal, durably, before anyone hears of its version. A learner that
+begins brings the newest checkpoint up to date from the journal, and its ledger of groups with it.
 """
 
 import asyncio
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from mage_async import config_file
 from mage_async.admission import SlotLedger
 from mage_async.admission_rules import RULES
 from mage_async.assembly import environment_of
 from mage_async.concurrency import Concurrency
 from mage_async.config import Config
-from mage_async.environments.environment import Environment
+from mage_async.journal import Head, Published
 from mage_async.learning.warm_start import Progress
-from mage_async.metrics import batch_metrics, check_names, trial_counts
+from mage_async.metrics import batch_metrics, batch_totals, check_names, trial_counts
+from mage_async.run_records import read_lines
 from mage_async.task_stream import TaskStream
 from mage_async.trajectory import Group
 from mage_services.blocked import TimeBook
 from mage_services.channel import LearnerChannel
 from mage_services.desk import Desk, DeskRules
+from mage_services.journal_file import JournalFile
 from mage_services.process import Status, run_process, ticks
 from mage_services.startup import Startup, read_startup
-from mage_services.training import Training
+from mage_services.training import Begun, Replayed, Training
 
 TICK_S = 0.5
+HEARD_S = 3.0
+"""Whoever lives has spoken to a new learner by then, and can be said goodbye to."""
 PARITY_PATIENCE_S = 5.0
 """How long to wait, after the last step, for groups drawn by the last weights."""
 
@@ -48,14 +57,17 @@ class Learner:
         startup: Startup,
         status: Status,
         desk: Desk,
+        journal: JournalFile,
         training: Training,
         worker: "Worker",
         warm_start_s: float,
     ) -> None:
         self._startup, self._status, self._desk = startup, status, desk
+        self._journal = journal
         self._training, self._worker, self._warm_start_s = training, worker, warm_start_s
         self._units = environment_of(startup.config).facts.units
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
+        self._checkpointed = training.trainer.version
         self._last = time.monotonic()
         self._totals: dict[str, float] = dict(training.counters.get("totals", {}))
         self.time = TimeBook("batch not full")
@@ -63,12 +75,14 @@ class Learner:
     async def train(self) -> None:
         """Train until the configured version, then measure parity and say goodbye."""
         config = self._startup.config
+        opened = time.monotonic()
         self._desk.open(await self._worker.call(self._training.write_weights))
         while self._training.trainer.version < config.learner.steps:
             await self._step()
         parity = await self._parity()
-        await self._worker.call(self._training.checkpoint, self._counters())
+        await self._checkpoint()
         await self._worker.call(self._write_end, parity)
+        await asyncio.sleep(max(0.0, opened + HEARD_S - time.monotonic()))
         self._desk.dismiss("the run is complete")
 
     async def _step(self) -> None:
@@ -76,16 +90,22 @@ class Learner:
         waited, began = time.monotonic() - self._last, time.monotonic()
         self.time.enter("training")
         metrics = await self._worker.call(self._training.step, groups)
+        self.time.enter("journal sync")
+        elapsed_s = time.monotonic() - self._began
+        commit = await self._worker.call(self._training.commit, groups, elapsed_s)
+        await self._journal.durable(commit)
         self.time.enter("publishing")
         publication = await self._worker.call(self._training.write_weights)
         self._desk.keep_pace(time.monotonic() - began)
         self._desk.trained(publication.version)
+        self._journal.append(
+            Published(version=publication.version, path=publication.path, digest=publication.digest)
+        )
         self._desk.publish(publication)
         record = self._record(groups, metrics, waited)
         await self._worker.call(self._training.record, self._startup.run.metrics, record)
         if publication.version % self._startup.config.learner.checkpoint_every == 0:
-            self.time.enter("checkpoint")
-            await self._worker.call(self._training.checkpoint, self._counters())
+            await self._checkpoint()
             await self._worker.call(self._write_end, {})
         await self._keep_sample(groups)
         self.time.enter("batch not full")
@@ -94,9 +114,31 @@ class Learner:
     async def _batch(self) -> list[Group]:
         """The next batch in order of grant. Cancellation leaves it in the ledger."""
         while (groups := self._desk.take_batch()) is None:
+            if self._journal.why_full() and self._checkpointed < self._training.trainer.version:
+                await self._checkpoint()  # it may make segments unnecessary
+                continue
             self._desk.arrived.clear()
             await self._desk.arrived.wait()
         return groups
+
+    async def _checkpoint(self) -> None:
+        self.time.enter("checkpoint")
+        await self._worker.call(self._training.checkpoint, self._counters())
+        self._checkpointed = self._training.trainer.version
+        self._journal.compact(self._checkpointed)
+
+    async def book(self, replayed: list[Replayed]) -> None:
+        """Complete the books with steps that were committed and perhaps not written down."""
+        metrics = self._startup.run.metrics
+        known = {record["step"] for record in read_lines(metrics)}
+        for step in replayed:
+            record = self._record_of(
+                step.version, step.groups, step.metrics, 0.0, step.elapsed_s, step.time_s
+            )
+            self._add_totals(step.groups, record)
+            if step.version not in known:
+                await self._worker.call(self._training.record, metrics, record)
+            self._began = time.monotonic() - step.time_s
 
     async def _parity(self) -> dict[str, float]:
         """Log-probs of groups drawn by the last weights: granted, played, and never trained."""
@@ -119,31 +161,33 @@ class Learner:
     ) -> dict[str, Any]:
         now = time.monotonic()
         elapsed, self._last = now - self._last, now
+        version = self._training.trainer.version
+        record = self._record_of(version, groups, metrics, waited, elapsed, now - self._began)
+        self._add_totals(groups, record)
+        return record
+
+    def _record_of(
+        self,
+        step: int,
+        groups: list[Group],
+        metrics: dict[str, Any],
+        waited: float,
+        elapsed: float,
+        time_s: float,
+    ) -> dict[str, Any]:
         record = {
-            "step": self._training.trainer.version,
-            "time_s": now - self._began,
+            "step": step,
+            "time_s": time_s,
             **batch_metrics(groups, self._units, elapsed),
             **metrics,
             "waiting_s": waited,
             "groups_in_flight": self._desk.counts().groups.in_flight,
         }
         check_names(record)
-        self._add_totals(groups, record)
         return record
 
     def _add_totals(self, groups: list[Group], record: dict[str, Any]) -> None:
-        trials = [trial for group in groups for trial in group.trials]
-        for name, value in {
-            "trials": len(trials),
-            "generated_tokens": sum(trial.num_sampled() for trial in trials),
-            "trained_tokens": sum(trial.num_tokens() for trial in trials),
-            "prompt_tokens": sum(trial.num_prompt_tokens for trial in trials),
-            "reused_tokens": sum(trial.num_reused_tokens for trial in trials),
-            "repeated_tokens": sum(trial.num_repeated_tokens for trial in trials),
-            "invalid_actions": sum(trial.num_invalid() for trial in trials),
-            "extension_faults": sum(trial.num_extension_faults for trial in trials),
-            "train_s": record["train_s"],
-        }.items():
+        for name, value in {**batch_totals(groups), "train_s": record["train_s"]}.items():
             self._totals[name] = self._totals.get(name, 0) + value
 
     async def _keep_sample(self, groups: list[Group]) -> None:
@@ -172,7 +216,9 @@ class Learner:
             "granted_again": self._desk.counts().granted_again,
             "blocked_s": self.shares(),
         }
-        self._startup.run.learner.write_text(json.dumps(end, indent=2))
+        working = self._startup.run.learner.with_suffix(".part")
+        working.write_text(json.dumps(end, indent=2))
+        os.replace(working, self._startup.run.learner)
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Seconds by state, of the learner and of every actor."""
@@ -214,14 +260,12 @@ async def _clock(desk: Desk, learner: Learner, status: Status) -> None:
         status.send("view", **learner.view())
 
 
-def _ledger(config: Config, version: int, next_grant: int) -> SlotLedger:
+def _ledger(config: Config) -> SlotLedger:
     rules = config.admission
     return SlotLedger(
         rules.groups_per_step,
         rules.max_staleness,
         rules.trials_per_group,
-        version=version,
-        next_grant=next_grant,
         rule=RULES[rules.rule],
         lag=rules.lag,
         concurrency=rules.max_groups_in_play,
@@ -235,46 +279,77 @@ def _pace(config: Config) -> Concurrency:
     )
 
 
-def _desk(channel: LearnerChannel, startup: Startup, environment: Environment) -> Desk:
-    config = startup.config
-    rules = DeskRules(
+def _rules(config: Config) -> DeskRules:
+    return DeskRules(
         config.trial.episodes,
         config.admission.grant_deadline_s,
         config.admission.max_drops_in_a_row,
         config.evaluation.every,
         config.learner.steps,
         config.admission.lag,
+        config_file.dump(config),
     )
-    tasks = TaskStream(environment, config.seed)
-    return Desk(channel, _ledger(config, 0, 0), tasks, rules, time.monotonic, pace=_pace(config))
+
+
+def _journal(startup: Startup, begun: Begun, head: Head) -> JournalFile:
+    """A new segment behind those of earlier lives."""
+    rules = startup.config.journal
+    return JournalFile(
+        startup.run.journal, begun.segments, head, rules.max_bytes, rules.segment_bytes
+    )
 
 
 async def main(startup: Startup, status: Status) -> None:
-    """Bind, prepare the policy while peers arrive, train, and end."""
-    worker = Worker()
+    """Bind, prepare the policy while peers arrive, train, and end.
+
+    Until the policy and the ledger are as they were, what peers say waits in the socket.
+    """
+    config = startup.config
+    worker, ledger, rules = Worker(), _ledger(config), _rules(config)
     with LearnerChannel(
         startup.address, build=startup.build, config_digest=startup.config_digest
     ) as channel:
-        desk = _desk(channel, startup, environment_of(startup.config))
-        async with asyncio.TaskGroup() as tasks:
-            inbox = tasks.create_task(_inbox(channel, desk), name="inbox")
-            began = time.monotonic()
-            _announce(startup, status)
-            training, origin = await worker.call(Training.begin, startup, _reporter(status))
-            warm_start_s = time.monotonic() - began
-            status.send("fact", text=training.describe())
-            status.send("policy", origin=origin, warm_start_s=warm_start_s)
-            desk.ledger = _ledger(
-                startup.config, training.trainer.version, training.counters.get("next_grant", 0)
-            )
-            learner = Learner(startup, status, desk, training, worker, warm_start_s)
-            clock = tasks.create_task(_clock(desk, learner, status), name="clock")
-            await learner.train()
-            inbox.cancel()
-            clock.cancel()
+        began = time.monotonic()
+        _announce(startup, status)
+        begun = await worker.call(Training.begin, startup, _reporter(status), ledger)
+        warm_start_s = time.monotonic() - began
+        status.send("fact", text=begun.training.describe())
+        status.send("policy", origin=begun.origin, warm_start_s=warm_start_s)
+        if begun.lost_bytes:
+            status.send("note", text=f"journal: a torn tail of {begun.lost_bytes} bytes was cut")
+        journal = _journal(startup, begun, ledger.head(rules.config, rules.deadline_s))
+        tasks_of = TaskStream(environment_of(config), config.seed)
+        ledger.resume(time.monotonic())
+        desk = Desk(channel, ledger, journal, tasks_of, rules, time.monotonic, pace=_pace(config))
+        learner = Learner(startup, status, desk, journal, begun.training, worker, warm_start_s)
+        try:
+            await _live(channel, desk, learner, journal, status, begun.replayed)
+        finally:
+            journal.close()
         worker.close()
         channel.close(linger_s=2.0)
     status.send("done", reason="the run is complete")
+
+
+async def _live(
+    channel: LearnerChannel,
+    desk: Desk,
+    learner: Learner,
+    journal: JournalFile,
+    status: Status,
+    replayed: list[Replayed],
+) -> None:
+    """Train to the end beside inbox, clock and the journal's watch. Cancellation ends all."""
+    await learner.book(replayed)
+    async with asyncio.TaskGroup() as tasks:
+        others = [
+            tasks.create_task(_inbox(channel, desk), name="inbox"),
+            tasks.create_task(_clock(desk, learner, status), name="clock"),
+            tasks.create_task(journal.watch(), name="journal"),
+        ]
+        await learner.train()
+        for other in others:
+            other.cancel()
 
 
 def _announce(startup: Startup, status: Status) -> None:

@@ -1,7 +1,7 @@
 """The supervisor: starts, watches, restarts and ends the processes of a run. It imports no torch.
 
 process     ends well when            ends badly: restarted with back-off, within a budget
-learner     all steps are trained     from its newest checkpoint; actors and evaluator start anew
+learner     all steps are trained     alone: from checkpoint and journal; its peers wait for it
 actor N     the learner's goodbye     alone; its groups are granted again
 evaluator   the final sets are played alone
 """
@@ -18,13 +18,11 @@ from mage_async.run_directory import RunDirectory
 from mage_services.child import Child, Spec
 from mage_services.view import View
 
+LEAVE_S = 3.0
+"""After the learner's end, for actors to end by themselves."""
 GRACE_S = 3.0
 """From SIGTERM to SIGKILL, when the run is ended early."""
 BACK_OFF_S = (0.0, 0.5, 2.0, 5.0)
-
-
-class LearnerEnded(RunError):
-    """The learner failed: its peers have to start anew with it."""
 
 
 @dataclass(slots=True)
@@ -38,6 +36,8 @@ class Supervisor:
     view: View
     resume: bool = False
     _children: set[Child] = field(default_factory=set)
+    _is_over: bool = False
+    """The learner has ended well, and actors had time to do so too."""
     _num_restarts: dict[str, int] = field(default_factory=dict)
 
     async def supervise(self) -> None:
@@ -49,33 +49,41 @@ class Supervisor:
             which and why.
         """
         try:
-            while not await self._generation():
-                self.resume = True
+            async with asyncio.TaskGroup() as tasks:
+                kept = {
+                    spec.name: tasks.create_task(self._keep(spec), name=spec.name)
+                    for spec in self._specs()
+                }
+                tasks.create_task(self._end_actors(kept), name="end of actors")
         finally:
             await self._end_all()
-
-    async def _generation(self) -> bool:
-        """All processes, until all have ended well (True) or the learner has failed (False)."""
-        is_over = True
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for spec in self._specs():
-                    tasks.create_task(self._keep(spec), name=spec.name)
-        except* LearnerEnded:
-            is_over = False
-            await self._end_all()
-        return is_over
 
     async def _keep(self, spec: Spec) -> None:
         """Start a process, and again while its budget lasts, until it ends well."""
         while (epitaph := await self._live(spec)) is not None:
+            if self._is_for_nobody(spec):
+                return
             self._num_restarts[spec.name] = count = self._num_restarts.get(spec.name, 0) + 1
             if count > self.config.supervision.max_restarts:
                 raise RunError(epitaph)
             self.view.event("supervisor", {"event": "restarting", "text": epitaph})
             await self._back_off(count)
-            if spec.name == "learner":
-                raise LearnerEnded(epitaph)
+            if self._is_for_nobody(spec):
+                return
+
+    def _is_for_nobody(self, spec: Spec) -> bool:
+        """An actor after the learner's end."""
+        return self._is_over and spec.name.startswith("actor-")
+
+    async def _end_actors(self, kept: dict[str, asyncio.Task[None]]) -> None:
+        """When the learner has ended well, end the actors that have not heard its goodbye."""
+        await asyncio.wait([kept["learner"]])
+        actors = [task for name, task in kept.items() if name.startswith("actor-")]
+        await asyncio.wait(actors, timeout=LEAVE_S)
+        self._is_over = True
+        for child in self._children:
+            if child.spec.name.startswith("actor-"):
+                child.terminate()
 
     async def _live(self, spec: Spec) -> str | None:
         """One life of a process; None where it ended well, else one line that says how."""

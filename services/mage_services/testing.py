@@ -1,4 +1,5 @@
-"""Channels in memory, with the interface of the real ones, for tests of services in one process.
+"""Channels and a journal in memory, with the interface of the real ones, for tests of services in
+one process.
 
 Messages go through the real encoder, decoder and door, so what cannot cross a socket cannot cross
 here.
@@ -6,10 +7,12 @@ here.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from mage_async.errors import PeerRefused
+from mage_async.journal import MAGIC, Head, Record, read, scan, write
 from mage_async.wire import (
     DEFAULT_LIMITS,
     Frame,
@@ -23,6 +26,54 @@ from mage_async.wire import (
 )
 from mage_services.channel import HIGH_WATER_MESSAGES, PeerGone
 from mage_services.door import ChannelStatistics, Door, Peer
+
+
+class MemoryJournal:
+    """A `JournalFile` without a disk: durable at once, or when told to `sync`."""
+
+    def __init__(self, *, is_instant: bool = True, forgets: bool = False) -> None:
+        """`forgets`: write records and throw them away, for long runs."""
+        self.is_instant, self._forgets = is_instant, forgets
+        self.full = ""
+        """The reason `why_full` gives; set it to fill the disk."""
+        self._data = bytearray(MAGIC)
+        self._num_durable = len(MAGIC)
+        self._waiting: list[Callable[[], None] | None] = []
+
+    def append(self, record: Record, then: Callable[[], None] | None = None) -> None:
+        """As `JournalFile.append`."""
+        pieces = write(record)
+        if not self._forgets:
+            self._data += b"".join(pieces)
+        self._wait(then)
+
+    def after(self, then: Callable[[], None]) -> None:
+        """As `JournalFile.after`."""
+        self._wait(then)
+
+    def why_full(self) -> str:
+        """As `JournalFile.why_full`."""
+        return self.full
+
+    def roll(self, head: Callable[[], Head]) -> None:
+        """A journal in memory is one segment."""
+
+    def sync(self) -> None:
+        """Make durable what was appended, and tell."""
+        self._num_durable = len(self._data)
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            if then is not None:
+                then()
+
+    def durable_records(self) -> list[Record]:
+        """What a crash would leave."""
+        return [read(body) for body in scan(bytes(self._data[: self._num_durable])).bodies]
+
+    def _wait(self, then: Callable[[], None] | None) -> None:
+        self._waiting.append(then)
+        if self.is_instant:
+            self.sync()
 
 
 class Pipe:

@@ -6,16 +6,24 @@ lock.
 """
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mage_async import config_file
+from mage_async.admission import SlotLedger
 from mage_async.batch import training_sequences
+from mage_async.config import Config
+from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
+from mage_async.journal import Commit, Segment, first_head, first_needed
 from mage_async.learning.checkpoint import (
     checkpoints,
     restore_checkpoint,
@@ -23,54 +31,165 @@ from mage_async.learning.checkpoint import (
     save_weights,
     writing,
 )
+from mage_async.learning.digest import overall, tensor_digests
 from mage_async.learning.forward import backend_report
 from mage_async.learning.policy import load_policy
 from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.warm_start import Progress
 from mage_async.readable import readable
+from mage_async.recovery import (
+    REPLAYED_DIFFERENTLY,
+    Committed,
+    LastConfig,
+    first_difference,
+    plays_alike,
+    replay,
+)
+from mage_async.run_directory import RunDirectory
 from mage_async.trajectory import Group, Trial
 from mage_async.wire import Publication
+from mage_services.journal_reading import JournalOnDisk, cut_tail, open_journal
 from mage_services.startup import Startup
 
 KEPT_WEIGHTS = 8
 """Versions whose weights stay beside the newest, for peers that are still reading them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A step computed again, for the books."""
+
+    groups: list[Group]
+    metrics: dict[str, Any]
+    version: int
+    time_s: float
+    """Training time of the run when it was first computed."""
+    elapsed_s: float
+    """Of that, since the step before."""
+
+
 class Training:
     """The trainer of a run and its files."""
 
-    def __init__(self, trainer: Trainer, startup: Startup, counters: dict[str, Any]) -> None:
+    def __init__(
+        self, trainer: Trainer, run: RunDirectory, config: Config, counters: dict[str, Any]
+    ) -> None:
         self.trainer = trainer
         self.counters = counters
-        """What a checkpoint remembered: `next_grant`, `train_s`."""
-        self._run, self._config = startup.run, startup.config
+        """What a checkpoint remembered: `next_grant`, `train_s`, `totals`."""
+        self._run, self._own, self._config = run, config, config
 
     @staticmethod
-    def begin(startup: Startup, report: Callable[[Progress], None]) -> tuple["Training", str]:
-        """Load the newest checkpoint, or make the policy; says where the weights came from."""
+    def begin(startup: Startup, report: Callable[[Progress], None], ledger: SlotLedger) -> "Begun":
+        """The policy as it was when the run ended, and what its journal says of groups.
+
+        The newest checkpoint, or else the policy, and then the steps of the journal behind it,
+        computed again: their digests must agree. `ledger` is new, and filled.
+        """
         config, run = startup.config, startup.run
         run.weights.mkdir(exist_ok=True)
+        run.journal.mkdir(exist_ok=True)
         origin = "as prepared before"
         if not run.policy.exists():
-            origin = prepare_policy(config, run.policy, startup.build, report)
+            origin = _prepare(startup, report)
         found = checkpoints(run.checkpoints)
-        source = found[-1] if found else run.policy
-        torch.set_num_threads(config.learner.threads)
-        model = load_policy(source, config.policy.dtype, config.learner.device)
-        trainer = Trainer(
-            model,
-            config.learner,
-            config.sampling.temperature,
-            config.seed,
-            max_staleness=config.admission.max_staleness + config.admission.lag,
-        )
-        counters = restore_checkpoint(trainer, found[-1]) if found else {}
-        _forget_after(run.metrics, "step", trainer.version)
-        _forget_after(run.curve, "version", trainer.version)
+        training = Training.of(run, config, found[-1] if found else None)
         if found:
             origin = f"from checkpoint {found[-1].name}"
-        return Training(trainer, startup, counters), origin
+        journal = open_journal(run.journal)
+        lost_bytes = cut_tail(journal)
+        steps = training.recover(journal, ledger)
+        if steps:
+            origin += f" and {len(steps)} steps of the journal"
+        _forget_after(run.metrics, "step", training.trainer.version)
+        _forget_after(run.curve, "version", training.trainer.version)
+        return Begun(training, origin, journal.segments, steps, lost_bytes)
+
+    @staticmethod
+    def of(run: RunDirectory, config: Config, checkpoint: Path | None) -> "Training":
+        """A trainer at a checkpoint, or where the run began."""
+        torch.set_num_threads(config.learner.threads)
+        source = checkpoint or run.policy
+        model = load_policy(source, config.policy.dtype, config.learner.device)
+        bound = _bound(config)
+        learner, temperature = config.learner, config.sampling.temperature
+        trainer = Trainer(model, learner, temperature, config.seed, max_staleness=bound)
+        counters = restore_checkpoint(trainer, checkpoint) if checkpoint else {}
+        training = Training(trainer, run, config, counters)
+        training.adopt(config)
+        return training
+
+    def recover(self, journal: JournalOnDisk, ledger: SlotLedger) -> list[Replayed]:
+        """Fill the ledger from the journal, and train again its steps behind this version.
+
+        Raises:
+            RunError: a step comes out otherwise than it did, or cannot be found.
+        """
+        version = self.trainer.version
+        if not journal.segments:
+            ledger.begin(first_head(version, self.counters.get("next_grant", 0)))
+            return []
+        first = first_needed(journal.segments, version)
+        if first is None:
+            raise RunError(
+                f"{self._run.journal}: the journal begins after the newest checkpoint, step "
+                f"{version}; restore the segments before {journal.files[0].name}"
+            )
+        steps: list[Replayed] = []
+        before_s = 0.0
+        records = LastConfig(journal.records(first))
+        for committed in replay(records, ledger):
+            if committed.commit.version > version:
+                metrics = self.redo(committed)
+                steps.append(_replayed(committed, metrics, before_s))
+            before_s = committed.commit.time_s
+        if ledger.version < version:
+            raise RunError(
+                f"{self._run.journal} ends at step {ledger.version}, the newest checkpoint is of "
+                f"step {version}: restore the journal, or remove it to go on without what it held"
+            )
+        self.adopt(self._own)
+        if not plays_alike(config_file.loads(records.config), self._own):
+            ledger.drop_all(REPLAYED_DIFFERENTLY)
+        return steps
+
+    def redo(self, committed: Committed) -> dict[str, Any]:
+        """Train a step of the journal again; its metrics.
+
+        Raises:
+            RunError: other weights came out, and which tensor differs first.
+        """
+        commit = committed.commit
+        if committed.groups is None:
+            raise RunError(f"step {commit.version}: the journal lacks trials that it trained")
+        self.adopt(config_file.loads(committed.config))
+        metrics = self.step(committed.groups)
+        tensors = tensor_digests(self.trainer.model)
+        if overall(tensors) != commit.digest:
+            raise RunError(
+                f"step {commit.version} computed again gives other weights, first in "
+                f"{first_difference(commit, tensors)}: {overall(tensors)} instead of "
+                f"{commit.digest}; another machine, library or number of threads computes otherwise"
+            )
+        return metrics
+
+    def adopt(self, config: Config) -> None:
+        """Train under another configuration from here on: a resumed run may change it."""
+        self._config = config
+        temperature, bound = config.sampling.temperature, _bound(config)
+        self.trainer.adopt(config.learner, temperature, config.seed, max_staleness=bound)
+
+    def commit(self, groups: Sequence[Group], time_s: float) -> Commit:
+        """What the journal has to say of the step just trained."""
+        tensors = tensor_digests(self.trainer.model)
+        return Commit(
+            version=self.trainer.version,
+            grants=tuple(group.grant for group in groups),
+            digest=overall(tensors),
+            tensors=tensors,
+            time_s=time_s,
+        )
 
     def describe(self) -> str:
         """Model and kernels in one line."""
@@ -106,7 +225,7 @@ class Training:
                 self._run.policy,
                 self._run.checkpoints,
                 counters,
-                self._config.learner.keep_checkpoints,
+                self._own.learner.keep_checkpoints,
             )
 
     def record(self, file: Path, line: dict[str, Any]) -> None:
@@ -123,8 +242,47 @@ class Training:
         return every > 0 and version % every == 0
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a learner begins with."""
+
+    training: Training
+    origin: str
+    """Where the weights came from, in a few words."""
+    segments: list[Segment]
+    """Of the journal."""
+    replayed: list[Replayed]
+    """Steps behind the checkpoint."""
+    lost_bytes: int
+    """Of a torn tail of the journal, which nobody had been told of."""
+
+
+def _replayed(committed: Committed, metrics: dict[str, Any], before_s: float) -> Replayed:
+    commit = committed.commit
+    elapsed_s = max(1e-6, commit.time_s - before_s)
+    return Replayed(committed.groups or [], metrics, commit.version, commit.time_s, elapsed_s)
+
+
+def _bound(config: Config) -> int:
+    """The largest staleness that the rule of admission means to allow, in steps."""
+    return config.admission.max_staleness + config.admission.lag
+
+
+def _prepare(startup: Startup, report: Callable[[Progress], None]) -> str:
+    """Make the policy whole or not at all: a learner may be killed meanwhile."""
+    working = startup.run.policy.with_name(f".{startup.run.policy.name}.part")
+    if working.is_symlink():
+        working.unlink()
+    shutil.rmtree(working, ignore_errors=True)
+    origin = prepare_policy(startup.config, working, startup.build, report)
+    os.replace(working, startup.run.policy)
+    return origin
+
+
 def _forget_after(file: Path, key: str, version: int) -> None:
-    """A resumed run plays on from its checkpoint: what came after it has not happened."""
+    """What came after the version that a run goes on from has not happened, nor has half a line."""
     if file.is_file():
-        lines = [line for line in file.read_text().splitlines() if json.loads(line)[key] <= version]
-        file.write_text("".join(line + "\n" for line in lines))
+        whole = file.read_text().split("\n")[:-1]
+        text = "".join(line + "\n" for line in whole if json.loads(line)[key] <= version)
+        if text != file.read_text():
+            file.write_text(text)

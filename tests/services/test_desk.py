@@ -29,7 +29,7 @@ from mage_async.wire import (
     decode,
 )
 from mage_services.desk import FIRST_BEAT_S, SILENCE_S, Desk, DeskRules
-from mage_services.testing import MemoryLearnerChannel, MemoryPeerChannel
+from mage_services.testing import MemoryJournal, MemoryLearnerChannel, MemoryPeerChannel
 
 GROUPS_PER_STEP, MAX_STALENESS, TRIALS = 2, 1, 2
 DEADLINE_S = 60.0
@@ -41,6 +41,7 @@ class Site:
 
     now: float = 100.0
     channel: MemoryLearnerChannel = field(default_factory=MemoryLearnerChannel)
+    journal: MemoryJournal = field(default_factory=MemoryJournal)
 
     def __post_init__(self) -> None:
         ledger = SlotLedger(GROUPS_PER_STEP, MAX_STALENESS, TRIALS, max_expiries=2)
@@ -52,7 +53,7 @@ class Site:
             last_version=3,
         )
         tasks = TaskStream(load("rps"), 0)
-        self.desk = Desk(self.channel, ledger, tasks, rules, lambda: self.now)
+        self.desk = Desk(self.channel, ledger, self.journal, tasks, rules, lambda: self.now)
 
     async def connect(self, name: str = "actor-0", credits: int = 10) -> MemoryPeerChannel:
         """An actor that has said hello, or an evaluator where the name says so."""
@@ -490,5 +491,100 @@ def test_everyone_is_dismissed_with_the_reason() -> None:
         site.desk.dismiss("the run is complete")
         for peer in peers:
             assert await read(peer) == [Goodbye(reason="the run is complete")]
+
+    run(main)
+
+
+def test_nothing_is_acknowledged_before_it_is_durable() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        actor = await site.connect(credits=1)
+        (grant,) = grants(await read(actor))
+        site.journal.is_instant = False
+        await site.say(actor, result(grant, 0), result(grant, 0))
+        assert await read(actor) == []
+        site.journal.sync()
+        first, again = await read(actor)
+        assert first == Acknowledge(grant=0, epoch=0, trial=0, is_duplicate=False)
+        assert again == Acknowledge(grant=0, epoch=0, trial=0, is_duplicate=True)
+
+    run(main)
+
+
+def test_nobody_is_told_of_a_grant_before_it_is_durable() -> None:
+    async def main(site: Site) -> None:
+        site.journal.is_instant = False
+        site.desk.open(publication(0))
+        actor = await site.connect(credits=1)
+        assert grants(await read(actor)) == []
+        site.journal.sync()
+        assert [grant.grant for grant in grants(await read(actor))] == [0]
+
+    run(main)
+
+
+def test_everything_acknowledged_is_in_what_a_crash_leaves() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        actor = await site.connect()
+        await site.say(actor, *results(*grants(await read(actor))))
+        told = {(m.grant, m.trial) for m in await read(actor) if isinstance(m, Acknowledge)}
+        left = [r for r in site.journal.durable_records() if isinstance(r, TrialResult)]
+        assert told == {(r.grant, r.trial.index) for r in left}
+        assert len(told) == 4 * TRIALS
+
+    run(main)
+
+
+def test_a_full_journal_takes_nothing_in_and_asks_again_when_there_is_space() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        actor = await site.connect(credits=1)
+        (grant,) = grants(await read(actor))
+        site.journal.full = "no space left"
+        await site.say(actor, result(grant, 0), result(grant, 1))
+        assert await read(actor) == []
+        assert site.desk.faults == ["nothing is taken in or granted: no space left"]
+        assert site.desk.counts().acknowledged == 0
+        site.journal.full = ""
+        site.desk.tick()
+        welcome, repeated = await read(actor)
+        assert welcome == Welcome(version=0, weights_path="/weights/0")
+        assert (repeated.grant, repeated.epoch) == (grant.grant, grant.epoch)
+        await site.say(actor, result(grant, 0))
+        assert (await read(actor))[0] == Acknowledge(grant=0, epoch=0, trial=0, is_duplicate=False)
+
+    run(main)
+
+
+def test_a_peer_that_says_hello_again_is_told_again_what_it_plays() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        actor = await site.connect(credits=1)
+        (grant,) = grants(await read(actor))
+        await site.say(actor, result(grant, 1))
+        await read(actor)
+        hello = Hello(role="actor", name="actor-0", build="test", config_digest="test", credits=1)
+        await site.say(actor, hello)
+        (again,) = grants(await read(actor))
+        assert (again.grant, again.epoch, again.held) == (grant.grant, grant.epoch, (1,))
+
+    run(main)
+
+
+def test_groups_of_a_peer_that_does_not_come_back_after_a_restart_are_granted_again() -> None:
+    async def main(site: Site) -> None:
+        task = site.desk.tasks.task(0)
+        site.desk.ledger.grant(
+            task, num_episodes=3, peer="actor-9/gone", now=site.now, deadline_s=DEADLINE_S
+        )
+        site.desk.open(publication(0))
+        actor = await site.connect(credits=5)
+        assert 0 not in {grant.grant for grant in grants(await read(actor))}
+        site.now += SILENCE_S + 1
+        site.desk.peers[actor.peer].last_heard = site.now
+        site.desk.tick()
+        (again,) = grants(await read(actor))
+        assert (again.grant, again.epoch) == (0, 1)
 
     run(main)

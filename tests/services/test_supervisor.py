@@ -268,23 +268,37 @@ def test_a_process_that_fails_more_often_than_its_budget_ends_the_run_with_its_e
     assert len(site.lives("actor-0")) == 3
 
 
-def test_a_failed_learner_takes_its_peers_along_and_all_begin_again_to_resume(site: Site) -> None:
+def test_a_killed_learner_is_started_again_and_its_peers_live_on(site: Site) -> None:
     pids: dict[str, int] = {}
 
     def kill_when_all_live(process: str, event: dict[str, Any]) -> None:
-        if event["event"] == "ready" and len(pids) < 3:
+        if event["event"] == "ready":
             pids[process] = event["pid"]
-            if len(pids) == 3:
-                os.kill(pids["learner"], signal.SIGKILL)
+            if len(pids) == 3 and len(site.lives("learner")) == 1:
+                os.kill(pids.pop("learner"), signal.SIGKILL)
+            elif process == "learner" and len(site.lives("learner")) == 2:
+                for name in ("actor-0", "evaluator"):
+                    os.kill(pids[name], signal.SIGTERM)
 
-    for name in ("learner", "actor-0", "evaluator"):
+    for name in ("actor-0", "evaluator"):
         site.plan(name, "lives", "ends well")
+    site.plan("learner", "lives", "ends well")
     site.view.on_event = kill_when_all_live
     site.supervise()
-    assert site.lives("learner") == ["--address ipc://none", "--address ipc://none --resume"]
-    assert site.lives("actor-0")[-1] == "--address ipc://none --resume"
-    (epitaph,) = site.view.restarts()
+    assert len(site.lives("learner")) == 2
+    epitaph, *later = site.view.restarts()
     assert epitaph.startswith("learner was killed by SIGKILL")
+    assert all("SIGKILL" not in restart for restart in later)
+
+
+def test_an_actor_that_did_not_hear_the_learners_goodbye_is_ended_after_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", 0.1)
+    site.plan("actor-0", "lives")
+    site.supervise()
+    assert site.view.restarts() == []
+    assert len(site.lives("actor-0")) == 1
 
 
 def test_a_silent_process_is_killed_and_started_again(site: Site) -> None:

@@ -1,0 +1,269 @@
+"""The journal's bytes: what a run cannot forget, as records in append-only segments.
+
+A segment is a file: the line `mage-journal/1`, then records, each
+`[length u32][crc32 u32][kind u8][body]` in little endian; the length counts kind and body, the
+checksum covers the length too, so no run of zeros is a record. A segment begins with a `Head`, all
+that earlier segments say of groups and counts, so that earlier ones may be deleted.
+
+    record       written when                                 durable before
+    Head         a learner begins, or a segment is full       -
+    Granted      a group is granted, or granted again         the actor is told
+    TrialResult  a trial is taken in                          it is acknowledged
+    Dropped      a group is given up                          -
+    Commit       a step has been computed                     anyone hears of its version
+    Published    its weights are on disk                      -
+
+Records become durable in the order in which they were written. So a durable commit rests on durable
+trials, and **a version that anyone has heard of can be computed again from the journal**.
+
+A crash tears only the tail: `scan` yields what is whole and says where the rest has to be cut.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from mage_async.errors import WireError
+from mage_async.trial_frames import DEFAULT_LIMITS, Frame, Limits, TrialResult
+from mage_async.wire import GroupGrant, decode, encode
+
+MAGIC = b"mage-journal/1\n"
+MAX_RECORD_BYTES = 2**26
+_PREFIX = struct.Struct("<II")
+_KIND_BYTES = 1
+_TRIAL, _FIELDS = 1, 2
+_SIZES = struct.Struct("<6I")
+"""Sizes of the frames of a trial: tag, header, three arrays and checksum."""
+
+Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
+    """A record without arrays; its tag is its name."""
+
+
+class Granted(Fields):
+    """A group was granted, or granted again: its epoch says which."""
+
+    peer: str | None
+    """Who plays it."""
+    version: Number
+    """Of the policy when it was first granted; the message's is older where actors lag."""
+    grant: GroupGrant
+
+
+class Dropped(Fields):
+    """A group was given up; its trials count as dropped."""
+
+    grant: Number
+    reason: str
+
+
+class Commit(Fields):
+    """A step was computed from exactly these groups."""
+
+    version: Number
+    """The one it made."""
+    grants: tuple[Number, ...]
+    digest: str
+    """Of all weights after it."""
+    tensors: dict[str, str]
+    """Of each tensor, by name."""
+    time_s: float
+    """Training time of the run so far."""
+
+
+class Published(Fields):
+    """Weights were written, and announced after this."""
+
+    version: Number
+    path: str
+    digest: str
+
+
+class Head(Fields):
+    """All that was known when a segment began."""
+
+    config: str
+    """The configuration in force from here on, as TOML."""
+    version: Number
+    first_grant: Number
+    next_grant: Number
+    groups: tuple[Granted, ...]
+    """In flight, oldest first; `held` of each says which trials earlier segments have."""
+    trained: Number
+    acknowledged: Number
+    granted_again: Number
+    dropped: dict[str, Number]
+    """Groups by reason."""
+
+    def oldest_version(self) -> int:
+        """The version at which the oldest group in flight was granted."""
+        return min([self.version, *(granted.version for granted in self.groups)])
+
+
+Record = Head | Granted | TrialResult | Dropped | Commit | Published
+_Structs = Head | Granted | Dropped | Commit | Published
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[_Structs] = msgspec.msgpack.Decoder(_Structs)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What of a segment is whole."""
+
+    bodies: list[memoryview]
+    """Kind and body of each record, as views of the bytes scanned; `read` takes them."""
+    good_bytes: int
+    """Where a torn tail begins: cut the segment here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What has to be known of a segment to decide whether it is still needed."""
+
+    number: int
+    version: int
+    """Of its head."""
+    oldest_version: int
+    """Of its head's groups in flight."""
+    num_bytes: int
+
+
+def first_head(version: int, next_grant: int) -> Head:
+    """Of a run whose journal begins here: nothing is in flight."""
+    return Head(
+        config="",
+        version=version,
+        first_grant=next_grant,
+        next_grant=next_grant,
+        groups=(),
+        trained=0,
+        acknowledged=0,
+        granted_again=0,
+        dropped={},
+    )
+
+
+def write(record: Record, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
+    """The bytes of a record, in pieces; arrays of a trial are views of its own.
+
+    Raises:
+        WireError: a trial is over a limit, or a record is over `MAX_RECORD_BYTES`.
+    """
+    if isinstance(record, TrialResult):
+        frames = encode(record, limits)
+        pieces: list[Frame] = [bytes([_TRIAL]), _SIZES.pack(*map(len, frames)), *frames]
+    else:
+        pieces = [bytes([_FIELDS]), _ENCODER.encode(record)]
+    length = sum(map(len, pieces))
+    if length > MAX_RECORD_BYTES:
+        raise WireError(f"a record has at most {MAX_RECORD_BYTES} bytes, got {length}")
+    return [_PREFIX.pack(length, _checksum(length, pieces)), *pieces]
+
+
+def scan(data: Frame, most: int | None = None) -> Scan:
+    """The whole records at the start of a segment's bytes, whatever follows them; at most `most`.
+
+    Nothing is copied and nothing allocated by a length that was not checked against `data`.
+    """
+    view = memoryview(data)
+    if bytes(view[: len(MAGIC)]) != MAGIC:
+        return Scan([], 0)
+    bodies: list[memoryview] = []
+    start = len(MAGIC)
+    while len(bodies) != most and (body := _body_at(view, start)) is not None:
+        bodies.append(body)
+        start += _PREFIX.size + len(body)
+    return Scan(bodies, start)
+
+
+def read(body: Frame, limits: Limits = DEFAULT_LIMITS) -> Record:
+    """The record of some scanned bytes; arrays of a trial are copies of its own.
+
+    Raises:
+        WireError: it is whole, and yet no record: another build wrote it.
+    """
+    if body[0] == _TRIAL:
+        return _read_trial(bytes(body[_KIND_BYTES:]), limits)
+    if body[0] != _FIELDS:
+        raise WireError(f"a journal has no records of kind {body[0]}: another build wrote it")
+    try:
+        return _DECODER.decode(body[_KIND_BYTES:])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+        raise WireError(f"no record of this build: {fault}") from fault
+
+
+def first_needed(segments: Sequence[Segment], checkpoint_version: int) -> int | None:
+    """The segment from which on a checkpoint can be brought up to date; None: none is.
+
+    The last head not newer than the checkpoint knows which groups were in flight; their trials lie
+    behind the last head that is older than the oldest of those groups. The first segment of a run
+    needs no earlier one.
+    """
+    known = [segment for segment in segments if segment.version <= checkpoint_version]
+    if not known:
+        return None
+    oldest = known[-1].oldest_version
+    before = [segment for segment in known if segment.version < oldest]
+    if before:
+        return before[-1].number
+    return known[0].number if known[0].number == 1 else None
+
+
+def to_delete(segments: Sequence[Segment], checkpoint_version: int, max_bytes: int) -> list[int]:
+    """Segments to delete after a checkpoint, oldest first: only unneeded ones, and only until the
+    rest fits into `max_bytes`; what fits is kept for `mage replay`.
+    """
+    needed = first_needed(segments, checkpoint_version)
+    total = sum(segment.num_bytes for segment in segments)
+    doomed: list[int] = []
+    for segment in segments:
+        if total <= max_bytes or needed is None or segment.number >= needed:
+            break
+        doomed.append(segment.number)
+        total -= segment.num_bytes
+    return doomed
+
+
+def _body_at(view: memoryview, start: int) -> memoryview | None:
+    """Kind and body of the record at `start`; None where there is no whole one."""
+    if len(view) - start < _PREFIX.size:
+        return None
+    length, crc = _PREFIX.unpack_from(view, start)
+    begin = start + _PREFIX.size
+    if not _KIND_BYTES <= length <= min(MAX_RECORD_BYTES, len(view) - begin):
+        return None
+    body = view[begin : begin + length]
+    return body if _checksum(length, [body]) == crc else None
+
+
+def _read_trial(data: bytes, limits: Limits) -> TrialResult:
+    if len(data) < _SIZES.size:
+        raise WireError(f"a trial's record has at least {_SIZES.size} bytes, got {len(data)}")
+    sizes = _SIZES.unpack_from(data)
+    if sum(sizes) != len(data) - _SIZES.size:
+        raise WireError(f"frames of {sum(sizes)} bytes in {len(data) - _SIZES.size}")
+    message: Any = decode(list(_cut(memoryview(data)[_SIZES.size :], sizes)), limits)
+    if not isinstance(message, TrialResult):
+        raise WireError(f"expected a trial, got {type(message).__name__}")
+    return message
+
+
+def _cut(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
+    start = 0
+    for size in sizes:
+        yield data[start : start + size]
+        start += size
+
+
+def _checksum(length: int, pieces: Sequence[Frame]) -> int:
+    crc = zlib.crc32(length.to_bytes(4, "little"))
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+    return crc

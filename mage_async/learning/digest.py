@@ -1,0 +1,25 @@
+"""Digests of weights: what a commit record says of the policy that a step made."""
+
+from hashlib import blake2b
+
+import torch
+from torch import nn
+
+DIGEST_BYTES = 8
+
+
+def tensor_digests(model: nn.Module) -> dict[str, str]:
+    """A digest of each tensor's name, shape, type and bytes, in the order of the model."""
+    return {name: _digest(name, tensor) for name, tensor in model.state_dict().items()}
+
+
+def overall(tensors: dict[str, str]) -> str:
+    """One digest of all tensors."""
+    return blake2b("".join(tensors.values()).encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _digest(name: str, tensor: torch.Tensor) -> str:
+    whole = tensor.detach().cpu().contiguous()
+    state = blake2b(f"{name} {whole.dtype} {list(whole.shape)}".encode(), digest_size=DIGEST_BYTES)
+    state.update(whole.reshape(-1).view(torch.uint8).numpy())
+    return state.hexdigest()

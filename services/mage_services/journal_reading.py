@@ -1,0 +1,101 @@
+"""Reading a journal from disk: which segments there are, their records, and cutting a torn tail."""
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mage_async.errors import RunError, WireError
+from mage_async.journal import Head, Record, Segment, read, scan
+from mage_services.journal_file import sync_folder
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOnDisk:
+    """The whole segments of a run, oldest first, and what was torn at the end."""
+
+    files: list[Path]
+    segments: list[Segment]
+    torn: Path | None
+    torn_at: int
+    """Good bytes of `torn`."""
+
+    def records(self, first: int) -> Iterator[Record]:
+        """All records from segment `first` on; reads one segment at a time."""
+        for file, segment in zip(self.files, self.segments, strict=True):
+            if segment.number >= first:
+                yield from _records(file, is_last=file == self.files[-1])
+
+
+def open_journal(folder: Path) -> JournalOnDisk:
+    """Look at the heads of all segments, and for a torn tail in the last one. Changes nothing.
+
+    Raises:
+        RunError: a head is damaged, or another build wrote it.
+    """
+    files = sorted(folder.glob("*.log"))
+    segments: list[Segment] = []
+    for file in files[:-1]:
+        heads = scan(_map(file), 1).bodies
+        if not heads:
+            raise RunError(f"{file} is damaged at its start, and later segments follow: restore it")
+        segments.append(_segment(file, heads[0], file.stat().st_size))
+    if not files:
+        return JournalOnDisk([], [], None, 0)
+    data = files[-1].read_bytes()
+    found = scan(data)
+    if found.bodies:
+        segments.append(_segment(files[-1], found.bodies[0], found.good_bytes))
+    is_torn = found.good_bytes < len(data) or not found.bodies
+    torn = files[-1] if is_torn else None
+    return JournalOnDisk(files[: len(segments)], segments, torn, found.good_bytes)
+
+
+def cut_tail(journal: JournalOnDisk) -> int:
+    """Cut a torn tail off, durably, and a segment that never got its head; returns lost bytes."""
+    if journal.torn is None:
+        return 0
+    lost = journal.torn.stat().st_size - journal.torn_at
+    if journal.torn not in journal.files:
+        journal.torn.unlink()
+    else:
+        with journal.torn.open("r+b") as file:
+            file.truncate(journal.torn_at)
+            file.flush()
+            os.fsync(file.fileno())
+    sync_folder(journal.torn.parent)
+    return lost
+
+
+def _segment(file: Path, body: memoryview, good_bytes: int) -> Segment:
+    head = _read(file, body)
+    if not isinstance(head, Head):
+        raise RunError(f"{file} does not begin with a head: it is no journal of this build")
+    return Segment(int(file.stem), head.version, head.oldest_version(), good_bytes)
+
+
+def _map(file: Path) -> mmap.mmap | bytes:
+    """A file's bytes, read where they are looked at; an empty file cannot be mapped."""
+    with file.open("rb") as source:
+        size = os.fstat(source.fileno()).st_size
+        return mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+
+
+def _records(file: Path, *, is_last: bool) -> Iterator[Record]:
+    data = _map(file)
+    found = scan(data)
+    for body in found.bodies:
+        yield _read(file, body)
+    if found.good_bytes < len(data) and not is_last:
+        raise RunError(
+            f"{file} is damaged at byte {found.good_bytes}, and later segments follow: what was "
+            "acknowledged after it is needed; restore the file"
+        )
+
+
+def _read(file: Path, body: memoryview) -> Record:
+    try:
+        return read(body)
+    except WireError as fault:
+        raise RunError(f"{file}: {fault}") from fault

@@ -1,0 +1,189 @@
+"""A ledger whose every decision is journaled is the same ledger after a replay."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mage_async import config_file
+from mage_async.admission import OVER_AGE, SlotLedger
+from mage_async.admission_rules import RULES
+from mage_async.errors import RunError
+from mage_async.journal import (
+    MAGIC,
+    Commit,
+    Dropped,
+    Head,
+    Record,
+    first_head,
+    read,
+    scan,
+    write,
+)
+from mage_async.policy_version import VersionRun
+from mage_async.recovery import first_difference, plays_alike, replay
+from mage_async.trajectory import Segment, Task, Trial
+from mage_async.wire import TrialResult
+
+B, S, G = 2, 1, 2
+
+
+def commit(version: int, grants: list[int]) -> Commit:
+    return Commit(
+        version=version, grants=tuple(grants), digest=f"d{version}", tensors={"w": "1"}, time_s=1.0
+    )
+
+
+def result(grant: int, epoch: int, index: int) -> TrialResult:
+    part = Segment(
+        np.ones(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), (VersionRun(0, 0, 0),)
+    )
+    return TrialResult(grant, epoch, Trial(Task("rps", "m", grant), index, 3, (part,), ()))
+
+
+class Play:
+    """A learner's decisions, journaled as the desk does."""
+
+    def __init__(self, rule: str = "slots") -> None:
+        self.ledger, self.now = SlotLedger(B, S, G, max_expiries=2, rule=RULES[rule]), 0.0
+        self.records: list[Record] = [first_head(0, 0)]
+        self.batches: list[list[tuple[int, list[int]]]] = []
+
+    def grant(self) -> None:
+        lapsed = self.ledger.lapsed()
+        if lapsed:
+            message = self.ledger.grant_again(lapsed[0], peer="b", now=self.now, deadline_s=9.0)
+        elif self.ledger.may_grant():
+            task = Task("rps", "m", self.ledger.next_grant)
+            message = self.ledger.grant(
+                task, num_episodes=3, peer="a", now=self.now, deadline_s=9.0
+            )
+        else:
+            return
+        self.records.append(self.ledger.granted(message))
+
+    def finish(self, choice: int) -> None:
+        open_groups = [
+            g for p in ("a", "b") for g in self.ledger.grants_of(p, now=self.now, deadline_s=9.0)
+        ]
+        if open_groups:
+            group = open_groups[choice % len(open_groups)]
+            index = min(set(range(G)) - set(group.held))
+            trial = result(group.grant, group.epoch, index)
+            self.ledger.receive(trial)
+            self.records.append(trial)
+
+    def drop(self) -> None:
+        for group in self.ledger.grants_of("a", now=self.now, deadline_s=9.0)[:1]:
+            assert self.ledger.drop(group.grant, group.epoch, "cursed")
+            self.records.append(Dropped(grant=group.grant, reason="cursed"))
+
+    def expire(self) -> None:
+        self.now += 10.0
+        before = self.ledger.grants_in_flight()
+        self.ledger.expire(self.now)
+        for grant in before - self.ledger.grants_in_flight():
+            self.records.append(Dropped(grant=grant, reason=self.ledger.expiry_reason()))
+
+    def step(self) -> None:
+        groups = self.ledger.take_batch()
+        if groups is not None:
+            version = self.ledger.version + 1
+            self.batches.append([(g.grant, [t.index for t in g.trials]) for g in groups])
+            self.records.append(commit(version, [group.grant for group in groups]))
+            before = self.ledger.grants_in_flight()
+            self.ledger.trained(version)
+            for grant in before - self.ledger.grants_in_flight():
+                self.records.append(Dropped(grant=grant, reason=OVER_AGE))
+
+    def roll(self) -> None:
+        self.records.append(self.ledger.head("", 9.0))
+
+    def do(self, move: int) -> None:
+        if move < 3:
+            self.grant()
+        elif move < 10:
+            self.finish(move)
+        else:
+            [self.drop, self.expire, self.step, self.step, self.roll][move - 10]()
+
+
+def on_disk(records: list[Record]) -> list[Record]:
+    data = MAGIC + b"".join(bytes(piece) for record in records for piece in write(record))
+    return [read(body) for body in scan(data).bodies]
+
+
+def state(ledger: SlotLedger) -> tuple[object, ...]:
+    head, counts = ledger.head("", 9.0), ledger.counts()
+    return head, counts.groups, counts.trials, counts.acknowledged
+
+
+@settings(max_examples=300)
+@given(st.lists(st.integers(0, 14), max_size=80), st.sampled_from(sorted(RULES)))
+def test_a_replayed_ledger_is_the_one_that_wrote_the_journal(moves: list[int], rule: str) -> None:
+    play = Play(rule)
+    for move in moves:
+        play.do(move)
+    again = SlotLedger(B, S, G, max_expiries=2, rule=RULES[rule])
+    done = list(replay(on_disk(play.records), again))
+    assert [
+        [(g.grant, [t.index for t in g.trials]) for g in one.groups or []] for one in done
+    ] == play.batches
+    # a group that nobody plays has its last owner in the journal, who is asked first
+    for ledger in (play.ledger, again):
+        for owner in ledger.owners():
+            ledger.peer_gone(owner)
+    assert state(again) == state(play.ledger)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 14), max_size=80), st.data())
+def test_a_later_head_stands_for_all_before_it(moves: list[int], data: st.DataObject) -> None:
+    play = Play()
+    for move in moves:
+        play.do(move)
+    heads = [n for n, record in enumerate(play.records) if isinstance(record, Head)]
+    start = data.draw(st.sampled_from(heads))
+    again = SlotLedger(B, S, G, max_expiries=2)
+    list(replay(on_disk(play.records[start:]), again))
+    for ledger in (play.ledger, again):
+        for owner in ledger.owners():
+            ledger.peer_gone(owner)
+    mine, theirs = again.counts(), play.ledger.counts()
+    assert (mine.groups, mine.trials) == (theirs.groups, theirs.trials)
+    assert again.next_grant == play.ledger.next_grant
+    assert mine.dropped_by_reason == theirs.dropped_by_reason
+
+
+def test_a_result_known_before_the_crash_is_a_duplicate_after_it() -> None:
+    play = Play()
+    for move in (0, 0, 3, 3, 3, 3, 12):
+        play.do(move)
+    again = SlotLedger(B, S, G)
+    list(replay(on_disk(play.records), again))
+    assert again.version == 1
+    assert type(again.receive(result(0, 0, 0))).__name__ == "Duplicate"
+
+
+def test_missing_steps_are_named() -> None:
+    with pytest.raises(RunError, match="the journal has step 3 after 0"):
+        list(replay([first_head(0, 0), commit(3, [])], SlotLedger(B, S, G)))
+
+
+def test_a_step_whose_trials_were_deleted_has_no_groups() -> None:
+    (one,) = replay([first_head(0, 2), commit(1, [0, 1])], SlotLedger(B, S, G))
+    assert one.groups is None
+
+
+def test_the_first_tensor_that_differs_is_named() -> None:
+    assert first_difference(commit(1, []), {"w": "2"}) == "w"
+    assert first_difference(commit(1, []), {"w": "1", "extra": "3"}) == "extra"
+    assert first_difference(commit(1, []), {}) == "w"
+
+
+def test_more_steps_play_alike_and_another_seed_does_not() -> None:
+    file = config_file.find(None)
+    own = config_file.load(file, [])
+    assert plays_alike(own, config_file.load(file, ["learner.steps=900"]))
+    assert not plays_alike(own, config_file.load(file, ["seed=1"]))
+    assert not plays_alike(own, config_file.load(file, ["trial.episodes=2"]))

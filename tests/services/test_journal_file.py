@@ -1,0 +1,221 @@
+"""The journal on disk: durable before told, cut where torn, waiting where full."""
+
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from mage_async.errors import RunError
+from mage_async.journal import Dropped, Head, Record, first_head
+from mage_services import journal_file as module
+from mage_services.journal_file import JournalFile, segment_file
+from mage_services.journal_reading import cut_tail, open_journal
+
+LARGE = 10**9
+
+
+def dropped(number: int, size: int = 1) -> Dropped:
+    return Dropped(grant=number, reason="x" * size)
+
+
+def made(
+    folder: Path, *, version: int = 0, max_bytes: int = LARGE, roll_at: int = LARGE
+) -> JournalFile:
+    found = open_journal(folder)
+    cut_tail(found)
+    return JournalFile(folder, found.segments, first_head(version, 0), max_bytes, roll_at)
+
+
+def on_disk(folder: Path, first: int = 1) -> list[Record]:
+    return [r for r in open_journal(folder).records(first) if not isinstance(r, Head)]
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await main()
+
+    asyncio.run(limited())
+
+
+def test_a_record_is_on_disk_when_its_writer_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        journal = made(tmp_path)
+        for number in range(3):
+            await journal.durable(dropped(number))
+            assert on_disk(tmp_path) == [dropped(n) for n in range(number + 1)]
+        journal.close()
+
+    run(main)
+
+
+def test_it_is_told_after_the_sync_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    sync = os.fdatasync
+
+    def slow_sync(file: int) -> None:
+        sync(file)
+        events.append("synced")
+
+    async def main() -> None:
+        journal = made(tmp_path)
+        await journal.durable(dropped(0))
+        events.clear()
+        journal.append(dropped(1), lambda: events.append("told"))
+        await journal.durable(dropped(2))
+        assert events[:2] == ["synced", "told"]
+        journal.close()
+
+    monkeypatch.setattr(module.os, "fdatasync", slow_sync)
+    run(main)
+
+
+def test_what_waits_together_is_synced_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        journal = made(tmp_path)
+        for number in range(500):
+            journal.append(dropped(number))
+        await journal.durable(dropped(500))
+        assert on_disk(tmp_path) == [dropped(n) for n in range(501)]
+        assert journal.statistics().num_syncs < 100
+        journal.close()
+
+    run(main)
+
+
+def test_after_waits_for_what_was_appended_before_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        journal, told = made(tmp_path), asyncio.Event()
+        journal.append(dropped(0, 10**6))
+        journal.after(told.set)
+        await told.wait()
+        assert on_disk(tmp_path) == [dropped(0, 10**6)]
+        journal.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("lost", [1, 10, 10**5])
+def test_a_torn_tail_is_cut_and_the_next_life_begins_behind_it(tmp_path: Path, lost: int) -> None:
+    async def main() -> None:
+        journal = made(tmp_path)
+        await journal.durable(dropped(0))
+        await journal.durable(dropped(1, 10**5))
+        journal.close()
+        file = segment_file(tmp_path, 1)
+        os.truncate(file, file.stat().st_size - lost)
+        again = made(tmp_path)
+        await again.durable(dropped(2))
+        again.close()
+        assert on_disk(tmp_path) == [dropped(0), dropped(2)]
+        assert open_journal(tmp_path).torn is None
+
+    run(main)
+
+
+@pytest.mark.parametrize("left", [0, 3, 30])
+def test_a_segment_without_a_whole_head_never_was(tmp_path: Path, left: int) -> None:
+    async def main() -> None:
+        journal = made(tmp_path)
+        await journal.durable(dropped(0))
+        journal.close()
+        segment_file(tmp_path, 2).write_bytes(segment_file(tmp_path, 1).read_bytes()[:left])
+        again = made(tmp_path)
+        await again.durable(dropped(1))
+        again.close()
+        assert on_disk(tmp_path) == [dropped(0), dropped(1)]
+
+    run(main)
+
+
+def test_damage_before_the_last_segment_is_an_error_and_not_a_tail(tmp_path: Path) -> None:
+    async def main() -> None:
+        for number in range(2):
+            journal = made(tmp_path)
+            await journal.durable(dropped(number))
+            journal.close()
+        file = segment_file(tmp_path, 1)
+        os.truncate(file, file.stat().st_size - 1)
+        with pytest.raises(RunError, match=r"00000001.log is damaged at byte"):
+            on_disk(tmp_path)
+
+    run(main)
+
+
+def test_a_full_disk_is_said_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    is_full, refused = True, asyncio.Event()
+    loop: asyncio.AbstractEventLoop
+
+    def write_some(file: int, data: memoryview) -> int:
+        if is_full:
+            if len(data) > 5:
+                return write(file, data[:5])
+            loop.call_soon_threadsafe(refused.set)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    async def main() -> None:
+        nonlocal is_full, loop
+        loop = asyncio.get_running_loop()
+        is_full = False
+        journal = made(tmp_path)
+        await journal.durable(dropped(0))
+        is_full, told = True, asyncio.Event()
+        journal.append(dropped(1), told.set)
+        await refused.wait()
+        while not journal.why_full():  # noqa: ASYNC110 - heard in the loop's next rounds
+            await asyncio.sleep(0)
+        assert "No space left on device" in journal.why_full()
+        assert not told.is_set()
+        is_full = False
+        await told.wait()
+        assert journal.why_full() == ""
+        assert on_disk(tmp_path) == [dropped(0), dropped(1)]
+        journal.close()
+
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(module.os, "write", write_some)
+    run(main)
+
+
+def test_another_fault_of_the_disk_ends_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def main() -> None:
+        journal = made(tmp_path)
+        await journal.durable(dropped(0))
+        monkeypatch.setattr(module.os, "fdatasync", fail)
+        journal.append(dropped(1))
+        with pytest.raises(RunError, match="cannot be written"):
+            await journal.watch()
+        journal.close()
+
+    run(main)
+
+
+def test_a_budget_used_up_is_full_until_a_checkpoint_frees_segments(tmp_path: Path) -> None:
+    async def main() -> None:
+        journal = made(tmp_path, max_bytes=5000, roll_at=1000)
+        for version in range(1, 6):
+            await journal.durable(dropped(version, 1000))
+            journal.roll(lambda version=version: first_head(version, 0))
+        assert "journal.max_bytes is 5,000" in journal.why_full()
+        journal.compact(5)
+        assert journal.why_full() == ""
+        await journal.durable(dropped(6))
+        assert not segment_file(tmp_path, 1).exists()
+        assert on_disk(tmp_path, 0)[-1] == dropped(6)
+        journal.close()
+
+    run(main)
