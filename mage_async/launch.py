@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,17 +18,20 @@ from mage_async.errors import ConfigError, MageError, RunError
 from mage_async.run_directory import RunDirectory
 
 EXIT_USAGE = 2
-COMMANDS = ("launch", "evaluate")
+COMMANDS = {
+    "evaluate": "mage_async.evaluate",
+    "replay": "mage_async.replay",
+    "journal": "mage_async.journal_list",
+}
 
 
 def main() -> None:
-    """The `mage` command: `mage launch …` (or just `mage …`), `mage evaluate RUN_DIR …`."""
-    if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
-        command = sys.argv.pop(1)
-        if command == "evaluate":
-            from mage_async.evaluate import main as evaluate
-
-            return evaluate()
+    """The `mage` command: `mage launch …` (or just `mage …`), or one of `COMMANDS`."""
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    if command == "launch" or command in COMMANDS:
+        del sys.argv[1]
+    if command in COMMANDS:
+        return import_module(COMMANDS[command]).main()
     return launch()
 
 
@@ -65,7 +69,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mage",
         description="Train a language agent that learns to learn: actors play, a learner trains.",
-        epilog="mage evaluate RUN_DIR plays a finished run's policy against fixed sets of tasks.",
+        epilog="mage evaluate RUN_DIR plays a finished run's policy against fixed sets of tasks; "
+        "mage replay RUN_DIR computes a run again from its journal; mage journal RUN_DIR lists it.",
     )
     parser.add_argument("--config", help="a TOML file, or the name of a shipped one (quickstart)")
     parser.add_argument("--actors", type=int, default=4, metavar="N", help="actor processes (4)")
