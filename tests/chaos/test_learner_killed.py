@@ -14,6 +14,7 @@ from mage_async.journal import Commit, Dropped, Granted
 from mage_async.wire import TrialResult
 from mage_services.journal_reading import open_journal
 
+pytestmark = pytest.mark.slow  # whole runs
 NUM_KILLS = 1
 SETTINGS = (
     "warm_start.steps=8",

@@ -58,6 +58,7 @@ def test_children_die_with_a_killed_supervisor(
     assert processes_of(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_named(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
@@ -72,6 +73,7 @@ def test_a_model_directory_that_is_none_is_named(start: Start, tmp_path: Path) -
     assert f"{tmp_path}: no config.json" in output
 
 
+@pytest.mark.slow
 def test_an_environment_that_raises_ends_the_run_with_its_words(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:

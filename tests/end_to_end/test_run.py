@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -83,6 +84,7 @@ def test_evaluate_plays_more_episodes_than_training_did(
     assert len(document["sets"]["heldout"]["return_by_episode"]) == 4
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_where_it_stopped(
     finished: tuple[Path, str], environment: dict[str, str]
 ) -> None:
@@ -97,6 +99,7 @@ def test_a_resumed_run_goes_on_where_it_stopped(
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_killed_actor_costs_the_run_nothing_but_time(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "killed"
     process = start(run_dir, "--actors", "2", changes=("learner.steps=30", "evaluation.every=30"))
