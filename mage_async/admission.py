@@ -24,6 +24,8 @@ token, if actors play a grant with weights at least as new as its `version`.
 That is the rule `slots`; `mage_async/admission_rules.py` has others, whose groups are in flight and
 end in the same ways, and `concurrency` may admit fewer to be played at once than the rule does.
 
+This file is longer than most: the bound, its proof and every transition it rests on stand together.
+
 A result counts once by (grant, trial index), whichever epoch of the grant it comes from. Time is an
 argument, in seconds of any clock that does not go back.
 """
