@@ -29,21 +29,16 @@ and of the bound, what lies between it and `of_ideal` the price of everything re
 
 import asyncio
 import heapq
-import json
-import os
-import platform
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version as version_of
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
 
 import numpy as np
 import uvloop
+from baseline import write_baseline
 
 from mage_async.admission import SlotLedger
 from mage_async.assembly import WORDS
@@ -97,7 +92,6 @@ class Shape:
 SHAPE = Shape()
 SIGMAS = (0.6, 1.2)
 SEEDS = (0, 1, 2)
-BASELINES = Path(__file__).parent / "baselines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,30 +298,14 @@ def print_table(results: dict[float, dict[str, dict[str, float]]]) -> None:
     print("must reach at sigma 0.6: async_over_sync 1.6, of_ideal 0.9")
 
 
-def conditions() -> dict[str, Any]:
-    """What a number has to be read with."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=BASELINES, capture_output=True, text=True, check=True
-    )
-    packages = ("numpy", "pyzmq", "uvloop", "msgspec")
-    return {
-        "git": commit.stdout.strip(),
-        "machine": {"cores": os.cpu_count(), "architecture": platform.machine()},
-        "versions": {"python": platform.python_version()}
-        | {package: version_of(package) for package in packages},
-        "shape": asdict(SHAPE) | {"sigmas": SIGMAS, "seeds": SEEDS},
-    }
-
-
 def main() -> None:
     began = time.perf_counter()
     rows = [measure(sigma, seed) for seed in SEEDS for sigma in SIGMAS]
     results = {sigma: spread([row for row in rows if row["sigma"] == sigma]) for sigma in SIGMAS}
     print_table(results)
-    file = BASELINES / f"throughput_{os.cpu_count()}cpu_{platform.machine()}.json"
-    document = conditions() | {"results": results, "rows": rows}
-    file.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"{time.perf_counter() - began:.0f} s; written to bench/baselines/{file.name}")
+    shape = asdict(SHAPE) | {"sigmas": SIGMAS, "seeds": SEEDS}
+    write_baseline("throughput", {"shape": shape, "results": results, "rows": rows})
+    print(f"{time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

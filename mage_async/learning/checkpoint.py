@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from mage_async.errors import RunError
 from mage_async.learning.policy import export_hf
@@ -94,10 +94,3 @@ def save_weights(trainer: Trainer, file: Path) -> None:
     save_file(tensors, working, metadata={"format": "pt", "version": str(trainer.version)})
     os.chmod(working, 0o644)
     os.replace(working, file)
-
-
-def load_weights(trainer: Trainer, file: Path) -> None:
-    """Load what `save_weights` wrote."""
-    missing, unexpected = trainer.model.load_state_dict(load_file(file), strict=False)
-    if unexpected or set(missing) - {"lm_head.weight"}:
-        raise RunError(f"{file}: weights of another model: {[*missing, *unexpected][:3]} …")
