@@ -108,41 +108,6 @@ def anchor_term(
     return minus_mean(table.returns, table.cells(key), table.trial, weight)
 
 
-def mage_agent_specific(
-    table: TurnTable,
-    *,
-    episode_key: Sequence[Key] = ("group",),
-    anchor_key: Sequence[Key] = ("group", "member", "anchor"),
-    weight: Weight = "sample",
-    anchor_weight: float = 1.0,
-) -> np.ndarray:
-    """MAGE's agent-specific normalisation: nothing is compared across opponents.
-
-    A = (s - mean s over the group) + anchor_weight (G - mean G over group, opponent and state),
-    where s is the episode's score and G the return; means only, no division. The defaults are the
-    reference's code, in which a reflection enters the first mean with score 0, so that it is pushed
-    down in groups that do well, whatever it wrote, and in which both seats share a mean:
-    `episode_key=("group", "kind", "seat")` repairs both.
-
-    Returns:
-        float64 `[N]`, in units of reward
-    """
-    episode_level = minus_mean(table.episode_score, table.cells(episode_key), table.trial, weight)
-    return episode_level + anchor_weight * anchor_term(table, key=anchor_key, weight=weight)
-
-
-def with_format_penalty(
-    values: np.ndarray, is_valid: np.ndarray, *, format_penalty: float
-) -> np.ndarray:
-    """Subtract `format_penalty` from the advantage of every turn without a valid action or remark.
-
-    After all normalisation and in every episode: a penalty inside the rewards is lost where a
-    credit pays only the last episode, vanishes in cells where all turns are invalid, and in the
-    reference never reaches the anchor term.
-    """
-    return values - format_penalty * ~is_valid
-
-
 def _scaled(
     centred: np.ndarray, table: TurnTable, key: Sequence[Key], weight: Weight, epsilon: float
 ) -> np.ndarray:

@@ -1,5 +1,6 @@
 """From the configuration to the objects it describes, in one place for every process."""
 
+from mage_async import estimators
 from mage_async.chat import ChatFormat
 from mage_async.completion import Sampling
 from mage_async.config import Config
@@ -57,6 +58,7 @@ def check(config: Config) -> None:
             f"engine.max_contexts must be at least admission.trials_per_group = {needed}, "
             f"got {config.engine.max_contexts}"
         )
+    estimators.check(config.advantage, config.transcript)
     shape = config.policy.tiny
     if shape.heads % shape.kv_heads or shape.hidden_size % shape.heads:
         raise ConfigError(

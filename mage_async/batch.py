@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from mage_async.advantage import advantages, with_format_penalty
 from mage_async.config import Config
 from mage_async.credit import CREDITS
+from mage_async.estimators import turn_advantages
 from mage_async.packing import Sequenced, sequences
 from mage_async.trajectory import Group
 from mage_async.turn_table import build_table
@@ -12,22 +12,18 @@ from mage_async.turn_table import build_table
 
 def training_sequences(groups: Sequence[Group], config: Config) -> list[Sequenced]:
     """The segments of all trials, each sampled token with the advantage of its turn."""
-    rules = config.advantage
     table = build_table(
         groups,
         CREDITS[config.credit.kind],
         turn_discount=config.credit.turn_discount,
         episode_discount=config.credit.episode_discount,
     )
-    values = advantages(
+    values = turn_advantages(
         table,
-        baseline=tuple(rules.baseline),
-        scale=None if rules.scale == "none" else tuple(rules.scale),
-        weight=rules.weight,
-        epsilon=rules.epsilon,
-        anchor_weight=rules.anchor_weight,
+        config.advantage,
+        max_action_tokens=config.transcript.max_action_tokens,
+        max_reflection_tokens=config.transcript.max_reflection_tokens,
     )
-    values = with_format_penalty(values, table.is_valid, format_penalty=rules.format_penalty)
     trials = [trial for group in groups for trial in group.trials]
     worth = table.by_trial(values)
     return [part for trial, w in zip(trials, worth, strict=True) for part in sequences(trial, w)]

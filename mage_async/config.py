@@ -163,15 +163,24 @@ class Credit(Section):
 
 
 class Advantage(Section):
-    """Returns to advantages; see `mage_async/advantage.py`."""
+    """Returns to advantages; see `mage_async/estimators.py`."""
 
+    estimator: Literal["group_mean", "leave_one_out", "gigpo"]
+    """Return against the mean of its cell, or of the others in it (RLOO); or GiGPO's two terms."""
     baseline: list[Key]
+    """Whom a turn is compared with; for gigpo the cells of its first term."""
     scale: list[Key] | Literal["none"]
     weight: Literal["trial", "sample"]
     epsilon: NonNegative
     anchor_weight: NonNegative
+    """Of the comparison with turns taken in the same state."""
     format_penalty: NonNegative
-    """Taken from the advantage of each turn without a valid action, in every episode."""
+    """For a turn without a valid action or remark, in every episode."""
+    length_penalty: NonNegative
+    """For a completion as long as its limit; from half of it on, linearly."""
+    penalise: Literal["advantage", "return", "score"]
+    """Where penalties are taken: from the advantage after all normalisation; from returns (and
+    scores) before it; or from gigpo's first term alone, as the reference does."""
 
 
 class Learner(Section):

@@ -45,6 +45,8 @@ class TurnTable:
     """float64: undiscounted sum of what its episode's turns are paid; 0 for a reflection"""
     is_valid: np.ndarray
     """bool"""
+    num_tokens: np.ndarray
+    """int64: length of the completion"""
 
     def __len__(self) -> int:
         return len(self.returns)
@@ -102,6 +104,7 @@ def _turn_columns(turns: Sequence[Turn]) -> dict[str, np.ndarray]:
         "index": _integers([turn.index for turn in turns]),
         "anchor": _ids([turn.anchor if turn.kind is Kind.ACT else None for turn in turns]),
         "is_valid": np.array([turn.is_valid for turn in turns], bool),
+        "num_tokens": _integers([turn.stop - turn.start for turn in turns]),
     }
 
 

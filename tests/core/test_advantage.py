@@ -6,9 +6,7 @@ import pytest
 from mage_async.advantage import (
     advantages,
     anchor_term,
-    mage_agent_specific,
     minus_mean_of_others,
-    with_format_penalty,
 )
 from mage_async.turn_table import TurnTable
 
@@ -27,6 +25,7 @@ def table(returns, **columns):
         "returns": returns,
         "episode_score": returns,
         "is_valid": np.ones(len(returns), bool),
+        "num_tokens": np.ones(len(returns), np.int64),
     }
     return TurnTable(**defaults | given)
 
@@ -164,42 +163,6 @@ def test_the_anchor_term_is_added_with_its_weight_and_then_scaled():
     assert made == pytest.approx([-(1.5**0.5), 1.5**0.5, 0.0])
 
 
-def test_mages_normalisation_adds_score_against_group_and_return_against_state():
-    rows = table(
-        [10.0, 20.0, -10.0, 6.0],
-        trial=[0, 0, 1, 1],
-        anchor=[0, 1, 0, 2],
-        episode_score=np.array([4.0, 8.0, 0.0, 0.0]),
-    )
-    assert mage_agent_specific(rows).tolist() == [1.0 + 10.0, 5.0, -3.0 - 10.0, -3.0]
-    assert mage_agent_specific(rows, anchor_weight=0.5).tolist() == [6.0, 5.0, -8.0, -3.0]
-
-
-def test_mages_states_are_compared_only_against_the_same_opponent():
-    rows = table([10.0, 20.0, -10.0], member=[0, 1, 0], episode_score=np.zeros(3))
-    assert mage_agent_specific(rows).tolist() == [10.0, 0.0, -10.0]
-
-
-def two_trials(scores):
-    """Two episodes a trial, one turn each, a reflection between them; returns are zero."""
-    return table(
-        [0.0] * 6,
-        trial=[0, 0, 0, 1, 1, 1],
-        kind=[ACT, REFLECT, ACT] * 2,
-        anchor=[0, 1, 0] * 2,
-        episode=[0, 0, 1] * 2,
-        episode_score=np.array(scores, np.float64),
-    )
-
-
-def test_defect_10_reflections_are_pushed_down_in_winning_groups_unless_kind_is_in_the_key():
-    rows = two_trials([10.0, 0.0, 10.0, 10.0, 0.0, 10.0])
-    as_coded = mage_agent_specific(rows)
-    assert as_coded[[1, 4]] == pytest.approx([-20 / 3] * 2)
-    assert as_coded[0] == pytest.approx(10 / 3)
-    assert not mage_agent_specific(rows, episode_key=("group", "kind")).any()
-
-
 def test_defect_10_long_trials_weigh_no_more_than_short_ones_when_trials_are_weighted():
     rows = table([0.0] * 9 + [10.0], trial=[0] * 9 + [1])
     assert centred(rows, ("group",), "sample")[-1] == 9.0
@@ -209,35 +172,6 @@ def test_defect_10_long_trials_weigh_no_more_than_short_ones_when_trials_are_wei
 def test_defect_10_reflections_are_compared_with_reflections():
     rows = table([1.0, 8.0, 3.0, 10.0], trial=[0, 0, 1, 1], kind=[ACT, REFLECT, ACT, REFLECT])
     assert centred(rows, PER_TURN) == [-1.0, -1.0, 1.0, 1.0]
-
-
-def test_defect_11_the_format_penalty_reaches_every_invalid_turn_in_every_episode():
-    rows = table(
-        [0.0, 0.0, 1.0, 1.0],
-        trial=[0, 0, 1, 1],
-        kind=[ACT, REFLECT, ACT, ACT],
-        episode=[0, 0, 0, 1],
-        is_valid=[False, False, True, False],
-    )
-    made = advantages(rows, baseline=("group",), scale=(), weight="trial", epsilon=0.0)
-    penalised = with_format_penalty(made, rows.is_valid, format_penalty=1.0)
-    assert (made - penalised).tolist() == [1.0, 1.0, 0.0, 1.0]
-
-
-def test_the_format_penalty_remains_where_all_trials_of_a_group_are_invalid():
-    rows = table([-1.0, -1.0], is_valid=[False, False])
-    made = advantages(rows, baseline=("group",), scale=(), weight="trial", epsilon=0.0)
-    assert with_format_penalty(made, rows.is_valid, format_penalty=0.5).tolist() == [-0.5, -0.5]
-
-
-def test_defect_14_seats_of_one_group_are_kept_apart_by_the_key():
-    rows = table([1.0, 3.0, -5.0, -7.0], seat=[0, 0, 1, 1])
-    assert centred(rows, ("group",)) == [3.0, 5.0, -3.0, -5.0]
-    assert centred(rows, ("group", "seat")) == [-1.0, 1.0, 1.0, -1.0]
-    apart = mage_agent_specific(
-        rows, episode_key=("group", "seat"), anchor_key=("group", "seat", "anchor")
-    )
-    assert apart.tolist() == [-2.0, 2.0, 2.0, -2.0]
 
 
 def test_opponents_of_one_group_are_kept_apart_by_the_key():

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from mage_async.advantage import (
     advantages,
     anchor_term,
-    mage_agent_specific,
     minus_mean,
     minus_mean_of_others,
 )
+from mage_async.gigpo import gigpo
 from mage_async.turn_table import TurnTable
 
 KEYS = st.sampled_from([(), ("group",), ("group", "kind", "episode", "index"), ("member", "seat")])
@@ -45,6 +45,7 @@ def tables(draw):
         returns=floats(),
         episode_score=floats(),
         is_valid=np.ones(len(trial), bool),
+        num_tokens=np.ones(len(trial), np.int64),
     )
 
 
@@ -87,7 +88,7 @@ def test_the_order_of_rows_does_not_matter(table, key, scale, weight, source):
     for centre in (minus_mean, minus_mean_of_others):
         before = estimate(table, key, scale, weight, centre=centre)
         assert estimate(shuffled, key, scale, weight, centre=centre) == close(before[order])
-    assert mage_agent_specific(shuffled) == close(mage_agent_specific(table)[order])
+    assert gigpo(shuffled) == close(gigpo(table)[order])
 
 
 @settings(deadline=None)

@@ -114,10 +114,10 @@ def test_a_batch_of_144_trials_is_laid_out_in_milliseconds():
     )
     table_of(*trials)
     best = min(_seconds(lambda: table_of(*trials)) for _ in range(10))
-    assert best < 0.02  # measured 0.0013: an order of magnitude for a machine that is loaded
+    assert best < 0.02  # measured 0.0013: an order of magnitude whatever else the machine does
 
 
 def _seconds(run):
-    start = time.perf_counter()
+    start = time.thread_time()
     run()
-    return time.perf_counter() - start
+    return time.thread_time() - start
