@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from mage_async import config_file
+from mage_async import config_file, methods
 from mage_async.assembly import check
 from mage_async.config import Config
 from mage_async.errors import ConfigError, MageError, RunError
@@ -83,6 +83,13 @@ def _arguments() -> argparse.Namespace:
         metavar="A.B=C",
         help="change one key of the configuration; may be given again",
     )
+    parser.add_argument(
+        "--method",
+        choices=methods.METHODS,
+        help="write a published method over the configuration, before --set: "
+        + ", ".join(methods.METHODS),
+        metavar="NAME",
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="the same as --set seed=N")
     parser.add_argument("--resume", action="store_true", help="go on from --run-dir's checkpoint")
     parser.add_argument("--print-config", action="store_true", help="print it and end")
@@ -91,7 +98,8 @@ def _arguments() -> argparse.Namespace:
 
 def _config(given: argparse.Namespace) -> Config:
     """The configuration asked for, checked; a resumed run keeps its own."""
-    assignments = list(given.set)
+    assignments = methods.assignments(given.method) if given.method else []
+    assignments += given.set
     if given.seed is not None:
         assignments.append(f"seed={given.seed}")
     if given.resume:

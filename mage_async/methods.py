@@ -1,0 +1,83 @@
+"""MAGE and LaMer as sets of keys: `mage --method mage_code` writes them over a configuration.
+
+The `*_code` methods do what the published code does, habits included; the `*_paper` methods what
+the papers say, with those habits repaired. What differs is in the keys and nowhere else, so a run's
+`config.toml` says it all, and `--set` after `--method` changes any of it.
+
+| as coded | repaired |
+|---|---|
+| LaMer discounts later episodes by the rest of this one too | by their distance alone |
+| means over turns: long trials weigh more | over trials |
+| reflections share the mean of actions, with score 0 | compared with reflections |
+| both seats share a mean | seats are kept apart |
+| penalties reach the first of GiGPO's two terms | both |
+
+Both keep the published discount of 0.6 between episodes, at which MAGE's objective weighs the
+first episode more than the last (`mage_async/credit.py`). The shipped configurations say 1.0.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+PUBLISHED = {
+    "trial.memory": "reflection",
+    "credit.turn_discount": 0.95,
+    "credit.episode_discount": 0.6,
+    "advantage.estimator": "gigpo",
+    "advantage.scale": "none",
+    "advantage.anchor_weight": 1.0,
+    "advantage.format_penalty": 0.5,
+    "learner.correction": "none",
+    "learner.clip_low": 0.2,
+    "learner.clip_high": 0.2,
+}
+"""What both papers and both codes share."""
+
+AS_CODED = {
+    "advantage.baseline": ["group"],
+    "advantage.weight": "sample",
+    "advantage.penalise": "score",
+}
+
+REPAIRED = {
+    "advantage.baseline": ["group", "member", "seat", "kind"],
+    "advantage.weight": "trial",
+    "advantage.penalise": "return",
+}
+
+SINGLE_EPISODE = (
+    PUBLISHED
+    | REPAIRED
+    | {"trial.episodes": 1, "trial.memory": "history", "credit.kind": "single_episode"}
+)
+"""Ordinary RL: what is learned is a policy, not to learn."""
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "lamer_code": PUBLISHED | AS_CODED | {"credit.kind": "cumulative_code"},
+    "lamer_paper": PUBLISHED | REPAIRED | {"credit.kind": "cumulative_paper"},
+    "mage_code": PUBLISHED | AS_CODED | {"credit.kind": "differential"},
+    "mage_paper": PUBLISHED | REPAIRED | {"credit.kind": "differential"},
+    "grpo": SINGLE_EPISODE
+    | {
+        "advantage.estimator": "group_mean",
+        "advantage.baseline": ["group"],
+        "advantage.scale": ["group"],
+        "advantage.anchor_weight": 0.0,
+    },
+    "gigpo": SINGLE_EPISODE,
+    "rloo": SINGLE_EPISODE
+    | {
+        "advantage.estimator": "leave_one_out",
+        "advantage.baseline": ["group", "kind", "index"],
+        "advantage.anchor_weight": 0.0,
+    },
+}
+"""Keys by method. The last three are the papers' baselines: trained on one episode, evaluated on as
+many as `evaluation.episodes` says.
+"""
+
+
+def assignments(method: str) -> list[str]:
+    """What a method sets, as `a.b=value` in TOML."""
+    return [f"{key}={json.dumps(value)}" for key, value in METHODS[method].items()]

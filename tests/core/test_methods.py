@@ -1,0 +1,47 @@
+"""The published methods as sets of keys."""
+
+import pytest
+
+from mage_async import config_file, methods
+from mage_async.assembly import check
+
+
+def configured(method, name="kuhn", **changes):
+    settings = [f'environment.name="{name}"', *methods.assignments(method)]
+    settings += [f"{key}={value}" for key, value in changes.items()]
+    return config_file.load(config_file.find(None), settings)
+
+
+@pytest.mark.parametrize("name", ["rps", "kuhn", "tictactoe"])
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_every_method_is_a_valid_configuration_of_every_environment(method, name):
+    check(configured(method, name))
+
+
+def test_the_codes_differ_only_in_what_an_episode_is_paid():
+    mage, lamer = configured("mage_code"), configured("lamer_code")
+    assert (mage.credit.kind, lamer.credit.kind) == ("differential", "cumulative_code")
+    assert (mage.advantage, mage.learner, mage.trial) == (
+        *(lamer.advantage, lamer.learner, lamer.trial),
+    )
+
+
+@pytest.mark.parametrize("who", ["mage", "lamer"])
+def test_the_papers_repair_what_the_codes_do(who):
+    coded, repaired = configured(f"{who}_code").advantage, configured(f"{who}_paper").advantage
+    assert (coded.baseline, coded.weight, coded.penalise) == (["group"], "sample", "score")
+    assert set(repaired.baseline) >= {"seat", "kind", "member"}
+    assert (repaired.weight, repaired.penalise) == ("trial", "return")
+
+
+@pytest.mark.parametrize("method", ["grpo", "gigpo", "rloo"])
+def test_a_baseline_trains_on_one_episode_and_is_evaluated_on_as_many_as_the_others(method):
+    config = configured(method)
+    assert config.trial.episodes == 1
+    assert config.evaluation.episodes == 3
+
+
+def test_what_is_set_after_a_method_wins():
+    settings = [*methods.assignments("mage_code"), "credit.episode_discount=1.0"]
+    config = config_file.load(config_file.find(None), settings)
+    assert config.credit.episode_discount == 1.0
