@@ -3,7 +3,10 @@
 Both loops are written afresh from reading them: what they do per row, and nothing else. verl's
 (GRPO) gathers one scalar tensor per row into a dict, then subtracts and divides row by row. MAGE's
 (GiGPO) first looks up the rows of every trial for its returns, then compares row by row twice, for
-the trial and for the step, and expands both to tokens.
+the trial and for the step, and expands both to tokens. Both give `[B, L]`, padded, of which a loss
+reads what the mask admits; a learner that packs its sequences wants those tokens only, one row
+after the other. Ours is timed in either form, beside a bare fill of as much memory, which nobody
+who writes the result can beat.
 
 Shapes: `B` rows, `L` tokens of the longest row.
 """
@@ -18,7 +21,8 @@ from kernel_timing import timings
 from torch import Tensor
 
 from mage_kernels import TurnLayout, dense_keys, group_advantage
-from mage_kernels.advantage import compared_within_keys, expanded_to_tokens, returns_to_go
+from mage_kernels.advantage import compared_within_keys, returns_to_go
+from mage_kernels.expansion import expanded_to_tokens, fresh_tokens
 
 GROUP, TURNS = 8, 12
 DISCOUNT = 0.95
@@ -30,7 +34,8 @@ class Rows:
 
     tasks: list[str]
     """Of each row: rows of equal task are compared."""
-    trials: list[str]
+    trials: list[str] | None
+    """None where every row is a trial of its own, which nobody has to look up."""
     anchors: list[str]
     """The state each row was played in."""
     rewards: Tensor
@@ -54,7 +59,7 @@ def make_rows(num_rows: int, num_tokens: int, device: str, *, turns: int) -> Row
     rows = range(num_rows)
     return Rows(
         [f"task {row // (turns * GROUP)}" for row in rows],
-        [f"trial {row // turns}" for row in rows],
+        [f"trial {row // turns}" for row in rows] if turns > 1 else None,
         [f"task {row // (turns * GROUP)}, state {row % turns}" for row in rows],
         rewards.to(device),
         token_rewards.to(device),
@@ -126,18 +131,19 @@ def vectorised(rows: Rows) -> Callable[[], Tensor]:
     return way
 
 
-def layout(rows: Rows, keys: Sequence[Hashable]) -> TurnLayout:
-    """Ours: from the same keys, the same rows in the same padded places."""
-    num_rows, num_tokens = rows.mask.shape
-    starts = torch.arange(num_rows) * num_tokens
+def layout(rows: Rows, keys: Sequence[Hashable], *, is_packed: bool = False) -> TurnLayout:
+    """Ours: from the same keys, the same rows in the same padded places; or without padding."""
+    num_rows, width = rows.mask.shape
+    stops = rows.lengths.cumsum(0)
+    starts = stops - rows.lengths if is_packed else torch.arange(num_rows) * width
     return TurnLayout.of(
-        trials=dense_keys(rows.trials),
+        trials=dense_keys(rows.trials) if rows.trials else torch.arange(num_rows),
         episodes=torch.zeros(num_rows, dtype=torch.int64),
         is_reflection=torch.zeros(num_rows, dtype=torch.bool),
         keys=dense_keys(keys),
         starts=starts,
         stops=starts + rows.lengths,
-        num_tokens=num_rows * num_tokens,
+        num_tokens=int(stops[-1]) if is_packed else num_rows * width,
     ).to(rows.mask.device)
 
 
@@ -147,6 +153,7 @@ def measure_groups(num_rows: int, num_tokens: int, device: str, rounds: int) -> 
     single = make_rows(num_rows, num_tokens, device, turns=1)
     several = make_rows(num_rows, num_tokens, device, turns=TURNS)
     out = torch.empty(num_rows * num_tokens, device=device)
+    some = out[: int(single.lengths.sum())]
 
     prepared = layout(single, single.tasks)
     ways = {
@@ -155,12 +162,20 @@ def measure_groups(num_rows: int, num_tokens: int, device: str, rounds: int) -> 
         "ours, GRPO": lambda: grpo(single, layout(single, single.tasks), None),
         "ours, GRPO, buffer reused": lambda: grpo(single, layout(single, single.tasks), out),
         "ours, GRPO, layout at hand": lambda: grpo(single, prepared, out),
+        "a bare fill, padded": lambda: out.fill_(1.0),
+        "ours, GRPO, packed": lambda: grpo(
+            single, layout(single, single.tasks, is_packed=True), some
+        ),
+        "a bare fill, packed": lambda: some.fill_(1.0),
         "MAGE's loop": lambda: mage_loop(several),
         "ours, GiGPO": lambda: gigpo(several, None),
         "ours, GiGPO, buffer reused": lambda: gigpo(several, out),
+        "ours, GiGPO, packed": lambda: gigpo(several, some, is_packed=True),
     }
-    check(verl_loop(single), grpo(single, prepared, None))
-    check(mage_loop(several), gigpo(several, None))
+    check(verl_loop(single), ways["ours, GRPO"]())
+    check(mage_loop(several), ways["ours, GiGPO"]())
+    check(verl_loop(single)[single.mask], ways["ours, GRPO, packed"]())
+    check(mage_loop(several)[several.mask], ways["ours, GiGPO, packed"]())
     found = timings(ways, device=device, rounds=rounds, warm_up=1)
     for name, timing in found.items():
         loop = found["MAGE's loop" if "GiGPO" in name or "MAGE" in name else "verl's loop"]
@@ -175,16 +190,17 @@ def grpo(rows: Rows, turns: TurnLayout, out: Tensor | None) -> Tensor:
     )
 
 
-def gigpo(rows: Rows, out: Tensor | None) -> Tensor:
+def gigpo(rows: Rows, out: Tensor | None, *, is_packed: bool = False) -> Tensor:
     """Ours, from its parts: both levels are added per turn, and expanded once."""
-    by_task, by_state = layout(rows, rows.tasks), layout(rows, rows.anchors)
+    by_task = layout(rows, rows.tasks, is_packed=is_packed)
+    by_state = by_task.with_keys(dense_keys(rows.anchors).to(rows.mask.device))
     returns = returns_to_go(rows.rewards, by_state, DISCOUNT, 1.0)
     rule = {"divide_by_std": False, "keep_singletons": False, "epsilon": 1e-6}
     trial_level = compared_within_keys(rows.rewards, by_task, **rule)
     both = trial_level + compared_within_keys(returns, by_state, **rule)
-    return expanded_to_tokens(
-        both, by_task, both.new_empty(by_task.num_tokens) if out is None else out
-    )
+    if out is None:
+        out = fresh_tokens(by_task.num_tokens, both, both.dtype)
+    return expanded_to_tokens(both, by_task, out)
 
 
 def check(loop: Tensor, ours: Tensor) -> None:

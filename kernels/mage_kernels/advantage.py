@@ -3,16 +3,13 @@
 Shapes: `N` turns, `K` keys, `T` tokens.
 """
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from mage_kernels.dispatch import is_fused
+from mage_kernels.expansion import expanded_to_tokens, fresh_tokens
 from mage_kernels.reference import computing_dtype
 from mage_kernels.turns import COPIES, NEXT_EPISODE, SAME_EPISODE, TurnLayout
-
-CHUNK_TOKENS = 2**17
 
 
 def group_advantage(
@@ -43,7 +40,7 @@ def group_advantage(
     if len(rewards) != len(turns.step):
         raise ValueError(f"there are {len(turns.step)} turns, got {len(rewards)} rewards")
     if out is None:
-        out = rewards.new_empty(turns.num_tokens, dtype=computing_dtype(rewards.dtype))
+        out = fresh_tokens(turns.num_tokens, rewards, computing_dtype(rewards.dtype))
     if out.shape != (turns.num_tokens,) or not out.is_contiguous():
         raise ValueError(f"out must be contiguous [{turns.num_tokens}], got {list(out.shape)}")
     if is_fused(rewards):
@@ -115,26 +112,3 @@ def compared_within_keys(
         alone = returns / (1 + epsilon) if divide_by_std else returns
         advantages = torch.where((count == 1)[keys], alone, advantages)
     return advantages
-
-
-def expanded_to_tokens(advantages: Tensor, turns: TurnLayout, out: Tensor) -> Tensor:
-    """`reference.expanded_to_tokens` into `out`: gaps and turns alternate, each repeated.
-
-    A cache's worth of tokens at a time, since an index of int64 is made for each.
-    """
-    edges = torch.stack([turns.starts, turns.stops], 1).flatten()
-    last = edges.new_full((1,), turns.num_tokens)
-    ends = torch.cat([edges, last])  # [2 N + 1]
-    lengths = ends.diff(prepend=torch.zeros_like(last))
-    values = torch.stack([torch.zeros_like(advantages), advantages], 1).flatten()
-    values = torch.cat([values, values.new_zeros(1)])
-    marks = ends.new_tensor(range(CHUNK_TOKENS, turns.num_tokens, CHUNK_TOKENS))
-    cuts = torch.searchsorted(ends, marks).unique().tolist()
-    start = 0
-    for first, stop in pairwise([0, *cuts, len(ends)]):
-        if first < stop:
-            end = int(ends[stop - 1])
-            index = torch.repeat_interleave(lengths[first:stop], output_size=end - start)
-            torch.index_select(values[first:stop], 0, index, out=out[start:end])
-            start = end
-    return out

@@ -19,8 +19,9 @@ return, discounted within the episode or across to the next.
 
 def dense_keys(keys: Iterable[Hashable]) -> Tensor:
     """Number any keys, as `("rps", opponent, seat)`, from 0 by first appearance: int64 `[N]`."""
-    numbers: dict[Hashable, int] = {}
-    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
+    keys = list(keys)
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return torch.tensor(list(map(numbers.__getitem__, keys)), dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +68,36 @@ class TurnLayout:
             edges[0] >= 0 and edges.diff().min() >= 0 and edges[-1] <= num_tokens
         ):
             raise ValueError(f"turns must be ascending, disjoint stretches of {num_tokens} tokens")
-        if len(keys) and keys.min() < 0:
-            raise ValueError(f"keys must count from 0, got {int(keys.min())}: see dense_keys")
         lengths = torch.unique_consecutive(trials, return_counts=True)[1]
         return cls(
             step=_steps(episodes, is_reflection),
             trial_stops=lengths.cumsum(0).repeat_interleave(lengths),
-            keys=keys.contiguous(),
-            members=keys.argsort(stable=True),
-            key_starts=torch.nn.functional.pad(torch.bincount(keys).cumsum(0), (1, 0)),
+            **_comparison(keys),
             starts=starts.contiguous(),
             stops=stops.contiguous(),
             num_tokens=num_tokens,
         )
+
+    def with_keys(self, keys: Tensor) -> "TurnLayout":
+        """The same turns, compared by other keys: GiGPO compares them twice."""
+        return replace(self, **_comparison(keys))
 
     def to(self, device: torch.device | str) -> "TurnLayout":
         """The same on another device."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "num_tokens"}
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
         return replace(self, **moved)
+
+
+def _comparison(keys: Tensor) -> dict[str, Tensor]:
+    """Who is compared with whom."""
+    if len(keys) and keys.min() < 0:
+        raise ValueError(f"keys must count from 0, got {int(keys.min())}: see dense_keys")
+    return {
+        "keys": keys.contiguous(),
+        "members": keys.argsort(stable=True),
+        "key_starts": torch.nn.functional.pad(torch.bincount(keys).cumsum(0), (1, 0)),
+    }
 
 
 def _steps(episodes: Tensor, is_reflection: Tensor) -> Tensor:

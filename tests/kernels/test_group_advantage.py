@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mage_kernels import TurnLayout, advantage, dense_keys, group_advantage, reference
+from mage_kernels import TurnLayout, dense_keys, expansion, group_advantage, reference
 from mage_kernels.advantage import returns_to_go
 
 PLAY, REFLECT = False, True
@@ -244,11 +244,39 @@ def test_a_buffer_of_another_size_is_refused() -> None:
         )
 
 
-# Chunks of 4 tokens, turns of 0 to 9: shorter than a chunk, as long, and longer.
-def test_tokens_are_written_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advantage, "CHUNK_TOKENS", 4)
+# Chunks of 4 tokens, turns of 0 to 9: shorter than a chunk, as long, and longer. Filled in where a
+# stretch is at least so long on average: 0 takes the one way, 100 the other.
+@pytest.mark.parametrize("long_stretch", [0, 100])
+def test_tokens_are_filled_in_or_looked_up(
+    monkeypatch: pytest.MonkeyPatch, long_stretch: int
+) -> None:
+    monkeypatch.setattr(expansion, "CHUNK_TOKENS", 4)
+    monkeypatch.setattr(expansion, "LONG_STRETCH", long_stretch)
     turns = [(n // 3, 0, PLAY, n % 2) for n in range(30)]
     check_against_reference(turns, [(n % 3, n * 7 % 10) for n in range(30)], "cpu")
+
+
+def test_large_results_lie_in_memory_of_their_own() -> None:
+    layout = layout_of([(0, 0, PLAY, 0), (1, 0, PLAY, 0)], lengths=[(0, 2**20), (5, 2**20)])
+    rule = {"turn_discount": 1.0, "episode_discount": 1.0}
+    first = group_advantage(torch.tensor([1.0, 3.0]), layout, **rule)
+    second = group_advantage(torch.tensor([4.0, 2.0]), layout, **rule)
+    assert first.unique_consecutive().tolist() == [-1.0, 0.0, 1.0, 0.0]
+    assert torch.equal(second, -first)
+
+
+def test_turns_can_be_compared_by_other_keys() -> None:
+    turns = [(trial, 0, PLAY, trial % 2) for trial in range(6)]
+    others = [(trial, 0, PLAY, trial % 3) for trial in range(6)]
+    keys = torch.tensor([key for *_, key in others])
+    again, direct = layout_of(turns).with_keys(keys), layout_of(others)
+    assert torch.equal(again.members, direct.members)
+    assert torch.equal(again.key_starts, direct.key_starts)
+
+
+def test_keys_below_zero_are_refused() -> None:
+    with pytest.raises(ValueError, match="keys must count from 0, got -1: see dense_keys"):
+        layout_of([(0, 0, PLAY, -1)])
 
 
 def test_a_reward_for_no_turn_is_refused() -> None:
