@@ -11,6 +11,7 @@ from mage_async.errors import ConfigError
 
 _CLASSES = {
     "kuhn": "mage_async.environments.kuhn:Kuhn",
+    "minesweeper": "mage_async.environments.minesweeper:MineSweeper",
     "rps": "mage_async.environments.rps:Rps",
     "scout": "mage_async.environments.scout:Scout",
     "tictactoe": "mage_async.environments.tictactoe:TicTacToe",

@@ -59,14 +59,14 @@ def test_a_class_of_ones_own_is_loaded_by_its_address() -> None:
         (
             "rbs",
             {},
-            "no environment 'rbs' (did you mean `rps`?); there are kuhn, rps, scout, tictactoe, "
-            "or your own class as `module:Class`",
+            "no environment 'rbs' (did you mean `rps`?); there are kuhn, minesweeper, rps, scout, "
+            "tictactoe, or your own class as `module:Class`",
         ),
         (
             "chess",
             {},
-            "no environment 'chess'; there are kuhn, rps, scout, tictactoe, or your own class as "
-            "`module:Class`",
+            "no environment 'chess'; there are kuhn, minesweeper, rps, scout, tictactoe, or your "
+            "own class as `module:Class`",
         ),
         (
             "scout",

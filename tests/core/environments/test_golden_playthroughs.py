@@ -21,6 +21,7 @@ TASKS = {
     "rps": [("seq-rock-paper-scissors", 1, 0), ("lose-paper", 2, 0), ("beat-rock", 3, 0)],
     "scout": [("red-blue-gold", 6, 0), ("green-green-red", 4, 0)],
     "kuhn": [("bet-jack-king-call-queen-king", 1, 0), ("bet-none-call-king", 2, 1)],
+    "minesweeper": [("cc-dc-fb", 1, 0), ("cc-dc-fb", 4, 0)],
     "tictactoe": [("preferred-edges", 1, 0), ("random", 2, 1), ("minimax", 3, 1)],
 }
 

@@ -1,0 +1,187 @@
+"""MineSweeper: the mines lie where they lay in the episode before.
+
+A restart returns to the same mines and the same opening, so what an episode has shown, a lost one
+included, helps to win a later one.
+"""
+
+import random
+from functools import lru_cache
+from typing import get_args
+
+from mage_async.environments.environment import Chance, Environment, Facts, Split
+from mage_async.environments.minesweeper_board import (
+    Board,
+    board_of,
+    cell_names,
+    cells_of,
+    layouts,
+)
+from mage_async.environments.minesweeper_play import (
+    INVALID,
+    LOST,
+    OVER,
+    REWARDS,
+    SHOWN,
+    STRUCK,
+    WON,
+    MineSweeperPlay,
+    View,
+)
+from mage_async.environments.minesweeper_script import MineSweeperScript
+from mage_async.errors import ConfigError, EnvironmentFault
+from mage_async.trajectory import Task
+
+_HELDOUT_SHARE = 4  # one board in so many
+_NUM_REFERENCE_TRIALS = 200
+_RULES = """A board of {size} rows of {size} cells hides {mines} mines. You open one cell a turn.
+A cell has two letters: its row, then its column, both from a to {last}.
+{view}
+An open cell shows how many of its up to eight neighbours have a mine: clear, one, two, and so on.
+Opening a clear cell opens everything around it. Opening a mine loses; opening all others wins.
+Winning earns {win:g}; opening several cells at once {cascade:g}, one cell {single:g}, a mine
+{mine:g}, what is not the name of a closed cell {invalid:g}. An episode ends after {turns} turns.
+The mines, and the cells that are open at the beginning, are the same in all episodes."""
+_VIEWS = {
+    "board": "You see the cells row by row; a closed one shows its name.",
+    "news": "You see each newly opened cell and what it shows.",
+}
+
+
+class MineSweeper(Environment):
+    """MineSweeper; where the mines lie is what a trial has to find out.
+
+    Args:
+        size: cells in a row, and rows.
+        mines: on the board; at most a quarter of the cells.
+        turns: most turns of an episode.
+        view: see the whole `board` after each turn, or only the `news`: what has opened.
+        boards: how many there are, a quarter of them held out; fewer where there are not so many.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    def __init__(
+        self, size: int = 6, mines: int = 3, turns: int = 7, view: View = "board", boards: int = 512
+    ) -> None:
+        _check("size", size, 3, 26)
+        _check("mines", mines, 1, size * size // 4)
+        _check("turns", turns, 1, size * size)
+        _check("boards", boards, 8, 1_000_000)
+        if view not in get_args(View):
+            known = " or ".join(repr(each) for each in get_args(View))
+            raise ConfigError(f"minesweeper: `view` must be {known}, got {view!r}")
+        self._size, self._num_mines, self._turns, self._view = size, mines, turns, view
+        every = layouts(size, mines, boards)
+        self._sets = {self._name(each): each for each in every}
+        names, num_heldout = tuple(self._sets), len(every) // _HELDOUT_SHARE
+        self._splits: dict[Split, tuple[str, ...]] = {
+            "train": names[num_heldout:],
+            "heldout": names[:num_heldout],
+        }
+        self._board = lru_cache(maxsize=4096)(self._make_board)
+        self.facts = Facts(
+            name="minesweeper",
+            num_seats=1,
+            max_turns=turns,
+            min_return=turns * REWARDS.invalid,
+            max_return=REWARDS.win + (turns - 1) * REWARDS.cascade,
+            units=1,
+            has_chance=True,
+            words=(
+                *cell_names(size),
+                *SHOWN[: min(mines, 8) + 1],
+                *(STRUCK, WON, LOST, OVER, INVALID),
+            ),
+        )
+
+    def members(self, split: Split) -> tuple[str, ...]:
+        """Boards by the cells of their mines, such as `ac-bd-fa`."""
+        return self._splits[split]
+
+    def family(self, member: str) -> str:
+        """Its difficulty: how many cells a player that knows the mines has to open."""
+        return f"clicks-{self._board(member).num_clicks()}"
+
+    def seats(self) -> tuple[int, ...]:
+        """The agent is alone."""
+        return (0,)
+
+    def rules(self) -> str:
+        """The rules in plain words, with the rewards."""
+        return _RULES.format(
+            size=self._size,
+            mines=self._num_mines,
+            last=cell_names(self._size)[-1][0],
+            view=_VIEWS[self._view],
+            turns=self._turns,
+            **{name: getattr(REWARDS, name) for name in REWARDS.__slots__},
+        )
+
+    def begin(self, task: Task, episode: int) -> MineSweeperPlay:
+        """Start an episode, with the opening that all episodes of the task have."""
+        board = self._board(task.member)
+        chance = Chance(task.seed, 0)
+        openings = board.openings()
+        opening = openings[chance.choose("opening", (1,) * len(openings))]
+        return MineSweeperPlay(board, opening, self._turns, self._view, chance)
+
+    def script(self, source: random.Random) -> MineSweeperScript:
+        """Its care and its memory are drawn for the trial."""
+        care, memory = source.choice((0.0, 0.5, 1.0)), source.choice((0.0, 0.5, 0.95))
+        return MineSweeperScript(source, self._num_mines, care, memory)
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Boards of the split that have no mine where it has one."""
+        mines = self._mines(member)
+        return tuple(name for name in self._splits[split] if not self._sets[name] & mines)
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Returns of scripted players in 200 trials, per episode.
+
+        `random` opens any cell, `solver_without_memory` the one least likely to have a mine,
+        `solver` does so with what earlier episodes have shown.
+        """
+        players = {"random": (0.0, 0.0), "solver_without_memory": (1.0, 0.0), "solver": (1.0, 1.0)}
+        return {
+            name: self._mean_returns(split, num_episodes, care, memory)
+            for name, (care, memory) in players.items()
+        }
+
+    def _mean_returns(
+        self, split: Split, num_episodes: int, care: float, memory: float
+    ) -> tuple[float, ...]:
+        sums = [0.0] * num_episodes
+        members = self._splits[split]
+        for number in range(_NUM_REFERENCE_TRIALS):
+            source = random.Random(f"reference/{number}")
+            script = MineSweeperScript(source, self._num_mines, care, memory)
+            task = Task(self.facts.name, members[number % len(members)], number)
+            for episode in range(num_episodes):
+                play = self.begin(task, episode)
+                while play.closed():
+                    sums[episode] += play.act(script.choose(play)).reward
+        return tuple(each / _NUM_REFERENCE_TRIALS for each in sums)
+
+    def _name(self, mines: int) -> str:
+        names = cell_names(self._size)
+        return "-".join(names[cell] for cell in cells_of(mines))
+
+    def _mines(self, member: str) -> int:
+        if member not in self._sets:
+            example = next(iter(self._sets))
+            raise EnvironmentFault(
+                f"minesweeper: no board is called {member!r}, as is e.g. {example!r}"
+            )
+        return self._sets[member]
+
+    def _make_board(self, member: str) -> Board:
+        return board_of(self._size, self._mines(member))
+
+
+def _check(name: str, value: object, least: int, most: int) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= most:
+        raise ConfigError(
+            f"minesweeper: `{name}` must be a whole number from {least} to {most}, got {value!r}"
+        )
