@@ -235,9 +235,14 @@ class Evaluation(Section):
 
 
 class Transport(Section):
-    """Where actors reach the learner: "ipc" (a private socket file), or tcp://127.0.0.1:PORT."""
+    """Between the learner and its peers."""
 
     address: str
+    """Where the learner is reached: "ipc" (a private socket file), or tcp://127.0.0.1:PORT."""
+    weights: Literal["disk", "tensor"]
+    """How weights reach the engines: a file a version (any host that sees the run's directory), or
+    shared memory (one host).
+    """
 
 
 class Journal(Section):

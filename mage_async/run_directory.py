@@ -1,6 +1,7 @@
 """A run on disk: what lies where. Nothing else spells these names."""
 
 from dataclasses import dataclass
+from hashlib import blake2s
 from pathlib import Path
 
 
@@ -22,8 +23,14 @@ class RunDirectory:
 
     @property
     def weights(self) -> Path:
-        """Published weights, a file a version, the newest few."""
+        """Weights published by way of the disk, a file a version, those that somebody may read."""
         return self.root / "weights"
+
+    @property
+    def shared_weights(self) -> Path:
+        """The same in shared memory; the supervisor removes it at the run's end."""
+        name = blake2s(str(self.root.resolve()).encode(), digest_size=6).hexdigest()
+        return Path("/dev/shm") / f"mage-{name}"
 
     @property
     def checkpoints(self) -> Path:
@@ -74,10 +81,6 @@ class RunDirectory:
     def report(self) -> Path:
         """The run as one page."""
         return self.root / "report.html"
-
-    def weights_of(self, version: int) -> Path:
-        """Where a version's weights are published."""
-        return self.weights / f"v{version:06d}.safetensors"
 
     def log_of(self, process: str) -> Path:
         """Where a process prints."""

@@ -14,6 +14,7 @@ take 100 µs.
                          <-   Acknowledge
     GroupDrop            ->
                          <-   Publication
+    Loaded               ->
     Heartbeat            ->
     Goodbye              <->  Goodbye
 
@@ -51,6 +52,7 @@ __all__ = [
     "Heartbeat",
     "Hello",
     "Limits",
+    "Loaded",
     "Message",
     "Publication",
     "Refusal",
@@ -161,6 +163,12 @@ class Publication(Fields):
     digest: Digest
 
 
+class Loaded(Fields):
+    """A peer draws with this version, and reads no older one any more."""
+
+    version: Number
+
+
 class Heartbeat(Fields):
     """A peer lives. Counters are totals since its start, by name; blocked seconds by cause."""
 
@@ -184,6 +192,7 @@ Header = (
     | GroupDrop
     | Acknowledge
     | Publication
+    | Loaded
     | Heartbeat
     | Goodbye
     | TrialHeader
@@ -197,6 +206,7 @@ Message = (
     | GroupDrop
     | Acknowledge
     | Publication
+    | Loaded
     | Heartbeat
     | Goodbye
     | TrialResult

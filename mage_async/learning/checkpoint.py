@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from mage_async.errors import RunError
 from mage_async.learning.policy import export_hf
@@ -79,18 +78,3 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
         ) from error
     trainer.restore(state)
     return counters
-
-
-def save_weights(trainer: Trainer, file: Path) -> None:
-    """Write the weights alone, for engines: whole or not at all, readable by every user."""
-    working = file.with_name(f".{file.name}.part")
-    model = trainer.model
-    tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
-    tensors = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in model.state_dict().items()
-        if name != tied
-    }
-    save_file(tensors, working, metadata={"format": "pt", "version": str(trainer.version)})
-    os.chmod(working, 0o644)
-    os.replace(working, file)

@@ -24,6 +24,7 @@ from mage_async.wire import (
     GroupGrant,
     Heartbeat,
     Hello,
+    Loaded,
     Message,
     Publication,
     TrialResult,
@@ -113,12 +114,15 @@ class Actor:
         """Taken in, perhaps by a restarted learner: what it may not have is sent again."""
         if welcome.weights_path is not None and welcome.version > self._weights.version:
             await self._load(welcome.version, Path(welcome.weights_path))
+        elif self._weights.version >= 0:
+            await self._channel.send(Loaded(version=self._weights.version))
         for result in list(self._unacknowledged.values()):
             await self._channel.send(result)
 
     async def _load(self, version: int, path: Path) -> None:
         await self._stage.engine.load(version, path)
         await self._weights.announce(version)
+        await self._channel.send(Loaded(version=version))
 
     async def _group(self, grant: GroupGrant) -> None:
         """Play one group; an environment that fails or a passed deadline costs the group alone."""

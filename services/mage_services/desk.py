@@ -8,6 +8,7 @@ become complete.
     Hello            Welcome now, or when the policy is ready; then grants
     TrialResult      journal, then Acknowledge; perhaps the batch is complete
     GroupDrop        frees the slot, counts the reason
+    Loaded           frees older weights; where there are newer ones, a Publication
     Heartbeat        remembers it; a peer that stops beating is away: its groups are granted again
     Goodbye          the same, for good
     (a stranger's)   WhoAreYou, so that it says hello; a result is taken all the same
@@ -20,7 +21,7 @@ what was not acknowledged.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -31,12 +32,14 @@ from mage_async.errors import RunError
 from mage_async.journal import Dropped, Head, Record
 from mage_async.task_stream import TaskStream
 from mage_async.trajectory import Group
+from mage_async.weight_users import WeightUsers
 from mage_async.wire import (
     Acknowledge,
     Goodbye,
     GroupDrop,
     Heartbeat,
     Hello,
+    Loaded,
     Message,
     Publication,
     TrialResult,
@@ -48,6 +51,7 @@ from mage_services.door import Peer
 
 SILENCE_S = 5.0
 """An actor that has not spoken for so long is away."""
+EARLIER = "peers of an earlier life"
 FIRST_BEAT_S = 60.0
 """From its welcome to its first heartbeat, while it makes its engine."""
 
@@ -112,6 +116,8 @@ class Desk:
     peers: dict[Peer, Known] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     """Sentences about what peers did wrong, oldest first, at most 20."""
+    users: WeightUsers = field(default_factory=WeightUsers)
+    """Who may still read which weights. An actor is told of one version at a time."""
     pace: Concurrency | None = None
     """Age-aware concurrency; None: as many groups in play as the ledger's rule admits."""
     _published: Publication | None = None
@@ -140,6 +146,8 @@ class Desk:
                 self._result(peer, message)
             case GroupDrop():
                 self._drop(message)
+            case Loaded():
+                self._loaded(peer, message.version)
             case Heartbeat():
                 if known is not None:
                     known.beat = message
@@ -163,17 +171,36 @@ class Desk:
         self._grant()
 
     def publish(self, publication: Publication) -> None:
-        """Tell everyone of new weights, then grant what they free."""
+        """Tell everyone of new weights, then grant what they free.
+
+        An actor that is still loading hears of the newest when it has done so.
+        """
         self._remember(publication)
         for peer, known in list(self.peers.items()):
             if known.hello.role == "actor":
-                self._send(peer, self._for_actors[0])
+                self._bring_up(peer)
             elif self._is_measured(publication.version):
-                self._send(peer, publication)
+                self._tell(peer, publication)
         self._grant()
 
-    def open(self, publication: Publication) -> None:
-        """The first weights are there: welcome those who waited."""
+    def unused(self, versions: list[int]) -> list[int]:
+        """Of some published versions those that nobody may read any more."""
+        kept = {publication.version for publication in self._for_actors}
+        newest = max(kept, default=0)
+        return [version for version in self.users.unused(versions, newest) if version not in kept]
+
+    @property
+    def is_open(self) -> bool:
+        """The first weights are there."""
+        return self._published is not None
+
+    def open(self, publication: Publication, earlier: Sequence[int] = ()) -> None:
+        """The first weights are there: welcome those who waited.
+
+        `earlier`: versions published before this learner began; peers may be reading them.
+        """
+        for version in earlier:
+            self.users.tell(EARLIER, version)
         self._remember(publication)
         self._opened_at = self.clock()
         for peer in list(self.peers):
@@ -243,6 +270,7 @@ class Desk:
         is_actor = self.peers[peer].hello.role == "actor"
         latest = self._for_actors[0] if is_actor else self._published
         self.peers[peer].last_heard = self.clock()  # until now it was we who were silent
+        self.users.tell(peer, latest.version)
         self._send(peer, Welcome(version=latest.version, weights_path=latest.path))
         now, deadline_s = self.clock(), self.rules.deadline_s
         mine = self.ledger.grants_of(peer, now=now, deadline_s=deadline_s)
@@ -271,6 +299,23 @@ class Desk:
                 self.pace.completed(*self.ledger.life(result.grant, self.clock()))
             self.arrived.set()
 
+    def _loaded(self, peer: Peer, version: int) -> None:
+        """A peer draws with a version; an actor hears of newer ones now."""
+        self.users.loaded(peer, version)
+        known = self.peers.get(peer)
+        if known is not None and known.hello.role == "actor":
+            self._bring_up(peer)
+
+    def _bring_up(self, peer: Peer) -> None:
+        """Tell an actor what to draw with, unless it does already or is loading something."""
+        target, has = self._for_actors[0], self.users.version_of(peer)
+        if not self.users.is_loading(peer) and (has is None or has < target.version):
+            self._tell(peer, target)
+
+    def _tell(self, peer: Peer, publication: Publication) -> None:
+        self.users.tell(peer, publication.version)
+        self._send(peer, publication)
+
     def _drop(self, drop: GroupDrop) -> None:
         if self.ledger.drop(drop.grant, drop.epoch, drop.reason):
             self.journal.append(Dropped(grant=drop.grant, reason=drop.reason))
@@ -294,6 +339,7 @@ class Desk:
     def _forget_strangers(self, now: float) -> None:
         """Owners from before a restart who have not come back."""
         if self._published is not None and now - self._opened_at > SILENCE_S:
+            self.users.gone(EARLIER)
             for owner in self.ledger.owners() - self.peers.keys():
                 self._note(f"{owner}: has not come back after the learner's restart")
                 self.ledger.peer_gone(owner)
@@ -378,6 +424,7 @@ class Desk:
 
     def _gone(self, peer: Peer) -> None:
         self.peers.pop(peer, None)
+        self.users.gone(peer)
         self.ledger.peer_gone(peer)
 
     def _note(self, sentence: str) -> None:

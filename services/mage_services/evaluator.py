@@ -27,7 +27,7 @@ from mage_async.run_directory import RunDirectory
 from mage_async.score import Score, score
 from mage_async.task_stream import evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
-from mage_async.wire import Goodbye, Heartbeat, Hello, Publication, Welcome
+from mage_async.wire import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_services.channel import PeerChannel
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.engines.engine import Engine
@@ -156,16 +156,21 @@ class Follower:
             match message:
                 case Publication():
                     version = message.version
-                    await engine.load(version, Path(message.path))
+                    await self.load(engine, version, Path(message.path))
                     await self._point(evaluator, version)
                 case Welcome() if message.weights_path and message.version > version:
                     version = message.version  # of a restarted learner
-                    await engine.load(version, Path(message.weights_path))
+                    await self.load(engine, version, Path(message.weights_path))
                 case Welcome():
-                    continue
+                    await self._channel.send(Loaded(version=version))
                 case _:
                     raise RunError(f"an evaluator cannot take {type(message).__name__}")
         return version
+
+    async def load(self, engine: Engine, version: int, path: Path) -> None:
+        """Draw with other weights, and say so: older ones need not be kept for us."""
+        await engine.load(version, path)
+        await self._channel.send(Loaded(version=version))
 
     async def _beat(self) -> None:
         """Speak now and then: a restarted learner knows only who has spoken to it."""
@@ -218,12 +223,13 @@ async def main(startup: Startup, status: Status) -> None:
         version, weights = finished or await _welcome(channel)
         environment, chat = environment_of(config), load_chat(startup.run.policy)
         async with EmbeddedEngine(startup.run.policy, config.engine) as engine:
-            await engine.load(version, weights)
             status.send("ready")
             evaluator = Evaluator(config, environment, chat, engine, config.evaluation.episodes)
             if finished:
+                await engine.load(version, weights)
                 await follower.finish(evaluator, environment, version)
             else:
+                await follower.load(engine, version, weights)
                 await follower.begin(evaluator, version)
                 await follower.follow(evaluator, engine, environment, version)
     status.send("done", reason="evaluated")
@@ -244,7 +250,7 @@ def _finished(startup: Startup) -> tuple[int, Path] | None:
     run, steps = startup.run, startup.config.learner.steps
     if not run.learner.is_file() or json.loads(run.learner.read_text())["version"] != steps:
         return None
-    return steps, run.weights_of(steps)
+    return steps, run.checkpoints / f"step_{steps:06d}"
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
     task      consumes                waits for              unblocks
     inbox     peers' messages         the socket             train, by `desk.arrived`
     clock     -                       half a second          lapsed grants, the supervisor's view
-    train     batches of groups       `desk.arrived`         actors, by publishing weights
+    train     batches of groups       `desk.arrived`         publish, by a snapshot of the weights
+    publish   snapshots               a snapshot             actors, by announcing the version
 
-The trainer never waits for an actor but for the batch itself: weights are written by the same
-thread that trained them, announced by the loop, and the next batch is usually complete by then.
+The trainer never waits for an actor but for the batch itself: it copies its weights and goes on,
+and `publishing.py` writes and announces the copy meanwhile.
 
 A step is committed to the journal, durably, before anyone hears of its version. A learner that
 begins brings the newest checkpoint up to date from the journal, and its ledger of groups with it.
@@ -34,11 +35,13 @@ from mage_async.metrics import batch_metrics, batch_totals, check_names, trial_c
 from mage_async.run_records import read_lines
 from mage_async.task_stream import TaskStream
 from mage_async.trajectory import Group
+from mage_async.wire import Publication
 from mage_services.blocked import TimeBook
 from mage_services.channel import LearnerChannel
 from mage_services.desk import Desk, DeskRules
 from mage_services.journal_file import JournalFile
 from mage_services.process import Status, run_process, ticks
+from mage_services.publishing import Publishing, WeightFiles
 from mage_services.startup import Startup, read_startup
 from mage_services.training import Begun, Replayed, Training
 
@@ -60,10 +63,13 @@ class Learner:
         journal: JournalFile,
         training: Training,
         worker: "Worker",
+        files: WeightFiles,
         warm_start_s: float,
     ) -> None:
         self._startup, self._status, self._desk = startup, status, desk
         self._journal = journal
+        self._earlier = files.versions()
+        self.publishing = Publishing(files, self._announce, desk.unused)
         self._training, self._worker, self._warm_start_s = training, worker, warm_start_s
         self._units = environment_of(startup.config).facts.units
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
@@ -76,9 +82,11 @@ class Learner:
         """Train until the configured version, then measure parity and say goodbye."""
         config = self._startup.config
         opened = time.monotonic()
-        self._desk.open(await self._worker.call(self._training.write_weights))
+        await self._publish(await self._worker.call(self._training.digest))
+        await self.publishing.wait_until_announced()
         while self._training.trainer.version < config.learner.steps:
             await self._step()
+        await self.publishing.wait_until_announced()
         parity = await self._parity()
         await self._checkpoint()
         await self._worker.call(self._write_end, parity)
@@ -95,21 +103,32 @@ class Learner:
         commit = await self._worker.call(self._training.commit, groups, elapsed_s)
         await self._journal.durable(commit)
         self.time.enter("publishing")
-        publication = await self._worker.call(self._training.write_weights)
+        await self._publish(commit.digest)
         self._desk.keep_pace(time.monotonic() - began)
-        self._desk.trained(publication.version)
-        self._journal.append(
-            Published(version=publication.version, path=publication.path, digest=publication.digest)
-        )
-        self._desk.publish(publication)
+        self._desk.trained(commit.version)
         record = self._record(groups, metrics, waited)
         await self._worker.call(self._training.record, self._startup.run.metrics, record)
-        if publication.version % self._startup.config.learner.checkpoint_every == 0:
+        if commit.version % self._startup.config.learner.checkpoint_every == 0:
             await self._checkpoint()
             await self._worker.call(self._write_end, {})
         await self._keep_sample(groups)
         self.time.enter("batch not full")
         self._status.send("step", metrics=record, **self.view())
+
+    async def _publish(self, digest: str) -> None:
+        """Copy the weights and leave the rest to the publisher."""
+        await self.publishing.wait_until_announced()
+        await self.publishing.offer(await self._worker.call(self._training.snapshot), digest)
+
+    def _announce(self, publication: Publication) -> None:
+        """Tell the peers of a version that is there to be read."""
+        if not self._desk.is_open:
+            self._desk.open(publication, self._earlier)
+            return
+        self._journal.append(
+            Published(version=publication.version, path=publication.path, digest=publication.digest)
+        )
+        self._desk.publish(publication)
 
     async def _batch(self) -> list[Group]:
         """The next batch in order of grant. Cancellation leaves it in the ledger."""
@@ -321,11 +340,16 @@ async def main(startup: Startup, status: Status) -> None:
         tasks_of = TaskStream(environment_of(config), config.seed)
         ledger.resume(time.monotonic())
         desk = Desk(channel, ledger, journal, tasks_of, rules, time.monotonic, pace=_pace(config))
-        learner = Learner(startup, status, desk, journal, begun.training, worker, warm_start_s)
+        files = WeightFiles.of(startup.run, config)
+        status.send("fact", text=files.describe())
+        learner = Learner(
+            startup, status, desk, journal, begun.training, worker, files, warm_start_s
+        )
         try:
             await _live(channel, desk, learner, journal, status, begun.replayed)
         finally:
             journal.close()
+            learner.publishing.close()
         worker.close()
         channel.close(linger_s=2.0)
     status.send("done", reason="the run is complete")
@@ -346,6 +370,7 @@ async def _live(
             tasks.create_task(_inbox(channel, desk), name="inbox"),
             tasks.create_task(_clock(desk, learner, status), name="clock"),
             tasks.create_task(journal.watch(), name="journal"),
+            tasks.create_task(learner.publishing.run(), name="publish"),
         ]
         await learner.train()
         for other in others:

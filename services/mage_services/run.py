@@ -49,6 +49,7 @@ def _supervise(run: RunDirectory, config: Config, view: View, given: argparse.Na
     except* MageError as group:
         raise first_failure(group) from None
     finally:
+        shutil.rmtree(run.shared_weights, ignore_errors=True)
         if is_ours:
             shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
     if number is None:

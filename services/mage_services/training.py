@@ -1,4 +1,4 @@
-"""What the learner's worker thread does: prepare the policy, train a step, write weights and
+"""What the learner's worker thread does: prepare the policy, train a step, copy its weights, write
 checkpoints.
 
 Nothing here waits for a peer. All of it runs in one thread, one call at a time, so it needs no
@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,13 @@ from mage_async.learning.checkpoint import (
     checkpoints,
     restore_checkpoint,
     save_checkpoint,
-    save_weights,
     writing,
 )
 from mage_async.learning.digest import overall, tensor_digests
 from mage_async.learning.forward import backend_report
 from mage_async.learning.policy import load_policy
 from mage_async.learning.prepare import prepare_policy
+from mage_async.learning.snapshot import Snapshot
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.warm_start import Progress
 from mage_async.readable import readable
@@ -48,12 +47,8 @@ from mage_async.recovery import (
 )
 from mage_async.run_directory import RunDirectory
 from mage_async.trajectory import Group, Trial
-from mage_async.wire import Publication
 from mage_services.journal_reading import JournalOnDisk, cut_tail, open_journal
 from mage_services.startup import Startup
-
-KEPT_WEIGHTS = 8
-"""Versions whose weights stay beside the newest, for peers that are still reading them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,6 @@ class Training:
         computed again: their digests must agree. `ledger` is new, and filled.
         """
         config, run = startup.config, startup.run
-        run.weights.mkdir(exist_ok=True)
         run.journal.mkdir(exist_ok=True)
         origin = "as prepared before"
         if not run.policy.exists():
@@ -205,17 +199,13 @@ class Training:
         """How far the engine's log-probs are from the learner's, at equal version."""
         return self.trainer.parity(training_sequences(groups, self._config))
 
-    def write_weights(self) -> Publication:
-        """Publish the current weights as a file, and delete those nobody can still want."""
-        version = self.trainer.version
-        file = self._run.weights_of(version)
-        with writing(f"weights of version {version} to {self._run.weights}"):
-            save_weights(self.trainer, file)
-        for old in sorted(self._run.weights.glob("v*.safetensors"))[: -KEPT_WEIGHTS - 1]:
-            if not self._is_measured(int(old.stem[1:])):
-                old.unlink()
-        digest = blake2s(file.read_bytes(), digest_size=8).hexdigest()
-        return Publication(version=version, path=str(file.resolve()), digest=digest)
+    def snapshot(self) -> Snapshot:
+        """A copy of the current weights, to be published while the next step is trained."""
+        return Snapshot.of(self.trainer.model, self.trainer.version)
+
+    def digest(self) -> str:
+        """Of the current weights, as a commit has it."""
+        return overall(tensor_digests(self.trainer.model))
 
     def checkpoint(self, counters: dict[str, Any]) -> Path:
         """Write a checkpoint of the current version."""
@@ -236,10 +226,6 @@ class Training:
     def sample(self, trial: Trial, version: int) -> None:
         """Write a trial down as text, for people to read."""
         self.record(self._run.samples, readable(trial, load_chat(self._run.policy), version))
-
-    def _is_measured(self, version: int) -> bool:
-        every = self._config.evaluation.every
-        return every > 0 and version % every == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from mage_async.wire import (
     GroupGrant,
     Heartbeat,
     Hello,
+    Loaded,
     Message,
     Publication,
     TrialResult,
@@ -124,10 +125,10 @@ class Site:
             self.learner.send(self._peer.peer, message)
 
     async def hear(self) -> Message:
-        """The actor's next message that is no heartbeat."""
+        """The actor's next message but heartbeats and what it has loaded."""
         while True:
             _, message = await self.learner.receive()
-            if not isinstance(message, Heartbeat | Hello):
+            if not isinstance(message, Heartbeat | Hello | Loaded):
                 return message
 
     async def beat(self) -> Heartbeat:
@@ -136,6 +137,13 @@ class Site:
             _, message = await self.learner.receive()
             if isinstance(message, Heartbeat):
                 return message
+
+    async def loaded(self) -> int:
+        """The version that the actor says it has loaded next."""
+        while True:
+            _, message = await self.learner.receive()
+            if isinstance(message, Loaded):
+                return message.version
 
     async def results(self, count: int) -> list[TrialResult]:
         """The next messages, all of them results."""
@@ -301,6 +309,17 @@ def test_a_group_that_is_not_finished_in_time_is_given_up(run: Run) -> None:
         assert site.engine.statistics().num_contexts == 0
 
     run(main, pace=slow(0))
+
+
+def test_an_actor_says_what_it_draws_with_after_each_load_and_to_a_learner_that_is_new(
+    run: Run,
+) -> None:
+    async def main(site: Site) -> None:
+        assert await site.loaded() == 0
+        site.say(publication(1), publication(2), welcome(2))
+        assert [await site.loaded() for _ in range(3)] == [1, 2, 2]
+
+    run(main)
 
 
 def test_weights_that_do_not_come_in_time_cost_the_group(run: Run) -> None:

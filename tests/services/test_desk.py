@@ -21,6 +21,7 @@ from mage_async.wire import (
     GroupGrant,
     Heartbeat,
     Hello,
+    Loaded,
     Message,
     Publication,
     TrialResult,
@@ -135,6 +136,7 @@ def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() ->
         site.desk.ledger.lag = 1
         actor, evaluator = await site.connect(), await site.connect("evaluator")
         site.desk.open(publication(0))
+        await site.say(actor, Loaded(version=0))
         for version in (1, 2):
             granted = grants(await read(actor))
             await site.say(actor, *results(*granted[-GROUPS_PER_STEP:]))
@@ -277,8 +279,9 @@ def test_a_gone_actors_groups_are_granted_again(how: str) -> None:
         if how == "goodbye":
             await site.say(leaving, Goodbye(reason="told to end"))
         else:
+            await site.say(leaving, Loaded(version=0))
             leaving.close()
-            site.desk.publish(publication(0))  # the next thing sent to it finds out
+            site.desk.publish(publication(1))  # the next thing sent to it finds out
         (again,) = grants(await read(await site.connect("other", 1)))
         assert (again.grant, again.epoch, again.seed) == (lost.grant, 1, lost.seed)
         assert leaving.peer not in site.desk.peers
@@ -350,7 +353,7 @@ def test_a_publication_comes_before_the_grants_made_at_its_version() -> None:
     async def main(site: Site) -> None:
         site.desk.open(publication(0))
         actor = await site.connect()
-        await site.say(actor, *results(*grants(await read(actor))))
+        await site.say(actor, Loaded(version=0), *results(*grants(await read(actor))))
         site.desk.take_batch()
         await read(actor)
         site.publish(1)
@@ -366,6 +369,7 @@ def test_the_evaluator_hears_of_measured_versions_and_the_last_only() -> None:
         site.desk.open(publication(0))
         actor, evaluator = await site.connect(credits=0), await site.connect("evaluator", 0)
         for version in (1, 2, 3):
+            await site.say(actor, Loaded(version=version - 1))
             site.desk.publish(publication(version))
         assert await read(actor) == [
             Welcome(version=0, weights_path="/weights/0"),
@@ -586,5 +590,62 @@ def test_groups_of_a_peer_that_does_not_come_back_after_a_restart_are_granted_ag
         site.desk.tick()
         (again,) = grants(await read(actor))
         assert (again.grant, again.epoch) == (0, 1)
+
+    run(main)
+
+
+def test_an_actor_is_told_of_one_version_at_a_time_and_then_of_the_newest() -> None:
+    async def main(site: Site) -> None:
+        actor = await site.connect(credits=0)
+        site.desk.open(publication(0))
+        for version in (1, 2, 3):
+            site.desk.publish(publication(version))
+        assert [type(message) for message in await read(actor)] == [Welcome]
+        await site.say(actor, Loaded(version=0))
+        assert await read(actor) == [publication(3)]
+        await site.say(actor, Loaded(version=3))
+        assert await read(actor) == []
+
+    run(main)
+
+
+def test_weights_stay_while_a_peer_draws_with_them_or_was_told_of_them() -> None:
+    async def main(site: Site) -> None:
+        fast, slow = await site.connect("actor-0", 0), await site.connect("actor-1", 0)
+        site.desk.open(publication(0))
+        await site.say(fast, Loaded(version=0))
+        for version in (1, 2):
+            site.desk.publish(publication(version))
+        assert site.desk.unused([0, 1, 2]) == []  # `fast` was told of 1, `slow` of 0
+        await site.say(fast, Loaded(version=1), Loaded(version=2))
+        assert site.desk.unused([0, 1, 2]) == [1]
+        await site.say(slow, Goodbye(reason="tired"))
+        assert site.desk.unused([0, 1, 2]) == [0, 1]
+
+    run(main)
+
+
+def test_an_evaluator_hears_of_every_measured_version_and_each_stays_until_it_is_read() -> None:
+    async def main(site: Site) -> None:
+        evaluator = await site.connect("evaluator")
+        site.desk.open(publication(0))
+        for version in (1, 2, 3):
+            site.desk.publish(publication(version))
+        heard = [m.version for m in await read(evaluator) if isinstance(m, Publication)]
+        assert heard == [2, 3]  # every second one, and the last
+        assert site.desk.unused([0, 1, 2, 3]) == [1]
+        await site.say(evaluator, Loaded(version=2))
+        assert site.desk.unused([0, 1, 2, 3]) == [0, 1]
+
+    run(main)
+
+
+def test_weights_of_an_earlier_life_stay_until_its_peers_are_back_or_forgotten() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(2), earlier=[1, 2])
+        assert site.desk.unused([1, 2]) == []
+        site.now += SILENCE_S + 1
+        site.desk.tick()
+        assert site.desk.unused([1, 2]) == [1]
 
     run(main)

@@ -1,0 +1,117 @@
+"""Weights on their way to the engines: written and announced beside the training.
+
+    task       waits for      then
+    publish    a snapshot     writes it, announces it, removes what nobody may read any more
+
+The trainer makes a snapshot and goes on; it waits here only while the one before is still being
+written, never for an actor. A version is offered when its commit is durable, so whoever hears of it
+hears of something that can be computed again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mage_async.config import Config
+from mage_async.learning.checkpoint import writing
+from mage_async.learning.snapshot import Snapshot
+from mage_async.run_directory import RunDirectory
+from mage_async.wire import Publication
+
+
+class WeightFiles:
+    """A safetensors file a version, in a folder of the disk or of shared memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @staticmethod
+    def of(run: RunDirectory, config: Config) -> "WeightFiles":
+        """Where a configuration publishes."""
+        is_shared = config.transport.weights == "tensor"
+        return WeightFiles(run.shared_weights if is_shared else run.weights)
+
+    def write(self, snapshot: Snapshot) -> Path:
+        """Write a version under a temporary name, and rename it when it is whole."""
+        file = self._file(snapshot.version)
+        with writing(f"weights of version {snapshot.version} to {self._folder}"):
+            snapshot.write(file)
+        return file
+
+    def versions(self) -> list[int]:
+        """The versions that are there, oldest first."""
+        return sorted(int(file.stem[1:]) for file in self._folder.glob("v*.safetensors"))
+
+    def remove(self, versions: list[int]) -> None:
+        """Delete versions that nobody may read."""
+        for version in versions:
+            self._file(version).unlink()
+
+    def describe(self) -> str:
+        """Where weights go, in a few words."""
+        return f"weights are published in {self._folder}"
+
+    def _file(self, version: int) -> Path:
+        return self._folder / f"v{version:06d}.safetensors"
+
+
+class Publishing:
+    """See the module.
+
+    Args:
+        announce: tells the peers; called in the event loop.
+        unused: of some versions those that nobody may read, by the desk's books.
+    """
+
+    def __init__(
+        self,
+        files: WeightFiles,
+        announce: Callable[[Publication], None],
+        unused: Callable[[list[int]], list[int]],
+    ) -> None:
+        self._files, self._announce, self._unused = files, announce, unused
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
+        self._offered: tuple[Snapshot, str] | None = None
+        self._changed = asyncio.Condition()
+
+    async def wait_until_announced(self) -> None:
+        """Wait until every version offered so far is announced. Cancellation leaves nothing."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._offered is None)
+
+    async def offer(self, snapshot: Snapshot, digest: str) -> None:
+        """Have a version published; the one before must be announced."""
+        async with self._changed:
+            assert self._offered is None, "two versions are being published at once"
+            self._offered = snapshot, digest
+            self._changed.notify_all()
+
+    async def run(self) -> None:
+        """Publish what is offered. Cancellation lets a write that has begun finish, unheard.
+
+        Raises:
+            RunError: weights could not be written.
+        """
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._offered is not None)
+            assert self._offered is not None
+            await self._publish(*self._offered)
+            async with self._changed:
+                self._offered = None
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Drop what has not begun."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _publish(self, snapshot: Snapshot, digest: str) -> None:
+        loop = asyncio.get_running_loop()
+        path = await loop.run_in_executor(self._thread, self._files.write, snapshot)
+        self._announce(
+            Publication(version=snapshot.version, path=str(path.resolve()), digest=digest)
+        )
+        there = await loop.run_in_executor(self._thread, self._files.versions)
+        await loop.run_in_executor(self._thread, self._files.remove, self._unused(there))

@@ -1,0 +1,76 @@
+"""Versions on their way to the engines: announced in order, kept while used, never half."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from mage_async.errors import RunError
+from mage_async.learning.snapshot import Place, Snapshot
+from mage_async.wire import Publication
+from mage_services.publishing import Publishing, WeightFiles
+
+
+def snapshot(version: int) -> Snapshot:
+    place = Place("weight", torch.float32, (2,), 0, 8)
+    return Snapshot(version, (place,), torch.full((2,), float(version)).view(torch.uint8))
+
+
+def publish(files: WeightFiles, scenario) -> list[Publication]:
+    """Run a scenario beside the publishing task; what was announced."""
+    announced: list[Publication] = []
+
+    async def main() -> None:
+        publishing = Publishing(files, announced.append, lambda there: there[:-2])
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(publishing.run(), name="publish")
+            await scenario(publishing)
+            task.cancel()
+        publishing.close()
+
+    asyncio.run(main())
+    return announced
+
+
+def test_versions_are_announced_in_order_and_those_nobody_may_read_are_deleted(tmp_path) -> None:
+    files = WeightFiles(tmp_path)
+
+    async def scenario(publishing: Publishing) -> None:
+        for version in range(5):
+            await publishing.wait_until_announced()
+            await publishing.offer(snapshot(version), f"digest {version}")
+        await publishing.wait_until_announced()
+
+    announced = publish(files, scenario)
+    assert [(one.version, one.digest) for one in announced] == [
+        (n, f"digest {n}") for n in range(5)
+    ]
+    assert files.versions() == [3, 4]
+
+
+def test_the_trainer_goes_on_while_a_version_is_written(tmp_path) -> None:
+    may_write = threading.Event()
+    write = (files := WeightFiles(tmp_path)).write
+    files.write = lambda one: (may_write.wait(10), write(one))[1]
+
+    async def scenario(publishing: Publishing) -> None:
+        await publishing.offer(snapshot(0), "digest")
+        assert files.versions() == []  # nothing was written, and we are here
+        may_write.set()
+        await publishing.wait_until_announced()
+
+    assert [one.version for one in publish(files, scenario)] == [0]
+
+
+def test_weights_that_cannot_be_written_end_the_learner_with_the_reason(tmp_path) -> None:
+    files = WeightFiles(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    async def scenario(publishing: Publishing) -> None:
+        await publishing.offer(snapshot(0), "digest")
+        await publishing.wait_until_announced()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        publish(files, scenario)
+    assert caught.group_contains(RunError, match="cannot write weights of version 0")
