@@ -21,7 +21,12 @@ def environment_of(config: Config) -> Environment:
 
 
 def rules_of(
-    config: Config, environment: Environment, chat: ChatFormat, num_episodes: int
+    config: Config,
+    environment: Environment,
+    chat: ChatFormat,
+    num_episodes: int,
+    *,
+    stops_on_success: bool = False,
 ) -> TrialRules:
     """How trials are played; a completion may also end with the closing tag of an action."""
     closing = chat.encode("</action>"), chat.encode("</remark>")
@@ -43,6 +48,7 @@ def rules_of(
         keeps_history=memory != "reflection",
         reflects=memory != "history",
         refreshes_keys=config.engine.cache_rule == "refresh_at_episode",
+        stops_on_success=stops_on_success,
     )
 
 

@@ -53,6 +53,10 @@ class TrialShape(Section):
 
     episodes: Count
     memory: Literal["history", "reflection", "history_and_reflection"]
+    stop_on_success: bool
+    """In training, an episode that is won ends its trial, as in LaMer and MAGE. Evaluations always
+    play all episodes, so that each has a return of its own.
+    """
 
 
 class Transcript(Section):

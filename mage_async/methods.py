@@ -22,6 +22,7 @@ from typing import Any
 
 PUBLISHED = {
     "trial.memory": "reflection",
+    "trial.stop_on_success": True,
     "credit.turn_discount": 0.95,
     "credit.episode_discount": 0.6,
     "advantage.estimator": "gigpo",

@@ -5,6 +5,8 @@ behaviour.
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import or_
 
 import msgspec
 
@@ -20,6 +22,14 @@ class Score(msgspec.Struct, frozen=True):
     num_trials: int
     return_by_episode: list[float]
     ci95_by_episode: list[float]
+    won_by_episode: list[float]
+    """Share of trials that won the episode, each episode by itself."""
+    won_within: list[float]
+    """Share that won at least one episode so far: what LaMer and MAGE report. It can only grow,
+    also where nothing is learned from one episode for the next.
+    """
+    lost_by_episode: list[float]
+    """What is neither won nor lost is drawn."""
     by_family: dict[str, list[float]]
     by_member: dict[str, list[float]]
     invalid_actions_per_trial: float
@@ -31,7 +41,10 @@ class Score(msgspec.Struct, frozen=True):
 def score(trials: Sequence[Trial], environment: Environment) -> Score:
     """Score trials of equal length that were played independently of each other."""
     units = environment.facts.units
-    rows = [[reward / units for reward in trial.episode_rewards()] for trial in trials]
+    rewards = [trial.episode_rewards() for trial in trials]
+    rows = [[reward / units for reward in row] for row in rewards]
+    won = [[environment.facts.is_won(reward) for reward in row] for row in rewards]
+    lost = [[environment.facts.is_lost(reward) for reward in row] for row in rewards]
     members = [trial.task.member for trial in trials]
     families = [environment.family(member) for member in members]
     columns = list(zip(*rows, strict=True))
@@ -39,11 +52,18 @@ def score(trials: Sequence[Trial], environment: Environment) -> Score:
         num_trials=len(rows),
         return_by_episode=[_mean(column) for column in columns],
         ci95_by_episode=[_half_width(column) for column in columns],
+        won_by_episode=_shares(won),
+        won_within=_shares([list(accumulate(row, or_)) for row in won]),
+        lost_by_episode=_shares(lost),
         by_family=_by(families, rows),
         by_member=_by(members, rows),
         invalid_actions_per_trial=_mean([trial.num_invalid() for trial in trials]),
         probes_by_episode=_probes(trials, environment),
     )
+
+
+def _shares(rows: Sequence[Sequence[bool]]) -> list[float]:
+    return [_mean(column) for column in zip(*rows, strict=True)]
 
 
 def _by(names: Sequence[str], rows: Sequence[list[float]]) -> dict[str, list[float]]:

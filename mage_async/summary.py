@@ -17,6 +17,9 @@ _SCORES = (
     "ci95_by_episode",
     "num_trials",
     "by_family",
+    "won_by_episode",
+    "won_within",
+    "lost_by_episode",
     "probes_by_episode",
     "invalid_actions_per_trial",
 )

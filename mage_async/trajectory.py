@@ -97,11 +97,17 @@ class Trial:
     duration_s: float = 0.0
 
     def episode_rewards(self) -> list[float]:
-        """Undiscounted reward of every episode."""
-        rewards = [0.0] * self.num_episodes
+        """Undiscounted reward of every episode; one that was not played, because an earlier one was
+        won, has the reward of the last that was.
+        """
+        rewards = [0.0] * self.num_played()
         for turn in self.turns:
             rewards[turn.episode] += turn.reward if turn.kind is Kind.ACT else 0.0
-        return rewards
+        return rewards + rewards[-1:] * (self.num_episodes - len(rewards))
+
+    def num_played(self) -> int:
+        """Episodes begun; less than `num_episodes` where a win ended the trial."""
+        return self.turns[-1].episode + 1 if self.turns else 0
 
     def num_invalid(self) -> int:
         """Actions the environment refused or that could not be parsed."""

@@ -31,6 +31,8 @@ class TrialRules:
     """The agent writes a remark between episodes, which is carried into new contexts."""
     refreshes_keys: bool = False
     """Cached keys of older weights are recomputed when an episode begins."""
+    stops_on_success: bool = False
+    """An episode that is won ends the trial."""
 
 
 class TrialRun:
@@ -61,6 +63,7 @@ class TrialRun:
         self._remarks: list[str] = []
         self._counts = [0, 0, 0, 0]
         self._episode, self._index_in_episode, self._kind = 0, 0, Kind.ACT
+        self._earned = 0.0
         self._is_done = False
         self._play = self._begin()
         self._transcript.ask(rules.wording.opening(0, self._play.observation, ()), Kind.ACT)
@@ -122,13 +125,14 @@ class TrialRun:
             self._turn(start, completion, outcome.reward, outcome.is_valid, action or "", anchor)
         )
         self._index_in_episode += 1
+        self._earned += outcome.reward
         if outcome.is_done:
             self._end_episode(outcome)
         else:
             self._transcript.tell(outcome.observation, Kind.ACT)
 
     def _end_episode(self, outcome: Outcome) -> None:
-        if self._episode + 1 == self._rules.num_episodes:
+        if self._episode + 1 == self._rules.num_episodes or self._succeeded():
             self._transcript.end(outcome.observation)
             self._is_done = True
         elif self._rules.reflects:
@@ -139,6 +143,10 @@ class TrialRun:
         else:
             self._next_episode(outcome.observation)
 
+    def _succeeded(self) -> bool:
+        facts = self._environment.facts
+        return self._rules.stops_on_success and facts.is_won(self._earned)
+
     def _reflect(self, start: int, completion: Completion, remark: str | None) -> None:
         self._turns.append(self._turn(start, completion, 0.0, remark is not None, remark or "", ""))
         self._remarks.append(remark or "")
@@ -146,6 +154,7 @@ class TrialRun:
 
     def _next_episode(self, last_words: str) -> None:
         self._episode, self._index_in_episode, self._kind = self._episode + 1, 0, Kind.ACT
+        self._earned = 0.0
         self._play = self._begin()
         words = self._rules.wording
         if self._rules.keeps_history:

@@ -33,6 +33,18 @@ class Facts:
     has_chance: bool
     words: tuple[str, ...]
     """Every word that observations and actions are made of."""
+    wins_above: float = 0.0
+    """An episode with a larger return is won."""
+    loses_below: float = 0.0
+    """An episode with a smaller return is lost; what is neither is drawn."""
+
+    def is_won(self, episode_return: float) -> bool:
+        """Whether an episode with this return reached its goal, or beat its opponent."""
+        return episode_return > self.wins_above
+
+    def is_lost(self, episode_return: float) -> bool:
+        """Whether it lost. Where there is nobody to lose against, all that is not won is lost."""
+        return episode_return < self.loses_below
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ def sets_table(
     ]
     return join(
         _table(num_episodes, "set", [*rows, *known]),
+        _wins(evaluation["heldout"], num_episodes),
         _probes(evaluation, num_episodes),
     )
 
@@ -70,13 +71,29 @@ def _cell(value: float, bound: float, beside: str = "", digits: int = 2) -> Mark
     return tag("td", signed(value, digits), half, cls=css, style=f"--depth:{strength:.2f}")
 
 
+def _wins(heldout: Mapping[str, Any], num_episodes: int) -> Markup:
+    """Held-out tasks won: in the episode itself, and in any so far, which can only grow."""
+    shares = {
+        "won": heldout["won_by_episode"],
+        "lost": heldout["lost_by_episode"],
+        "won at least once so far": heldout["won_within"],
+    }
+    rows = [_shares(label, values) for label, values in shares.items()]
+    return join(tag("h3", "held-out tasks won and lost"), _table(num_episodes, "share", rows))
+
+
+def _shares(label: str, values: Sequence[float]) -> Markup:
+    cells = [tag("td", percent(value), cls="number") for value in values]
+    return tag("tr", tag("th", label), *cells)
+
+
 def _probes(evaluation: Mapping[str, Any], num_episodes: int) -> Markup | None:
     """Where the environment knows actions that only gather information."""
     probing = {name: score["probes_by_episode"] for name, score in evaluation.items()}
     if not any(map(any, probing.values())):
         return None
     rows = [
-        tag("tr", tag("th", SETS[name][0]), *(tag("td", percent(s), cls="number") for s in shares))
+        _shares(SETS[name][0], shares)
         for name, shares in sorted(probing.items(), key=lambda item: list(SETS).index(item[0]))
     ]
     title = tag("h3", "probes: share of actions that only gather information")

@@ -214,7 +214,8 @@ async def main(startup: Startup, status: Status) -> None:
     with PeerChannel(startup.address, hello) as channel:
         welcome = await channel.receive()
         environment, chat = environment_of(config), load_chat(startup.run.policy)
-        rules = rules_of(config, environment, chat, config.trial.episodes)
+        stops = config.trial.stop_on_success
+        rules = rules_of(config, environment, chat, config.trial.episodes, stops_on_success=stops)
         async with EmbeddedEngine(startup.run.policy, config.engine) as engine:
             status.send("ready")
             status.send("fact", text=engine.describe())

@@ -99,6 +99,9 @@ def _score(name, skill, source, environment, num_trials):
         "by_family": {family: _returns(name, skill, source, 0.1) for family in families},
         "by_member": {member: _returns(name, skill, source, 0.15) for member in members},
         "invalid_actions_per_trial": 0.07,
+        "won_by_episode": [0.3, 0.6, 0.7],
+        "won_within": [0.3, 0.7, 0.9],
+        "lost_by_episode": [0.4, 0.2, 0.1],
         "probes_by_episode": [0.0, 0.0, 0.0],
     }
 

@@ -273,3 +273,10 @@ def test_numbers_read_as_a_person_writes_them():
         "2 h 05 min",
     ]
     assert [percent(s) for s in (0.0, 0.004, 0.712, 1.0)] == ["0 %", "0.4 %", "71 %", "100 %"]
+
+
+def test_the_report_says_what_was_won_in_an_episode_and_what_in_any_so_far(make_run):
+    page = page_of(make_run())
+    table = page[page.index("held-out tasks won and lost") :]
+    cells = re.findall(r'<td class="number">(\d+).%</td>', table)[:9]
+    assert cells == ["30", "60", "70", "40", "20", "10", "30", "70", "90"]
