@@ -54,7 +54,7 @@ from mage_async.trial_run import TrialRules
 from mage_async.wire import Hello, Publication, TrialResult
 from mage_async.wording import wording
 from mage_services.actor import Actor
-from mage_services.channel import LearnerChannel, PeerChannel, ipc_address
+from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.desk import Desk, DeskRules
 from mage_services.engines.scripted import (
     LogNormalPace,
@@ -63,6 +63,7 @@ from mage_services.engines.scripted import (
     action_words,
 )
 from mage_services.play import Stage
+from mage_services.sockets import ipc_address
 from mage_services.testing import MemoryJournal
 
 

@@ -242,7 +242,9 @@ class Transport(Section):
     """Between the learner and its peers."""
 
     address: str
-    """Where the learner is reached: "ipc" (a private socket file), or tcp://127.0.0.1:PORT."""
+    """Where the learner is reached: "ipc" (a private socket file), or tcp://HOST:PORT."""
+    keys: str
+    """Directory of CURVE keys, made by `mage keys new`; "": none, and then HOST is 127.0.0.1."""
     weights: Literal["disk", "tensor"]
     """How weights reach the engines: a file a version (any host that sees the run's directory), or
     shared memory (one host).

@@ -22,6 +22,7 @@ COMMANDS = {
     "evaluate": "mage_async.evaluate",
     "replay": "mage_async.replay",
     "journal": "mage_async.journal_list",
+    "keys": "mage_async.keys",
 }
 
 

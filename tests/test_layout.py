@@ -20,6 +20,7 @@ CORE = STANDARD - WAITING | {"numpy", "msgpack", "msgspec", "mage_async"}
 LEARNING = {"torch", "transformers", "tokenizers", "safetensors", "mage_kernels"}
 LEARNING |= {"huggingface_hub", "jinja2"}  # transformers' own, to find a model and render its chat
 SERVICES = STANDARD | {"numpy", "msgpack", "msgspec", "torch", "uvloop", "rich"}
+SPEAKING = {"channel.py", "curve.py", "links.py", "sockets.py"}
 FORBIDDEN_NAMES = {"types", "utils", "common", "base", "manager"}
 
 FILES = sorted(path for folder in PACKAGES.values() for path in folder.rglob("*.py"))
@@ -39,7 +40,7 @@ def allowed(path):
     if package_of(path) == "mage_kernels":
         return STANDARD - WAITING | {"torch", "triton", "mage_kernels"}
     if package_of(path) == "mage_services":
-        zmq = {"zmq"} if path.name == "channel.py" else set()
+        zmq = {"zmq"} if path.name in SPEAKING else set()
         return SERVICES | zmq | {"mage_async", "mage_services"}
     if has_torch(path):
         return CORE | LEARNING

@@ -32,6 +32,7 @@ from mage_async.wire import (
 )
 from mage_services.blocked import TimeBook
 from mage_services.channel import PeerChannel
+from mage_services.curve import actor_keys, keys_in
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.play import Stage, play_trial
 from mage_services.process import Status, run_process, ticks
@@ -211,7 +212,8 @@ async def main(startup: Startup, status: Status) -> None:
         config_digest=startup.config_digest,
         credits=config.engine.max_contexts // config.admission.trials_per_group,
     )
-    with PeerChannel(startup.address, hello) as channel:
+    keys = keys_in(actor_keys, config.transport.keys)
+    with PeerChannel(startup.address, hello, keys=keys) as channel:
         welcome = await channel.receive()
         environment, chat = environment_of(config), load_chat(startup.run.policy)
         stops = config.trial.stop_on_success

@@ -160,6 +160,8 @@ class Desk:
     def tick(self) -> None:
         """What only time tells: deadlines passed, peers fallen silent."""
         now = self.clock()
+        for sentence in self.channel.take_notes():
+            self._note(sentence)
         for peer, known in self.peers.items():
             if self._is_silent(known, now):
                 self._note(f"{peer}: silent for {known.patience_s():g} s")

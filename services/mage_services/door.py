@@ -1,14 +1,20 @@
 """Who may talk to the learner: pure decisions on arriving frames, shared by every kind of channel.
 
 A peer that said a fitting Hello is let in; anything else from a stranger is answered, not
-delivered. What cannot be decoded is counted under the peer that sent it and goes no further.
+delivered. What cannot be decoded is counted under the peer that sent it and goes no further. A peer
+over its rate is refused with a sentence; what it sends after that is not looked at, and where it
+goes on its connection is ended and its key barred there for a while.
+
+Everything remembered of peers is bounded: strangers cannot fill the memory.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from mage_async.errors import WireError
+from mage_async.rates import DEFAULT_ALLOWANCE, Allowance, Meter
 from mage_async.wire import (
     DEFAULT_LIMITS,
     Frame,
@@ -25,8 +31,14 @@ Peer = str
 """Names one connection of one process: `actor-0/5e2c81d0`. A restarted process is another peer."""
 
 MAX_COUNTED_PEERS = 1024
-"""Faults of further peers are counted together, under "others": strangers cannot fill the
-memory."""
+"""Faults of further peers are counted together, under "others"; of meters and refusals the oldest
+are forgotten."""
+MAX_PEERS = 1024
+"""Let in at one time."""
+HEARING_S = 0.25
+"""From a refusal until the connection of one who goes on sending is ended: it may read why."""
+BARRED_S = 60.0
+"""How long a key is not let in from where it was refused for its rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,21 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do with the frames of a peer."""
+
+    message: Message | None = None
+    """To deliver."""
+    answer: Message | None = None
+    """To send back."""
+    is_over: bool = False
+    """End the connection."""
+
+
+NOTHING = Verdict()
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelStatistics:
     """A snapshot; reading it changes nothing."""
 
@@ -45,7 +72,9 @@ class ChannelStatistics:
     num_received: int
     num_sent: int
     num_refused: int
-    """Peers of another build or configuration."""
+    """Peers of another build or configuration, too many, or over their rate."""
+    num_turned_away: int
+    """Connections without a known key."""
     faults: Mapping[Peer, Faults]
     """By peer; only peers that sent something malformed."""
 
@@ -61,31 +90,65 @@ class Door:
     build: str
     config_digest: str
     limits: Limits = DEFAULT_LIMITS
+    allowance: Allowance = DEFAULT_ALLOWANCE
+    known_keys: frozenset[bytes] = frozenset()
+    """Public keys that may come in; where there are none, nobody is asked for one."""
     peers: dict[Peer, Hello] = field(default_factory=dict)
     num_received: int = 0
     num_sent: int = 0
     num_refused: int = 0
+    num_turned_away: int = 0
     faults: dict[Peer, Faults] = field(default_factory=dict)
+    _meters: dict[Peer, Meter] = field(default_factory=dict)
+    _refused: dict[Peer, float] = field(default_factory=dict)
+    """For their rate, and when."""
+    _barred: dict[tuple[bytes, str], float] = field(default_factory=dict)
+    """Key and address, and until when."""
+    _notes: list[str] = field(default_factory=list)
 
-    def receive(self, peer: Peer, frames: Sequence[Frame]) -> tuple[Message | None, Message | None]:
-        """What to deliver and what to answer, either or neither: `(delivered, answer)`."""
+    def receive(self, peer: Peer, frames: Sequence[Frame], *, now: float) -> Verdict:
+        """What to do with a peer's frames that arrived at `now`, in seconds."""
+        if peer in self._refused:
+            return Verdict(is_over=now - self._refused[peer] > HEARING_S)
+        meter = self._meter(peer, now)
+        if reason := meter.arrived(sum(map(len, frames)), now=now):
+            return self._refuse(peer, reason, now)
         try:
             message = decode(frames, self.limits)
         except WireError as fault:
             self._count_fault(peer, str(fault))
-            return None, None
-        if isinstance(message, Hello):
-            return self._receive_hello(peer, message)
-        if peer not in self.peers:
-            return None, (None if isinstance(message, Goodbye) else WhoAreYou())
-        if isinstance(message, Goodbye):
-            del self.peers[peer]
-        self.num_received += 1
-        return message, None
+            reason = meter.was_malformed(now=now)
+            return self._refuse(peer, f"{reason}: {fault}", now) if reason else NOTHING
+        return self._sort(peer, message)
+
+    def may_enter(self, key: bytes, address: str, *, now: float) -> bool:
+        """Whether a connection with this public key may be made from that address."""
+        is_known = key in self.known_keys
+        if is_known and now >= self._barred.get((key, address), now):
+            return True
+        if not is_known:
+            self.turned_away(f"{address}: it has no key that this learner knows")
+        return False
+
+    def turned_away(self, why: str) -> None:
+        """A connection ended before it could say anything; of many, few are noted."""
+        self.num_turned_away += 1
+        count = str(self.num_turned_away)
+        if count.strip("0") == "1":  # 1, 10, 100, …
+            self._note(f"{count}. connection turned away, from {why}")
+
+    def bar(self, key: bytes, address: str, *, now: float) -> None:
+        """A peer with this key was refused for its rate: it may not come again at once."""
+        _remember(self._barred, (key, address), now + BARRED_S)
 
     def forget(self, peer: Peer) -> None:
         """The peer is gone; if it comes back it has to say hello."""
         self.peers.pop(peer, None)
+
+    def take_notes(self) -> list[str]:
+        """Sentences for the screen that nobody has taken yet."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def statistics(self) -> ChannelStatistics:
         """A snapshot."""
@@ -94,19 +157,31 @@ class Door:
             num_received=self.num_received,
             num_sent=self.num_sent,
             num_refused=self.num_refused,
+            num_turned_away=self.num_turned_away,
             faults=MappingProxyType(dict(self.faults)),
         )
 
-    def _receive_hello(self, peer: Peer, hello: Hello) -> tuple[Message | None, Message | None]:
-        reason = self._why_refused(hello)
+    def _sort(self, peer: Peer, message: Message) -> Verdict:
+        """What to do with a message, by who it is from."""
+        if isinstance(message, Hello):
+            return self._receive_hello(peer, message)
+        if peer not in self.peers:
+            return NOTHING if isinstance(message, Goodbye) else Verdict(answer=WhoAreYou())
+        if isinstance(message, Goodbye):
+            del self.peers[peer]
+        self.num_received += 1
+        return Verdict(message)
+
+    def _receive_hello(self, peer: Peer, hello: Hello) -> Verdict:
+        reason = self._why_refused(peer, hello)
         if reason:
             self.num_refused += 1
-            return None, Refusal(reason=reason)
+            return Verdict(answer=Refusal(reason=reason))
         self.peers[peer] = hello
         self.num_received += 1
-        return hello, None
+        return Verdict(hello)
 
-    def _why_refused(self, hello: Hello) -> str:
+    def _why_refused(self, peer: Peer, hello: Hello) -> str:
         if hello.build != self.build:
             return (
                 f"{hello.name} is build {hello.build}, the learner {self.build}: "
@@ -117,10 +192,38 @@ class Door:
                 f"{hello.name} has configuration {hello.config_digest}, the learner "
                 f"{self.config_digest}: start both from one run directory"
             )
+        if peer not in self.peers and len(self.peers) >= MAX_PEERS:
+            return f"{hello.name}: the learner serves {MAX_PEERS} peers already"
         return ""
+
+    def _refuse(self, peer: Peer, reason: str, now: float) -> Verdict:
+        """For its rate: it is no peer any more, whatever it sends."""
+        reason = f"{peer} is refused: {reason}"[:500]
+        self.num_refused += 1
+        self._note(reason)
+        _remember(self._refused, peer, now)
+        said_hello = self.peers.pop(peer, None) is not None
+        return Verdict(Goodbye(reason=reason) if said_hello else None, Refusal(reason=reason))
+
+    def _meter(self, peer: Peer, now: float) -> Meter:
+        meter = self._meters.get(peer)
+        if meter is None:
+            meter = Meter(self.allowance, now=now)
+            _remember(self._meters, peer, meter)
+        return meter
 
     def _count_fault(self, peer: Peer, sentence: str) -> None:
         if peer not in self.faults and len(self.faults) >= MAX_COUNTED_PEERS:
             peer = "others"
         count = self.faults[peer].count if peer in self.faults else 0
         self.faults[peer] = Faults(count + 1, sentence)
+
+    def _note(self, sentence: str) -> None:
+        self._notes = [*self._notes[-19:], sentence]
+
+
+def _remember(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Set an entry, and forget the oldest one over `MAX_COUNTED_PEERS`."""
+    known[key] = value
+    if len(known) > MAX_COUNTED_PEERS:
+        del known[next(iter(known))]

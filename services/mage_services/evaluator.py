@@ -29,6 +29,7 @@ from mage_async.task_stream import evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.wire import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_services.channel import PeerChannel
+from mage_services.curve import actor_keys, keys_in
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.engines.engine import Engine
 from mage_services.play import Stage, play_all
@@ -217,7 +218,8 @@ async def main(startup: Startup, status: Status) -> None:
         config_digest=startup.config_digest,
         credits=0,
     )
-    with PeerChannel(startup.address, hello) as channel:
+    keys = keys_in(actor_keys, config.transport.keys)
+    with PeerChannel(startup.address, hello, keys=keys) as channel:
         follower = Follower(startup, status, channel)
         finished = _finished(startup)
         version, weights = finished or await _welcome(channel)

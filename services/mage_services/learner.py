@@ -38,6 +38,7 @@ from mage_async.trajectory import Group
 from mage_async.wire import Publication
 from mage_services.blocked import TimeBook
 from mage_services.channel import LearnerChannel
+from mage_services.curve import keys_in, learner_keys
 from mage_services.desk import Desk, DeskRules
 from mage_services.journal_file import JournalFile
 from mage_services.process import Status, run_process, ticks
@@ -326,7 +327,10 @@ async def main(startup: Startup, status: Status) -> None:
     config = startup.config
     worker, ledger, rules = Worker(), _ledger(config), _rules(config)
     with LearnerChannel(
-        startup.address, build=startup.build, config_digest=startup.config_digest
+        startup.address,
+        build=startup.build,
+        config_digest=startup.config_digest,
+        keys=keys_in(learner_keys, config.transport.keys),
     ) as channel:
         began = time.monotonic()
         _announce(startup, status)

@@ -15,8 +15,9 @@ from mage_async.errors import MageError
 from mage_async.report import render
 from mage_async.run_directory import RunDirectory
 from mage_async.summary import summarise, write_summary
-from mage_services.channel import ipc_address
+from mage_services.curve import actor_keys, keys_in, learner_keys
 from mage_services.process import first_failure
+from mage_services.sockets import check_address, ipc_address
 from mage_services.supervisor import Supervisor, until_signalled
 from mage_services.view import View, make_view
 
@@ -39,10 +40,13 @@ def main() -> None:
 
 def _supervise(run: RunDirectory, config: Config, view: View, given: argparse.Namespace) -> int:
     """Run the processes; the exit code is 128 + N where signal N ended the run."""
-    address = config.transport.address
+    address, keys = config.transport.address, config.transport.keys
     is_ours = address == "ipc"
+    keys_in(learner_keys, keys)  # what is wrong with them is said before any process starts
+    keys_in(actor_keys, keys)
     if is_ours:
         address = ipc_address(run.root)
+    check_address(address, has_keys=bool(keys))
     supervisor = Supervisor(run, config, given.actors, address, view, given.resume)
     try:
         number = uvloop.run(until_signalled(supervisor))

@@ -6,6 +6,7 @@ here.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -24,8 +25,9 @@ from mage_async.wire import (
     decode,
     encode,
 )
-from mage_services.channel import HIGH_WATER_MESSAGES, PeerGone
+from mage_services.channel import PeerGone
 from mage_services.door import ChannelStatistics, Door, Peer
+from mage_services.sockets import HIGH_WATER_MESSAGES
 
 
 class MemoryJournal:
@@ -130,11 +132,11 @@ class MemoryLearnerChannel:
         """As `LearnerChannel.receive`. Cancellation leaves every message where it was."""
         while True:
             peer, frames = await self._inbox.take()
-            message, answer = self._door.receive(peer, frames)
-            if answer is not None and peer in self._outboxes:
-                self.send(peer, answer)
-            if message is not None:
-                return peer, message
+            verdict = self._door.receive(peer, frames, now=time.monotonic())
+            if verdict.answer is not None and peer in self._outboxes:
+                self.send(peer, verdict.answer)
+            if verdict.message is not None:
+                return peer, verdict.message
 
     def send(self, peer: Peer, message: Message) -> None:
         """As `LearnerChannel.send`."""
@@ -150,6 +152,10 @@ class MemoryLearnerChannel:
     def statistics(self) -> ChannelStatistics:
         """As `LearnerChannel.statistics`."""
         return self._door.statistics()
+
+    def take_notes(self) -> list[str]:
+        """As `LearnerChannel.take_notes`."""
+        return self._door.take_notes()
 
     def close(self, linger_s: float = 0.0) -> None:
         """Cut every peer off."""

@@ -1,7 +1,6 @@
 """The channels over real sockets, and their twins in memory by the same sentences."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import uvloop
 
-from mage_async.errors import ConfigError, PeerRefused, RunError, WireError
+from mage_async.errors import PeerRefused, WireError
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Segment, Task, Trial
 from mage_async.wire import (
@@ -24,14 +23,8 @@ from mage_async.wire import (
     Welcome,
     encode,
 )
-from mage_services.channel import (
-    HIGH_WATER_MESSAGES,
-    LearnerChannel,
-    PeerChannel,
-    PeerGone,
-    ipc_address,
-)
-from mage_services.door import MAX_COUNTED_PEERS, Door
+from mage_services.channel import LearnerChannel, PeerChannel, PeerGone
+from mage_services.sockets import HIGH_WATER_MESSAGES, ipc_address
 from mage_services.testing import MemoryLearnerChannel, MemoryPeerChannel
 
 Learner = LearnerChannel | MemoryLearnerChannel
@@ -372,119 +365,6 @@ def test_a_frame_over_the_limit_ends_the_connection_and_not_the_learner(ipc: Sit
         assert (await learner.receive())[0] == other.peer
 
     run(main)
-
-
-def test_a_socket_lies_in_a_directory_for_its_owner_only(tmp_path: Path) -> None:
-    directory = Path(ipc_address(tmp_path).removeprefix("ipc://")).parent
-    assert directory == tmp_path / "sockets"
-    assert directory.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_run_directory_with_a_long_name_gets_a_short_socket_and_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    long = tmp_path / ("x" * 120)
-    long.mkdir()
-    address = ipc_address(long)
-    directory = Path(address.removeprefix("ipc://")).parent
-    with LearnerChannel(address, build="b1", config_digest="c1"):
-        assert "is too long" in caplog.text
-        assert directory.stat().st_mode & 0o777 == 0o700
-    directory.rmdir()
-
-
-def test_a_run_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"no place for a socket in .*: No such file"):
-        ipc_address(tmp_path / "none")
-
-
-def bind(address: str) -> None:
-    LearnerChannel(address, build="b1", config_digest="c1").close()
-
-
-def test_a_port_in_use_is_said() -> None:
-    with (
-        LearnerChannel("tcp://127.0.0.1:0", build="b1", config_digest="c1") as learner,
-        pytest.raises(RunError, match=f"{learner.address} is in use: end the other run"),
-    ):
-        bind(learner.address)
-
-
-def test_a_socket_in_use_is_said_and_stays_in_use(ipc: Site) -> None:
-    async def main() -> None:
-        learner = ipc.learner()
-        with pytest.raises(RunError, match="is in use: a learner listens there"):
-            bind(learner.address)
-        peer = ipc.peer(learner)
-        assert (await learner.receive())[0] == peer.peer
-
-    run(main)
-
-
-def test_a_socket_left_by_a_killed_learner_is_taken_over(tmp_path: Path) -> None:
-    address = ipc_address(tmp_path)
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(address.removeprefix("ipc://"))
-    bind(address)
-
-
-def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    with pytest.raises(RunError, match="must be a directory for its owner only: chmod 700 it"):
-        bind(f"ipc://{tmp_path}/work")
-
-
-def test_a_file_is_not_taken_for_a_socket(tmp_path: Path) -> None:
-    path = Path(ipc_address(tmp_path).removeprefix("ipc://"))
-    path.write_text("data")
-    with pytest.raises(RunError, match="is a file, not a socket"):
-        bind(f"ipc://{path}")
-    assert path.read_text() == "data"
-
-
-@pytest.mark.parametrize(
-    ("address", "sentence"),
-    [
-        ("tcp://0.0.0.0:5555", "can be reached from other machines, which needs CURVE keys"),
-        ("tcp://example.org:5555", "needs CURVE keys; they come with a later version"),
-        ("tcp://127.0.0.1", "is no address: write ipc://PATH or tcp://127.0.0.1:PORT"),
-        ("tcp://127.0.0.1:99999", "is no address"),
-        ("inproc://x", "is no address"),
-        ("ipc://", "1 to 107 bytes, got 0"),
-        ("ipc:///" + "x" * 107, "1 to 107 bytes, got 108: choose a shorter run directory"),
-    ],
-)
-def test_an_address_that_cannot_be_used_is_said_on_both_ends(address: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        bind(address)
-    with pytest.raises(ConfigError, match=sentence):
-        PeerChannel(address, hello())
-
-
-def test_faults_of_strangers_cannot_fill_the_memory() -> None:
-    door = Door("b1", "c1")
-    for number in range(MAX_COUNTED_PEERS + 50):
-        assert door.receive(f"stranger-{number}", [b"x"]) == (None, None)
-    faults = door.statistics().faults
-    assert len(faults) == MAX_COUNTED_PEERS + 1
-    assert faults["others"].count == 50
-
-
-def test_a_peer_that_said_goodbye_has_to_say_hello_again() -> None:
-    door = Door("b1", "c1")
-    door.receive("a", encode(hello()))
-    assert door.receive("a", encode(Goodbye(reason="done")))[0] == Goodbye(reason="done")
-    assert door.receive("a", encode(heartbeat()))[0] is None
-    assert not door.statistics().peers
-
-
-def test_a_snapshot_does_not_change() -> None:
-    door = Door("b1", "c1")
-    before = door.statistics()
-    door.receive("a", encode(hello()))
-    door.receive("a", [b"x"])
-    assert not before.peers
-    assert not before.faults
 
 
 def test_a_thousand_questions_get_a_thousand_answers(site: Site) -> None:

@@ -1,0 +1,153 @@
+"""Connections, as zmq's monitors tell of them: made, ended, failed in the handshake.
+
+A monitor is a queue of zmq's own. Its events are looked at between messages and while there are
+none, never waited for alone; a monitor nobody looks at holds up new connections only.
+"""
+
+import time
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from mage_async.errors import PeerRefused
+from mage_services.door import Door
+from mage_services.lobby import Lobby
+from mage_services.sockets import cut
+
+_EVERY_MESSAGES = 32
+"""How often to look at events under a flood of messages."""
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+MAX_FAILED_HANDSHAKES = 20
+"""In a row, until a peer gives up: a learner that starts anew refuses to connect, and ends none."""
+
+
+class LearnerLinks:
+    """The connections of the learner's socket; on TCP those that say nothing are ended."""
+
+    def __init__(self, made: zmq.asyncio.Socket, door: Door, lobby: Lobby) -> None:
+        self._socket, self._door, self._lobby = made, door, lobby
+        self._countdown = 0
+        self.monitor = _monitor(made, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED)
+
+    def look(self) -> None:
+        """Take what has happened, every so often."""
+        self._countdown -= 1
+        if self._countdown > 0:
+            return
+        self._countdown = _EVERY_MESSAGES
+        now = time.monotonic()
+        while (event := _next(self.monitor)) is not None:
+            self._take(*event, now)
+        for connection in self._lobby.overdue(now=now):
+            cut(connection)
+
+    def spoke(self, identity: zmq.Frame) -> None:
+        """A message has come, with the frame that says from whom."""
+        if self._lobby:
+            self._lobby.spoke(identity.get(zmq.SRCFD))
+
+    def cut(self, identity: zmq.Frame, *, now: float) -> None:
+        """End the connection that a message came from, and bar its key."""
+        address = str(identity.get("Peer-Address"))
+        if self._door.known_keys:
+            self._door.bar(str(identity.get("User-Id")).encode(), address, now=now)
+        cut(identity.get(zmq.SRCFD))
+
+    def close(self) -> None:
+        """Before the socket is closed."""
+        _close(self._socket, self.monitor)
+
+    def idle(self) -> None:
+        """Nothing is there to receive: look at once."""
+        self._countdown = 0
+
+    def _take(self, kind: int, value: int, address: str, now: float) -> None:
+        if kind == zmq.EVENT_ACCEPTED and address.startswith("tcp://"):
+            for connection in self._lobby.arrived(value, now=now):
+                cut(connection)
+        elif kind == zmq.EVENT_DISCONNECTED:
+            self._lobby.left(value)
+        elif kind & _FAILED and kind != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the gate counts those
+            self._door.turned_away("a handshake that failed: no keys, or those of another learner")
+
+
+class PeerLink:
+    """The one connection of a peer's socket."""
+
+    def __init__(self, made: zmq.asyncio.Socket, address: str) -> None:
+        self._socket, self._address = made, address
+        self._num_made = self._num_failed = 0
+        self._away_since: float | None = time.monotonic()
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
+        self.monitor = _monitor(made, events)
+
+    def look(self) -> bool:
+        """Take what has happened; whether a broken TCP link was made anew.
+
+        (A unix socket breaks with its process alone, and a new learner asks who its peers are.)
+
+        Raises:
+            PeerRefused: the learner does not let this key in, or this is not its address.
+        """
+        is_anew = False
+        while (event := _next(self.monitor)) is not None:
+            is_anew |= self._take(event[0])
+        return is_anew
+
+    def away_s(self) -> float:
+        """Since when there has been no connection, in seconds; 0 while there is one."""
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+
+    def close(self) -> None:
+        """Before the socket is closed."""
+        _close(self._socket, self.monitor)
+
+    def _take(self, kind: int) -> bool:
+        if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._away_since, self._num_failed = None, 0
+            self._num_made += 1
+            return self._num_made > 1 and self._address.startswith("tcp://")
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+        if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            raise PeerRefused(
+                f"the learner at {self._address} does not let this actor's key in: it has another "
+                "`actor.key`, or has just refused this actor for its rate"
+            )
+        self._num_failed += kind != zmq.EVENT_DISCONNECTED
+        if self._num_failed >= MAX_FAILED_HANDSHAKES:
+            raise PeerRefused(
+                f"{self._address} ends every connection in the handshake: no mage learner listens "
+                "there, it has another `learner.key`, or only one side has keys"
+            )
+        return False
+
+
+def _monitor(made: zmq.asyncio.Socket, events: int) -> zmq.Socket:
+    address = f"inproc://monitor.{id(made)}"
+    made.monitor(address, events)
+    monitor = made.context.socket(zmq.PAIR, socket_class=zmq.Socket)
+    monitor.setsockopt(zmq.LINGER, 0)
+    monitor.connect(address)
+    return monitor
+
+
+def _next(monitor: zmq.Socket) -> tuple[int, int, str] | None:
+    """Kind, value and address of the next event, if there is one."""
+    try:
+        frames = monitor.recv_multipart(zmq.DONTWAIT)
+    except zmq.Again:
+        return None
+    event = parse_monitor_message(frames)
+    return int(event["event"]), int(event["value"]), event["endpoint"].decode()
+
+
+def _close(made: zmq.asyncio.Socket, monitor: zmq.Socket) -> None:
+    if not monitor.closed:
+        made.disable_monitor()
+        monitor.close()

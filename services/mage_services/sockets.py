@@ -1,0 +1,171 @@
+"""Addresses and options of our sockets, and how a message is taken from one.
+
+option            why
+LINGER 0          whoever ends says by himself how long it may wait
+SNDHWM, RCVHWM    the memory that a stopped peer can cost
+MAXMSGSIZE        no frame over it is read: zmq ends the connection before it allocates
+HANDSHAKE_IVL     a connection that does not say what it is ends
+BACKLOG           connections that the kernel holds for us
+HEARTBEAT_*       a peer on another machine that has vanished is noticed, and the link made anew
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from mage_async.errors import ConfigError, RunError
+from mage_async.wire import Frame
+
+MAX_SOCKET_PATH_BYTES = 107
+"""Of a unix socket, by the kernel's `sockaddr_un`."""
+HIGH_WATER_MESSAGES = 1024
+HANDSHAKE_MS = 5_000
+BACKLOG = 64
+HEARTBEAT_MS, SILENCE_MS = 5_000, 15_000
+_LOOPBACK = ("127.0.0.1", "localhost")
+_LOG = logging.getLogger(__name__)
+
+
+def ipc_address(run_dir: Path) -> str:
+    """An `ipc://` address in a 0700 directory of its own, for the learner and all its peers.
+
+    The directory is `run_dir/sockets`; where that path is too long for a unix socket it is a new
+    one in the directory for temporary files, a warning says so, and removing it is the caller's.
+
+    Raises:
+        RunError: neither place can be written.
+    """
+    directory = run_dir.resolve() / "sockets"
+    try:
+        if len(os.fsencode(directory / "work")) > MAX_SOCKET_PATH_BYTES:
+            directory = Path(tempfile.mkdtemp(prefix="mage-"))
+            _LOG.warning(
+                "sockets are in %s: the path of %s is too long for one", directory, run_dir
+            )
+        directory.mkdir(mode=0o700, exist_ok=True)
+        directory.chmod(0o700)
+    except OSError as fault:
+        raise RunError(f"no place for a socket in {directory}: {fault.strerror}") from fault
+    return f"ipc://{directory / 'work'}"
+
+
+def check_address(address: str, *, has_keys: bool) -> None:
+    """Whether an address can be used: another machine only with keys.
+
+    Raises:
+        ConfigError: it is none, or can be reached from other machines and there are no keys.
+    """
+    if address.startswith("ipc://"):
+        path = address.removeprefix("ipc://")
+        if not 0 < len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"`{address}`: the path of a unix socket has 1 to {MAX_SOCKET_PATH_BYTES} bytes, "
+                f"got {len(os.fsencode(path))}: choose a shorter run directory"
+            )
+        return
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    is_port = port.isascii() and port.isdigit() and int(port) < 2**16
+    if not (address.startswith("tcp://") and host and is_port):
+        raise ConfigError(f"`{address}` is no address: write ipc://PATH or tcp://HOST:PORT")
+    if host not in _LOOPBACK and not has_keys:
+        raise ConfigError(
+            f"`{address}` can be reached from other machines, which needs keys: make them with "
+            "`mage keys new DIR` and name DIR in transport.keys, or write tcp://127.0.0.1:PORT"
+        )
+
+
+def open_socket(
+    context: zmq.asyncio.Context, kind: int, address: str, max_frame_bytes: int
+) -> zmq.asyncio.Socket:
+    """A socket with every limit set, neither bound nor connected."""
+    made = context.socket(kind)
+    made.setsockopt(zmq.LINGER, 0)
+    made.setsockopt(zmq.SNDHWM, HIGH_WATER_MESSAGES)
+    made.setsockopt(zmq.RCVHWM, HIGH_WATER_MESSAGES)
+    made.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+    made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    made.setsockopt(zmq.BACKLOG, BACKLOG)
+    if address.startswith("tcp://"):
+        made.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        made.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS)
+        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    return made
+
+
+def take_now(made: zmq.asyncio.Socket) -> list[zmq.Frame] | None:
+    """The next message, if one is there; it is taken only when it is returned."""
+    taken = made.recv_multipart(zmq.DONTWAIT, copy=False)  # its future is done when it is made
+    if isinstance(taken.exception(), zmq.Again):
+        return None
+    return taken.result()
+
+
+def send_now(made: zmq.asyncio.Socket, frames: Sequence[Frame]) -> None:
+    """Send without waiting; raises `zmq.Again` where that would wait."""
+    made.send_multipart(frames, zmq.DONTWAIT).result()
+
+
+async def readable(poller: zmq.asyncio.Poller) -> None:
+    """Wait until one of the sockets has something. Cancellation leaves everything where it is."""
+    await poller.poll()
+
+
+async def let_others_run() -> None:
+    """A flood of messages must not starve the other tasks."""
+    await asyncio.sleep(0)
+
+
+def bind(made: zmq.asyncio.Socket, address: str) -> None:
+    """Bind; an address that is used stays with its user.
+
+    Raises:
+        RunError: it is in use, or cannot be bound.
+    """
+    if address.startswith("ipc://"):
+        _check_socket_path(Path(address.removeprefix("ipc://")))
+    try:
+        made.bind(address)
+    except zmq.ZMQError as fault:
+        if fault.errno == zmq.EADDRINUSE:
+            raise RunError(
+                f"{address} is in use: end the other run, or choose another port"
+            ) from fault
+        raise RunError(f"{address} cannot be bound: {fault.strerror}") from fault
+
+
+def cut(descriptor: int) -> None:
+    """End the connection behind a descriptor of zmq's, which then closes it.
+
+    One that has ended meanwhile is no error, nor is one that has become something else: only a
+    connection can be shut down.
+    """
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+def _check_socket_path(path: Path) -> None:
+    """Refuse a path that is used: zmq itself would unlink whatever is there, and bind anew."""
+    try:
+        mode = path.parent.stat().st_mode
+    except OSError as fault:
+        raise RunError(f"no place for a socket in {path.parent}: {fault.strerror}") from fault
+    if not stat.S_ISDIR(mode) or stat.S_IMODE(mode) & 0o077:
+        raise RunError(f"{path.parent} must be a directory for its owner only: chmod 700 it")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise RunError(f"no place for a socket in {path.parent}: Permission denied")
+    if path.exists() and not path.is_socket():
+        raise RunError(f"{path} is a file, not a socket: choose another address")
+    with socket.socket(socket.AF_UNIX) as probe:
+        if path.exists() and probe.connect_ex(str(path)) == 0:
+            raise RunError(f"{path} is in use: a learner listens there; end the other run")
