@@ -20,6 +20,11 @@ def load(path: Path, assignments: list[str]) -> Config:
     return parse(tree, str(path.name))
 
 
+def read(data: bytes, where: str) -> Config:
+    """Read a file's bytes; `where` begins the error."""
+    return parse(_tree(data, where), where)
+
+
 def loads(text: str) -> Config:
     """Read what `dump` gave."""
     return parse(tomllib.loads(text), "configuration")
@@ -57,11 +62,18 @@ def find(name: str | None) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return _tree(path.read_bytes(), path.name)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path.name}: not TOML: {error}") from None
+
+
+def _tree(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: its values are nested too deeply") from None
 
 
 def _assign(tree: dict[str, Any], assignment: str) -> None:

@@ -1,0 +1,37 @@
+"""One decoder under libFuzzer: `fuzz.py --coverage` runs it, for it never returns.
+
+python bench/fuzz_coverage.py TARGET CORPUS_DIR INPUTS SEED
+"""
+
+import sys
+
+import atheris
+
+with atheris.instrument_imports(include=["mage_async"]):
+    from mage_async import config_file
+    from mage_async.fuzzing.targets import targets
+
+MAX_INPUT_BYTES = 8192
+HANG_S = 10
+MEMORY_MIB = 1024
+
+
+def main() -> None:
+    """Feed the target until as many inputs were tried, or one breaks it."""
+    name, corpus, num_inputs, seed = sys.argv[1:]
+    target = next(one for one in targets(config_file.find(None)) if one.name == name)
+    options = [
+        f"-runs={num_inputs}",
+        f"-seed={int(seed) + 1}",  # 0 means any
+        f"-max_len={MAX_INPUT_BYTES}",
+        f"-timeout={HANG_S}",
+        f"-rss_limit_mb={MEMORY_MIB}",
+        "-print_final_stats=1",
+        f"-artifact_prefix={corpus}/",
+    ]
+    atheris.Setup([sys.argv[0], *options, corpus], lambda data: target.feed(data) and None)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Breaking our decoders: seeds, a mutator, and what may come of an input."""
