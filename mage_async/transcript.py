@@ -11,7 +11,7 @@ import numpy as np
 
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion
-from mage_async.policy_version import VersionRun, append_run
+from mage_async.policy_version import VersionRun, append_run, moved
 from mage_async.tags import Tags
 from mage_async.trajectory import Kind, Segment
 
@@ -33,7 +33,7 @@ class _Open:
             is_sampled[start:stop] = True
             logprobs[start:stop] = completion.logprobs
             for run in completion.versions:
-                append_run(runs, VersionRun(start + run.start, run.policy, run.kv))
+                append_run(runs, moved(run, start))
         return Segment(np.array(self.tokens, np.int32), is_sampled, logprobs, tuple(runs))
 
 
