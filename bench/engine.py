@@ -56,7 +56,16 @@ SHAPE = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
 }
-RULES = Engine(kind="embedded", max_contexts=96, max_tokens=256, cache_rule="keep", threads=1)
+RULES = Engine(
+    kind="embedded",
+    max_contexts=96,
+    max_tokens=256,
+    cache_rule="keep",
+    threads=1,
+    in_flight="in_place",
+    turn_deadline_s=300.0,
+    server={},
+)
 BOUNDS = {"engine / generate, ragged": 3.0, "async turns per processor-second": 8000.0}
 
 
@@ -177,7 +186,7 @@ async def async_rates(directory: Path, repeats: int) -> tuple[list[float], list[
         for _ in range(TRIALS)
     ]
     async with EmbeddedEngine(directory, RULES) as engine:
-        print(engine.describe())
+        print(await engine.describe())
         for repeat in range(repeats + 1):
             began, began_processor = time.perf_counter(), time.process_time()
             async with asyncio.TaskGroup() as trials:

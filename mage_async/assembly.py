@@ -1,5 +1,7 @@
 """From the configuration to the objects it describes, in one place for every process."""
 
+from typing import Literal
+
 from mage_async import estimators
 from mage_async.chat import ChatFormat
 from mage_async.completion import Sampling
@@ -11,6 +13,12 @@ from mage_async.tags import Tags
 from mage_async.trial_run import TrialRules
 from mage_async.wording import wording
 
+FRESH_KEYS: dict[str, Literal["never", "episode", "turn"]] = {
+    "keep": "never",
+    "refresh_at_episode": "episode",
+    "isolate": "turn",
+}
+"""When a prompt asks for fresh keys, by cache rule."""
 WORDS = ("episode", "reflect", "remark", "opp")
 """What a transcript says itself, beside an environment's words."""
 
@@ -47,7 +55,8 @@ def rules_of(
         wording(environment, num_episodes, rules=config.transcript.rules),
         keeps_history=memory != "reflection",
         reflects=memory != "history",
-        refreshes_keys=config.engine.cache_rule == "refresh_at_episode",
+        fresh_keys=FRESH_KEYS[config.engine.cache_rule],
+        turn_deadline_s=config.engine.turn_deadline_s,
         stops_on_success=stops_on_success,
     )
 

@@ -1,5 +1,6 @@
 """What an actor asks of an engine and gets back: token ids in, token ids out, never text."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,6 +40,8 @@ class Prompt:
     """Equal seed, tokens and weights draw the same completion, whatever else is in the batch."""
     fresh_keys: bool = False
     """Recompute cached keys that older weights made."""
+    deadline_s: float = math.inf
+    """Whoever waits for the completion gives it up after so long."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -124,13 +124,24 @@ class SamplingRules(Section):
 class Engine(Section):
     """What serves the policy inside each actor."""
 
-    kind: Literal["embedded"]
+    kind: Literal["embedded", "sglang"]
+    """In this process, on processors; or an SGLang of its own, in a process under the actor."""
     max_contexts: Count
     max_tokens: Count
     """Longest context, prompt and completion together."""
-    cache_rule: Literal["keep", "refresh_at_episode"]
-    """Whether cached keys of older weights are read on, or recomputed when an episode begins."""
+    cache_rule: Literal["keep", "refresh_at_episode", "isolate"]
+    """Whether cached keys of older weights are read on, or recomputed when an episode begins, or
+    at every turn. A new context never begins with keys of older weights.
+    """
     threads: Count
+    in_flight: Literal["in_place", "interrupt"]
+    """Turns that new weights come into: go on over the keys they have, or end there and go on as a
+    new request, of which the cache rule says what it recomputes.
+    """
+    turn_deadline_s: Positive
+    """A turn that is not drawn by then costs its group; a start of an SGLang is part of it."""
+    server: dict[str, Any]
+    """Arguments for SGLang's server by its own names, over those we choose; {} otherwise."""
 
 
 class Admission(Section):

@@ -3,6 +3,7 @@
 MageError
 ├── ConfigError         a configuration cannot be run as written
 ├── EnvironmentFault    an environment raised, or broke a fact it declared
+├── TurnOverdue         a turn was not drawn by its deadline
 ├── PolicyError         a model directory or a tokenizer cannot be used
 ├── WireError           bytes that are no message of ours
 ├── PeerRefused         a peer of another build or configuration
@@ -20,6 +21,10 @@ class ConfigError(MageError):
 
 class EnvironmentFault(MageError):
     """An environment raised, or broke a fact it declared."""
+
+
+class TurnOverdue(MageError):
+    """A turn was not drawn by its deadline; costs its group."""
 
 
 class PolicyError(MageError):

@@ -2,9 +2,11 @@
 ends in a Trial.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt, Sampling
@@ -29,8 +31,10 @@ class TrialRules:
     """Earlier episodes stay in the context."""
     reflects: bool
     """The agent writes a remark between episodes, which is carried into new contexts."""
-    refreshes_keys: bool = False
-    """Cached keys of older weights are recomputed when an episode begins."""
+    fresh_keys: Literal["never", "episode", "turn"] = "never"
+    """When cached keys of older weights are recomputed: as an episode begins, or at every turn."""
+    turn_deadline_s: float = math.inf
+    """A turn is given up that is not drawn by then."""
     stops_on_success: bool = False
     """An episode that is won ends the trial."""
 
@@ -72,13 +76,13 @@ class TrialRun:
         """What to sample next; None when the trial is over."""
         if self._is_done:
             return None
-        begins = self._index_in_episode == 0 and self._kind is Kind.ACT and self._episode > 0
         return Prompt(
             f"{self._name}.{self._transcript.num_segments}",
             self._transcript.tokens(),
             self._sampling(),
             _seed(self._task.seed, self._index, len(self._turns)),
-            fresh_keys=begins and self._rules.refreshes_keys,
+            fresh_keys=self._wants_fresh_keys(),
+            deadline_s=self._rules.turn_deadline_s,
         )
 
     def receive(self, completion: Completion) -> None:
@@ -187,6 +191,10 @@ class TrialRun:
         return Turn(
             self._kind, episode, index, segment, start, stop, reward, is_valid, action, anchor
         )
+
+    def _wants_fresh_keys(self) -> bool:
+        begins = self._index_in_episode == 0 and self._kind is Kind.ACT and self._episode > 0
+        return self._rules.fresh_keys == "turn" or (self._rules.fresh_keys == "episode" and begins)
 
     def _sampling(self) -> Sampling:
         if self._kind is Kind.ACT:

@@ -41,7 +41,8 @@ def allowed(path):
         return STANDARD - WAITING | {"torch", "triton", "mage_kernels"}
     if package_of(path) == "mage_services":
         zmq = {"zmq"} if path.name in SPEAKING else set()
-        return SERVICES | zmq | {"mage_async", "mage_services"}
+        sglang = {"sglang"} if path.name in ("sglang_process.py", "sglang_weights.py") else set()
+        return SERVICES | zmq | sglang | {"mage_async", "mage_services"}
     if has_torch(path):
         return CORE | LEARNING
     is_game = path.is_relative_to(PACKAGES["mage_async"] / "environments")

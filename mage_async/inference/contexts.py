@@ -118,6 +118,11 @@ class Contexts:
         self.num_computed[lane] = min(num_tokens, self.num_computed[lane])
         self._is_busy[lane] = False
 
+    def lose_keys(self, lane: int) -> int:
+        """All of a lane's tokens are to be computed again; returns how many had been."""
+        count, self.num_computed[lane] = self.num_computed[lane], 0
+        return count
+
     def release(self, name: str) -> None:
         """Forget a context; its lane lends until it is taken."""
         self._evicted.pop(name, None)

@@ -52,6 +52,7 @@ class Scheduler:
         model: its lanes are how many contexts keep their keys and values; the least recently used
             idle one makes room. Its `max_tokens` bounds prompt and completion together.
         forward_tokens: most tokens of one forward; never fewer than there are lanes.
+        interrupts: a running prompt that wanted fresh keys gets them again when weights change.
         now: a clock, for the time spent computing; without one it is 0.
     """
 
@@ -60,11 +61,12 @@ class Scheduler:
         model: Model,
         *,
         forward_tokens: int = FORWARD_TOKENS,
+        interrupts: bool = False,
         now: Callable[[], float] = lambda: 0.0,
     ) -> None:
         lanes, max_tokens = model.lanes, model.max_tokens
         self._model, self._max_tokens, self._now = model, max_tokens, now
-        self._forward_tokens = max(forward_tokens, lanes)
+        self._forward_tokens, self._interrupts = max(forward_tokens, lanes), interrupts
         self._contexts = Contexts(lanes, max_tokens)
         self._waiting: dict[str, Prompt] = {}
         self._running: dict[int, Running] = {}
@@ -131,6 +133,15 @@ class Scheduler:
         """
         self._model.weights = read_weights(path, self._model.architecture)
         self._contexts.load(version)
+        if self._interrupts:
+            self._refresh_running()
+
+    def _refresh_running(self) -> None:
+        """Let running prompts that wanted fresh keys compute all of theirs again."""
+        for lane, running in self._running.items():
+            if running.prompt.fresh_keys:
+                repeated = running.opened.num_repeated + self._contexts.lose_keys(lane)
+                running.opened = running.opened._replace(num_repeated=repeated)
 
     def statistics(self) -> Statistics:
         """What was done so far."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from mage_async.errors import PolicyError
@@ -80,6 +80,20 @@ def read_weights(path: Path, architecture: Architecture) -> Weights:
     if tensors:
         raise PolicyError(f"{path}: tensors this model does not have: {sorted(tensors)[:3]} …")
     return weights
+
+
+def unreadable(path: Path) -> str:
+    """Why a safetensors file, or those of a model directory, cannot be read; empty where they can.
+
+    It looks at headers and sizes alone, so a file that was cut short is seen at once.
+    """
+    try:
+        for file in weight_files(path):
+            with safe_open(file, "pt"):
+                continue
+    except (OSError, SafetensorError) as error:
+        return f"{path}: cannot be read as safetensors: {error}"
+    return ""
 
 
 def weight_files(path: Path) -> list[Path]:

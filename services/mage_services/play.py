@@ -1,12 +1,15 @@
 """Plays trials on an engine: the core says what to sample, this waits for it."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mage_async.chat import ChatFormat
+from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment
+from mage_async.errors import TurnOverdue
 from mage_async.trajectory import Task, Trial
 from mage_async.trial_run import TrialRules, TrialRun
 from mage_services.engines.engine import Engine
@@ -31,15 +34,27 @@ async def play_trial(run: TrialRun, engine: Engine) -> Trial:
 
     Cancellation aborts the turn being sampled; in every case the engine forgets the trial's
     contexts.
+
+    Raises:
+        TurnOverdue: a turn was not drawn by its deadline, and aborted.
     """
     began = time.monotonic()
     try:
         while (prompt := run.next_prompt()) is not None:
-            run.receive(await engine.complete(prompt))
+            run.receive(await _complete(prompt, engine))
     finally:
         for context in run.contexts():
             engine.release(context)
     return run.trial(time.monotonic() - began)
+
+
+async def _complete(prompt: Prompt, engine: Engine) -> Completion:
+    """Draw a turn within its deadline. Cancellation aborts it."""
+    try:
+        async with asyncio.timeout(None if math.isinf(prompt.deadline_s) else prompt.deadline_s):
+            return await engine.complete(prompt)
+    except TimeoutError:
+        raise TurnOverdue(f"a turn was not drawn within {prompt.deadline_s:g} s") from None
 
 
 async def play_all(runs: Sequence[TrialRun], engine: Engine, at_once: int) -> list[Trial]:

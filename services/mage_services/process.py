@@ -6,7 +6,6 @@ into one line.
 """
 
 import asyncio
-import ctypes
 import json
 import os
 import signal
@@ -19,10 +18,10 @@ from typing import Any
 import uvloop
 
 from mage_async.errors import MageError
+from mage_services.lifeline import die_with_parent
 
 STATUS_FD = "MAGE_STATUS_FD"
 BEAT_S = 1.0
-_PR_SET_PDEATHSIG = 1
 EXIT_FAILED, EXIT_BUG = 2, 1
 EXIT_TOLD = 128 + signal.SIGTERM
 """Not 0: a process that somebody else ended has not done its work, and is started again."""
@@ -115,14 +114,11 @@ async def _beat(status: Status) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to kill us with our parent, and leave Ctrl-C to it."""
+    """End with the supervisor, and leave Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.environ.get("MAGE_PARENT")
-    if parent is None or not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before we asked
-        os._exit(EXIT_FAILED)
+    if parent is not None:
+        die_with_parent(int(parent))
 
 
 def first_failure(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -32,7 +32,7 @@ def test_what_is_printed_reads_back_as_the_same_configuration(file: Path, tmp_pa
             "unknown key `max_stalenes` at `$.admission` (did you mean `max_staleness`?)",
         ),
         ("admission.groups_per_step=0", "`$.admission.groups_per_step` must be at least 1, got 0"),
-        ("engine.kind=vllm", "`$.engine.kind` must be one of 'embedded', got 'vllm'"),
+        ("engine.kind=vllm", "`$.engine.kind` must be one of 'embedded', 'sglang', got 'vllm'"),
         ("learner.steps=few", "`$.learner.steps` must be int, got 'few'"),
         ("sampling.temperature=0", "`$.sampling.temperature` must be greater than 0.0, got 0"),
     ],

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,16 @@ from mage_async.config import Engine as EngineRules
 from mage_async.errors import PolicyError, RunError
 from mage_services.engines.embedded import EmbeddedEngine
 
-RULES = EngineRules(kind="embedded", max_contexts=16, max_tokens=256, cache_rule="keep", threads=1)
+RULES = EngineRules(
+    kind="embedded",
+    max_contexts=16,
+    max_tokens=256,
+    cache_rule="keep",
+    threads=1,
+    in_flight="in_place",
+    turn_deadline_s=300.0,
+    server={},
+)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +166,7 @@ def test_a_cancelled_completion_leaves_room_and_its_context_can_go_on(directory)
             await asking
         return await engine.complete(prompt("a"))
 
-    completion = run(directory, scenario, EngineRules("embedded", 1, 256, "keep", 1))
+    completion = run(directory, scenario, msgspec.structs.replace(RULES, max_contexts=1))
     assert completion.is_extension
     assert completion.num_reused == 4
 

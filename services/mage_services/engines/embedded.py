@@ -39,7 +39,8 @@ class EmbeddedEngine:
 
     def __init__(self, directory: Path, rules: EngineRules) -> None:
         model = Model.load(directory, lanes=rules.max_contexts, max_tokens=rules.max_tokens)
-        self._scheduler = Scheduler(model, now=time.perf_counter)
+        interrupts = rules.in_flight == "interrupt"
+        self._scheduler = Scheduler(model, interrupts=interrupts, now=time.perf_counter)
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(rules.threads,)
         )
@@ -79,7 +80,7 @@ class EmbeddedEngine:
         """A snapshot of what was done so far."""
         return self._scheduler.statistics()
 
-    def describe(self) -> str:
+    async def describe(self) -> str:
         """What is served and what memory it takes, in one line."""
         return self._scheduler.describe()
 

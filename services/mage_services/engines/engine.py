@@ -34,8 +34,11 @@ class Engine(Protocol):
         """A snapshot of what was done so far."""
         ...
 
-    def describe(self) -> str:
-        """What is served and what memory it takes, in one line."""
+    async def describe(self) -> str:
+        """What is served and what memory it takes, in one line, once it is served.
+
+        Cancellation leaves nothing.
+        """
         ...
 
     async def __aenter__(self) -> Self: ...

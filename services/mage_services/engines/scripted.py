@@ -174,7 +174,7 @@ class ScriptedEngine:
         now = {"num_contexts": len(self._contexts), "forward_s": self._busy_s + running}
         return Statistics(**self._totals | now)
 
-    def describe(self) -> str:
+    async def describe(self) -> str:
         """What is served, in one line."""
         return "scripted engine: no model, no memory"
 
