@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mage_async.assembly import environment_of, rules_of
-from mage_async.errors import EnvironmentFault, RunError
+from mage_async.errors import EnvironmentFault, RunError, TurnOverdue
 from mage_async.inference.chat_files import load_chat
 from mage_async.trajectory import Task
 from mage_async.wire import (
@@ -33,7 +33,8 @@ from mage_async.wire import (
 from mage_services.blocked import TimeBook
 from mage_services.channel import PeerChannel
 from mage_services.curve import actor_keys, keys_in
-from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.engines.choice import make_engine
+from mage_services.engines.engine import Engine
 from mage_services.play import Stage, play_trial
 from mage_services.process import Status, run_process, ticks
 from mage_services.startup import Startup, read_startup
@@ -147,7 +148,7 @@ class Actor:
         self._note()
         try:
             await self._trials(grant)
-        except* EnvironmentFault as faults:
+        except* (EnvironmentFault, TurnOverdue) as faults:
             await self._give_up(grant, str(faults.exceptions[0]))
         finally:
             self._num_playing -= 1
@@ -218,11 +219,21 @@ async def main(startup: Startup, status: Status) -> None:
         environment, chat = environment_of(config), load_chat(startup.run.policy)
         stops = config.trial.stop_on_success
         rules = rules_of(config, environment, chat, config.trial.episodes, stops_on_success=stops)
-        async with EmbeddedEngine(startup.run.policy, config.engine) as engine:
-            status.send("ready")
-            status.send("fact", text=engine.describe())
+        async with (
+            make_engine(config, startup.run.policy, startup.name) as engine,
+            asyncio.TaskGroup() as tasks,
+        ):
+            introduction = tasks.create_task(_introduce(engine, status), name="introduction")
             actor = Actor(channel, Stage(environment, rules, chat, engine), startup.name)
             status.send("done", reason=await actor.run(welcome))
+            introduction.cancel()
+
+
+async def _introduce(engine: Engine, status: Status) -> None:
+    """Say what serves as soon as it does. Cancellation leaves it unsaid."""
+    facts = await engine.describe()
+    status.send("ready")
+    status.send("fact", text=facts)
 
 
 if __name__ == "__main__":

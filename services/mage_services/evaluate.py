@@ -22,7 +22,7 @@ from mage_async.report import render
 from mage_async.run_directory import RunDirectory
 from mage_async.score import Score
 from mage_async.summary import summarise, write_summary
-from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.engines.choice import make_engine
 from mage_services.evaluator import Evaluator, write_evaluation
 from mage_services.view import make_view
 
@@ -65,7 +65,7 @@ async def _play(
 ) -> dict[str, Score]:
     """The final sets with the controls. Cancellation abandons them."""
     chat, environment = load_chat(policy), environment_of(config)
-    async with EmbeddedEngine(policy, config.engine) as engine:
+    async with make_engine(config, policy, "evaluate") as engine:
         return await Evaluator(config, environment, chat, engine, episodes).final(num_trials)
 
 

@@ -30,7 +30,7 @@ from mage_async.trajectory import Task, Trial
 from mage_async.wire import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_services.channel import PeerChannel
 from mage_services.curve import actor_keys, keys_in
-from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
 from mage_services.play import Stage, play_all
 from mage_services.process import Status, run_process, ticks
@@ -224,7 +224,7 @@ async def main(startup: Startup, status: Status) -> None:
         finished = _finished(startup)
         version, weights = finished or await _welcome(channel)
         environment, chat = environment_of(config), load_chat(startup.run.policy)
-        async with EmbeddedEngine(startup.run.policy, config.engine) as engine:
+        async with make_engine(config, startup.run.policy, startup.name) as engine:
             status.send("ready")
             evaluator = Evaluator(config, environment, chat, engine, config.evaluation.episodes)
             if finished:

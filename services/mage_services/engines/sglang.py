@@ -1,0 +1,509 @@
+"""SGLang as an engine: prompts in, completions out, while its process may die and come back.
+
+The process (`sglang_process.py`) answers single requests. Here a turn is one request or several,
+weights go to it one version after the other, and a process that has died is followed by another,
+with the newest weights, which plays the interrupted turns again from their prompts.
+
+    task     waits for                     then
+    keep     the process's next message    settles turns and loads; after its end, starts another
+    watch    the clock                     kills a process that owes an answer for too long
+
+    queue      filled by                             emptied by            bounded by
+    held       complete, while nothing may be asked  Serving, Loaded       trials
+    warming    complete, where an equal prompt is    Began or Drew of      trials
+               being read                            the first
+    loads      load                                  Loaded, newest first  the actor: it waits
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+import numpy as np
+
+from mage_async.completion import Completion, Prompt
+from mage_async.config import Engine as EngineRules
+from mage_async.errors import PolicyError, RunError
+from mage_async.inference.statistics import Statistics
+from mage_async.policy_version import VersionRun
+from mage_async.served_contexts import Opened, ServedContexts
+from mage_async.served_turn import Piece, ServedTurn
+from mage_services.engines import sglang_messages as say
+from mage_services.engines.sglang_arguments import chosen
+from mage_services.engines.sglang_child import SglangChild
+from mage_services.engines.sglang_versions import installed
+from mage_services.engines.warming import Warming
+from mage_services.process import ticks
+
+START_S = 600.0
+"""From the process's start to its first word: imports, the model, graphs."""
+WATCH_S = 1.0
+BACK_OFF_S = 0.5
+"""Before the second start in a row; doubled for each further one, up to a minute."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A turn and who waits for it."""
+
+    turn: ServedTurn
+    future: asyncio.Future[Completion]
+    opened: Opened | None = None
+    """None until it is first asked."""
+    key_version: int = 0
+    rid: str = ""
+    """Of the request under way; empty while there is none."""
+    is_warm: bool = False
+    """Somebody has computed an equal prompt."""
+
+    def place(self) -> tuple[int, bytes]:
+        """Where keys of its prompt would be found."""
+        return self.key_version, self.turn.prompt.tokens.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A version on disk, and who waits for it."""
+
+    version: int
+    path: Path
+    future: asyncio.Future[None]
+
+
+class SglangEngine:
+    """Serves a model directory with an SGLang of its own; an `Engine`.
+
+    Args:
+        directory: its weights are version 0 until others are loaded.
+        seed: of its own random numbers; different for every engine of a run.
+        has_gpu: otherwise it computes on processors, with PyTorch's own operators.
+        max_deaths: so many in a row, without a completion between, are made good.
+        silence_s: an aborted request is answered within this, or the process is taken to hang.
+
+    Raises:
+        ConfigError: no SGLang of a known version is installed, or `engine.server` is wrong.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        rules: EngineRules,
+        *,
+        dtype: str,
+        seed: int,
+        has_gpu: bool,
+        max_deaths: int,
+        silence_s: float,
+    ) -> None:
+        installed()
+        self._arguments = chosen(rules, directory, dtype=dtype, has_gpu=has_gpu)
+        self._seed = seed
+        self._directory, self._rules = directory, rules
+        self._max_deaths, self._silence_s = max_deaths, silence_s
+        self._tasks = asyncio.TaskGroup()
+        self._keeper: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._child: SglangChild | None = None
+        self._facts: asyncio.Future[str] | None = None
+        self._is_open = False
+        """Requests may be sent: a process serves, and loads nothing."""
+        self._loading: _Weights | None = None
+        self._loads: list[_Weights] = []
+        self._served = -1
+        """The version the process draws with."""
+        self._wanted: tuple[int, Path] = (0, directory)
+        """The newest weights that were loaded."""
+        self._contexts = ServedContexts()
+        self._busy: set[str] = set()
+        self._held: list[_Asked] = []
+        self._running: dict[str, _Asked] = {}
+        self._warming: Warming[_Asked] = Warming()
+        self._owed: dict[str, float] = {}
+        """When an answer was asked for: of aborted requests by id, of a load or start as ""."""
+        self._num_deaths = 0
+        self._totals = dict.fromkeys(Statistics.__slots__, 0)
+        self._busy_since, self._busy_s = 0.0, 0.0
+        self.num_restarts = 0
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """Draw a completion. Cancellation aborts it; the context keeps what was computed."""
+        self._check(prompt)
+        asked = _Asked(ServedTurn(prompt, self._rules.max_tokens), self._promise())
+        self._busy.add(prompt.context)
+        self._ask(asked)
+        try:
+            return await asked.future
+        finally:
+            self._busy.discard(prompt.context)
+            if asked.future.cancelled():
+                self._give_up(asked)
+
+    async def load(self, version: int, path: Path) -> None:
+        """Draw with other weights; returns when the next token will be drawn by them or by newer.
+
+        Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a
+        PolicyError, and leaves the old ones.
+        """
+        weights = _Weights(version, path, self._promise())
+        self._loads.append(weights)
+        self._go_on()
+        await weights.future
+
+    def release(self, context: str) -> None:
+        """Forget a context; its keys give way to others when room is needed."""
+        self._contexts.release(context)
+
+    def statistics(self) -> Statistics:
+        """What was done so far; `forward_s` is the time in which any request was under way."""
+        running = time.perf_counter() - self._busy_since if self._running else 0.0
+        now = {
+            "num_contexts": len(self._contexts),
+            "num_waiting": len(self._held),
+            "forward_s": self._busy_s + running,
+        }
+        return Statistics(**self._totals | now)
+
+    async def describe(self) -> str:
+        """What is served and how, in one line, once it is. Cancellation leaves nothing."""
+        assert self._facts is not None
+        facts = await asyncio.shield(self._facts)
+        return f"{facts}; weights {self._rules.in_flight}, keys {self._rules.cache_rule}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine's process, while there is one."""
+        return None if self._child is None else self._child.pid
+
+    async def __aenter__(self) -> Self:
+        """Begin to start; who asks waits until it serves."""
+        await self._tasks.__aenter__()
+        self._facts = asyncio.get_running_loop().create_future()
+        self._keeper = self._tasks.create_task(self._keep(), name="sglang")
+        self._keeper.add_done_callback(self._fail_waiting)
+        self._watcher = self._tasks.create_task(self._watch(), name="watch sglang")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End. A failure of the block is raised as it is, one of the engine as a group."""
+        assert self._keeper is not None
+        assert self._watcher is not None
+        self._keeper.cancel()
+        self._watcher.cancel()
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        await self._tasks.__aexit__(*((kind, error, trace) if is_cancelled else (None,) * 3))
+
+    async def _keep(self) -> None:
+        """Keep a process running. Cancellation kills it.
+
+        Raises:
+            RunError: it cannot be started, or dies again and again.
+        """
+        while True:
+            why = await self._live()
+            self._num_deaths += 1
+            if self._num_deaths > self._max_deaths or not self._has_served:
+                raise RunError(f"SGLang's process {why}; what it printed is in this process's log")
+            self.num_restarts += 1
+            if self._num_deaths > 1:
+                await asyncio.sleep(min(60.0, BACK_OFF_S * 2 ** (self._num_deaths - 2)))
+
+    async def _live(self) -> str:
+        """One process from its start to its end; says how that came."""
+        child = self._child = await SglangChild.start(self._rules.threads)
+        self._owed[""] = time.monotonic() + START_S
+        try:
+            seed = (self._seed + self.num_restarts) % 2**31  # another stream for each process
+            arguments = {"random_seed": seed} | self._arguments
+            child.send(say.Start(directory=str(self._directory), arguments=arguments, version=0))
+            why = await self._converse(child)
+        finally:
+            child.kill()
+            self._child = None
+            self._die()
+        ended = await child.wait()
+        return why or ended
+
+    async def _converse(self, child: SglangChild) -> str:
+        """Settle what the process says until it ends; the reason it gave, if any."""
+        why = ""
+        while (message := await child.receive()) is not None:
+            match message:
+                case say.Serving():
+                    self._serve(message)
+                case say.Began():
+                    self._lead(self._running.get(message.rid), is_warm=True)
+                case say.Drew():
+                    self._take(message)
+                case say.Refused():
+                    self._refuse(message)
+                case say.Loaded():
+                    self._take_loaded(message)
+                case say.Failed():
+                    why = f"failed: {message.reason}"
+                case _:
+                    raise RunError(f"an actor cannot take {type(message).__name__} of its engine")
+        return why
+
+    @property
+    def _has_served(self) -> bool:
+        return self._facts is not None and self._facts.done()
+
+    def _serve(self, message: say.Serving) -> None:
+        assert self._facts is not None
+        if not self._facts.done():
+            self._facts.set_result(message.facts)
+        self._served = 0
+        self._owed.pop("", None)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Load what is to be loaded, or else ask what is held back."""
+        if self._child is None or self._served < 0 or self._loading is not None:
+            return
+        if self._loads:
+            self._begin_load(self._loads[-1])
+        elif self._served != self._wanted[0]:
+            version, path = self._wanted
+            self._begin_load(_Weights(version, path, self._promise()))
+        elif not self._is_open:
+            self._is_open = True
+            held, self._held = self._held, []
+            for asked in held:
+                self._submit(asked)
+
+    def _begin_load(self, weights: _Weights) -> None:
+        assert self._child is not None
+        self._is_open, self._loading = False, weights
+        self._owed[""] = time.monotonic() + self._rules.turn_deadline_s
+        self._child.send(
+            say.Load(version=weights.version, path=str(weights.path), interrupts=self._interrupts)
+        )
+
+    @property
+    def _interrupts(self) -> bool:
+        return self._rules.in_flight == "interrupt"
+
+    def _take_loaded(self, message: say.Loaded) -> None:
+        """The newest load settles those before it: nobody wants older weights any more."""
+        weights, self._loading = self._loading, None
+        assert weights is not None
+        self._owed.pop("", None)
+        self._served = message.version
+        index = self._loads.index(weights) + 1 if weights in self._loads else 0
+        settled, self._loads = [weights, *self._loads[:index]], self._loads[index:]
+        if message.error and not index:
+            raise RunError(f"the weights of version {weights.version} are gone: {message.error}")
+        if not message.error:
+            self._wanted = weights.version, weights.path
+        for one in settled:
+            _settle(one.future, PolicyError(message.error) if message.error else None)
+        self._go_on()
+
+    def _ask(self, asked: _Asked) -> None:
+        if self._is_open:
+            self._submit(asked)
+        else:
+            self._held.append(asked)
+
+    def _submit(self, asked: _Asked) -> None:
+        """Send a turn's next request, unless an equal prompt is being read."""
+        assert self._child is not None
+        if asked.future.done():
+            return
+        self._name_keys(asked)
+        assert asked.opened is not None
+        is_cold = not asked.is_warm and not asked.opened.num_known
+        if is_cold and not self._warming.enter(asked.place(), asked):
+            return
+        asked.rid = uuid4().hex
+        if not self._running:
+            self._busy_since = time.perf_counter()
+        self._running[asked.rid] = asked
+        self._child.send(self._draw(asked, is_cold))
+
+    def _name_keys(self, asked: _Asked) -> None:
+        prompt = asked.turn.prompt
+        if asked.opened is None:
+            asked.opened = self._contexts.open(prompt, self._served)
+            asked.key_version = asked.opened.key_version
+        else:
+            asked.key_version = self._contexts.reopen(prompt, self._served)
+
+    def _draw(self, asked: _Asked, is_cold: bool) -> say.Draw:
+        sampling = asked.turn.prompt.sampling
+        return say.Draw(
+            rid=asked.rid,
+            tokens=asked.turn.tokens().astype(np.int32).tobytes(),
+            key=f"v{asked.key_version}",
+            max_tokens=asked.turn.budget(),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop_tokens=sampling.stop_tokens,
+            seed=asked.turn.prompt.seed,
+            says_when_it_began=is_cold,
+        )
+
+    def _take(self, message: say.Drew) -> None:
+        """A request has ended: its turn is done, or goes on."""
+        self._owed.pop(message.rid, None)
+        asked = self._end(message.rid)
+        if asked is None:
+            return
+        if message.is_aborted and not (self._loading and self._interrupts):
+            _settle(asked.future, RunError(f"{_name(asked)}: SGLang gave the request up"))
+            return
+        try:
+            asked.turn.receive(_piece(message, asked.key_version))
+        except RunError as error:
+            _settle(asked.future, error)
+            return
+        if asked.turn.is_done:
+            self._deliver(asked)
+        else:
+            self._ask(asked)
+
+    def _end(self, rid: str) -> _Asked | None:
+        """A request is no longer under way; whose it was."""
+        asked = self._running.pop(rid, None)
+        if asked is not None:
+            if not self._running:
+                self._busy_s += time.perf_counter() - self._busy_since
+            self._lead(asked, is_warm=True)
+            asked.rid = ""
+        return asked
+
+    def _lead(self, asked: _Asked | None, *, is_warm: bool) -> None:
+        """Those who waited for this one may be asked."""
+        if asked is None:
+            return
+        for other in self._warming.leave(asked.place()):
+            other.is_warm = is_warm
+            self._ask(other)
+
+    def _refuse(self, message: say.Refused) -> None:
+        asked = self._end(message.rid)
+        if asked is not None:
+            _settle(asked.future, RunError(f"{_name(asked)}: SGLang refuses it: {message.reason}"))
+
+    def _deliver(self, asked: _Asked) -> None:
+        assert asked.opened is not None
+        completion = asked.turn.completion(asked.opened)
+        self._contexts.close(asked.turn.prompt, completion.tokens)
+        self._num_deaths = 0
+        for name, value in {
+            "num_completions": 1,
+            "num_prompt_tokens": len(asked.turn.prompt.tokens),
+            "num_reused_tokens": completion.num_reused,
+            "num_repeated_tokens": completion.num_repeated,
+            "num_extension_faults": not completion.is_extension,
+            "num_generated_tokens": len(completion.tokens),
+        }.items():
+            self._totals[name] += value
+        if not asked.future.done():
+            asked.future.set_result(completion)
+
+    def _give_up(self, asked: _Asked) -> None:
+        """Nobody waits for this turn any more."""
+        if asked in self._held:
+            self._held.remove(asked)
+        if asked.rid and self._child is not None:
+            rid = asked.rid
+            del self._running[rid]
+            if not self._running:
+                self._busy_s += time.perf_counter() - self._busy_since
+            self._owed[rid] = time.monotonic() + self._silence_s
+            self._child.send(say.Abort(rid=rid))
+            self._lead(asked, is_warm=False)
+
+    def _die(self) -> None:
+        """The process has ended, and with it every key and what was being drawn."""
+        self._is_open, self._served, self._loading = False, -1, None
+        if self._running:
+            self._busy_s += time.perf_counter() - self._busy_since
+        interrupted = [*self._running.values(), *self._warming.clear()]
+        for asked in [*interrupted, *self._held]:
+            asked.turn.restart()
+            asked.rid, asked.is_warm = "", False
+        self._held = [*interrupted, *self._held]
+        self._running.clear()
+        self._owed.clear()
+        newest = self._loads[-1].version if self._loads else self._wanted[0]
+        self._contexts.lose_keys(newest)
+
+    async def _watch(self) -> None:
+        """Kill a process that owes an answer for too long; requests under a load owe nothing."""
+        async for _ in ticks(WATCH_S):
+            now, is_loading = time.monotonic(), "" in self._owed
+            owed = [self._owed[""]] if is_loading else list(self._owed.values())
+            if self._child is not None and any(due < now for due in owed):
+                self._child.kill()
+
+    def _check(self, prompt: Prompt) -> None:
+        if prompt.context in self._busy:
+            raise RunError(
+                f"context {prompt.context!r} has a prompt already; a context has one at a time"
+            )
+        num_tokens = len(prompt.tokens)
+        if not 0 < num_tokens < self._rules.max_tokens:
+            raise RunError(
+                f"context {prompt.context!r}: a prompt of {num_tokens} tokens does not fit, with a "
+                f"token to draw, into engine.max_tokens = {self._rules.max_tokens}; raise it, or "
+                "make trials shorter"
+            )
+
+    def _promise(self) -> asyncio.Future[Any]:
+        if self._keeper is None or self._keeper.done():
+            raise RunError("the engine does not run: use it inside its `async with`")
+        return asyncio.get_running_loop().create_future()
+
+    def _fail_waiting(self, keeper: asyncio.Task[None]) -> None:
+        """Nobody waits for an engine that has ended."""
+        error = None if keeper.cancelled() else keeper.exception()
+        reason = error or RunError("the engine was closed")
+        asked = [*self._held, *self._running.values(), *self._warming.clear()]
+        futures: list[asyncio.Future[Any]] = [one.future for one in asked]
+        futures += [one.future for one in self._loads]
+        for future in futures:
+            _settle(future, reason)
+        assert self._facts is not None
+        if not self._facts.done():
+            self._facts.cancel()
+
+
+def _piece(message: say.Drew, key_version: int) -> Piece:
+    """What a request drew, with the versions of its tokens and of the keys they may have read."""
+    runs = tuple(
+        VersionRun(start, version, min(key_version, version), message.provenance)
+        for start, version in message.spans
+    )
+    return Piece(
+        np.frombuffer(message.tokens, np.int32),
+        np.frombuffer(message.logprobs, np.float32),
+        runs,
+        message.num_cached,
+        message.is_aborted,
+    )
+
+
+def _name(asked: _Asked) -> str:
+    return f"context {asked.turn.prompt.context!r}"
+
+
+def _settle(future: asyncio.Future[Any], error: BaseException | None) -> None:
+    """Give a result or a failure to one who still waits."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,77 @@
+"""SGLang's server arguments: what the configuration means to them, under the names they have.
+
+What is chosen here, and what `engine.server` says over it:
+
+    tokens in, tokens out        skip_tokenizer_init: no text, no tokenizer files
+    a page is one token          a context is reused to its last token
+    without a GPU                PyTorch's own attention and sampling, no graphs
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mage_async.config import Engine as EngineRules
+from mage_async.errors import ConfigError
+
+_RENAMED = {
+    "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
+    "disable_piecewise_cuda_graph": "disable_prefill_cuda_graph",
+}
+"""Names until 0.5.13, and from 0.5.14 on."""
+_OURS = ("model_path", "skip_tokenizer_init", "weight_version", "max_running_requests")
+"""Arguments that other keys of the configuration say."""
+
+
+def chosen(rules: EngineRules, directory: Path, *, dtype: str, has_gpu: bool) -> dict[str, Any]:
+    """Arguments for an engine, by the newest names.
+
+    Raises:
+        ConfigError: `engine.server` says what another key says.
+    """
+    for name in _OURS:
+        if name in rules.server:
+            raise ConfigError(f"engine.server: `{name}` follows from the other keys; remove it")
+    machine = {} if has_gpu else _without_gpu(rules)
+    own = {
+        "model_path": str(directory),
+        "skip_tokenizer_init": True,
+        "weight_version": "0",
+        "dtype": dtype,
+        "page_size": 1,
+        "max_running_requests": rules.max_contexts,
+        "grammar_backend": "none",
+        "log_level": "error",
+    }
+    return own | machine | dict(rules.server)
+
+
+def known_names(arguments: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """The same arguments under the names that this SGLang knows.
+
+    Raises:
+        ConfigError: it does not know one.
+    """
+    names = frozenset(known)
+    older = {new: old for old, new in _RENAMED.items()}
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        spellings = (name, _RENAMED.get(name, name), older.get(name, name))
+        spelling = next((one for one in spellings if one in names), None)
+        if spelling is None:
+            raise ConfigError(f"engine.server: this SGLang has no argument `{name}`")
+        found[spelling] = value
+    return found
+
+
+def _without_gpu(rules: EngineRules) -> dict[str, Any]:
+    """What runs on processors alone; keys of two versions of every context have room."""
+    return {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_overlap_schedule": True,
+        "disable_cuda_graph": True,
+        "mem_fraction_static": 0.3,
+        "max_total_tokens": 2 * rules.max_contexts * rules.max_tokens,
+    }

@@ -1,0 +1,149 @@
+"""What an actor and the process of its SGLang say to each other, over a private pair of sockets.
+
+    actor                 engine's process
+    Start            ->
+                     <-   Serving, or Failed
+    Draw             ->
+                     <-   Began, where it was asked for, with the first token
+                     <-   Drew, or Refused
+    Abort            ->                      its Draw ends with Drew
+    Load             ->
+                     <-   Loaded
+
+A message is its length, four bytes in little endian, and msgpack of a tagged record; arrays are raw
+bytes in it. Both ends are of one installation, so nothing is negotiated.
+"""
+
+import asyncio
+import struct
+from typing import Any
+
+import msgspec
+
+_LENGTH = struct.Struct("<I")
+
+
+class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A message; its tag is its name."""
+
+
+class Start(Fields):
+    """What to serve, and how."""
+
+    directory: str
+    arguments: dict[str, Any]
+    """For SGLang's `ServerArgs`, by its names."""
+    version: int
+    """Of the weights in the directory."""
+
+
+class Serving(Fields):
+    """The engine takes requests."""
+
+    facts: str
+    """What serves, in one line."""
+
+
+class Failed(Fields):
+    """The engine cannot be started, or has broken; the process ends."""
+
+    reason: str
+
+
+class Draw(Fields):
+    """One request."""
+
+    rid: str
+    """32 hex digits: SGLang aborts every request whose id begins with a given one."""
+    tokens: bytes
+    """int32 [T]"""
+    key: str
+    """Cached keys are found under this name only."""
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    """0: no limit."""
+    stop_tokens: tuple[int, ...]
+    seed: int
+    says_when_it_began: bool = False
+
+
+class Began(Fields):
+    """The request's prompt is computed, so others can read its keys."""
+
+    rid: str
+
+
+class Drew(Fields):
+    """A request has ended.
+
+    Shapes: `n` tokens drawn.
+    """
+
+    rid: str
+    tokens: bytes
+    """int32 [n]"""
+    logprobs: bytes
+    """float32 [n]"""
+    spans: tuple[tuple[int, int], ...]
+    """(start, version), in order."""
+    provenance: str
+    num_cached: int
+    is_aborted: bool
+
+
+class Refused(Fields):
+    """A request cannot be served, now or ever."""
+
+    rid: str
+    reason: str
+
+
+class Abort(Fields):
+    """End a request with what it has drawn."""
+
+    rid: str
+
+
+class Load(Fields):
+    """Draw with other weights from here on."""
+
+    version: int
+    path: str
+    interrupts: bool
+    """Abort every request first; else they are paused, and go on over the keys they have."""
+
+
+class Loaded(Fields):
+    """The answer to a Load."""
+
+    version: int
+    """Of the weights that draw now."""
+    error: str = ""
+    """Why these are not the ones asked for."""
+    stall_s: float = 0.0
+    """From the pause to its end: nothing was drawn."""
+
+
+Message = Start | Serving | Failed | Draw | Began | Drew | Refused | Abort | Load | Loaded
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def write(writer: asyncio.StreamWriter, message: Message) -> None:
+    """Send a message; it waits in memory while the other side does not read."""
+    body = _ENCODER.encode(message)
+    writer.write(_LENGTH.pack(len(body)) + body)
+
+
+async def read(reader: asyncio.StreamReader) -> Message | None:
+    """The next message; None where the other side has ended, be it within a message.
+
+    Cancellation may lose the message under way: only one who ends does it.
+    """
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        return _DECODER.decode(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionResetError):
+        return None
