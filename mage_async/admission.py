@@ -313,6 +313,19 @@ class SlotLedger:
         """Peers that play a group."""
         return {slot.peer for slot in self._slots.values() if slot.peer is not None}
 
+    def playing(self, peer: str) -> tuple[tuple[int, int], ...]:
+        """Grant and epoch of what a peer plays."""
+        return tuple((slot.grant, slot.epoch) for slot in self._slots.values() if slot.peer == peer)
+
+    def late(self, now: float) -> set[str]:
+        """Peers that `expire` will take a group from."""
+        return {s.peer for s in self._slots.values() if s.peer is not None and s.deadline <= now}
+
+    def postpone(self, seconds: float, latest: float) -> None:
+        """Deadlines come so much later, though none after `latest`: nobody could be heard."""
+        for slot in self._slots.values():
+            slot.deadline = min(slot.deadline + seconds, max(slot.deadline, latest))
+
     def grants_of(self, peer: str, *, now: float, deadline_s: float) -> list[GroupGrant]:
         """What a peer plays, as it was told or should have been; deadlines begin anew.
 
@@ -357,6 +370,12 @@ class SlotLedger:
         )
         for granted in head.groups:
             self._put(granted)
+
+    def keep_only(self, head: Head) -> None:
+        """A later head of the journal: what it does not name was dropped before it was written."""
+        for grant in self._slots.keys() - {granted.grant.grant for granted in head.groups}:
+            del self._slots[grant]
+        self._dropped = Counter(head.dropped)
 
     def redo_grant(self, granted: Granted) -> None:
         """Redo what the journal says of a grant, the first or a later one."""

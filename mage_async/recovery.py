@@ -57,6 +57,8 @@ def replay(records: Iterable[Record], ledger: SlotLedger) -> Iterator[Committed]
             case Head():
                 if number == 0:
                     ledger.begin(record)
+                else:
+                    ledger.keep_only(record)
                 config = record.config
             case Granted():
                 ledger.redo_grant(record)

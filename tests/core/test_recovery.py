@@ -155,6 +155,19 @@ def test_a_later_head_stands_for_all_before_it(moves: list[int], data: st.DataOb
     assert mine.dropped_by_reason == theirs.dropped_by_reason
 
 
+def test_groups_given_up_between_two_lives_stay_given_up() -> None:
+    play = Play()
+    for move in (0, 0, 3):
+        play.do(move)
+    play.ledger.drop_all("the configuration was changed")
+    play.roll()
+    play.grant()
+    again = SlotLedger(B, S, G)
+    list(replay(on_disk(play.records), again))
+    assert again.grants_in_flight() == play.ledger.grants_in_flight() == {2}
+    assert again.counts() == play.ledger.counts()
+
+
 def test_a_result_known_before_the_crash_is_a_duplicate_after_it() -> None:
     play = Play()
     for move in (0, 0, 3, 3, 3, 3, 12):

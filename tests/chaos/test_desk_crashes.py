@@ -1,0 +1,388 @@
+"""A desk, its journal and its actors, crashed anywhere: what was acknowledged is never lost.
+
+The desk, the ledger, the journal's bytes, `replay` and compaction are the real ones; the disk keeps
+what was synced and, of the rest, as much as a crash happens to leave, the last record torn. Actors
+remember what they were told, which is all that anybody outside the learner can hold it to.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mage_async.admission import SlotLedger
+from mage_async.environments.catalogue import load
+from mage_async.journal import (
+    MAGIC,
+    Commit,
+    Dropped,
+    Head,
+    Published,
+    Record,
+    Segment,
+    first_head,
+    first_needed,
+    read,
+    scan,
+    to_delete,
+    write,
+)
+from mage_async.policy_version import VersionRun
+from mage_async.recovery import REPLAYED_DIFFERENTLY, replay
+from mage_async.task_stream import TaskStream
+from mage_async.trajectory import Group, Task, Trial
+from mage_async.trajectory import Segment as Part
+from mage_async.wire import (
+    Acknowledge,
+    GroupDrop,
+    GroupGrant,
+    Hello,
+    Message,
+    Publication,
+    TrialResult,
+    Welcome,
+    WhoAreYou,
+)
+from mage_services.channel import PeerGone
+from mage_services.desk import SILENCE_S, Desk, DeskRules
+
+B, S, G = 2, 1, 2
+DEADLINE_S, SMALL_BYTES = 30.0, 3000
+Trials = frozenset[tuple[int, int]]
+
+
+@dataclass
+class File:
+    """A segment: its bytes, and how many of them a crash cannot take."""
+
+    number: int
+    data: bytearray = field(default_factory=bytearray)
+    durable: int = 0
+
+    def segment(self, head: Head) -> Segment:
+        return Segment(self.number, head.version, head.oldest_version(), len(self.data))
+
+
+@dataclass
+class Disk:
+    """A journal that syncs when it is told to, and crashes."""
+
+    files: list[File] = field(default_factory=list)
+    archive: list[File] = field(default_factory=list)
+    """Every file there ever was, deleted ones too."""
+    waiting: list[tuple[File, int, Callable[[], None] | None]] = field(default_factory=list)
+    wants_roll: bool = False
+    full: str = ""
+
+    def append(self, record: Record, then: Callable[[], None] | None = None) -> None:
+        file = self.files[-1]
+        file.data += b"".join(bytes(piece) for piece in write(record))
+        self.waiting.append((file, len(file.data), then))
+
+    def after(self, then: Callable[[], None]) -> None:
+        self.waiting.append((self.files[-1], len(self.files[-1].data), then))
+
+    def why_full(self) -> str:
+        return self.full
+
+    def roll(self, head: Callable[[], Head]) -> None:
+        if self.wants_roll:
+            self.wants_roll = False
+            self.begin(head())
+
+    def begin(self, head: Head) -> None:
+        number = self.archive[-1].number + 1 if self.archive else 1
+        self.files.append(File(number, bytearray(MAGIC)))
+        self.archive.append(self.files[-1])
+        self.append(head)
+
+    def sync(self, count: int) -> None:
+        """Make the oldest `count` waiting records durable, and tell."""
+        for _ in range(min(count, len(self.waiting))):
+            file, end, then = self.waiting.pop(0)
+            file.durable = max(file.durable, end)
+            if then is not None:
+                then()
+
+    def crash(self, left: float) -> None:
+        """Lose what nobody was told of, but for a share of it."""
+        self.waiting.clear()
+        for file in self.files:
+            file.durable = max(file.durable, 0)
+            kept = file.durable + int(left * (len(file.data) - file.durable))
+            del file.data[kept:]
+            good = scan(bytes(file.data)).good_bytes
+            assert good >= file.durable
+            del file.data[good:]
+            file.durable = good
+        self.files = [file for file in self.files if scan(bytes(file.data)).bodies]
+        self.archive = [file for file in self.archive if file.data]
+
+    def records(self, files: list[File]) -> list[Record]:
+        return [read(body) for file in files for body in scan(bytes(file.data)).bodies]
+
+    def segments(self) -> list[Segment]:
+        heads = [self.records([file])[0] for file in self.files]
+        return [f.segment(h) for f, h in zip(self.files, heads, strict=True) if isinstance(h, Head)]
+
+    def compact(self, checkpoint: int) -> None:
+        """As the journal does: deleted when all that was written before is durable."""
+        doomed = to_delete(self.segments(), checkpoint, SMALL_BYTES)
+
+        def delete() -> None:
+            self.files = [file for file in self.files if file.number not in doomed]
+
+        self.after(delete)
+
+
+@dataclass
+class Player:
+    """An actor: what it plays, what it has sent, what it was told."""
+
+    name: str
+    life: int = 0
+    playing: dict[tuple[int, int], GroupGrant] = field(default_factory=dict)
+    unacknowledged: dict[tuple[int, int], TrialResult] = field(default_factory=dict)
+    inbox: list[Message] = field(default_factory=list)
+    outbox: list[Message] = field(default_factory=list)
+
+    @property
+    def peer(self) -> str:
+        return f"{self.name}/{self.life}"
+
+    def hello(self) -> Hello:
+        return Hello(role="actor", name=self.name, build="test", config_digest="test", credits=3)
+
+    def held(self, grant: int) -> set[int]:
+        return {index for number, index in self.unacknowledged if number == grant}
+
+
+def trial_of(grant: GroupGrant, index: int) -> TrialResult:
+    part = Part(
+        np.ones(1, np.int32),
+        np.ones(1, bool),
+        np.zeros(1, np.float32),
+        (VersionRun(0, grant.version, grant.version),),
+    )
+    task = Task(grant.environment, grant.member, grant.seed, grant.seat)
+    return TrialResult(
+        grant.grant, grant.epoch, Trial(task, index, grant.num_episodes, (part,), ())
+    )
+
+
+class World:
+    """One learner after another over one disk, and two actors that outlive them."""
+
+    def __init__(self) -> None:
+        self.now, self.checkpoint = 0.0, 0
+        self.disk = Disk()
+        self.players = [Player("a"), Player("b")]
+        self.told: set[tuple[int, int]] = set()
+        """Trials that some actor was told are taken."""
+        self.announced: dict[int, tuple[int, ...]] = {}
+        """The grants of every version that anybody has heard of."""
+        self.committed: dict[int, tuple[int, ...]] = {}
+        self.abandoned: set[int] = set()
+        """Groups given up when the configuration was changed."""
+        self.awaiting: tuple[int, list[Group]] | None = None
+        self.tasks = TaskStream(load("rps"), 0)
+        self.disk.begin(first_head(0, 0))
+        self.disk.sync(1)
+        self.start(SlotLedger(B, S, G, max_expiries=2), 0)
+
+    def start(self, ledger: SlotLedger, version: int) -> None:
+        rules = DeskRules(3, DEADLINE_S, 10**9, 0, 10**9)
+        self.desk = Desk(self, ledger, self.disk, self.tasks, rules, lambda: self.now)  # type: ignore[arg-type]
+        self.desk.open(Publication(version=version, path="w", digest="d"))
+
+    # The channel.
+
+    def send(self, peer: str, message: Message) -> None:
+        for player in self.players:
+            if player.peer == peer:
+                player.inbox.append(message)
+                return
+        raise PeerGone(f"{peer} is gone")
+
+    # Moves.
+
+    def say(self, choice: int) -> None:
+        """An actor says the oldest thing it has to say; at first, hello."""
+        player = self.players[choice % 2]
+        if player.outbox:
+            message = player.outbox.pop(0)
+            if isinstance(message, Hello) or player.peer in self.desk.peers:
+                self.desk.take(player.peer, message)
+            else:  # the door does not let it in
+                self.send(player.peer, WhoAreYou())
+        elif player.peer not in self.desk.peers:
+            player.outbox.append(player.hello())
+
+    def hear(self, choice: int) -> None:
+        player = self.players[choice % 2]
+        if not player.inbox:
+            return
+        match message := player.inbox.pop(0):
+            case GroupGrant():
+                player.playing[message.grant, message.epoch] = message
+            case Acknowledge():
+                player.unacknowledged.pop((message.grant, message.trial), None)
+                self.told.add((message.grant, message.trial))
+            case Welcome():
+                player.playing = {k: g for k, g in player.playing.items() if k in message.keeps}
+                player.outbox += player.unacknowledged.values()
+            case Publication():
+                assert message.version in self.committed or message.version == 0
+                self.announced[message.version] = self.committed.get(message.version, ())
+            case WhoAreYou():
+                player.outbox.insert(0, player.hello())
+            case _:
+                raise AssertionError(message)
+
+    def finish(self, choice: int) -> None:
+        """An actor finishes a trial of some group it plays."""
+        player = self.players[choice % 2]
+        for key, grant in list(player.playing.items()):
+            left = set(range(G)) - player.held(grant.grant) - set(grant.held)
+            if not left:
+                del player.playing[key]
+                continue
+            result = trial_of(grant, min(left))
+            player.unacknowledged[grant.grant, result.trial.index] = result
+            player.outbox.append(result)
+            return
+
+    def give_up(self, choice: int) -> None:
+        player = self.players[choice % 2]
+        if player.playing:
+            grant, epoch = next(iter(player.playing))
+            del player.playing[grant, epoch]
+            player.outbox.append(GroupDrop(grant=grant, epoch=epoch, reason="cursed"))
+
+    def kill_actor(self, choice: int) -> None:
+        player = self.players[choice % 2]
+        self.players[choice % 2] = Player(player.name, player.life + 1)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.desk.tick()
+
+    def train(self) -> None:
+        """Take a batch and commit it; it is published when the commit is durable."""
+        if self.awaiting is not None or (groups := self.desk.take_batch()) is None:
+            return
+        version = self.desk.ledger.version + 1
+        for group in groups:
+            assert version - 1 - group.version <= S, "the bound is broken"
+        grants = tuple(group.grant for group in groups)
+        record = Commit(version=version, grants=grants, digest="d", tensors={}, time_s=1.0)
+        self.awaiting = version, groups
+        self.disk.append(record, lambda: self.publish(version, grants))
+
+    def publish(self, version: int, grants: tuple[int, ...]) -> None:
+        assert self.committed.setdefault(version, grants) == grants
+        self.awaiting = None
+        self.desk.trained(version)
+        self.disk.append(Published(version=version, path="w", digest="d"))
+        self.desk.publish(Publication(version=version, path="w", digest="d"))
+
+    def save(self) -> None:
+        """A checkpoint of the published version, and what it frees."""
+        if self.awaiting is None:
+            self.checkpoint = self.desk.ledger.version
+            self.disk.compact(self.checkpoint)
+
+    def crash(self, left: float, *, changes: bool = False) -> None:
+        """The learner is killed, and the next one recovers from disk; perhaps it `changes` the
+        configuration.
+        """
+        self.disk.crash(left)
+        self.awaiting = None
+        ledger = SlotLedger(B, S, G, max_expiries=2)
+        segments = self.disk.segments()
+        first = first_needed(segments, self.checkpoint)
+        assert first is not None, "the journal lacks what the checkpoint needs"
+        files = [file for file in self.disk.files if file.number >= first]
+        for committed in replay(self.disk.records(files), ledger):
+            version, grants = committed.commit.version, committed.commit.grants
+            assert self.committed.setdefault(version, grants) == grants
+            if version > self.checkpoint:
+                assert committed.groups is not None, "a committed trial is lost"
+        self.committed = {v: g for v, g in self.committed.items() if v <= ledger.version}
+        for version, grants in self.announced.items():
+            assert self.committed.get(version, ()) == grants, "an announced version is lost"
+        if changes:
+            self.abandoned |= set(ledger._slots)
+            ledger.drop_all(REPLAYED_DIFFERENTLY)
+        ledger.resume(self.now)
+        self.disk.begin(ledger.head("", DEADLINE_S))
+        self.start(ledger, ledger.version)
+
+    def do(self, move: tuple[int, int, float]) -> None:
+        what, choice, share = move
+        if what < 4:
+            self.say(choice)
+        elif what < 8:
+            self.hear(choice)
+        elif what < 12:
+            self.finish(choice)
+        elif what < 14:
+            self.disk.sync(1 + choice)
+        else:
+            [
+                lambda: self.give_up(choice),
+                lambda: self.kill_actor(choice),
+                lambda: self.wait(share * (SILENCE_S + 2)),
+                lambda: self.wait(DEADLINE_S if share > 0.8 else 0.5),
+                self.train,
+                self.train,
+                self.save,
+                lambda: setattr(self.disk, "wants_roll", True),
+                lambda: self.crash(share),
+                lambda: self.crash(share, changes=True),
+            ][what - 14]()
+
+    # What has to be true.
+
+    def check(self) -> None:
+        """All that actors were told of is trained, or held, or was dropped; nothing twice."""
+        trained = [grant for grants in self.committed.values() for grant in grants]
+        assert len(set(trained)) == len(trained), "a group was trained twice"
+        slots = self.desk.ledger._slots
+        training = {g for batch in self.desk.ledger._in_training for g in batch}
+        records = self.disk.records(self.disk.archive)
+        dropped = self.abandoned | {r.grant for r in records if isinstance(r, Dropped)}
+        for grant, index in self.told:
+            is_held = grant in slots and slots[grant].trials[index] is not None
+            assert is_held or grant in training or grant in trained or grant in dropped, (
+                f"trial {grant}.{index} was acknowledged and is lost"
+            )
+        counts = self.desk.counts()
+        taken = {(r.grant, r.trial.index) for r in records if isinstance(r, TrialResult)}
+        assert counts.acknowledged == len(taken), "the count of acknowledged trials is wrong"
+        groups = counts.groups
+        assert groups.granted == groups.trained + groups.dropped + groups.in_flight
+        assert groups.trained == len(self.committed) * B
+
+
+WEIGHTS = (6,) * 4 + (6,) * 4 + (5,) * 4 + (5, 5) + (0.5, 1, 1, 1, 4, 4, 2, 1, 1, 0.2)
+
+
+def moves_of(seed: int, count: int) -> Iterator[tuple[int, int, float]]:
+    source = random.Random(seed)
+    for what in source.choices(range(len(WEIGHTS)), WEIGHTS, k=count):
+        yield what, source.randrange(8), source.random()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.integers(10, 500))
+def test_nothing_acknowledged_is_lost_wherever_the_learner_crashes(seed: int, count: int) -> None:
+    world = World()
+    for move in moves_of(seed, count):
+        world.do(move)
+    world.check()
+    world.crash(0.0)
+    world.check()
