@@ -11,7 +11,7 @@ take 100 µs.
                          <-   Welcome, or Refusal            WhoAreYou, where no Hello came first
                          <-   GroupGrant
     TrialResult          ->
-                         <-   Acknowledge
+                         <-   Acknowledge, or Unwanted
     GroupDrop            ->
                          <-   Publication
     Loaded               ->
@@ -57,6 +57,7 @@ __all__ = [
     "Publication",
     "Refusal",
     "TrialResult",
+    "Unwanted",
     "Welcome",
     "WhoAreYou",
     "decode",
@@ -98,11 +99,18 @@ class Hello(Fields):
 
 
 class Welcome(Fields):
-    """The learner takes the peer in; a second one says that the learner was restarted."""
+    """The learner takes the peer in, or takes it in anew: after a restart of the learner, a silence
+    of the peer, a missed deadline, a full disk.
+
+    The peer sends again what was not acknowledged, and drops every group that it may not keep.
+    """
 
     version: Number
     weights_path: Path | None = None
     """None: no weights were published yet."""
+    keeps: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=65_536)] = ()
+    """Grant and epoch of the groups that are the peer's to play; all others have ended or gone to
+    somebody else."""
 
 
 class Refusal(Fields):
@@ -155,6 +163,15 @@ class Acknowledge(Fields):
     is_duplicate: bool
 
 
+class Unwanted(Fields):
+    """The learner knows of no such trial and does not take it; the peer may forget it."""
+
+    grant: Number
+    epoch: Number
+    trial: Number
+    reason: Reason
+
+
 class Publication(Fields):
     """Weights are ready to be mapped."""
 
@@ -191,6 +208,7 @@ Header = (
     | GroupGrant
     | GroupDrop
     | Acknowledge
+    | Unwanted
     | Publication
     | Loaded
     | Heartbeat
@@ -205,6 +223,7 @@ Message = (
     | GroupGrant
     | GroupDrop
     | Acknowledge
+    | Unwanted
     | Publication
     | Loaded
     | Heartbeat

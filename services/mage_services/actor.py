@@ -3,12 +3,14 @@ it plays.
 
 task        waits for                       then
 receive     the learner's next message      loads weights, starts a group, forgets a trial
-group N     weights as new as its grant     plays its trials, each a task
+group N     weights as new as its grant     plays its trials, each a task, or until the learner says
+                                            that they are no longer its own
 trial N.i   its turn on the engine          sends the result, keeps it until acknowledged
 heartbeat   the clock                       tells the learner what the engine has done
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from mage_async.wire import (
     Message,
     Publication,
     TrialResult,
+    Unwanted,
     Welcome,
 )
 from mage_services.blocked import TimeBook
@@ -94,26 +97,26 @@ class Actor:
                         playing[key] = task
                         task.add_done_callback(lambda _, key=key: playing.pop(key))
                 case Goodbye():
-                    for task in list(playing.values()):
-                        task.cancel()
+                    _cancel(playing.values())
                     return message.reason
+                case Welcome():
+                    _cancel(playing[key] for key in playing.keys() - set(message.keeps))
+                    await self._welcome(message)
                 case _:
                     await self._take(message)
             message = await self._channel.receive()
 
     async def _take(self, message: Message) -> None:
         match message:
-            case Welcome():
-                await self._welcome(message)
             case Publication():
                 await self._load(message.version, Path(message.path))
-            case Acknowledge():
+            case Acknowledge() | Unwanted():
                 self._unacknowledged.pop((message.grant, message.trial), None)
             case _:
                 raise RunError(f"an actor cannot take {type(message).__name__}")
 
     async def _welcome(self, welcome: Welcome) -> None:
-        """Taken in, perhaps by a restarted learner: what it may not have is sent again."""
+        """Taken in, perhaps anew: what the learner may not have is sent again."""
         if welcome.weights_path is not None and welcome.version > self._weights.version:
             await self._load(welcome.version, Path(welcome.weights_path))
         elif self._weights.version >= 0:
@@ -127,13 +130,12 @@ class Actor:
         await self._channel.send(Loaded(version=version))
 
     async def _group(self, grant: GroupGrant) -> None:
-        """Play one group; an environment that fails or a passed deadline costs the group alone."""
-        try:
-            async with asyncio.timeout(grant.deadline_s):
-                await self._wait_for_weights(grant.version)
-                await self._play(grant)
-        except TimeoutError:
-            await self._give_up(grant, f"not finished within {grant.deadline_s:g} s")
+        """Play one group. Its deadline is the learner's, who says when it is nobody's any more.
+
+        Cancellation abandons its trials that are not finished.
+        """
+        await self._wait_for_weights(grant.version)
+        await self._play(grant)
 
     async def _wait_for_weights(self, version: int) -> None:
         self._num_waiting += 1
@@ -201,6 +203,11 @@ class Actor:
         playing = seconds.pop("playing", 0.0)
         engine_s = min(engine_s, playing)
         return seconds | {"engine": engine_s, "environment": playing - engine_s}
+
+
+def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in list(tasks):
+        task.cancel()
 
 
 async def main(startup: Startup, status: Status) -> None:

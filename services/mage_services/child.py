@@ -17,6 +17,10 @@ from typing import Any
 
 FIRST_WORD_S = 60.0
 """Imports take a while; after a child's first line, `silence_s` counts."""
+NOTICE_S = 4.0
+"""A child beats every second; it is said to be silent after so long, long before it is killed."""
+STALL_S = 1.0
+"""A wait that took so much longer than it was to: it was the supervisor that did not run."""
 MAX_LINE_BYTES = 1 << 20
 
 
@@ -73,21 +77,36 @@ class Child:
         )
         return Child(spec, process, pipe, transport)
 
+    @property
+    def pid(self) -> int:
+        """Of its process, which leads a process group of its own."""
+        return self._process.pid
+
     async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:
-        """Its status lines until it ends; killed when it has said nothing for `silence_s`.
+        """Its status lines until it ends; killed when it has said nothing for `silence_s`, which is
+        noted after `NOTICE_S`. Time in which this process itself did not run does not count.
 
         Cancellation leaves the child running: end it with `terminate` or `kill`.
         """
         loop = asyncio.get_running_loop()
-        allowed = FIRST_WORD_S
+        allowed, silent_s = FIRST_WORD_S, 0.0
         while True:
+            began, patience = loop.time(), min(NOTICE_S, allowed - silent_s)
             try:
-                async with asyncio.timeout(allowed):
+                async with asyncio.timeout(patience):
                     line = await self._pipe.readline()
             except TimeoutError:
-                self.was_silent = True
-                self.kill()
-                return
+                if loop.time() - began > patience + STALL_S:
+                    continue  # what it said meanwhile has not been read
+                silent_s += patience
+                if silent_s >= allowed:
+                    self.was_silent = True
+                    self.kill()
+                    return
+                if silent_s == NOTICE_S and allowed == silence_s:
+                    yield {"event": "note", "text": f"silent for {NOTICE_S:g} s", "at": loop.time()}
+                continue
+            silent_s = 0.0
             if not line.endswith(b"\n"):  # nothing, or what a killed process left of a line
                 return
             allowed = silence_s

@@ -6,10 +6,12 @@ become complete.
 
     peer's message   the desk
     Hello            Welcome now, or when the policy is ready; then grants
-    TrialResult      journal, then Acknowledge; perhaps the batch is complete
+    TrialResult      journal, then Acknowledge; perhaps the batch is complete. Of no group that was
+                     ever granted: Unwanted
     GroupDrop        frees the slot, counts the reason
     Loaded           frees older weights; where there are newer ones, a Publication
-    Heartbeat        remembers it; a peer that stops beating is away: its groups are granted again
+    Heartbeat        remembers it; a peer that stops beating is away: its groups are granted again,
+                     and when it is back a new Welcome says which it may go on with
     Goodbye          the same, for good
     (a stranger's)   WhoAreYou, so that it says hello; a result is taken all the same
 
@@ -43,14 +45,17 @@ from mage_async.wire import (
     Message,
     Publication,
     TrialResult,
+    Unwanted,
     Welcome,
     WhoAreYou,
 )
 from mage_services.channel import LearnerChannel, PeerGone
 from mage_services.door import Peer
 
-SILENCE_S = 5.0
-"""An actor that has not spoken for so long is away."""
+SILENCE_S = 4.0
+"""An actor that has not spoken for so long is away: noticed within a tick more."""
+STALL_S = 2.0
+"""Where so long passes between two ticks, it was this process that did not run."""
 EARLIER = "peers of an earlier life"
 FIRST_BEAT_S = 60.0
 """From its welcome to its first heartbeat, while it makes its engine."""
@@ -113,6 +118,8 @@ class Desk:
     rules: DeskRules
     clock: Callable[[], float]
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    greeted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a peer says hello."""
     peers: dict[Peer, Known] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     """Sentences about what peers did wrong, oldest first, at most 20."""
@@ -127,6 +134,8 @@ class Desk:
     _is_full: bool = False
     """The journal had no space when it was last looked at."""
     _opened_at: float = 0.0
+    _ticked_at: float | None = None
+    _is_closed: bool = False
 
     def take(self, peer: Peer, message: Message) -> None:
         """Decide on one message.
@@ -136,7 +145,7 @@ class Desk:
         """
         known = self.peers.get(peer)
         if known is not None:
-            known.last_heard, known.is_away = self.clock(), False
+            self._hear(peer, known)
         elif not isinstance(message, Hello | Goodbye):
             self._send(peer, WhoAreYou())
         match message:
@@ -160,6 +169,7 @@ class Desk:
     def tick(self) -> None:
         """What only time tells: deadlines passed, peers fallen silent."""
         now = self.clock()
+        self._forgive_stall(now)
         for sentence in self.channel.take_notes():
             self._note(sentence)
         for peer, known in self.peers.items():
@@ -196,14 +206,16 @@ class Desk:
         """The first weights are there."""
         return self._published is not None
 
-    def open(self, publication: Publication, earlier: Sequence[int] = ()) -> None:
+    def open(self, *publications: Publication, earlier: Sequence[int] = ()) -> None:
         """The first weights are there: welcome those who waited.
 
-        `earlier`: versions published before this learner began; peers may be reading them.
+        Several, oldest first, where a restarted learner has lagging actors. `earlier`: versions
+        published before this learner began; peers may be reading them.
         """
         for version in earlier:
             self.users.tell(EARLIER, version)
-        self._remember(publication)
+        for publication in publications:
+            self._remember(publication)
         self._opened_at = self.clock()
         for peer in list(self.peers):
             self._welcome(peer)
@@ -230,6 +242,17 @@ class Desk:
         if self.pace is not None:
             self.pace.trained(busy_s)
             self.ledger.concurrency = self.pace.limit
+
+    def close(self) -> None:
+        """Grant nothing more; what is played is still taken in."""
+        self._is_closed = True
+
+    def has_heard_all(self) -> bool:
+        """Whether the evaluator and everyone who plays a group has said hello, since the learner's
+        restart too: they can be said goodbye to.
+        """
+        roles = {known.hello.role for known in self.peers.values()}
+        return "evaluator" in roles and self.ledger.owners() <= self.peers.keys()
 
     def dismiss(self, reason: str) -> None:
         """Say goodbye to everyone."""
@@ -264,26 +287,50 @@ class Desk:
             if owner.startswith(f"{hello.name}/") and owner != peer:
                 self.ledger.peer_gone(owner)  # the same, while there was no learner
         self.peers[peer] = Known(hello, self.clock())
+        self.greeted.set()
         if self._published is not None:
             self._welcome(peer)
 
     def _welcome(self, peer: Peer) -> None:
-        assert self._published is not None
-        is_actor = self.peers[peer].hello.role == "actor"
-        latest = self._for_actors[0] if is_actor else self._published
+        """Take a peer in, and repeat its grants: it may not have heard of all."""
         self.peers[peer].last_heard = self.clock()  # until now it was we who were silent
-        self.users.tell(peer, latest.version)
-        self._send(peer, Welcome(version=latest.version, weights_path=latest.path))
+        self._say_what_it_keeps(peer)
         now, deadline_s = self.clock(), self.rules.deadline_s
         mine = self.ledger.grants_of(peer, now=now, deadline_s=deadline_s)
         self._after(peer, *mine)
+
+    def _say_what_it_keeps(self, peer: Peer) -> None:
+        assert self._published is not None
+        is_actor = self.peers[peer].hello.role == "actor"
+        latest = self._for_actors[0] if is_actor else self._published
+        keeps = self.ledger.playing(peer)
+        self.users.tell(peer, latest.version)
+        self._send(peer, Welcome(version=latest.version, weights_path=latest.path, keeps=keeps))
+
+    def _hear(self, peer: Peer, known: Known) -> None:
+        """It lives; one that was away learns that its groups are no longer its own."""
+        was_away, known.is_away = known.is_away, False
+        known.last_heard = self.clock()
+        if was_away and self._published is not None:
+            self._say_what_it_keeps(peer)
+
+    def _forgive_stall(self, now: float) -> None:
+        """Nobody was silent, or late, while it was we who did not listen."""
+        gap = 0.0 if self._ticked_at is None else now - self._ticked_at
+        self._ticked_at = now
+        if gap > STALL_S:
+            self._note(f"the learner itself did not run for {gap:.1f} s")
+            self._opened_at += gap
+            self.ledger.postpone(gap, now + self.rules.deadline_s)
+            for known in self.peers.values():
+                known.last_heard = now
 
     def _result(self, peer: Peer, result: TrialResult) -> None:
         if self._look_for_space():
             return  # it stays with its peer
         verdict = self.ledger.receive(result)
         if isinstance(verdict, Unknown):
-            self._note(f"{peer}: {verdict.reason}")
+            self._refuse(peer, result, verdict.reason)
             return
         is_first = isinstance(verdict, Accepted)
         answer = Acknowledge(
@@ -317,6 +364,13 @@ class Desk:
     def _tell(self, peer: Peer, publication: Publication) -> None:
         self.users.tell(peer, publication.version)
         self._send(peer, publication)
+
+    def _refuse(self, peer: Peer, result: TrialResult, reason: str) -> None:
+        self._note(f"{peer}: {reason}")
+        index = result.trial.index
+        self._send(
+            peer, Unwanted(grant=result.grant, epoch=result.epoch, trial=index, reason=reason)
+        )
 
     def _drop(self, drop: GroupDrop) -> None:
         if self.ledger.drop(drop.grant, drop.epoch, drop.reason):
@@ -353,8 +407,11 @@ class Desk:
         return now - known.last_heard > known.patience_s()
 
     def _expire(self, now: float) -> None:
-        before = self.ledger.grants_in_flight()
+        before, late = self.ledger.grants_in_flight(), self.ledger.late(now)
         self.ledger.expire(now)
+        for peer in late & self.peers.keys():
+            if not self.peers[peer].is_away:
+                self._say_what_it_keeps(peer)
         for grant in sorted(before - self.ledger.grants_in_flight()):
             self._last_drop = self.ledger.expiry_reason()
             self.journal.append(Dropped(grant=grant, reason=self._last_drop))
@@ -371,9 +428,7 @@ class Desk:
 
     def _grant(self) -> None:
         """Give lapsed groups, then free slots, to the actor with the most free credits."""
-        if self._published is None or self.ledger.version >= self.rules.last_version + 1:
-            return
-        if self._is_full:
+        if self._published is None or self._is_full or self._is_closed:
             return
         while (peer := self._freest()) is not None:
             lapsed = self.ledger.lapsed()

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mage_async import config_file
@@ -47,8 +48,8 @@ from mage_services.startup import Startup, read_startup
 from mage_services.training import Begun, Replayed, Training
 
 TICK_S = 0.5
-HEARD_S = 3.0
-"""Whoever lives has spoken to a new learner by then, and can be said goodbye to."""
+HEARD_S = 5.0
+"""How long to wait, in the end, for a hello from everyone a restarted learner knows of."""
 PARITY_PATIENCE_S = 5.0
 """How long to wait, after the last step, for groups drawn by the last weights."""
 
@@ -69,7 +70,7 @@ class Learner:
     ) -> None:
         self._startup, self._status, self._desk = startup, status, desk
         self._journal = journal
-        self._earlier = files.versions()
+        self._files, self._earlier = files, files.versions()
         self.publishing = Publishing(files, self._announce, desk.unused)
         self._training, self._worker, self._warm_start_s = training, worker, warm_start_s
         self._units = environment_of(startup.config).facts.units
@@ -79,20 +80,35 @@ class Learner:
         self._totals: dict[str, float] = dict(training.counters.get("totals", {}))
         self.time = TimeBook("batch not full")
 
-    async def train(self) -> None:
-        """Train until the configured version, then measure parity and say goodbye."""
+    async def train(self) -> dict[str, float]:
+        """Train until the configured version, then measure parity, which is returned, and say
+        goodbye. Cancellation leaves what the journal has.
+        """
         config = self._startup.config
-        opened = time.monotonic()
+        opened = asyncio.get_running_loop().time()
         await self._publish(await self._worker.call(self._training.digest))
         await self.publishing.wait_until_announced()
         while self._training.trainer.version < config.learner.steps:
             await self._step()
         await self.publishing.wait_until_announced()
         parity = await self._parity()
+        self._desk.close()
         await self._checkpoint()
-        await self._worker.call(self._write_end, parity)
-        await asyncio.sleep(max(0.0, opened + HEARD_S - time.monotonic()))
+        await self.write_end(parity)
+        await self._hear_all(opened + HEARD_S)
         self._desk.dismiss("the run is complete")
+        return parity
+
+    async def _hear_all(self, due: float) -> None:
+        """Wait until everyone can be said goodbye to, but not beyond `due`, in the loop's time."""
+        self.time.enter("peer gone")
+        try:
+            async with asyncio.timeout_at(due):
+                while not self._desk.has_heard_all():
+                    self._desk.greeted.clear()
+                    await self._desk.greeted.wait()
+        except TimeoutError:
+            self._status.send("note", text="somebody did not come back to hear the goodbye")
 
     async def _step(self) -> None:
         groups = await self._batch()
@@ -111,7 +127,7 @@ class Learner:
         await self._worker.call(self._training.record, self._startup.run.metrics, record)
         if commit.version % self._startup.config.learner.checkpoint_every == 0:
             await self._checkpoint()
-            await self._worker.call(self._write_end, {})
+            await self.write_end({})
         await self._keep_sample(groups)
         self.time.enter("batch not full")
         self._status.send("step", metrics=record, **self.view())
@@ -124,12 +140,29 @@ class Learner:
     def _announce(self, publication: Publication) -> None:
         """Tell the peers of a version that is there to be read."""
         if not self._desk.is_open:
-            self._desk.open(publication, self._earlier)
+            self._desk.open(*self._lagging(publication), publication, earlier=self._earlier)
             return
         self._journal.append(
             Published(version=publication.version, path=publication.path, digest=publication.digest)
         )
         self._desk.publish(publication)
+
+    def _lagging(self, newest: Publication) -> list[Publication]:
+        """Of a restarted learner: what actors that lag behind it have to draw with, oldest first.
+
+        Without what the journal no longer knows they begin with newer weights.
+        """
+        wanted = range(max(0, newest.version - self._startup.config.admission.lag), newest.version)
+        digests = self._training.digests
+        there = [v for v in wanted if v in digests and v in self._earlier]
+        if len(there) < len(wanted):
+            self._status.send(
+                "note", text="actors begin with newer weights than admission.lag says"
+            )
+        return [
+            Publication(version=v, path=str(self._files.file(v).resolve()), digest=digests[v])
+            for v in there
+        ]
 
     async def _batch(self) -> list[Group]:
         """The next batch in order of grant. Cancellation leaves it in the ledger."""
@@ -223,8 +256,11 @@ class Learner:
             "totals": self._totals,
         }
 
-    def _write_end(self, parity: dict[str, float]) -> None:
-        """What only the learner knows of the run so far; written at checkpoints and at the end."""
+    async def write_end(self, parity: dict[str, float]) -> None:
+        """What only the learner knows of the run so far; written at checkpoints and at the end.
+
+        Read here on the loop, where nothing changes meanwhile, and written by the thread.
+        """
         end = {
             "version": self._training.trainer.version,
             "warm_start_s": self._warm_start_s,
@@ -236,9 +272,7 @@ class Learner:
             "granted_again": self._desk.counts().granted_again,
             "blocked_s": self.shares(),
         }
-        working = self._startup.run.learner.with_suffix(".part")
-        working.write_text(json.dumps(end, indent=2))
-        os.replace(working, self._startup.run.learner)
+        await self._worker.call(_write_whole, self._startup.run.learner, json.dumps(end, indent=2))
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Seconds by state, of the learner and of every actor."""
@@ -251,6 +285,12 @@ class Learner:
             "blocked_s": self.shares(),
             "faults": self._desk.faults[-3:],
         }
+
+
+def _write_whole(file: Path, text: str) -> None:
+    working = file.with_suffix(".part")
+    working.write_text(text)
+    os.replace(working, file)
 
 
 class Worker:
@@ -376,9 +416,10 @@ async def _live(
             tasks.create_task(journal.watch(), name="journal"),
             tasks.create_task(learner.publishing.run(), name="publish"),
         ]
-        await learner.train()
+        parity = await learner.train()
         for other in others:
             other.cancel()
+    await learner.write_end(parity)  # again: now nothing is taken in any more
 
 
 def _announce(startup: Startup, status: Status) -> None:

@@ -65,14 +65,15 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
 
 
 async def ticks(seconds: float) -> AsyncIterator[float]:
-    """Yield the loop's time every `seconds`, by the clock and not by waiting after the work.
+    """Yield the loop's time every `seconds`, by the clock and not by waiting after the work; what
+    was missed, as by a stopped process, is not made up for.
 
     Cancellation leaves nothing behind.
     """
     loop = asyncio.get_running_loop()
     due = loop.time()
     while True:
-        due += seconds
+        due = max(due + seconds, loop.time())
         waiter = loop.create_future()
         handle = loop.call_at(due, _wake, waiter)
         try:

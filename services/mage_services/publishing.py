@@ -35,7 +35,7 @@ class WeightFiles:
 
     def write(self, snapshot: Snapshot) -> Path:
         """Write a version under a temporary name, and rename it when it is whole."""
-        file = self._file(snapshot.version)
+        file = self.file(snapshot.version)
         with writing(f"weights of version {snapshot.version} to {self._folder}"):
             snapshot.write(file)
         return file
@@ -47,13 +47,14 @@ class WeightFiles:
     def remove(self, versions: list[int]) -> None:
         """Delete versions that nobody may read."""
         for version in versions:
-            self._file(version).unlink()
+            self.file(version).unlink()
 
     def describe(self) -> str:
         """Where weights go, in a few words."""
         return f"weights are published in {self._folder}"
 
-    def _file(self, version: int) -> Path:
+    def file(self, version: int) -> Path:
+        """Where a version lies."""
         return self._folder / f"v{version:06d}.safetensors"
 
 

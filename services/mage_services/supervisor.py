@@ -9,6 +9,7 @@ evaluator   the final sets are played alone
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ LEAVE_S = 3.0
 GRACE_S = 3.0
 """From SIGTERM to SIGKILL, when the run is ended early."""
 BACK_OFF_S = (0.0, 0.5, 2.0, 5.0)
+HEALTHY_S = 120.0
+"""A process that has lived so long failed for a new reason: earlier failures are forgotten."""
 
 
 @dataclass(slots=True)
@@ -60,9 +63,12 @@ class Supervisor:
 
     async def _keep(self, spec: Spec) -> None:
         """Start a process, and again while its budget lasts, until it ends well."""
+        began = time.monotonic()
         while (epitaph := await self._live(spec)) is not None:
             if self._is_for_nobody(spec):
                 return
+            if time.monotonic() - began > HEALTHY_S:
+                self._num_restarts[spec.name] = 0
             self._num_restarts[spec.name] = count = self._num_restarts.get(spec.name, 0) + 1
             if count > self.config.supervision.max_restarts:
                 raise RunError(epitaph)
@@ -70,6 +76,7 @@ class Supervisor:
             await self._back_off(count)
             if self._is_for_nobody(spec):
                 return
+            began = time.monotonic()
 
     def _is_for_nobody(self, spec: Spec) -> bool:
         """An actor after the learner's end."""

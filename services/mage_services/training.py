@@ -73,6 +73,8 @@ class Training:
         self.trainer = trainer
         self.counters = counters
         """What a checkpoint remembered: `next_grant`, `train_s`, `totals`."""
+        self.digests: dict[int, str] = {}
+        """Of the weights after each step that the journal was read for."""
         self._run, self._own, self._config = run, config, config
 
     @staticmethod
@@ -134,6 +136,7 @@ class Training:
         before_s = 0.0
         records = LastConfig(journal.records(first))
         for committed in replay(records, ledger):
+            self.digests[committed.commit.version] = committed.commit.digest
             if committed.commit.version > version:
                 metrics = self.redo(committed)
                 steps.append(_replayed(committed, metrics, before_s))

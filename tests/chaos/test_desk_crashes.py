@@ -40,6 +40,7 @@ from mage_async.wire import (
     GroupDrop,
     GroupGrant,
     Hello,
+    Loaded,
     Message,
     Publication,
     TrialResult,
@@ -207,6 +208,9 @@ class World:
                 return
         raise PeerGone(f"{peer} is gone")
 
+    def take_notes(self) -> list[str]:
+        return []
+
     # Moves.
 
     def say(self, choice: int) -> None:
@@ -234,9 +238,11 @@ class World:
             case Welcome():
                 player.playing = {k: g for k, g in player.playing.items() if k in message.keeps}
                 player.outbox += player.unacknowledged.values()
+                player.outbox.append(Loaded(version=message.version))
             case Publication():
                 assert message.version in self.committed or message.version == 0
                 self.announced[message.version] = self.committed.get(message.version, ())
+                player.outbox.append(Loaded(version=message.version))
             case WhoAreYou():
                 player.outbox.insert(0, player.hello())
             case _:
@@ -267,8 +273,9 @@ class World:
         self.players[choice % 2] = Player(player.name, player.life + 1)
 
     def wait(self, seconds: float) -> None:
-        self.now += seconds
-        self.desk.tick()
+        for _ in range(1 + int(seconds)):
+            self.now += seconds / (1 + int(seconds))
+            self.desk.tick()
 
     def train(self) -> None:
         """Take a batch and commit it; it is published when the commit is durable."""

@@ -30,6 +30,7 @@ from mage_async.wire import (
     Message,
     Publication,
     TrialResult,
+    Unwanted,
     Welcome,
 )
 from mage_async.wording import wording
@@ -300,13 +301,32 @@ def test_an_environment_that_raises_costs_its_group_and_not_the_actor(
     run(main, environment="mischief:Mischief")
 
 
-def test_a_group_that_is_not_finished_in_time_is_given_up(run: Run) -> None:
+def groups_being_played() -> set[str]:
+    return {t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("group ")}
+
+
+def test_an_actor_drops_the_groups_that_it_may_not_keep(run: Run) -> None:
     async def main(site: Site) -> None:
-        site.say(grant(0, deadline_s=0.01))
-        assert await site.hear() == GroupDrop(grant=0, epoch=0, reason="not finished within 0.01 s")
-        site.say(grant(1))
-        assert {result.grant for result in await site.results(2)} == {1}
-        assert site.engine.statistics().num_contexts == 0
+        site.say(grant(0), grant(1, epoch=2), grant(2))
+        await site.results(2)  # so all have begun
+        site.say(msgspec.structs.replace(welcome(), keeps=((1, 2),)))
+        again = await site.results(2)  # what was not acknowledged
+        assert {result.grant for result in again} == {2}
+        site.say(grant(3))
+        assert {result.grant for result in await site.results(2)} == {3}
+        assert groups_being_played() - {"group 3"} == {"group 1"}
+
+    run(main, pace=slow(0, 1))
+
+
+def test_a_group_granted_again_to_its_own_actor_is_played_anew(run: Run) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0), grant(1))
+        await site.results(2)
+        site.say(welcome(), grant(0, epoch=1))
+        heard = await site.results(2)
+        assert {(result.grant, result.epoch) for result in heard} == {(1, 0)}  # sent again
+        assert groups_being_played() == {"group 0"}
 
     run(main, pace=slow(0))
 
@@ -322,11 +342,15 @@ def test_an_actor_says_what_it_draws_with_after_each_load_and_to_a_learner_that_
     run(main)
 
 
-def test_weights_that_do_not_come_in_time_cost_the_group(run: Run) -> None:
+def test_an_unwanted_trial_is_forgotten(run: Run) -> None:
     async def main(site: Site) -> None:
-        site.say(grant(0, version=1, deadline_s=0.01))
-        assert isinstance(await site.hear(), GroupDrop)
-        assert site.engine.statistics().num_completions == 0
+        site.say(grant(0))
+        first, second = await site.results(2)
+        index = first.trial.index
+        site.say(Unwanted(grant=0, epoch=0, trial=index, reason="never granted"), welcome())
+        (again,) = await site.results(1)
+        assert again.trial.index == second.trial.index
+        assert await site.goodbye() == "the run is complete"
 
     run(main)
 

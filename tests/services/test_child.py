@@ -3,6 +3,7 @@
 import asyncio
 import os
 import select
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from mage_services.child import Child, Spec
+from mage_services.child import NOTICE_S, Child, Spec
 from mage_services.process import EXIT_FAILED
 
 PATIENCE_S = 30.0
@@ -169,6 +170,40 @@ def test_a_silent_child_is_killed_and_says_so_in_its_epitaph(run: Run) -> None:
         events, code = await life(child, silence_s=0.2)
         assert [event["event"] for event in events] == ["ready"]
         assert child.epitaph(code).startswith("actor-0 said nothing for too long and was killed")
+
+    run(main)
+
+
+def test_a_silent_child_is_noted_within_five_seconds_and_long_before_it_is_killed(
+    run: Run,
+) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start(
+            "os.kill(os.getpid(), signal.SIGSTOP)\nawait asyncio.Event().wait()"
+        )
+        events = child.events(HEALTHY_S)
+        assert (await anext(events))["event"] == "ready"
+        began = asyncio.get_running_loop().time()
+        note = await anext(events)
+        assert note["text"] == f"silent for {NOTICE_S:g} s"
+        assert note["at"] - began < 5.0
+        os.kill(child.pid, signal.SIGCONT)
+        assert (await anext(events))["event"] == "beat"
+        assert not child.was_silent
+
+    run(main)
+
+
+def test_a_child_is_not_silent_while_it_is_the_supervisor_that_does_not_run(run: Run) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start("await asyncio.Event().wait()")
+        events = child.events(2.0)
+        assert (await anext(events))["event"] == "ready"
+        wake = await asyncio.create_subprocess_shell(f"sleep 4; kill -CONT {os.getpid()}")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        assert (await anext(events))["event"] == "beat"
+        assert not child.was_silent
+        assert await wake.wait() == 0
 
     run(main)
 

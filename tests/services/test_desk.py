@@ -25,6 +25,7 @@ from mage_async.wire import (
     Message,
     Publication,
     TrialResult,
+    Unwanted,
     Welcome,
     WhoAreYou,
     decode,
@@ -72,6 +73,12 @@ class Site:
 
     async def hear(self) -> None:
         self.desk.take(*await self.channel.receive())
+
+    def pass_time(self, seconds: float) -> None:
+        """As the learner's clock does it, tick by tick."""
+        for _ in range(round(seconds)):
+            self.now += 1.0
+            self.desk.tick()
 
     def publish(self, version: int) -> None:
         """As the learner does after a step."""
@@ -215,7 +222,7 @@ def test_a_silent_actors_groups_go_to_another_with_the_same_seed_and_the_next_ep
         other = await site.connect("other", 2)
         await read(other)
         site.desk.tick()
-        assert site.desk.faults == [f"{silent.peer}: silent for 5 s"]
+        assert site.desk.faults == [f"{silent.peer}: silent for {SILENCE_S:g} s"]
         third, fourth = await site.connect("third", 2), grants(await read(other))
         again = grants(await read(third))
         assert fourth == []  # its credits went to new groups before the silence was noticed
@@ -232,13 +239,96 @@ def test_an_actor_that_speaks_again_is_granted_groups_again() -> None:
         actor = await site.connect(credits=4)
         await site.say(actor, heartbeat())
         lost = grants(await read(actor))
-        site.now += SILENCE_S + 1
-        site.desk.tick()
+        site.pass_time(SILENCE_S + 1)
         assert await read(actor) == []
         await site.say(actor, heartbeat())
-        again = await read(actor)
+        welcome, *again = await read(actor)
+        assert welcome == Welcome(version=0, weights_path="/weights/0", keeps=())
         assert [(g.grant, g.epoch) for g in grants(again)] == [(g.grant, 1) for g in lost]
         assert len(again) == 4
+
+    run(main)
+
+
+def test_an_actor_that_missed_a_deadline_is_told_what_it_may_go_on_with() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        actor = await site.connect(credits=1)
+        await read(actor)
+        for _ in range(round(DEADLINE_S) - 1):
+            await site.say(actor, heartbeat())
+            site.pass_time(1)
+        await site.say(
+            actor,
+            Hello(role="actor", name="actor-0", build="test", config_digest="test", credits=2),
+        )
+        (kept,) = [g for g in grants(await read(actor)) if g.grant == 1]
+        site.pass_time(1)
+        assert grants(await read(actor)) == []  # its hello renewed its deadlines
+        for _ in range(round(DEADLINE_S) - 1):
+            await site.say(actor, heartbeat())
+            site.pass_time(1)
+        welcome, *again = await read(actor)
+        assert isinstance(welcome, Welcome)
+        assert welcome.keeps == ()
+        assert {(g.grant, g.epoch) for g in grants(again)} == {(0, 1), (kept.grant, 1)}
+
+    run(main)
+
+
+def test_nobody_was_silent_or_late_while_the_learner_itself_did_not_run() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        actor = await site.connect(credits=1)
+        await site.say(actor, heartbeat())
+        (grant,) = grants(await read(actor))
+        site.pass_time(1)
+        site.now += 10 * DEADLINE_S  # stopped
+        site.desk.tick()
+        assert site.desk.faults == ["the learner itself did not run for 600.0 s"]
+        assert site.desk.ledger.playing(actor.peer) == ((grant.grant, 0),)
+        site.pass_time(SILENCE_S + 1)
+        assert site.desk.ledger.owners() == set()
+
+    run(main)
+
+
+def test_a_closed_desk_grants_nothing_and_takes_results_in() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        actor = await site.connect(credits=1)
+        (grant,) = grants(await read(actor))
+        site.desk.close()
+        await site.say(actor, *results(grant))
+        assert [type(message) for message in await read(actor)] == [Acknowledge] * TRIALS
+
+    run(main)
+
+
+def test_all_are_heard_when_the_evaluator_and_every_owner_of_a_group_said_hello() -> None:
+    async def main(site: Site) -> None:
+        task = site.desk.tasks.task(0)
+        peer = "actor-0/0"
+        site.desk.ledger.grant(task, num_episodes=3, peer=peer, now=site.now, deadline_s=DEADLINE_S)
+        site.desk.open(publication(0))
+        heard = [site.desk.has_heard_all()]
+        for name in ("actor-0", "evaluator"):
+            site.desk.greeted.clear()
+            await site.connect(name)
+            assert site.desk.greeted.is_set()
+            heard.append(site.desk.has_heard_all())
+        assert heard == [False, False, True]
+
+    run(main)
+
+
+def test_with_a_lag_a_restarted_learners_actors_get_the_weights_they_would_have_had() -> None:
+    async def main(site: Site) -> None:
+        site.desk.rules = replace(site.desk.rules, lag=1)
+        actor, evaluator = await site.connect(), await site.connect("evaluator")
+        site.desk.open(publication(4), publication(5))
+        assert (await read(actor))[0].version == 4
+        assert (await read(evaluator))[0].version == 5
 
     run(main)
 
@@ -246,11 +336,9 @@ def test_an_actor_that_speaks_again_is_granted_groups_again() -> None:
 def test_an_actor_that_makes_its_engine_is_not_silent() -> None:
     async def main(site: Site) -> None:
         actor = await site.connect()
-        site.now += 10 * FIRST_BEAT_S  # a long warm start
-        site.desk.tick()
+        site.pass_time(10 * FIRST_BEAT_S)  # a long warm start
         site.desk.open(publication(0))
-        site.now += SILENCE_S + 1  # the engine is being made
-        site.desk.tick()
+        site.pass_time(SILENCE_S + 1)  # the engine is being made
         await site.say(actor, heartbeat())
         site.desk.tick()
         assert site.desk.faults == []
@@ -306,15 +394,17 @@ def test_a_late_result_counts_once_and_every_copy_is_acknowledged() -> None:
     run(main)
 
 
-def test_a_result_nobody_was_granted_is_noted_and_not_acknowledged() -> None:
+def test_a_result_nobody_was_granted_is_noted_and_unwanted() -> None:
     async def main(site: Site) -> None:
         site.desk.open(publication(0))
         actor = await site.connect(credits=1)
         (grant,) = grants(await read(actor))
         invented = TrialResult(7, 0, result(grant, 0).trial)
         await site.say(actor, invented)
-        assert await read(actor) == []
-        assert "group 7 was never granted" in site.desk.faults[0]
+        (answer,) = await read(actor)
+        assert (type(answer), answer.grant, answer.trial) == (Unwanted, 7, 0)
+        assert "group 7 was never granted" in answer.reason
+        assert site.desk.faults == [f"{actor.peer}: {answer.reason}"]
 
     run(main)
 
@@ -434,11 +524,10 @@ def test_a_group_that_always_misses_its_deadline_is_dropped_and_wakes_the_learne
         actor = await site.connect(credits=3)
         _, *others = grants(await read(actor))
         await site.say(actor, *results(*others))
-        for _ in range(2):
-            site.desk.arrived.clear()
-            site.now += DEADLINE_S
+        site.desk.arrived.clear()
+        for _ in range(2 * round(DEADLINE_S)):
             await site.say(actor, heartbeat())
-            site.desk.tick()
+            site.pass_time(1)
         assert site.desk.arrived.is_set()
         assert site.desk.counts().dropped_by_reason == {"missed its deadline 2 times": 2}
 
@@ -553,7 +642,7 @@ def test_a_full_journal_takes_nothing_in_and_asks_again_when_there_is_space() ->
         site.journal.full = ""
         site.desk.tick()
         welcome, repeated = await read(actor)
-        assert welcome == Welcome(version=0, weights_path="/weights/0")
+        assert welcome == Welcome(version=0, weights_path="/weights/0", keeps=((0, 0),))
         assert (repeated.grant, repeated.epoch) == (grant.grant, grant.epoch)
         await site.say(actor, result(grant, 0))
         assert (await read(actor))[0] == Acknowledge(grant=0, epoch=0, trial=0, is_duplicate=False)

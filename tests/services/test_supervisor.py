@@ -233,7 +233,10 @@ def test_a_run_is_over_when_all_its_processes_have_ended_well(site: Site) -> Non
     assert site.lives("actor-1") == ["--address ipc://none"]
 
 
-def test_an_actor_that_fails_is_started_again_and_the_others_are_not(site: Site) -> None:
+def test_an_actor_that_fails_is_started_again_and_the_others_are_not(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
     site.plan("actor-0", "fails", "dies", "ends well")
     site.supervise()
     failed, died = site.view.restarts()
@@ -266,6 +269,16 @@ def test_a_process_that_fails_more_often_than_its_budget_ends_the_run_with_its_e
     assert isinstance(reason, RunError)
     assert str(reason) == "actor-0 ended with exit code 2: the disk is full"
     assert len(site.lives("actor-0")) == 3
+
+
+def test_failures_before_a_healthy_stretch_are_forgotten(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "HEALTHY_S", 0.0)
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
+    site.plan("actor-0", "fails", "fails", "fails", "ends well")
+    site.supervise(max_restarts=1)
+    assert len(site.lives("actor-0")) == 4
 
 
 def test_a_killed_learner_is_started_again_and_its_peers_live_on(site: Site) -> None:
