@@ -107,7 +107,8 @@ def _band(series: Series, frame: Frame) -> Markup | None:
     if not series.half_widths:
         return None
     pairs = list(zip(series.points, series.half_widths, strict=True))
-    above = [(frame.across(x), frame.down(y + half)) for (x, y), half in pairs]
-    below = [(frame.across(x), frame.down(y - half)) for (x, y), half in reversed(pairs)]
+    low, high = frame.y
+    above = [(frame.across(x), frame.down(min(high, y + half))) for (x, y), half in pairs]
+    below = [(frame.across(x), frame.down(max(low, y - half))) for (x, y), half in reversed(pairs)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (*above, *below))
     return tag("polygon", points=path, cls=f"band {series.css}")

@@ -1,13 +1,13 @@
 """The page, from its first line to the folded configuration."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mage_async import config_file
 from mage_async.report.curves import SETS, adaptation, episode_css, learning_curves, legend
+from mage_async.report.document import document, folded, section
 from mage_async.report.headline import facts, headline
-from mage_async.report.markup import Markup, join, tag
+from mage_async.report.markup import Markup, tag
 from mage_async.report.measures import POLICY, THROUGHPUT, small_multiples, staleness
 from mage_async.report.reading import chat
 from mage_async.report.shares import time_shares, trial_fates
@@ -26,29 +26,20 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     """
     records = read_records(run)
     title = f"{summary['environment']['name']} · seed {summary['seed']} · mage"
-    body = tag(
-        "main",
+    return document(
+        title,
         headline(records, summary),
         facts(summary, records.config.admission.max_staleness),
         *_results(records, summary),
         *_process(records),
         *_trials(records, summary["environment"]["units"]),
-        _section("Configuration", _folded("the resolved configuration", _config(records))),
+        section("Configuration", folded("the resolved configuration", _config(records))),
     )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title),
-        tag("style", Markup(Path(__file__).with_name("style.css").read_text())),
-    )
-    return "<!doctype html>\n" + tag("html", head, tag("body", body), lang="en") + "\n"
 
 
 def _results(records: RunRecords, summary: Mapping[str, Any]) -> list[Markup]:
     evaluation = summary.get("evaluation", {})
-    parts = [_section("Learning curves", _episodes_legend(records), learning_curves(records))]
+    parts = [section("Learning curves", _episodes_legend(records), learning_curves(records))]
     if evaluation:
         references, bound = summary.get("references", {}), _bound(summary["environment"])
         picture = tag(
@@ -59,9 +50,9 @@ def _results(records: RunRecords, summary: Mapping[str, Any]) -> list[Markup]:
         table = sets_table(evaluation, references, bound)
         both = tag("div", picture, tag("div", table), cls="pair")
         named = {css: label for label, css in SETS.values()}
-        parts.insert(0, _section("Adaptation", legend(named), both))
+        parts.insert(0, section("Adaptation", legend(named), both))
         families = family_tables(records.evaluation["sets"], bound)
-        parts.append(_section("Who it was played against", families))
+        parts.append(section("Who it was played against", families))
     return parts
 
 
@@ -79,13 +70,13 @@ def _process(records: RunRecords) -> list[Markup]:
     )
     stale = tag("div", tag("h3", "staleness, in steps"), staleness(records.metrics, bound))
     return [
-        _section("Where the time went", time_shares(learner.get("blocked_s", {}))),
-        _section(
+        section("Where the time went", time_shares(learner.get("blocked_s", {}))),
+        section(
             "Staleness and trials",
             tag("div", stale, tag("div", tag("h3", "trials"), fates), cls="pair"),
         ),
-        _section("Throughput", small_multiples(records.metrics, THROUGHPUT)),
-        _section("Policy", small_multiples(records.metrics, POLICY)),
+        section("Throughput", small_multiples(records.metrics, THROUGHPUT)),
+        section("Policy", small_multiples(records.metrics, POLICY)),
     ]
 
 
@@ -98,11 +89,11 @@ def _trials(records: RunRecords, units: int) -> list[Markup]:
     others = [sample for sample in samples if sample not in shown][-MAX_FOLDED_TRIALS:]
     pair = tag("div", *(chat(sample, units) for sample in shown), cls="pair")
     more = tag("div", *(chat(sample, units) for sample in others), cls="pair")
-    folded = _folded(f"{len(others)} more trials", more) if others else None
+    more_of_them = folded(f"{len(others)} more trials", more) if others else None
     note = tag(
         "p", "Words on green were drawn by the policy; the rest is what it was told.", cls="note"
     )
-    return [_section("Trials to read", note, pair, folded)]
+    return [section("Trials to read", note, pair, more_of_them)]
 
 
 def early_and_late(samples: Sequence[Record]) -> list[Record]:
@@ -134,11 +125,3 @@ def _bound(environment: Mapping[str, Any]) -> float:
 
 def _config(records: RunRecords) -> Markup:
     return tag("pre", config_file.dump(records.config))
-
-
-def _folded(label: str, content: Markup) -> Markup:
-    return tag("details", tag("summary", label), content)
-
-
-def _section(title: str, *content: Markup | None) -> Markup:
-    return tag("section", tag("h2", title), join(*content), cls="part-of-page")

@@ -16,8 +16,8 @@ _spec.loader.exec_module(_made_up)
 def make_run(tmp_path):
     """Makes a run directory of the quickstart; see `made_up.py`."""
 
-    def make(**options):
-        run = RunDirectory(tmp_path / "run")
+    def make(name="run", **options):
+        run = RunDirectory(tmp_path / name)
         _made_up.make_run(run, **options)
         return run
 

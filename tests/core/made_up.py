@@ -21,10 +21,11 @@ LEARNED = {
 STEP_S = 0.5
 
 
-def make_run(run, *, steps=60, finished=True, seed=0):
+def make_run(run, *, steps=60, finished=True, seed=0, settings=()):
     """Fill `run` with what `steps` steps of the quickstart leave behind, and return its config."""
     run.root.mkdir(parents=True, exist_ok=True)
-    config = config_file.load(config_file.find(None), [f"learner.steps={steps}", f"seed={seed}"])
+    assignments = [f"learner.steps={steps}", f"seed={seed}", *settings]
+    config = config_file.load(config_file.find(None), assignments)
     source, environment = random.Random(seed), environment_of(config)
     run.config.write_text(config_file.dump(config))
     _write_lines(run.metrics, [_metrics(step, source, config) for step in range(1, steps + 1)])

@@ -1,0 +1,76 @@
+"""`python -m mage_async.compare RUN_DIR …`, also `mage report`: runs side by side in one page."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mage_async.errors import MageError, RunError
+from mage_async.launch import EXIT_USAGE
+from mage_async.report import render
+from mage_async.report.arms import Run
+from mage_async.report.comparison import compare, lines
+from mage_async.run_directory import RunDirectory
+from mage_async.run_records import read_records
+
+
+def main() -> None:
+    """Read the runs, write the page and print its table."""
+    given = _arguments()
+    try:
+        _report([RunDirectory(root) for root in given.run_dir], given.output)
+    except MageError as error:
+        print(f"mage report: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+
+def _report(places: Sequence[RunDirectory], output: Path | None) -> None:
+    runs = [read_run(place) for place in places]
+    if len(runs) == 1:
+        page, file = render(places[0], runs[0].summary), output or places[0].report
+    else:
+        page, file = compare(runs), output or Path("comparison.html")
+        _print(runs)
+    try:
+        file.write_text(page)
+    except OSError as error:
+        raise RunError(f"{file} cannot be written: {error.strerror}") from error
+    print(f"report: {file}")
+
+
+def read_run(place: RunDirectory) -> Run:
+    """A run's records and its summary.
+
+    Raises:
+        RunError: it is no run, or has no summary yet.
+    """
+    records = read_records(place)
+    if not place.summary.is_file():
+        raise RunError(f"{place.root} has no {place.summary.name}: it has not ended")
+    return Run(records, json.loads(place.summary.read_text()))
+
+
+def _print(runs: Sequence[Run]) -> None:
+    rows = lines(runs)
+    width = max(len(row["arm"]) for row in rows)
+    for row in rows:
+        print(
+            f"{row['arm']:<{width}}  {row['runs']} runs  held-out, last episode {row['last']}  "
+            f"blind {row['blind']}  swapped {row['swapped']}"
+        )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="mage report",
+        description="Compare runs in one page: those that differ only in their seed are one arm, "
+        "with 95 % intervals over its runs. Of a single run its own page is written again.",
+    )
+    parser.add_argument("run_dir", type=Path, nargs="+")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="(comparison.html)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Runs to compare: an *arm* is all runs that differ in nothing but their seed.
+
+Intervals over runs are Student's, at 95 %, half-widths; a single run has none.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mage_async.config import Config
+from mage_async.run_records import RunRecords
+
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t at 97.5 % for 1, 2, … degrees of freedom; beyond the last, the normal's 1.96."""
+APART = ("seed", "journal.", "supervision.", "transport.")
+"""Keys that make no other arm: they change neither what is learned nor how fast."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """A run and what its summary says."""
+
+    records: RunRecords
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arm:
+    """Runs with one configuration, by seed."""
+
+    settings: Mapping[str, Any]
+    """What this arm's configuration says of the keys in which the arms differ."""
+    runs: Sequence[Run]
+
+    @property
+    def label(self) -> str:
+        """Those keys and values in one line, each key as short as it can be."""
+        said = [f"{key.rpartition('.')[2]} {_said(value)}" for key, value in self.settings.items()]
+        return ", ".join(said) or "all runs"
+
+    def values(self, *path: str | int) -> list[float]:
+        """One number of every run's summary, of those that have it."""
+        found = (_lookup(run.summary, path) for run in self.runs)
+        return [value for value in found if value is not None]
+
+
+def arms(runs: Iterable[Run]) -> list[Arm]:
+    """Sort runs into arms, in the order in which each arm first appears; seeds ascend."""
+    flat = [(run, _flat(run.records.config)) for run in runs]
+    differing = _differing([settings for _, settings in flat])
+    found: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    for run, settings in flat:
+        own = {key: settings.get(key) for key in differing}
+        found.setdefault(repr(own), (own, []))[1].append(run)
+    return [
+        Arm(own, sorted(members, key=lambda run: run.records.config.seed))
+        for own, members in found.values()
+    ]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half-width at 95 % over runs; the half-width of a single one is NaN."""
+    if len(values) < 2:
+        return values[0], math.nan
+    scale = T95[len(values) - 2] if len(values) - 2 < len(T95) else 1.96
+    return statistics.fmean(values), scale * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def paired(first: Arm, second: Arm, *path: str | int) -> list[float]:
+    """Second minus first, seed by seed, for seeds that both have once."""
+    ours, theirs = _by_seed(first, path), _by_seed(second, path)
+    return [theirs[seed] - value for seed, value in ours.items() if seed in theirs]
+
+
+def _by_seed(arm: Arm, path: Sequence[str | int]) -> dict[int, float]:
+    rows = [(run.records.config.seed, _lookup(run.summary, path)) for run in arm.runs]
+    return {seed: value for seed, value in rows if value is not None}
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    """Every key by its path, without those that make no arm."""
+    pending, found = [("", msgspec.to_builtins(config))], {}
+    while pending:
+        where, tree = pending.pop(0)
+        for key, value in tree.items():
+            path = f"{where}{key}"
+            if isinstance(value, dict):
+                pending.append((f"{path}.", value))
+            elif not path.startswith(APART):
+                found[path] = value
+    return found
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+
+
+def _lookup(tree: Any, path: Sequence[str | int]) -> float | None:
+    for name in path:
+        if isinstance(name, str):
+            tree = tree.get(name) if isinstance(tree, Mapping) else None
+        else:
+            tree = tree[name] if tree else None
+    return tree
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return "+".join(map(str, value)) or "all"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,219 @@
+"""Runs side by side in one page: what differs, what was reached, and what it cost."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mage_async.report.arms import Arm, Run, arms, interval, paired
+from mage_async.report.chart import line_chart
+from mage_async.report.curves import curve_points, legend
+from mage_async.report.document import document, section
+from mage_async.report.frame import Series
+from mage_async.report.markup import Markup, join, tag
+from mage_async.report.numbers import duration, figure, signed, words
+
+COLOURS = ("heldout", "train", "blind", "swapped", "e0", "e1", "e3")
+LAST = ("return_by_episode", -1)
+Column = tuple[str, Callable[[Arm], str]]
+
+
+def compare(runs: Sequence[Run]) -> str:
+    """One self-contained HTML page about two runs or more.
+
+    Raises:
+        ValueError: fewer than two runs.
+    """
+    if len(runs) < 2:
+        raise ValueError(f"a comparison needs at least two runs, got {len(runs)}")
+    found = arms(runs)
+    names = {colour: arm.label for colour, arm in zip(COLOURS, found, strict=False)}
+    return document(
+        f"{len(runs)} runs · mage",
+        tag("h1", f"{len(runs)} runs", tag("small", _said(found))),
+        section("What was reached", _note(found), _reached(found)),
+        section("Beside the first", _beside(found)) if len(found) > 1 else None,
+        section("Learning curves", legend(names), *curves(found)),
+        section("What it cost", _cost(found)),
+    )
+
+
+def curves(found: Sequence[Arm]) -> list[Markup]:
+    """The last episode's return against steps, trials and time; bands over seeds.
+
+    On held-out tasks, or in the batches that were trained where a run recorded no curve.
+    """
+    shown = found[: len(COLOURS)]
+    points = {name: [_curves_of(arm, split) for arm in shown] for name, split in SPLITS.items()}
+    name = next((name for name, of in points.items() if all(map(_has_curve, of))), TRAINED)
+    charts = [
+        tag("figure", tag("figcaption", f"{name}, by {axis}"), _chart(shown, points[name], at))
+        for axis, at in AXES.items()
+    ]
+    left_out = len(found) - len(shown)
+    note = tag("p", f"{left_out} more arms are not drawn", cls="note") if left_out else None
+    return [tag("div", *charts, cls="pair"), *([note] if note else [])]
+
+
+def _curves_of(arm: Arm, split: str) -> list[dict[int, float]]:
+    """Of every run, the last episode's return by policy version."""
+    if split == "train":
+        return [
+            {line["step"]: line["return_by_episode"][-1] for line in run.records.metrics}
+            for run in arm.runs
+        ]
+    return [
+        {
+            version: score["return_by_episode"][-1]
+            for version, score in curve_points(run.records, split)
+        }
+        for run in arm.runs
+    ]
+
+
+def _has_curve(of_runs: Sequence[Mapping[int, float]]) -> bool:
+    return all(len(points) > 1 for points in of_runs)
+
+
+def _chart(
+    found: Sequence[Arm],
+    points: Sequence[Sequence[Mapping[int, float]]],
+    at: Callable[[Run, int], float],
+) -> Markup:
+    series = [
+        _series(arm, of_runs, at, colour)
+        for arm, of_runs, colour in zip(found, points, COLOURS, strict=False)
+    ]
+    return line_chart(series, described="the last episode's return of every arm")
+
+
+def _series(
+    arm: Arm,
+    of_runs: Sequence[Mapping[int, float]],
+    at: Callable[[Run, int], float],
+    colour: str,
+) -> Series:
+    """The mean over an arm's runs at the versions that all of them have."""
+    rows, halves = [], []
+    for version in sorted(set.intersection(*map(set, of_runs))):
+        mean, half = interval([of_run[version] for of_run in of_runs])
+        rows.append((statistics.fmean(at(run, version) for run in arm.runs), mean))
+        halves.append(half)
+    return Series(arm.label, rows, colour, halves if len(of_runs) > 1 else ())
+
+
+def _trials(run: Run, version: int) -> float:
+    admission = run.records.config.admission
+    return float(version * admission.groups_per_step * admission.trials_per_group)
+
+
+def _seconds(run: Run, version: int) -> float:
+    """When the version was there; the time of the last one before it that was recorded."""
+    times = [line["time_s"] for line in run.records.metrics if line["step"] <= version]
+    return times[-1] if times else 0.0
+
+
+TRAINED = "trained batches"
+SPLITS = {"held-out tasks": "heldout", TRAINED: "train"}
+AXES: Mapping[str, Callable[[Run, int], float]] = {
+    "policy version": lambda run, version: float(version),
+    "trials": _trials,
+    "seconds of training": _seconds,
+}
+
+
+def _said(found: Sequence[Arm]) -> str:
+    keys = ", ".join(found[0].settings) or "nothing but seeds"
+    return f"{len(found)} arms; they differ in {keys}"
+
+
+def _note(found: Sequence[Arm]) -> Markup:
+    text = "Held-out returns per unit; intervals at 95 % over runs that differ in their seed only."
+    if any(len(arm.runs) < 3 for arm in found):
+        text += " An arm of fewer than three runs supports no statement."
+    return tag("p", text, cls="note")
+
+
+def _reached(found: Sequence[Arm]) -> Markup:
+    columns: list[Column] = [
+        ("runs", lambda arm: str(len(arm.runs))),
+        ("first episode", lambda arm: _mean(arm, "heldout", "return_by_episode", 0)),
+        ("last episode", lambda arm: _mean(arm, "heldout", *LAST)),
+        ("blind", lambda arm: _mean(arm, "heldout_blind", *LAST)),
+        ("swapped", lambda arm: _mean(arm, "heldout_swapped", *LAST)),
+        ("won, last", lambda arm: _mean(arm, "heldout", "won_by_episode", -1)),
+        ("won, any", lambda arm: _mean(arm, "heldout", "won_within", -1)),
+    ]
+    return _table(found, columns)
+
+
+def _beside(found: Sequence[Arm]) -> Markup:
+    """Differences in the last episode, seed by seed: what seeds share cancels."""
+    first, *others = found
+    rows = []
+    for arm in others:
+        gaps = paired(first, arm, "evaluation", "heldout", *LAST)
+        said = _interval(gaps) if gaps else "no seed in common"
+        cells = [tag("td", said, cls="number"), tag("td", str(len(gaps)), cls="number")]
+        rows.append(tag("tr", tag("th", arm.label), *cells))
+    head = tag("tr", *(tag("th", name) for name in ("", "last episode, difference", "seeds")))
+    note = tag("p", f"Differences to: {first.label}.", cls="note")
+    return join(note, _framed(head, rows))
+
+
+def _cost(found: Sequence[Arm]) -> Markup:
+    columns: list[Column] = [
+        ("wall time", lambda arm: duration(statistics.fmean(arm.values("wall_s")))),
+        *(
+            (words(name), lambda arm, name=name: _plain(arm, "throughput", name))
+            for name in ("trials_per_s", "generated_tokens_per_s")
+        ),
+        ("staleness, mean", lambda arm: _plain(arm, "staleness", "mean")),
+        ("largest", lambda arm: figure(max(arm.values("staleness", "max"), default=0.0))),
+        ("dropped", lambda arm: figure(sum(arm.values("trials", "dropped")))),
+    ]
+    return _table(found, columns)
+
+
+def _table(found: Sequence[Arm], columns: Sequence[Column]) -> Markup:
+    rows = [
+        tag(
+            "tr",
+            tag("th", arm.label),
+            *(tag("td", say(arm), cls="number") for _, say in columns),
+        )
+        for arm in found
+    ]
+    return _framed(tag("tr", tag("th", ""), *(tag("th", name) for name, _ in columns)), rows)
+
+
+def _framed(head: Markup, rows: Sequence[Markup]) -> Markup:
+    return tag("div", tag("table", tag("thead", head), tag("tbody", *rows)), cls="scroll")
+
+
+def _mean(arm: Arm, *path: str | int) -> str:
+    values = arm.values("evaluation", *path)
+    return _interval(values) if values else "–"
+
+
+def _interval(values: Sequence[float]) -> str:
+    mean, half = interval(values)
+    return signed(mean, 3) + ("" if half != half else f" ± {half:.3f}")
+
+
+def _plain(arm: Arm, *path: str) -> str:
+    values = arm.values(*path)
+    return figure(statistics.fmean(values)) if values else "–"
+
+
+def lines(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
+    """The same in short, for a terminal: an arm, its number of runs, its last episode."""
+    return [
+        {
+            "arm": arm.label,
+            "runs": len(arm.runs),
+            "last": _mean(arm, "heldout", *LAST),
+            "blind": _mean(arm, "heldout_blind", *LAST),
+            "swapped": _mean(arm, "heldout_swapped", *LAST),
+        }
+        for arm in arms(runs)
+    ]
