@@ -14,6 +14,7 @@ _CLASSES = {
     "minesweeper": "mage_async.environments.minesweeper:MineSweeper",
     "rps": "mage_async.environments.rps:Rps",
     "scout": "mage_async.environments.scout:Scout",
+    "sokoban": "mage_async.environments.sokoban:Sokoban",
     "tictactoe": "mage_async.environments.tictactoe:TicTacToe",
 }
 _ADVICE = "inherit mage_async.environments.environment.Environment and see what it asks for"

@@ -5,15 +5,15 @@ included, helps to win a later one.
 """
 
 import random
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import get_args
 
+from mage_async.environments.cell_sets import cells_of
 from mage_async.environments.environment import Chance, Environment, Facts, Split
 from mage_async.environments.minesweeper_board import (
     Board,
     board_of,
     cell_names,
-    cells_of,
     layouts,
 )
 from mage_async.environments.minesweeper_play import (
@@ -28,11 +28,12 @@ from mage_async.environments.minesweeper_play import (
     View,
 )
 from mage_async.environments.minesweeper_script import MineSweeperScript
-from mage_async.errors import ConfigError, EnvironmentFault
+from mage_async.environments.options import check_one_of, check_whole
+from mage_async.environments.scripted_values import scripted_returns
+from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 
 _HELDOUT_SHARE = 4  # one board in so many
-_NUM_REFERENCE_TRIALS = 200
 _RULES = """A board of {size} rows of {size} cells hides {mines} mines. You open one cell a turn.
 A cell has two letters: its row, then its column, both from a to {last}.
 {view}
@@ -62,15 +63,18 @@ class MineSweeper(Environment):
     """
 
     def __init__(
-        self, size: int = 6, mines: int = 3, turns: int = 7, view: View = "board", boards: int = 512
+        self,
+        size: int = 6,
+        mines: int = 3,
+        turns: int = 7,
+        view: View = "board",
+        boards: int = 2048,
     ) -> None:
-        _check("size", size, 3, 26)
-        _check("mines", mines, 1, size * size // 4)
-        _check("turns", turns, 1, size * size)
-        _check("boards", boards, 8, 1_000_000)
-        if view not in get_args(View):
-            known = " or ".join(repr(each) for each in get_args(View))
-            raise ConfigError(f"minesweeper: `view` must be {known}, got {view!r}")
+        check_whole("minesweeper", "size", size, 3, 26)
+        check_whole("minesweeper", "mines", mines, 1, size * size // 4)
+        check_whole("minesweeper", "turns", turns, 1, size * size)
+        check_whole("minesweeper", "boards", boards, 8, 1_000_000)
+        check_one_of("minesweeper", "view", view, get_args(View))
         self._size, self._num_mines, self._turns, self._view = size, mines, turns, view
         every = layouts(size, mines, boards)
         self._sets = {self._name(each): each for each in every}
@@ -129,7 +133,7 @@ class MineSweeper(Environment):
     def script(self, source: random.Random) -> MineSweeperScript:
         """Its care and its memory are drawn for the trial."""
         care, memory = source.choice((0.0, 0.5, 1.0)), source.choice((0.0, 0.5, 0.95))
-        return MineSweeperScript(source, self._num_mines, care, memory)
+        return self._player(care, memory, source)
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """Boards of the split that have no mine where it has one."""
@@ -144,24 +148,12 @@ class MineSweeper(Environment):
         """
         players = {"random": (0.0, 0.0), "solver_without_memory": (1.0, 0.0), "solver": (1.0, 1.0)}
         return {
-            name: self._mean_returns(split, num_episodes, care, memory)
-            for name, (care, memory) in players.items()
+            name: scripted_returns(self, split, num_episodes, partial(self._player, *style))
+            for name, style in players.items()
         }
 
-    def _mean_returns(
-        self, split: Split, num_episodes: int, care: float, memory: float
-    ) -> tuple[float, ...]:
-        sums = [0.0] * num_episodes
-        members = self._splits[split]
-        for number in range(_NUM_REFERENCE_TRIALS):
-            source = random.Random(f"reference/{number}")
-            script = MineSweeperScript(source, self._num_mines, care, memory)
-            task = Task(self.facts.name, members[number % len(members)], number)
-            for episode in range(num_episodes):
-                play = self.begin(task, episode)
-                while play.closed():
-                    sums[episode] += play.act(script.choose(play)).reward
-        return tuple(each / _NUM_REFERENCE_TRIALS for each in sums)
+    def _player(self, care: float, memory: float, source: random.Random) -> MineSweeperScript:
+        return MineSweeperScript(source, self._num_mines, care, memory)
 
     def _name(self, mines: int) -> str:
         names = cell_names(self._size)
@@ -177,11 +169,3 @@ class MineSweeper(Environment):
 
     def _make_board(self, member: str) -> Board:
         return board_of(self._size, self._mines(member))
-
-
-def _check(name: str, value: object, least: int, most: int) -> None:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not is_whole or not least <= value <= most:
-        raise ConfigError(
-            f"minesweeper: `{name}` must be a whole number from {least} to {most}, got {value!r}"
-        )

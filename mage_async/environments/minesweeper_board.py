@@ -1,16 +1,17 @@
 """MineSweeper's boards: where the mines lie, what each cell shows, and what opening it opens.
 
-Cells are numbers, row by row from 0. A set of cells is an integer with a bit for each, so that a
-turn is a few operations on integers.
+Cells are numbers, row by row from 0; a set of them is an integer (`cell_sets`), so that a turn is a
+few operations on integers.
 """
 
 import itertools
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from string import ascii_lowercase
+
+from mage_async.environments.cell_sets import cells_of, set_of
 
 MINE = -1
 """What a cell with a mine shows; any other shows how many neighbours have one."""
@@ -34,14 +35,6 @@ def neighbours(size: int) -> tuple[int, ...]:
         return block & ~(1 << (row * size + column))
 
     return tuple(around(row, column) for row in range(size) for column in range(size))
-
-
-def cells_of(chosen: int) -> Iterator[int]:
-    """The cells of a set, in order."""
-    while chosen:
-        lowest = chosen & -chosen
-        yield lowest.bit_length() - 1
-        chosen ^= lowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +90,10 @@ def layouts(size: int, num_mines: int, most: int) -> list[int]:
     source = random.Random(f"minesweeper/{size}/{num_mines}")
     cells = range(size * size)
     if math.comb(len(cells), num_mines) <= most:
-        every = [_set(chosen) for chosen in itertools.combinations(cells, num_mines)]
+        every = [set_of(chosen) for chosen in itertools.combinations(cells, num_mines)]
         source.shuffle(every)
         return every
     drawn: dict[int, None] = {}
     while len(drawn) < most:
-        drawn[_set(source.sample(cells, num_mines))] = None
+        drawn[set_of(source.sample(cells, num_mines))] = None
     return list(drawn)
-
-
-def _set(cells: tuple[int, ...] | list[int]) -> int:
-    return sum(1 << cell for cell in cells)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mage_async.environments.cell_sets import cells_of
 from mage_async.environments.environment import Chance, Outcome
-from mage_async.environments.minesweeper_board import MINE, Board, cell_names, cells_of
+from mage_async.environments.minesweeper_board import MINE, Board, cell_names
 
 View = Literal["board", "news"]
 

@@ -9,8 +9,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mage_async.environments.cell_sets import cells_of, set_of
 from mage_async.environments.environment import Play
-from mage_async.environments.minesweeper_board import cell_names, cells_of, neighbours
+from mage_async.environments.minesweeper_board import cell_names, neighbours
 from mage_async.environments.minesweeper_play import MineSweeperPlay
 
 _Need = tuple[int, int]
@@ -135,7 +136,7 @@ class MineSweeperScript:
         """Cells to choose from where none is known to be safe."""
         if self.source.random() >= self.care:
             return closed
-        mines = sum(1 << cell for cell in struck)
+        mines = set_of(struck)
         chances = mine_chances(play.size, self.num_mines, shown, mines)
         least = min(chances[cell] for cell in closed)
         return [cell for cell in closed if chances[cell] <= least + 1e-9]

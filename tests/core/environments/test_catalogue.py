@@ -11,6 +11,8 @@ from mage_async.environments.rps import Rps
 from mage_async.environments.scout import Scout
 from mage_async.errors import ConfigError
 
+KNOWN = ", ".join(catalogue.names()) + ", or your own class as `module:Class`"
+
 
 class Quiet(Rps):
     """A user's own environment, with an option that has no default."""
@@ -59,14 +61,12 @@ def test_a_class_of_ones_own_is_loaded_by_its_address() -> None:
         (
             "rbs",
             {},
-            "no environment 'rbs' (did you mean `rps`?); there are kuhn, minesweeper, rps, scout, "
-            "tictactoe, or your own class as `module:Class`",
+            "no environment 'rbs' (did you mean `rps`?); there are " + KNOWN,
         ),
         (
             "chess",
             {},
-            "no environment 'chess'; there are kuhn, minesweeper, rps, scout, tictactoe, or your "
-            "own class as `module:Class`",
+            "no environment 'chess'; there are " + KNOWN,
         ),
         (
             "scout",

@@ -18,11 +18,14 @@ ENVIRONMENTS = {
     "cheap scout": catalogue.load("scout", cost=0.7, safe=0.2),
     "minesweeper": catalogue.load("minesweeper"),
     "small minesweeper": catalogue.load("minesweeper", size=4, mines=2, view="news"),
+    "sokoban": catalogue.load("sokoban"),
     "kuhn": catalogue.load("kuhn"),
     "kuhn archetypes": catalogue.load("kuhn", opponents="archetypes"),
     "tictactoe": catalogue.load("tictactoe"),
 }
 SPLITS: tuple[Split, ...] = ("train", "heldout")
+ENOUGH = 50
+"""Members of a split that stand for all where there are more."""
 NONSENSE = ("", " ", "nonsense", "rock paper", "Check", "scout!", "mine", "<action>", "9", "ä")
 
 every_environment = pytest.mark.parametrize("environment", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
@@ -63,7 +66,7 @@ def play_out(environment: Environment, task: Task, episode: int, choose: Choose)
     return Record(first, tuple(anchors), tuple(actions), tuple(outcomes), tuple(play.chance.draws))
 
 
-def tasks(environment: Environment, most: int = 50) -> Iterator[tuple[Task, int]]:
+def tasks(environment: Environment, most: int = ENOUGH) -> Iterator[tuple[Task, int]]:
     """Every member, or about so many of each split, in every seat, with two seeds and two
     episodes.
     """
@@ -160,7 +163,7 @@ def test_another_seed_or_episode_brings_other_luck(environment: Environment) -> 
 @every_environment
 def test_every_declared_word_is_met_and_is_made_of_letters(environment: Environment) -> None:
     met: set[str] = set()
-    for number, (task, episode) in enumerate(tasks(environment, most=1000)):
+    for number, (task, episode) in enumerate(tasks(environment, most=400)):
         record = play_out(environment, task, episode, carelessly(random.Random(number)))
         valid = (action for action in record.actions if action not in NONSENSE)
         met.update(" ".join((*valid, *record.said())).split())
@@ -184,14 +187,14 @@ def test_splits_are_disjoint_and_seats_exist(environment: Environment) -> None:
     assert heldout
     assert len(set(train) | set(heldout)) == len(train) + len(heldout)
     assert set(environment.seats()) <= set(range(environment.facts.num_seats))
-    assert all(environment.family(member) for member in train + heldout)
+    assert all(environment.family(member) for member in train[:ENOUGH] + heldout[:ENOUGH])
 
 
 @every_environment
 @pytest.mark.parametrize("split", SPLITS)
 def test_swaps_are_other_members_of_the_split(environment: Environment, split: Split) -> None:
     members = environment.members(split)
-    for member in members:
+    for member in members[:ENOUGH]:
         swaps = environment.swaps(member, split)
         assert swaps
         assert set(swaps) <= set(members) - {member}
