@@ -256,9 +256,9 @@ class Transport(Section):
     """Where the learner is reached: "ipc" (a private socket file), or tcp://HOST:PORT."""
     keys: str
     """Directory of CURVE keys, made by `mage keys new`; "": none, and then HOST is 127.0.0.1."""
-    weights: Literal["disk", "tensor"]
-    """How weights reach the engines: a file a version (any host that sees the run's directory), or
-    shared memory (one host).
+    weights: Literal["disk", "tensor", "nccl"]
+    """How weights reach the engines: a file a version (any host that sees the run's directory),
+    shared memory (one host), or sent from GPU to GPU (one host; by Gloo where there is no GPU).
     """
 
 

@@ -18,13 +18,14 @@ import torch
 
 from mage_async.completion import Completion, FinishReason, Prompt
 from mage_async.errors import RunError
+from mage_async.inference.architecture import Architecture
 from mage_async.inference.contexts import Contexts, Opened
 from mage_async.inference.model import Model
 from mage_async.inference.plan import Plan
 from mage_async.inference.ragged import Rows, packed_positions
 from mage_async.inference.sampling import Rules, draw, uniforms
 from mage_async.inference.statistics import Statistics
-from mage_async.inference.weights import read_weights
+from mage_async.inference.weights import Weights, read_weights
 from mage_async.policy_version import VersionRun, append_run
 
 FORWARD_TOKENS = 2048
@@ -131,7 +132,11 @@ class Scheduler:
         Raises:
             PolicyError: the file cannot be used; the weights are the old ones.
         """
-        self._model.weights = read_weights(path, self._model.architecture)
+        self.swap(version, read_weights(path, self._model.architecture))
+
+    def swap(self, version: int, weights: Weights) -> None:
+        """The same with weights that have been read; takes no time."""
+        self._model.weights = weights
         self._contexts.load(version)
         if self._interrupts:
             self._refresh_running()
@@ -142,6 +147,11 @@ class Scheduler:
             if running.prompt.fresh_keys:
                 repeated = running.opened.num_repeated + self._contexts.lose_keys(lane)
                 running.opened = running.opened._replace(num_repeated=repeated)
+
+    @property
+    def architecture(self) -> Architecture:
+        """Of the model that is served."""
+        return self._model.architecture
 
     def statistics(self) -> Statistics:
         """What was done so far."""

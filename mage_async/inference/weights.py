@@ -66,19 +66,30 @@ def read_weights(path: Path, architecture: Architecture) -> Weights:
     Raises:
         PolicyError: a file cannot be read, or holds another model's tensors.
     """
+    return as_weights(_read(weight_files(path)), architecture, str(path))
+
+
+def as_weights(
+    named: Iterable[tuple[str, torch.Tensor]], architecture: Architecture, where: str
+) -> Weights:
+    """Arrange copies of a model's tensors; `where` they come from begins the error.
+
+    Raises:
+        PolicyError: they are another model's.
+    """
     tensors = {
-        name: tensor.to(torch.float32, copy=True)  # the file may be gone tomorrow
-        for name, tensor in _read(weight_files(path))
+        name: tensor.to(torch.float32, copy=True)  # what is read may be gone tomorrow
+        for name, tensor in named
         if not name.endswith("rotary_emb.inv_freq")
     }
     try:
         weights = _assemble(tensors, architecture)
     except (KeyError, RuntimeError) as error:
         raise PolicyError(
-            f"{path}: weights of another model than config.json's: {error}"
+            f"{where}: weights of another model than config.json's: {error}"
         ) from error
     if tensors:
-        raise PolicyError(f"{path}: tensors this model does not have: {sorted(tensors)[:3]} …")
+        raise PolicyError(f"{where}: tensors this model does not have: {sorted(tensors)[:3]} …")
     return weights
 
 

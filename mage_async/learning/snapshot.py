@@ -9,10 +9,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _DTYPES = {
     torch.float64: "F64",
@@ -47,7 +49,7 @@ class Snapshot:
 
     @staticmethod
     @torch.no_grad()
-    def of(model: PreTrainedModel, version: int) -> "Snapshot":
+    def of(model: "PreTrainedModel", version: int) -> "Snapshot":
         """Copy a model's weights; a head that is tied to the embedding is left out."""
         tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
         tensors = {name: one for name, one in model.state_dict().items() if name != tied}

@@ -35,6 +35,7 @@ from mage_services.engines.engine import Engine
 from mage_services.play import Stage, play_all
 from mage_services.process import Status, run_process, ticks
 from mage_services.startup import Startup, read_startup
+from mage_services.weight_group import on_disk
 
 HEARTBEAT_S = 1.0
 CURVE_SEED, FINAL_SEED = 1, 2
@@ -170,7 +171,7 @@ class Follower:
 
     async def load(self, engine: Engine, version: int, path: Path) -> None:
         """Draw with other weights, and say so: older ones need not be kept for us."""
-        await engine.load(version, path)
+        await engine.load(version, on_disk(path))
         await self._channel.send(Loaded(version=version))
 
     async def _beat(self) -> None:

@@ -43,7 +43,7 @@ from mage_services.curve import keys_in, learner_keys
 from mage_services.desk import Desk, DeskRules
 from mage_services.journal_file import JournalFile
 from mage_services.process import Status, run_process, ticks
-from mage_services.publishing import Publishing, WeightFiles
+from mage_services.publishing import Publishing, Shelf, shelf_of
 from mage_services.startup import Startup, read_startup
 from mage_services.training import Begun, Replayed, Training
 
@@ -65,13 +65,13 @@ class Learner:
         journal: JournalFile,
         training: Training,
         worker: "Worker",
-        files: WeightFiles,
+        shelf: Shelf,
         warm_start_s: float,
     ) -> None:
         self._startup, self._status, self._desk = startup, status, desk
         self._journal = journal
-        self._files, self._earlier = files, files.versions()
-        self.publishing = Publishing(files, self._announce, desk.unused)
+        self._shelf, self._earlier = shelf, shelf.versions()
+        self.publishing = Publishing(shelf, self._announce, desk.unused)
         self._training, self._worker, self._warm_start_s = training, worker, warm_start_s
         self._units = environment_of(startup.config).facts.units
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
@@ -160,7 +160,7 @@ class Learner:
                 "note", text="actors begin with newer weights than admission.lag says"
             )
         return [
-            Publication(version=v, path=str(self._files.file(v).resolve()), digest=digests[v])
+            Publication(version=v, path=str(self._shelf.file(v).resolve()), digest=digests[v])
             for v in there
         ]
 
@@ -384,10 +384,10 @@ async def main(startup: Startup, status: Status) -> None:
         tasks_of = TaskStream(environment_of(config), config.seed)
         ledger.resume(time.monotonic())
         desk = Desk(channel, ledger, journal, tasks_of, rules, time.monotonic, pace=_pace(config))
-        files = WeightFiles.of(startup.run, config)
-        status.send("fact", text=files.describe())
+        shelf = shelf_of(startup.run, config)
+        status.send("fact", text=shelf.describe())
         learner = Learner(
-            startup, status, desk, journal, begun.training, worker, files, warm_start_s
+            startup, status, desk, journal, begun.training, worker, shelf, warm_start_s
         )
         try:
             await _live(channel, desk, learner, journal, status, begun.replayed)

@@ -12,26 +12,61 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from mage_async.config import Config
 from mage_async.learning.checkpoint import writing
 from mage_async.learning.snapshot import Snapshot
 from mage_async.run_directory import RunDirectory
 from mage_async.wire import Publication
+from mage_services.weight_sender import WeightSender
+
+
+class Shelf(Protocol):
+    """Where published versions lie until nobody may read them."""
+
+    def write(self, snapshot: Snapshot) -> Path:
+        """Put a version there; returns the path that is announced."""
+        ...
+
+    def file(self, version: int) -> Path:
+        """The path under which a version is announced."""
+        ...
+
+    def versions(self) -> list[int]:
+        """The versions that are there, oldest first."""
+        ...
+
+    def remove(self, versions: list[int]) -> None:
+        """Remove versions that nobody may read."""
+        ...
+
+    def describe(self) -> str:
+        """Where weights go, in a few words."""
+        ...
+
+
+def shelf_of(run: RunDirectory, config: Config) -> Shelf:
+    """What `transport.weights` asks for."""
+    every, steps = config.evaluation.every, config.learner.steps
+    match config.transport.weights:
+        case "disk":
+            return WeightFiles(run.weights)
+        case "tensor":
+            return WeightFiles(run.shared_weights)
+        case "nccl":
+            backend = "nccl" if config.learner.device.startswith("cuda") else "gloo"
+            return WeightSender(
+                run.weights, backend, lambda n: n == steps or (every > 0 and n % every == 0)
+            )
 
 
 class WeightFiles:
-    """A safetensors file a version, in a folder of the disk or of shared memory."""
+    """A safetensors file a version, in a folder of the disk or of shared memory; a `Shelf`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    @staticmethod
-    def of(run: RunDirectory, config: Config) -> "WeightFiles":
-        """Where a configuration publishes."""
-        is_shared = config.transport.weights == "tensor"
-        return WeightFiles(run.shared_weights if is_shared else run.weights)
 
     def write(self, snapshot: Snapshot) -> Path:
         """Write a version under a temporary name, and rename it when it is whole."""
@@ -68,11 +103,11 @@ class Publishing:
 
     def __init__(
         self,
-        files: WeightFiles,
+        shelf: Shelf,
         announce: Callable[[Publication], None],
         unused: Callable[[list[int]], list[int]],
     ) -> None:
-        self._files, self._announce, self._unused = files, announce, unused
+        self._shelf, self._announce, self._unused = shelf, announce, unused
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
         self._offered: tuple[Snapshot, str] | None = None
         self._changed = asyncio.Condition()
@@ -110,9 +145,9 @@ class Publishing:
 
     async def _publish(self, snapshot: Snapshot, digest: str) -> None:
         loop = asyncio.get_running_loop()
-        path = await loop.run_in_executor(self._thread, self._files.write, snapshot)
+        path = await loop.run_in_executor(self._thread, self._shelf.write, snapshot)
         self._announce(
             Publication(version=snapshot.version, path=str(path.resolve()), digest=digest)
         )
-        there = await loop.run_in_executor(self._thread, self._files.versions)
-        await loop.run_in_executor(self._thread, self._files.remove, self._unused(there))
+        there = await loop.run_in_executor(self._thread, self._shelf.versions)
+        await loop.run_in_executor(self._thread, self._shelf.remove, self._unused(there))

@@ -25,6 +25,8 @@ from mage_async.errors import MageError, RunError
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.statistics import Statistics
+from mage_async.inference.weights import Weights, as_weights, read_weights
+from mage_services.weight_group import Manifest, Receiver, is_manifest
 
 
 class EmbeddedEngine:
@@ -47,7 +49,8 @@ class EmbeddedEngine:
         self._tasks = asyncio.TaskGroup()
         self._driver: asyncio.Task[None] | None = None
         self._errands: list[tuple[Callable[[], None], asyncio.Future[Any] | None]] = []
-        self._loads: list[tuple[int, Path, asyncio.Future[None]]] = []
+        self._loads: list[tuple[int, Weights, asyncio.Future[None]]] = []
+        self._receiver = Receiver()
         self._completing: dict[str, asyncio.Future[Completion]] = {}
         self._has_work = asyncio.Event()
 
@@ -67,8 +70,10 @@ class EmbeddedEngine:
         Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a
         PolicyError, and leaves the old ones.
         """
+        self._promise()  # an engine that has ended reads nothing
+        weights = await asyncio.to_thread(self._read, path)
         future: asyncio.Future[None] = self._promise()
-        self._loads.append((version, path, future))
+        self._loads.append((version, weights, future))
         self._has_work.set()
         await future
 
@@ -112,7 +117,7 @@ class EmbeddedEngine:
             await self._has_work.wait()
             self._has_work.clear()
             self._hand_over()
-            await self._load_all()
+            self._swap()
             if self._scheduler.is_idle:
                 continue
             finished = await loop.run_in_executor(self._worker, self._scheduler.advance)
@@ -120,17 +125,19 @@ class EmbeddedEngine:
             await self._hear_answers()
             self._has_work.set()
 
-    async def _load_all(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._loads:
-            version, path, future = self._loads[0]
-            try:
-                await loop.run_in_executor(self._worker, self._scheduler.load, version, path)
-            except MageError as error:
-                _settle(future, error)
-            else:
+    def _read(self, path: Path) -> Weights:
+        """In a thread beside the one that computes: forwards go on meanwhile."""
+        if not is_manifest(path):
+            return read_weights(path, self._scheduler.architecture)
+        tensors = self._receiver.receive(Manifest.read(path))
+        return as_weights(tensors.items(), self._scheduler.architecture, str(path))
+
+    def _swap(self) -> None:
+        loads, self._loads = self._loads, []
+        for version, weights, future in loads:
+            if not future.done():
+                self._scheduler.swap(version, weights)
                 _settle(future, None)
-            del self._loads[0]
 
     async def _hear_answers(self) -> None:
         """Let those who got completions send their next prompts before the next forward."""

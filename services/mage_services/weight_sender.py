@@ -1,0 +1,118 @@
+"""The learner's side of `weight_group.py`: published versions in memory, sent to who asks."""
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+
+from mage_async.learning.snapshot import Place, Snapshot
+from mage_services.weight_group import HOST, PATIENCE, SENDING, Manifest, join, store_of
+
+FOREVER = timedelta(days=365)
+BUCKET_BYTES = 512 << 20
+"""What a receiver holds beside its weights."""
+
+
+class WeightSender:
+    """The learner's side: keeps published versions in memory, and sends them to who asks.
+
+    It takes the place of `publishing.WeightFiles`. Its threads end with the process.
+
+    Args:
+        folder: where manifests are written.
+        backend: "nccl", or "gloo" for a learner without a GPU.
+        is_measured: whether an evaluator is to play with a version; it gets a file of it.
+    """
+
+    def __init__(self, folder: Path, backend: str, is_measured: Callable[[int], bool]) -> None:
+        self._folder, self._backend, self._is_measured = folder, backend, is_measured
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+        self._snapshots: dict[int, Snapshot] = {}
+        self._queues: dict[str, queue.SimpleQueue[tuple[int, int]]] = {}
+        threading.Thread(target=self._listen, name="weights asked for", daemon=True).start()
+
+    def write(self, snapshot: Snapshot) -> Path:
+        """Keep a version, and write its manifest."""
+        file = self.file(snapshot.version)
+        if self._is_measured(snapshot.version):
+            snapshot.write(file.with_suffix(".safetensors"))
+        self._snapshots[snapshot.version] = snapshot
+        buckets = tuple(
+            tuple((one.name, str(one.dtype).removeprefix("torch."), one.shape) for one in bucket)
+            for bucket in buckets_of(snapshot.places)
+        )
+        Manifest(snapshot.version, self._store.port, self._backend, buckets).write(file)
+        return file
+
+    def versions(self) -> list[int]:
+        """The versions that can be asked for; manifests of an earlier life are of no use."""
+        return sorted(self._snapshots)
+
+    def remove(self, versions: list[int]) -> None:
+        """Forget versions that nobody may ask for."""
+        for version in versions:
+            self.file(version).unlink()
+            self.file(version).with_suffix(".safetensors").unlink(missing_ok=True)
+            del self._snapshots[version]
+
+    def describe(self) -> str:
+        """Where weights go, in a few words."""
+        return f"weights are sent by {self._backend}, to each engine in a group of its own"
+
+    def file(self, version: int) -> Path:
+        """Where a version's manifest lies."""
+        return self._folder / f"v{version:06d}.json"
+
+    def _listen(self) -> None:
+        """Hand each question to its group's thread; ends with the process."""
+        store = store_of(self._store.port)
+        number = 0
+        while True:
+            number += 1
+            store.wait([f"question/{number}"], FOREVER)
+            question = json.loads(store.get(f"question/{number}"))
+            group = question["group"]
+            if group not in self._queues:
+                self._queues[group] = queue.SimpleQueue()
+                thread = threading.Thread(target=self._serve, args=(group,), daemon=True)
+                thread.start()
+            self._queues[group].put((number, question["version"]))
+
+    def _serve(self, group: str) -> None:
+        """Meet one engine, and send it what it asks for, until it is gone."""
+        store = store_of(self._store.port)
+        pg = None
+        while True:
+            number, version = self._queues[group].get()
+            snapshot = self._snapshots.get(version)
+            try:
+                pg = pg or join(store, group, rank=0, backend=self._backend)
+                store.set(f"answer/{number}", SENDING if snapshot else "no longer published")
+                if snapshot is not None:
+                    self._send(snapshot, pg)
+            except RuntimeError:  # the engine has died: another one comes with a new group
+                del self._queues[group]
+                return
+
+    def _send(self, snapshot: Snapshot, pg: Any) -> None:
+        for bucket in buckets_of(snapshot.places):
+            flat = snapshot.data[bucket[0].start : bucket[-1].end]
+            torch.distributed.broadcast(flat, src=0, group=pg)
+
+
+def buckets_of(places: Sequence[Place], most_bytes: int = BUCKET_BYTES) -> list[list[Place]]:
+    """Neighbours together, up to a size; a larger tensor is alone."""
+    buckets: list[list[Place]] = []
+    for place in places:
+        if buckets and place.end - buckets[-1][0].start <= most_bytes:
+            buckets[-1].append(place)
+        else:
+            buckets.append([place])
+    return buckets

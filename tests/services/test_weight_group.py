@@ -1,0 +1,108 @@
+"""Weights sent from the learner to engines, by the code that uses NCCL; here by Gloo."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mage_async.errors import PolicyError
+from mage_async.learning.snapshot import Place, Snapshot
+from mage_services.weight_group import Manifest, Receiver, is_manifest, on_disk
+from mage_services.weight_sender import WeightSender, buckets_of
+
+ENGINE = """
+import json, sys
+from pathlib import Path
+from mage_async.errors import PolicyError
+from mage_services.weight_group import Manifest, Receiver
+
+receiver = Receiver()
+for line in sys.stdin:
+    manifest = Manifest.read(Path(line.strip()))
+    try:
+        got = receiver.receive(manifest)
+        print(json.dumps({name: one.tolist() for name, one in got.items()}), flush=True)
+    except PolicyError as error:
+        print(json.dumps(str(error)), flush=True)
+"""
+PLACES = (Place("a", torch.float32, (2,), 0, 8), Place("b", torch.bfloat16, (1, 3), 8, 14))
+
+
+def snapshot(version: int) -> Snapshot:
+    a, b = torch.full((2,), version + 0.5), torch.tensor([[version, 2, 3]], dtype=torch.bfloat16)
+    data = torch.cat([a.view(torch.uint8), b.reshape(-1).view(torch.uint8)])
+    return Snapshot(version, PLACES, data)
+
+
+class Engine:
+    """A process that receives what it is told of."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ENGINE], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def load(self, manifest: Path):
+        """What it got."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(manifest, file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+
+@pytest.fixture
+def engines():
+    """Two engines."""
+    made = [Engine(), Engine()]
+    yield made
+    for engine in made:
+        engine.process.kill()
+        engine.process.communicate()
+
+
+def test_engines_get_what_was_published_and_one_that_dies_takes_nobody_along(
+    tmp_path, engines
+) -> None:
+    sender = WeightSender(tmp_path, "gloo", lambda version: False)
+    first, second = engines
+    for version in (1, 2):
+        path = sender.write(snapshot(version))
+        assert is_manifest(path)
+        wanted = {"a": [version + 0.5] * 2, "b": [[version, 2, 3]]}
+        assert first.load(path) == wanted
+        assert second.load(path) == wanted
+    first.process.kill()
+    first.process.wait()
+    assert second.load(sender.write(snapshot(3)))["a"] == [3.5, 3.5]
+    stale = tmp_path / "stale.json"
+    Manifest.read(path).write(stale)
+    sender.remove([1, 2])
+    assert sender.versions() == [3]
+    assert second.load(stale) == "weights of version 2: no longer published"
+    assert second.load(sender.write(snapshot(4)))["b"] == [[4, 2, 3]]
+
+
+def test_a_learner_that_is_gone_is_said_in_one_sentence(tmp_path) -> None:
+    Manifest(3, 1, "gloo", ()).write(tmp_path / "v3.json")
+    with pytest.raises(PolicyError, match=r"no weights from 127\.0\.0\.1:1"):
+        Receiver().receive(Manifest.read(tmp_path / "v3.json"))
+    with pytest.raises(PolicyError, match="no manifest of published weights"):
+        Manifest.read(tmp_path / "none.json")
+
+
+def test_measured_versions_are_on_disk_too(tmp_path) -> None:
+    sender = WeightSender(tmp_path, "gloo", lambda version: version == 2)
+    paths = [on_disk(sender.write(snapshot(version))) for version in (1, 2)]
+    assert [path.name for path in paths] == ["v000001.json", "v000002.safetensors"]
+    sender.remove([1, 2])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_buckets_hold_neighbours_up_to_a_size() -> None:
+    places = [Place(str(n), torch.uint8, (4,), 4 * n, 4 * n + 4) for n in range(5)]
+    found = [[place.name for place in bucket] for bucket in buckets_of(places, 8)]
+    assert found == [["0", "1"], ["2", "3"], ["4"]]
+    assert [len(bucket) for bucket in buckets_of(places, 3)] == [1] * 5
