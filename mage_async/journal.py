@@ -30,7 +30,7 @@ from msgspec import Meta
 
 from mage_async.errors import WireError
 from mage_async.trial_frames import DEFAULT_LIMITS, Frame, Limits, TrialResult
-from mage_async.wire import GroupGrant, decode, encode
+from mage_async.wire import KEPT, GroupGrant, decode, encode
 
 MAGIC = b"mage-journal/1\n"
 MAX_RECORD_BYTES = 2**26
@@ -249,7 +249,7 @@ def _read_trial(data: bytes, limits: Limits) -> TrialResult:
     sizes = _SIZES.unpack_from(data)
     if sum(sizes) != len(data) - _SIZES.size:
         raise WireError(f"frames of {sum(sizes)} bytes in {len(data) - _SIZES.size}")
-    message: Any = decode(list(_cut(memoryview(data)[_SIZES.size :], sizes)), limits)
+    message: Any = decode(list(_cut(memoryview(data)[_SIZES.size :], sizes)), limits, KEPT)
     if not isinstance(message, TrialResult):
         raise WireError(f"expected a trial, got {type(message).__name__}")
     return message

@@ -5,6 +5,7 @@ person reads.
 from collections.abc import Mapping, Sequence
 
 from mage_async.admission import LedgerCounts
+from mage_async.policy_version import PROVENANCES, tokens_by_provenance
 from mage_async.trajectory import Group, Trial
 
 METRICS: dict[str, tuple[str, str]] = {
@@ -25,6 +26,16 @@ METRICS: dict[str, tuple[str, str]] = {
     "prefix_reuse_rate": (
         "share",
         "Of the prompt tokens computed before, those not computed again.",
+    ),
+    "reused_prompt_tokens": ("tokens", "Mean of a trial's prompt tokens that were not computed."),
+    "exact_version_share": ("share", "Sampled tokens whose version is known exactly."),
+    "segment_version_share": (
+        "share",
+        "Sampled tokens whose version is known by where they were when new weights came.",
+    ),
+    "reply_version_share": (
+        "share",
+        "Sampled tokens whose version is taken to be that of the reply's end.",
     ),
     "extension_faults": ("turns", "Prompts that did not extend their context; should be 0."),
     "trial_s": ("s", "Mean time from a trial's first prompt to its end."),
@@ -70,6 +81,8 @@ def batch_metrics(groups: Sequence[Group], units: int, elapsed_s: float) -> dict
         "trial_s": _mean([trial.duration_s for trial in trials]),
         "extension_faults": sum(trial.num_extension_faults for trial in trials),
         **prefix_rates(trials),
+        **_reuse_by_episode(trials),
+        **_provenance_shares(trials),
     }
 
 
@@ -87,6 +100,36 @@ def prefix_rates(trials: Sequence[Trial]) -> dict[str, float]:
         "prefix_hit_rate": reused / max(1, prompt),
         "prefix_reuse_rate": reused / max(1, reused + repeated),
     }
+
+
+def _reuse_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
+    """What of each episode's prompts the engine had read before, as a share and in tokens.
+
+    An episode that no trial played is left out.
+    """
+    prompt: dict[int, int] = {}
+    reused: dict[int, int] = {}
+    for turn in (turn for trial in trials for turn in trial.turns):
+        prompt[turn.episode] = prompt.get(turn.episode, 0) + turn.start
+        reused[turn.episode] = reused.get(turn.episode, 0) + turn.num_reused
+    shares = {
+        f"prefix_hit_rate_episode_{episode + 1}": reused[episode] / max(1, prompt[episode])
+        for episode in sorted(prompt)
+    }
+    return shares | {
+        f"reused_prompt_tokens_episode_{episode + 1}": reused[episode] / len(trials)
+        for episode in sorted(prompt)
+    }
+
+
+def _provenance_shares(trials: Sequence[Trial]) -> dict[str, float]:
+    """How the versions of sampled tokens are known."""
+    counts = dict.fromkeys(PROVENANCES, 0)
+    for segment in (segment for trial in trials for segment in trial.segments):
+        for name, count in tokens_by_provenance(segment.versions, segment.is_sampled).items():
+            counts[name] += count
+    total = max(1, sum(counts.values()))
+    return {f"{name}_version_share": count / total for name, count in counts.items()}
 
 
 def batch_totals(groups: Sequence[Group]) -> dict[str, int]:

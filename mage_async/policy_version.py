@@ -63,10 +63,12 @@ def policy_per_token(runs: Sequence[VersionRun], num_tokens: int) -> np.ndarray:
     return versions
 
 
-def tokens_by_provenance(runs: Sequence[VersionRun], is_sampled: np.ndarray) -> dict[str, int]:
+def tokens_by_provenance(
+    runs: Sequence[VersionRun], is_sampled: np.ndarray
+) -> dict[Provenance, int]:
     """How many sampled tokens have versions of each provenance; `is_sampled` is bool [T]."""
     counts = dict.fromkeys(PROVENANCES, 0)
-    stops = [*(run.start for run in runs[1:]), len(is_sampled)]
+    stops = [run.start for run in runs[1:]] + [len(is_sampled)] * bool(runs)
     for run, stop in zip(runs, stops, strict=True):
         counts[run.provenance] += int(is_sampled[run.start : stop].sum())
     return counts

@@ -56,6 +56,8 @@ class Turn:
     """The state it was taken in, without memory: turns with equal anchors can share a baseline
     (GiGPO).
     """
+    num_reused: int = 0
+    """Of the `start` tokens of its prompt, how many the engine took from its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -244,6 +244,10 @@ def _check_turns(header: TrialHeader, limits: Limits) -> None:
                 f"turn {number} spans {turn.start}:{turn.stop} in a segment of "
                 f"{header.num_tokens[turn.segment]} tokens"
             )
+        if not 0 <= turn.num_reused <= turn.start:
+            raise WireError(
+                f"turn {number} reused {turn.num_reused} tokens of a prompt of {turn.start}"
+            )
         if not math.isfinite(turn.reward):
             raise WireError(f"turn {number} has reward {turn.reward}, expected a finite number")
         if max(len(turn.action), len(turn.anchor)) > limits.max_text_chars:

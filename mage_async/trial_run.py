@@ -189,7 +189,17 @@ class TrialRun:
         index = self._index_in_episode if self._kind is Kind.ACT else 0
         episode = self._episode
         return Turn(
-            self._kind, episode, index, segment, start, stop, reward, is_valid, action, anchor
+            self._kind,
+            episode,
+            index,
+            segment,
+            start,
+            stop,
+            reward,
+            is_valid,
+            action,
+            anchor,
+            completion.num_reused,
         )
 
     def _wants_fresh_keys(self) -> bool:

@@ -42,6 +42,7 @@ from mage_async.trial_frames import (
 
 __all__ = [
     "DEFAULT_LIMITS",
+    "KEPT",
     "MAX_REASON_CHARS",
     "PROTOCOL",
     "Acknowledge",
@@ -64,7 +65,11 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = b"mage/1"
+PROTOCOL = b"mage/2"
+KEPT = (PROTOCOL, b"mage/1")
+"""Trials that a journal may hold: mage/1 knew neither `VersionRun.provenance` nor
+`Turn.num_reused`, which have defaults.
+"""
 MAX_REASON_CHARS = 2000
 """Cut a reason to this length before sending it."""
 _MAX_ARRAYS = 3
@@ -256,15 +261,22 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
     return [*frames, _checksum(frames)]
 
 
-def decode(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
+def decode(
+    frames: Sequence[Frame],
+    limits: Limits = DEFAULT_LIMITS,
+    protocols: Sequence[bytes] = (PROTOCOL,),
+) -> Message:
     """The message of some frames; its tokens and log-probs are views of them.
 
     Sizes are checked before anything is allocated.
 
+    Args:
+        protocols: tags that are taken.
+
     Raises:
         WireError: the frames are no message of this protocol, for whatever reason.
     """
-    _check_outside(frames, limits)
+    _check_outside(frames, limits, protocols)
     header = _read_header(frames[1])
     arrays = frames[2:-1]
     if isinstance(header, TrialHeader):
@@ -274,13 +286,14 @@ def decode(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
     return header
 
 
-def _check_outside(frames: Sequence[Frame], limits: Limits) -> None:
+def _check_outside(frames: Sequence[Frame], limits: Limits, protocols: Sequence[bytes]) -> None:
     """What can be known without reading the header: tag, number of frames, sizes, checksum."""
     if not frames:
         raise WireError("a message has at least 3 frames, got none")
-    if bytes(frames[0][: len(PROTOCOL) + 1]) != PROTOCOL:
+    if bytes(frames[0][: len(PROTOCOL) + 1]) not in protocols:
         got = bytes(frames[0][:32]).decode("ascii", "backslashreplace")
-        raise WireError(f"peer speaks `{got}`, this build mage/1: run both from one install")
+        ours = PROTOCOL.decode()
+        raise WireError(f"peer speaks `{got}`, this build {ours}: run both from one install")
     if not 3 <= len(frames) <= 3 + _MAX_ARRAYS:
         raise WireError(f"a message has 3 to {3 + _MAX_ARRAYS} frames, got {len(frames)}")
     _check_header_size(frames[1], limits)

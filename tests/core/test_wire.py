@@ -141,7 +141,7 @@ def test_a_single_flipped_bit_is_seen(message: Message, data: st.DataObject) -> 
         ([PROTOCOL] * 7, "3 to 6 frames, got 7"),
         (
             [b"mage/0", b"", b""],
-            "peer speaks `mage/0`, this build mage/1: run both from one install",
+            "peer speaks `mage/0`, this build mage/2: run both from one install",
         ),
         ([b"\xff" * 99, b"", b""], "peer speaks `\\\\xff"),
         ([PROTOCOL, b"\x80", b"0000"], "checksum does not match"),

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.errors import WireError
-from mage_async.policy_version import VersionRun
+from mage_async.policy_version import PROVENANCES, VersionRun
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 from mage_async.trial_frames import TrialHeader
-from mage_async.wire import PROTOCOL, Limits, Message, TrialResult, decode, encode
+from mage_async.wire import KEPT, PROTOCOL, Limits, Message, TrialResult, decode, encode
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -27,7 +27,8 @@ def segments(draw: st.DrawFn) -> Segment:
     starts = draw(st.lists(st.integers(0, num_tokens - 1), unique=True, max_size=4).map(sorted))
     policies = [draw(st.integers(0, 2**31 - 1)) for _ in starts]
     runs = [
-        VersionRun(s, p, draw(st.integers(0, p))) for s, p in zip(starts, policies, strict=True)
+        VersionRun(s, p, draw(st.integers(0, p)), draw(st.sampled_from(PROVENANCES)))
+        for s, p in zip(starts, policies, strict=True)
     ]
     return Segment(
         tokens=source.integers(0, 2**31 - 1, num_tokens, dtype=np.int32),
@@ -52,6 +53,7 @@ def turns(draw: st.DrawFn, played: list[Segment], num_episodes: int) -> Turn:
         is_valid=draw(st.booleans()),
         action=draw(texts),
         anchor=draw(texts),
+        num_reused=draw(st.integers(0, start)),
     )
 
 
@@ -141,6 +143,23 @@ def with_header(change: Callable[[dict], object]) -> list[bytes]:
 @given(results())
 def test_a_trial_arrives_as_it_was_sent(result: TrialResult) -> None:
     assert plain(decode(frames_of(result))) == plain(result)
+
+
+def as_mage_1(frames: list[bytes]) -> list[bytes]:
+    """A trial's frames as a build wrote them that knew fewer fields."""
+    fields = msgspec.msgpack.decode(frames[1])
+    for turn in fields["turns"]:
+        del turn["num_reused"]
+    for run in (run for runs in fields["versions"] for run in runs):
+        del run["provenance"]
+    return sealed([b"mage/1", msgspec.msgpack.encode(fields), *frames[2:-1]])
+
+
+def test_a_journal_may_hold_trials_of_the_protocol_before_but_no_peer_may_send_them() -> None:
+    old = as_mage_1(frames_of(example()))
+    assert plain(decode(old, protocols=KEPT)) == plain(example())
+    with pytest.raises(WireError, match="peer speaks `mage/1`, this build mage/2"):
+        decode(old)
 
 
 @st.composite
@@ -233,6 +252,7 @@ UNSOUND = [
     (with_turn(episode=2), "turn 1 is in episode 2 at 0, of 2 episodes"),
     (with_turn(index=-1), "turn 1 is in episode 1 at -1"),
     (with_turn(reward=float("nan")), "turn 1 has reward nan, expected a finite number"),
+    (with_turn(num_reused=7), "turn 1 reused 7 tokens of a prompt of 6"),
     (with_turn(action="x" * 40_000), "turn 1 has over 32768 characters of text"),
     (with_trial(example(), segments=()), "1 to 256 segments, got 0"),
     (with_trial(example(), duration_s=float("nan")), "Expected `float`"),

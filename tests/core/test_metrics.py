@@ -1,0 +1,49 @@
+"""What a batch says of its engine's work: reuse by episode, and how versions are known."""
+
+import numpy as np
+import pytest
+
+from mage_async.metrics import batch_metrics, check_names
+from mage_async.policy_version import VersionRun
+from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
+
+
+def turn(episode: int, start: int, num_reused: int) -> Turn:
+    return Turn(Kind.ACT, episode, 0, 0, start, start + 2, 1.0, True, "rock", "", num_reused)
+
+
+def trial(*versions: VersionRun) -> Trial:
+    """Two episodes of two turns in a context of 20 tokens; each turn draws 2."""
+    turns = (turn(0, 2, 0), turn(0, 6, 3), turn(1, 10, 8), turn(1, 15, 12))
+    is_sampled = np.zeros(20, bool)
+    for each in turns:
+        is_sampled[each.start : each.stop] = True
+    tokens, logprobs = np.zeros(20, np.int32), np.zeros(20, np.float32)
+    segment = Segment(tokens, is_sampled, logprobs, versions)
+    task = Task("rps", "cycle-0", 0)
+    return Trial(task, 0, 2, (segment,), turns, num_prompt_tokens=33, num_reused_tokens=23)
+
+
+def metrics(*trials: Trial) -> dict[str, object]:
+    found = batch_metrics([Group(0, 0, trials)], units=1, elapsed_s=1.0)
+    check_names(found)
+    return found
+
+
+def test_reuse_is_said_of_every_episode_as_a_share_and_in_tokens_of_a_trial() -> None:
+    found = metrics(trial(VersionRun(2, 0, 0)), trial(VersionRun(2, 0, 0)))
+    assert found["prefix_hit_rate"] == pytest.approx(23 / 33)
+    assert found["prefix_hit_rate_episode_1"] == pytest.approx(3 / 8)
+    assert found["prefix_hit_rate_episode_2"] == pytest.approx(20 / 25)
+    assert (found["reused_prompt_tokens_episode_1"], found["reused_prompt_tokens_episode_2"]) == (
+        3.0,
+        20.0,
+    )
+
+
+def test_tokens_are_shared_out_by_how_their_version_is_known() -> None:
+    cut = trial(VersionRun(2, 0, 0), VersionRun(7, 1, 0, "segment"))  # one token of the second turn
+    found = metrics(trial(VersionRun(2, 0, 0)), cut)
+    assert found["exact_version_share"] == pytest.approx(11 / 16)
+    assert found["segment_version_share"] == pytest.approx(5 / 16)
+    assert found["reply_version_share"] == 0
