@@ -259,6 +259,25 @@ def test_one_completion_crosses_a_change_of_weights_and_says_where(reference, ne
     assert_logprobs(reference, tokens, _head(completion, 3))
 
 
+@pytest.mark.parametrize("wants_fresh", [True, False])
+def test_an_interrupted_completion_goes_on_over_fresh_keys_where_it_wanted_them(
+    reference, newer, wants_fresh
+) -> None:
+    scheduler, tokens = Scheduler(reference.engine_model(), interrupts=True), text(0, 12)
+    ask(scheduler, "a", tokens, max_tokens=6, fresh_keys=wants_fresh)
+    for _ in range(3):
+        assert scheduler.advance() == []
+    scheduler.load(4, newer.directory)
+    completion = serve(scheduler)["a"]
+    assert completion.versions == (VersionRun(0, 0, 0), VersionRun(3, 4, 4 if wants_fresh else 0))
+    assert completion.num_repeated == (14 if wants_fresh else 0)  # prompt and two drawn
+    assert_logprobs(reference, tokens, _head(completion, 3))
+    if wants_fresh:
+        whole = np.append(tokens, completion.tokens[:3])
+        rest = replace(completion, tokens=completion.tokens[3:], logprobs=completion.logprobs[3:])
+        assert_logprobs(newer, whole, rest)
+
+
 def test_old_keys_are_read_on_unless_fresh_ones_are_asked_for(reference, newer) -> None:
     scheduler, tokens = Scheduler(reference.engine_model()), text(0, 20)
     first = answer(scheduler, "a", tokens)

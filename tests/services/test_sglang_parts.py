@@ -1,0 +1,221 @@
+"""The parts of the SGLang adapter that need no SGLang; `tests/sglang` has the rest."""
+
+import asyncio
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mage_async.config import Engine as EngineRules
+from mage_async.errors import ConfigError
+from mage_services.engines import sglang_messages as say
+from mage_services.engines import sglang_versions
+from mage_services.engines.sglang_arguments import chosen, known_names
+from mage_services.engines.sglang_replies import drew, nothing, spans_of
+from mage_services.engines.warming import Warming
+
+RULES = EngineRules(
+    kind="sglang",
+    max_contexts=8,
+    max_tokens=100,
+    cache_rule="keep",
+    threads=1,
+    in_flight="in_place",
+    turn_deadline_s=60.0,
+    server={},
+)
+
+
+class Ink:
+    """What a writer wrote."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+def heard(data: bytes) -> list[say.Message]:
+    """The messages in some bytes."""
+
+    async def main() -> list[say.Message]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        found = []
+        while (message := await say.read(reader)) is not None:
+            found.append(message)
+        return found
+
+    return asyncio.run(main())
+
+
+MESSAGES: list[say.Message] = [
+    say.Start(directory="/m", arguments={"page_size": 1, "x": [1.5, None]}, version=0),
+    say.Serving(facts="SGLang"),
+    say.Failed(reason="no memory"),
+    say.Draw(
+        rid="0" * 32,
+        tokens=np.arange(5, dtype=np.int32).tobytes(),
+        key="v3",
+        max_tokens=4,
+        temperature=0.5,
+        top_p=1.0,
+        top_k=0,
+        stop_tokens=(7, 8),
+        seed=2**63 - 1,
+    ),
+    say.Began(rid="a"),
+    nothing("a"),
+    say.Refused(rid="a", reason="too long"),
+    say.Abort(rid="a"),
+    say.Load(version=4, path="/w", interrupts=True),
+    say.Loaded(version=4, error="", stall_s=0.25),
+]
+
+
+def test_every_message_is_heard_as_it_was_said() -> None:
+    ink = Ink()
+    for message in MESSAGES:
+        say.write(ink, message)  # type: ignore[arg-type]
+    assert heard(ink.data) == MESSAGES
+
+
+@given(st.integers(0, 400))
+def test_a_stream_that_ends_anywhere_ends_with_its_last_whole_message(cut: int) -> None:
+    ink = Ink()
+    ends = []
+    for message in MESSAGES:
+        say.write(ink, message)  # type: ignore[arg-type]
+        ends.append(len(ink.data))
+    cut = min(cut, len(ink.data))
+    assert heard(ink.data[:cut]) == MESSAGES[: sum(end <= cut for end in ends)]
+
+
+def test_a_length_is_four_bytes_in_little_endian() -> None:
+    ink = Ink()
+    say.write(ink, say.Abort(rid="a"))  # type: ignore[arg-type]
+    assert struct.unpack("<I", ink.data[:4]) == (len(ink.data) - 4,)
+
+
+ENTRIES = [(-0.5, 11, None), (-0.25, 12, None), (-1.0, 13, None)]
+
+
+def test_a_reply_becomes_tokens_and_logprobs() -> None:
+    meta = {
+        "output_token_logprobs": ENTRIES,
+        "cached_tokens": 6,
+        "finish_reason": {"type": "stop", "matched": 13},
+        "weight_versions": [{"version": "4", "start": 0, "end": 3}],
+    }
+    message = drew("r", meta, [(0, 4)])
+    assert np.frombuffer(message.tokens, np.int32).tolist() == [11, 12, 13]
+    assert np.frombuffer(message.logprobs, np.float32).tolist() == [-0.5, -0.25, -1.0]
+    assert (message.spans, message.provenance) == (((0, 4),), "exact")
+    assert (message.num_cached, message.is_aborted) == (6, False)
+
+
+def test_a_request_that_never_ran_has_drawn_nothing() -> None:
+    """What SGLang says of one that was aborted in its waiting queue: no counts at all."""
+    message = drew("r", {"finish_reason": {"type": "abort", "message": "in queue"}}, [(0, 4)])
+    assert (message.tokens, message.num_cached, message.is_aborted) == (b"", 0, True)
+    assert message.spans == ()
+
+
+def spans(*said: tuple[int, int, int]) -> dict[str, Any]:
+    return {"weight_versions": [{"version": str(v), "start": a, "end": b} for v, a, b in said]}
+
+
+@pytest.mark.parametrize(
+    ("meta", "cuts", "expected"),
+    [
+        (spans((3, 0, 2), (4, 2, 9)), [(0, 3), (1, 4)], (((0, 3), (2, 4)), "exact")),
+        (spans((3, 0, 2), (4, 2, 9), (5, 9, 9)), [(0, 3)], (((0, 3), (2, 4)), "exact")),
+        ({}, [(0, 3)], (((0, 3),), "exact")),
+        ({}, [(0, 3), (5, 4)], (((0, 3), (5, 4)), "segment")),
+        ({}, [(0, 3), (5, 4), (5, 6)], (((0, 3), (5, 6)), "segment")),
+        ({}, [(0, 3), (0, 4), (5, 6)], (((0, 4), (5, 6)), "segment")),
+        ({}, [(0, 3), (0, 4)], (((0, 4),), "reply")),
+    ],
+    ids=[
+        "SGLang says it",
+        "SGLang says it of a version that drew nothing",
+        "one version throughout",
+        "cut where new weights came",
+        "cut twice at one token",
+        "cut before the first token",
+        "nobody listened",
+    ],
+)
+def test_versions_are_known_in_one_of_three_ways(
+    meta: dict[str, Any], cuts: list[tuple[int, int]], expected: object
+) -> None:
+    assert spans_of(meta, cuts, 9) == expected
+
+
+@pytest.mark.parametrize("found", ["0.5.12", "0.5.12.post1", "0.5.20", "0.5.23", "0.5.17+cpu"])
+def test_a_known_version_is_taken(found: str) -> None:
+    sglang_versions.check(found)
+
+
+@pytest.mark.parametrize("found", ["0.5.11", "0.5.24", "0.6.0", "0.5.9.post1", "nonsense"])
+def test_another_version_says_what_is_supported(found: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"SGLang {found} is installed, and 0\.5\.12 to 0\.5\.23"
+    ):
+        sglang_versions.check(found)
+
+
+def test_tokens_are_tagged_by_sglang_itself_from_0_5_20_on() -> None:
+    assert [sglang_versions.says_spans(v) for v in ("0.5.19", "0.5.20", "0.5.23")] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_arguments_go_by_the_name_that_this_sglang_has() -> None:
+    given_ = {"cuda_graph_max_bs_decode": 8, "page_size": 1}
+    assert known_names(given_, ["cuda_graph_max_bs", "page_size"]) == {
+        "cuda_graph_max_bs": 8,
+        "page_size": 1,
+    }
+    assert known_names({"cuda_graph_max_bs": 8}, ["cuda_graph_max_bs_decode"]) == {
+        "cuda_graph_max_bs_decode": 8
+    }
+    with pytest.raises(ConfigError, match="this SGLang has no argument `page_sise`"):
+        known_names({"page_sise": 1}, ["page_size"])
+
+
+def test_arguments_of_the_configuration_come_over_ours() -> None:
+    rules = msgspec.structs.replace(RULES, server={"page_size": 16, "tp_size": 2})
+    arguments = chosen(rules, Path("/m"), dtype="bfloat16", has_gpu=True)
+    assert (arguments["page_size"], arguments["tp_size"]) == (16, 2)
+    assert (arguments["max_running_requests"], arguments["dtype"]) == (8, "bfloat16")
+    assert "device" not in arguments
+    assert chosen(RULES, Path("/m"), dtype="float32", has_gpu=False)["device"] == "cpu"
+
+
+def test_what_another_key_says_cannot_be_said_twice() -> None:
+    rules = msgspec.structs.replace(RULES, server={"max_running_requests": 3})
+    with pytest.raises(ConfigError, match=r"engine\.server: `max_running_requests` follows"):
+        chosen(rules, Path("/m"), dtype="float32", has_gpu=True)
+
+
+def test_equal_prompts_wait_for_the_first_of_them() -> None:
+    warming: Warming[str] = Warming()
+    assert warming.enter("rules", "first")
+    assert not warming.enter("rules", "second")
+    assert not warming.enter("rules", "third")
+    assert warming.enter("others", "fourth")
+    assert warming.leave("rules") == ["second", "third"]
+    assert warming.leave("rules") == []
+    assert warming.enter("rules", "second")
+    assert not warming.enter("others", "fifth")
+    assert warming.clear() == ["fifth"]
