@@ -87,6 +87,7 @@ def linear_policy_loss(
     weight_cap: float | None = None,
     kl_coefficient: float = 0.0,
     entropy_coefficient: float = 0.0,
+    entropy_weights: Tensor | None = None,
 ) -> PolicyLoss:
     """The token-level policy loss with its gradients, in a single pass: three GEMMs, not four.
 
@@ -114,6 +115,9 @@ def linear_policy_loss(
         dual_clip: for negative advantages the surrogate is at most `dual_clip` times their size.
         weight_cap: the constant weight `exp(proximal - behaviour)` is cut at this; None leaves it
             as it is.
+        entropy_weights: `[T]`: a token's entropy bonus is so many times `entropy_coefficient`; None
+            means once. On a GPU the coefficients are constants of a kernel: one that changes from
+            step to step belongs here.
     """
     _check(hidden, head, tokens, inverse_temperature, mask)
     if kl_coefficient and reference_logprobs is None:
@@ -126,7 +130,12 @@ def linear_policy_loss(
     num_rows, index = len(hidden), masked_rows(mask, hidden.device)
     everything = torch.ones(num_rows, dtype=torch.bool, device=hidden.device)
     data = TokenData(
-        behaviour_logprobs, proximal_logprobs, reference_logprobs, advantages, everything
+        behaviour_logprobs,
+        proximal_logprobs,
+        reference_logprobs,
+        advantages,
+        everything,
+        entropy_weights,
     )
     if index is not None:
         hidden, tokens, data = hidden.index_select(0, index), tokens[index], data.rows(index)
