@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mage_kernels.chunked import CHUNK_BYTES, ChunkedLogprob, ChunkedPolicyLoss
+from mage_kernels.chunked import CHUNK_BYTES, ChunkedLogprob, ChunkedPolicyLoss, rows_at_once
 from mage_kernels.compaction import masked_rows, scattered
 from mage_kernels.dispatch import is_fused_head
+from mage_kernels.reference import computing_dtype
 from mage_kernels.surrogate import Surrogate, TokenData
 
 
@@ -67,6 +68,17 @@ def linear_logprob(
         )
         return tuple(scattered(result, index, len(hidden)) for result in results)
     return _linear_logprob(hidden, head, tokens, inverse_temperature, keep_bytes)
+
+
+def keeps_logits(hidden: Tensor, head: Tensor) -> bool:
+    """Whether `linear_logprob` keeps by itself what its backward pass needs of the logits.
+
+    Where it does, `linear_policy_loss` has nothing to save. Plain PyTorch keeps one chunk; the
+    Triton kernels keep what `keep_bytes` says, which is nothing unless told.
+    """
+    itemsize = computing_dtype(hidden.dtype).itemsize
+    fits = len(hidden) <= rows_at_once(len(head), itemsize, CHUNK_BYTES)
+    return fits and not is_fused_head(hidden)
 
 
 def linear_policy_loss(
