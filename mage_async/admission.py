@@ -179,6 +179,10 @@ class SlotLedger:
         """Of groups that are not in training."""
         return set(self._slots)
 
+    def grants_with_slots(self) -> set[int]:
+        """Of all groups in flight, those in training among them."""
+        return set(self._slots).union(*self._in_training)
+
     def life(self, grant: int, now: float) -> tuple[float, float]:
         """Of a group that was completed just now: the time since its grant, and the mean number of
         groups in play meanwhile, itself among them.

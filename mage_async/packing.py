@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mage_async.policy_version import VersionRun
+from mage_async.policy_version import PROVENANCES, VersionRun
 from mage_async.trajectory import Segment, Trial
 
 
@@ -39,6 +39,8 @@ class Packed:
     """int32 [N]"""
     kinds: np.ndarray
     """int32 [N]: `Kind` of the token's turn"""
+    provenances: np.ndarray
+    """int32 [N]: how its versions are known, a place in `PROVENANCES`"""
     turns: np.ndarray
     """int64 [N]: the number of the token's turn, from 0 without gaps"""
 
@@ -52,7 +54,7 @@ class Sequenced:
     """int64 [n]: positions of the sampled tokens"""
     logprobs: np.ndarray
     columns: np.ndarray
-    """float64 [5, n]: advantage, policy version, kv version, episode, kind"""
+    """float64 [6, n]: advantage, policy version, kv version, episode, kind, provenance"""
     turn_lengths: np.ndarray
     """int64: sampled tokens of each turn; they sum to n"""
 
@@ -108,19 +110,19 @@ def _sequence(
         ]
     )
     worth, episode, kind = np.repeat(per_turn, counts, axis=1)
-    policy, kv = _versions(segment.versions, sampled)
+    policy, kv, provenance = _versions(segment.versions, sampled)
     end = int(sampled[-1]) + 1
     return Sequenced(
         segment.tokens[:end],
         sampled,
         segment.logprobs[sampled],
-        np.stack([worth, policy, kv, episode, kind]),
+        np.stack([worth, policy, kv, episode, kind, provenance]),
         np.array(counts, np.int64),
     )
 
 
-def _versions(runs: Sequence[VersionRun], positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The policy and key versions of some positions: two float64 arrays of their length."""
-    table = np.array([(run.start, run.policy, run.kv) for run in runs], np.float64)
-    run = np.searchsorted(table[:, 0], positions, "right") - 1
-    return table[run, 1], table[run, 2]
+def _versions(runs: Sequence[VersionRun], positions: np.ndarray) -> np.ndarray:
+    """Policy version, key version and provenance of some positions: float64 [3, n]."""
+    rows = [(run.policy, run.kv, PROVENANCES.index(run.provenance)) for run in runs]
+    starts = np.array([run.start for run in runs])
+    return np.array(rows, np.float64)[np.searchsorted(starts, positions, "right") - 1].T

@@ -7,10 +7,13 @@ episode is the oldest and, in meta-RL, the exploration.
 Shapes: `N` sampled tokens.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+
+from mage_async.policy_version import PROVENANCES
 
 OLDEST_AGE = 8
 """Ages from here on are reported together."""
@@ -30,6 +33,8 @@ class TokenAges:
     """bool [N]"""
     is_masked: np.ndarray
     """bool [N]"""
+    provenances: np.ndarray
+    """int32 [N]: how the version is known, a place in `PROVENANCES`"""
 
     def of(self, chosen: np.ndarray) -> "TokenAges":
         """Some of them; `chosen` is bool [N]."""
@@ -39,6 +44,7 @@ class TokenAges:
             self.log_ratios[chosen],
             self.is_clipped[chosen],
             self.is_masked[chosen],
+            self.provenances[chosen],
         )
 
 
@@ -47,10 +53,11 @@ def staleness_metrics(tokens: TokenAges, max_staleness: int) -> dict[str, float]
     if not len(tokens.staleness):
         return {}
     metrics = {"staleness_max": float(tokens.staleness.max())} | _ages(tokens, max_staleness)
-    metrics |= _distances(tokens)
+    metrics |= _distances(tokens) | _by_provenance(tokens)
     for episode in np.unique(tokens.episodes):
         part = tokens.of(tokens.episodes == episode)
         found = _ages(part, max_staleness) | _distances(part) | _treatment(part)
+        found |= _histogram(part)
         metrics |= _suffixed(found, f"episode_{episode + 1}")
     ages = np.minimum(tokens.staleness, OLDEST_AGE)
     for age in np.unique(ages):
@@ -92,11 +99,67 @@ def length_bias(started: Sequence[float], trained: Sequence[float]) -> float:
     return float(np.mean(np.asarray(trained) >= edge) / share)
 
 
+@dataclass(slots=True)
+class Lengths:
+    """How long trials took, and which of them were trained: what a rule does to long ones.
+
+    A trial counts once it has come in, also where its group was dropped meanwhile; those still in
+    flight at the end do not count. What a learner had noted is forgotten when it is restarted.
+    """
+
+    _open: dict[int, dict[int, float]] = field(default_factory=dict)
+    """Seconds by grant and trial, of groups that are not trained."""
+    _trained: array = field(default_factory=lambda: array("f"))
+    _ended: set[int] = field(default_factory=set)
+    """Grants that were trained: a late duplicate of theirs does not count."""
+
+    def arrived(self, grant: int, trial: int, length_s: float) -> None:
+        """A trial came in; again is the same as once."""
+        if grant not in self._ended:
+            self._open.setdefault(grant, {}).setdefault(trial, length_s)
+
+    def trained(self, grants: Collection[int]) -> None:
+        """Groups were trained."""
+        self._ended.update(grants)
+        for grant in grants:
+            self._trained.extend(self._open.pop(grant, {}).values())
+
+    def bias(self, in_flight: Collection[int]) -> float:
+        """`length_bias` of the trials of all groups but those in flight."""
+        return length_bias([*self._trained, *self._lost(in_flight)], self._trained)
+
+    def wasted_share(self, in_flight: Collection[int]) -> float:
+        """Of the time that those trials took, the part of the ones that were not trained."""
+        lost = sum(self._lost(in_flight))
+        return lost / max(1e-9, lost + sum(self._trained))
+
+    def _lost(self, in_flight: Collection[int]) -> list[float]:
+        dropped = [ends for grant, ends in self._open.items() if grant not in in_flight]
+        return [length_s for ends in dropped for length_s in ends.values()]
+
+
 def _ages(tokens: TokenAges, max_staleness: int) -> dict[str, float]:
     return {
         "staleness_mean": float(tokens.staleness.mean()),
         "over_bound_share": float((tokens.staleness > max_staleness).mean()),
     }
+
+
+def _histogram(tokens: TokenAges) -> dict[str, float]:
+    """The share of each age among some tokens."""
+    ages, counts = np.unique(np.minimum(tokens.staleness, OLDEST_AGE), return_counts=True)
+    shares = zip(ages, counts / counts.sum(), strict=True)
+    return {f"token_share_age_{age}": float(share) for age, share in shares}
+
+
+def _by_provenance(tokens: TokenAges) -> dict[str, float]:
+    """Mean staleness by how the version is known: what only a reply says is no measured age."""
+    means = {}
+    for place, name in enumerate(PROVENANCES):
+        known = tokens.provenances == place
+        if known.any():
+            means[f"{name}_staleness_mean"] = float(tokens.staleness[known].mean())
+    return means
 
 
 def _distances(tokens: TokenAges) -> dict[str, float]:

@@ -113,6 +113,11 @@ def _staleness(records: RunRecords) -> Record:
         "mean_by_episode": [
             _over_tokens(records, f"staleness_mean_episode_{episode}") for episode in episodes
         ],
+        "over_bound_share": _over_tokens(records, "over_bound_share"),
+        "over_bound_share_by_episode": [
+            _over_tokens(records, f"over_bound_share_episode_{episode}") for episode in episodes
+        ],
+        **records.learner.get("fates", {}),
     }
 
 

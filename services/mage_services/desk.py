@@ -32,6 +32,7 @@ from mage_async.admission import OVER_AGE, Accepted, LedgerCounts, SlotLedger, U
 from mage_async.concurrency import Concurrency
 from mage_async.errors import RunError
 from mage_async.journal import Dropped, Head, Record
+from mage_async.staleness import Lengths
 from mage_async.task_stream import TaskStream
 from mage_async.trajectory import Group
 from mage_async.weight_users import WeightUsers
@@ -127,6 +128,8 @@ class Desk:
     """Who may still read which weights. An actor is told of one version at a time."""
     pace: Concurrency | None = None
     """Age-aware concurrency; None: as many groups in play as the ledger's rule admits."""
+    lengths: Lengths = field(default_factory=Lengths)
+    """Of trials since this learner began."""
     _published: Publication | None = None
     _for_actors: deque[Publication] = field(default_factory=deque)
     """The newest `lag + 1` publications, oldest first; actors play with the first."""
@@ -263,6 +266,16 @@ class Desk:
         """What became of groups and trials so far."""
         return self.ledger.counts()
 
+    def fates(self) -> dict[str, float]:
+        """Of the trials that came in since this learner began: what became of the long ones, and of
+        the time that all took.
+        """
+        in_flight = self.ledger.grants_with_slots()
+        return {
+            "length_bias": self.lengths.bias(in_flight),
+            "wasted_share": self.lengths.wasted_share(in_flight),
+        }
+
     def shares(self) -> dict[str, dict[str, float]]:
         """Seconds by state of each actor, as it last said."""
         return {
@@ -332,6 +345,7 @@ class Desk:
         if isinstance(verdict, Unknown):
             self._refuse(peer, result, verdict.reason)
             return
+        self.lengths.arrived(result.grant, result.trial.index, result.trial.duration_s)
         is_first = isinstance(verdict, Accepted)
         answer = Acknowledge(
             grant=result.grant,

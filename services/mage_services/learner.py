@@ -122,6 +122,7 @@ class Learner:
         self.time.enter("publishing")
         await self._publish(commit.digest)
         self._desk.keep_pace(time.monotonic() - began)
+        self._desk.lengths.trained(commit.grants)
         self._desk.trained(commit.version)
         record = self._record(groups, metrics, waited)
         await self._worker.call(self._training.record, self._startup.run.metrics, record)
@@ -270,6 +271,7 @@ class Learner:
             "trials": trial_counts(self._desk.counts()),
             "dropped_by_reason": dict(self._desk.counts().dropped_by_reason),
             "granted_again": self._desk.counts().granted_again,
+            "fates": self._desk.fates(),
             "blocked_s": self.shares(),
         }
         await self._worker.call(_write_whole, self._startup.run.learner, json.dumps(end, indent=2))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mage_async.metrics import check_names
 from mage_async.staleness import (
+    Lengths,
     TokenAges,
     effective_share,
     k3,
@@ -19,7 +20,7 @@ from mage_async.staleness import (
 log_ratios = st.lists(st.floats(-5.0, 5.0, width=32), min_size=1, max_size=20)
 
 
-def ages(staleness, episodes, *, ratios=None, clipped=(), masked=()):
+def ages(staleness, episodes, *, ratios=None, clipped=(), masked=(), known=None):
     places = np.arange(len(staleness))
     return TokenAges(
         np.array(staleness, np.int32),
@@ -27,6 +28,7 @@ def ages(staleness, episodes, *, ratios=None, clipped=(), masked=()):
         np.log(np.array(ratios or [1.0] * len(staleness), np.float32)),
         np.isin(places, clipped),
         np.isin(places, masked),
+        np.array(known or [0] * len(staleness), np.int32),
     )
 
 
@@ -44,6 +46,34 @@ def test_each_age_says_its_share_and_what_was_done_to_it():
     assert (found["token_share_age_8"], found["masked_share_age_8"]) == (0.25, 1.0)
     assert found["clipped_share_age_0"] == 0.0
     assert "token_share_age_2" not in found
+
+
+def test_the_histogram_of_ages_is_of_the_episode_s_own_tokens():
+    found = staleness_metrics(ages([3, 3, 1, 0], [0, 0, 0, 1]), max_staleness=2)
+    assert found["token_share_age_3"] == 0.5
+    assert found["token_share_age_3_episode_1"] == pytest.approx(2 / 3)
+    assert found["token_share_age_0_episode_2"] == 1.0
+
+
+def test_an_approximate_version_never_passes_for_an_exact_one():
+    found = staleness_metrics(ages([0, 2, 4, 4], [0] * 4, known=[0, 0, 1, 2]), max_staleness=2)
+    assert found["exact_staleness_mean"] == 1.0
+    assert found["reply_staleness_mean"] == 4.0
+    assert "segment_staleness_mean" in found
+    check_names(found)
+
+
+def test_a_trial_counts_once_and_one_of_a_dropped_group_counts_as_lost():
+    lengths = Lengths()
+    for grant in range(10):
+        lengths.arrived(grant, 0, 1.0 + grant)
+    lengths.arrived(3, 0, 100.0)  # sent again
+    lengths.trained(range(9))
+    lengths.arrived(2, 0, 100.0)  # a late duplicate
+    assert lengths.bias(in_flight={9}) == 1.0
+    assert lengths.wasted_share(in_flight={9}) == 0.0
+    assert lengths.bias(in_flight=()) == 0.0
+    assert lengths.wasted_share(in_flight=()) == pytest.approx(10 / 55)
 
 
 def test_every_name_is_explained():

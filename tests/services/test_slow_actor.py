@@ -1,0 +1,126 @@
+"""A slow actor among fast ones: real desk, ledger, actors and wire in one process; engines without
+a model draw each turn with the version that they hold at its end.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mage_async.admission import SlotLedger
+from mage_async.admission_rules import RULES
+from mage_async.assembly import WORDS
+from mage_async.completion import Sampling
+from mage_async.environments.catalogue import load
+from mage_async.inference.chat_files import load_chat
+from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy_version import policy_per_token
+from mage_async.tags import Tags
+from mage_async.task_stream import TaskStream
+from mage_async.trajectory import Group
+from mage_async.trial_run import TrialRules
+from mage_async.wire import Hello, Publication
+from mage_async.wording import wording
+from mage_services.actor import Actor
+from mage_services.desk import Desk, DeskRules
+from mage_services.engines.scripted import Pace, ScriptedEngine, UniformWords
+from mage_services.play import Stage
+from mage_services.testing import MemoryJournal, MemoryLearnerChannel
+
+BOUND, BATCH, TRIALS, STEPS = 2, 3, 2, 25
+PACES: tuple[Pace, ...] = (lambda trial: 0.0, lambda trial: 0.0, lambda trial: 0.01)
+"""Seconds a turn of each actor; a trial has twelve turns."""
+
+
+def _stage(directory: Path, pace: Pace) -> Stage:
+    environment = load("rps")
+    save_tokenizer(build_tokenizer([*environment.facts.words, *WORDS]), directory)
+    chat, tags = load_chat(directory), Tags("both")
+    words = wording(environment, 3, rules=False)
+    rules = TrialRules(3, Sampling(), 1, tags, words, keeps_history=True, reflects=False)
+    answers = UniformWords(chat, tags, ("rock", "paper", "scissors"))
+    return Stage(environment, rules, chat, ScriptedEngine(answers, pace))
+
+
+def _publication(version: int) -> Publication:
+    return Publication(version=version, path="no-weights", digest="none")
+
+
+async def _inbox(channel: MemoryLearnerChannel, desk: Desk) -> None:
+    while True:
+        desk.take(*await channel.receive())
+
+
+async def _act(channel: MemoryLearnerChannel, stage: Stage, name: str) -> None:
+    hello = Hello(role="actor", name=name, build="test", config_digest="test", credits=3)
+    peer = channel.connect(hello)
+    await Actor(peer, stage, name).run(await peer.receive())
+
+
+async def _learn(desk: Desk) -> list[list[Group]]:
+    """Train every step in no time; the batches in order."""
+    batches = []
+    desk.open(_publication(0))
+    for version in range(1, STEPS + 1):
+        while (groups := desk.take_batch()) is None:
+            desk.arrived.clear()
+            await desk.arrived.wait()
+        batches.append(groups)
+        desk.lengths.trained([group.grant for group in groups])
+        desk.trained(version)
+        desk.publish(_publication(version))
+    return batches
+
+
+async def _train(rule: str, directory: Path) -> tuple[Desk, list[list[Group]]]:
+    channel = MemoryLearnerChannel()
+    stages = [_stage(directory, pace) for pace in PACES]
+    ledger = SlotLedger(BATCH, BOUND, TRIALS, rule=RULES[rule])
+    rules = DeskRules(3, 60.0, 100, 0, STEPS)
+    tasks = TaskStream(stages[0].environment, 0)
+    desk = Desk(channel, ledger, MemoryJournal(), tasks, rules, time.monotonic)
+    async with asyncio.TaskGroup() as group:
+        inbox = group.create_task(_inbox(channel, desk))
+        for number, stage in enumerate(stages):
+            group.create_task(_act(channel, stage, f"actor-{number}"))
+        batches = await _learn(desk)
+        desk.dismiss("enough")
+        inbox.cancel()
+    return desk, batches
+
+
+def _staleness(batches: list[list[Group]]) -> int:
+    """The largest of any token trained, in steps."""
+    ages = [
+        version - policy_per_token(segment.versions, len(segment.tokens))[segment.is_sampled]
+        for version, batch in enumerate(batches)
+        for group in batch
+        for trial in group.trials
+        for segment in trial.segments
+    ]
+    return int(np.concatenate(ages).max())
+
+
+@pytest.mark.parametrize("rule", ["slots", "strict"])
+def test_a_slow_actor_never_breaks_the_bound(rule: str, tmp_path: Path) -> None:
+    desk, batches = asyncio.run(_train(rule, tmp_path))
+    assert _staleness(batches) <= BOUND
+    assert all(version - group.version <= BOUND for version, b in enumerate(batches) for group in b)
+    counts = desk.counts().groups
+    assert counts.granted == counts.trained + counts.in_flight
+    assert desk.fates() == {"length_bias": 1.0, "wasted_share": 0.0}
+
+
+def test_the_same_slow_actor_breaks_it_where_only_the_mean_is_bounded(tmp_path: Path) -> None:
+    _, batches = asyncio.run(_train("count", tmp_path))
+    late = [version - g.version for version, batch in enumerate(batches) for g in batch]
+    assert max(late) > BOUND
+
+
+def test_drop_holds_the_bound_by_never_training_what_the_slow_actor_played(tmp_path: Path) -> None:
+    desk, batches = asyncio.run(_train("drop", tmp_path))
+    assert _staleness(batches) <= BOUND
+    assert desk.counts().groups.dropped > 0
+    assert desk.fates()["length_bias"] < 1.0
