@@ -1,30 +1,31 @@
-"""What staleness costs: rules of admission simulated, and learning under it in whole runs.
+"""What staleness costs: rules of admission simulated, and the findings of whole runs.
 
-    python bench/staleness.py --simulate                     seconds; the last line is the verdict
-    python bench/staleness.py --run-dir DIR [--config quickstart] [--bounds 0 1 2 4 8]
-        [--rules slots count unbounded] [--corrections decoupled none ppo] [--seeds 0 1 2]
-        [--lag 0] [--set a.b=c …] [--parallel 2]
+    python bench/staleness.py --simulate            seconds; the last line is the verdict
+    python bench/staleness.py [--run-dir DIR] [--only quickstart …] [--seeds 0 1 2 3 4] [--for-s S]
 
-The matrix is every bound with every rule, correction and seed. It resumes: a run whose folder holds
-an evaluation is not run again, and one without is begun anew. DIR gets `runs.csv`, `report.html`
-and `return.svg`, rewritten after every run.
+The second runs the studies below, each a few cells of `mage ablate` over one configuration, reads
+them and prints a table and the differences between settings, seed by seed. It resumes, as
+`mage ablate` does. A full matrix is `mage ablate` itself, whose defaults are five bounds, three
+rules, three corrections and three seeds.
 """
 
 import argparse
-import itertools
-import shutil
+import math
 import statistics
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from baseline import write_baseline
-from staleness_report import Cell, write_report
 
+from mage_async.ablate import Ablation, read_ablation
+from mage_async.ablation import Finished
 from mage_async.admission_rules import RULES
 from mage_async.flow_simulation import Outcome, Workload, simulate
+from mage_async.intervals import interval, paired, standard_error
+from mage_async.report.ablation import by_setting
+from mage_services.ablate import finished_runs, run
 
 KNOWN = {
     "count": {"throughput": 0.83, "groups_over": 0.23, "tokens_over": 0.216},
@@ -35,43 +36,121 @@ KNOWN = {
 AGE_AWARE = 0.002
 
 
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Cells of one configuration, and which of them are to be compared."""
+
+    name: str
+    matrices: tuple[str, ...]
+    """Arguments of `mage ablate`, without seeds."""
+    pairs: tuple[tuple[str, str], ...]
+    """Settings by their labels, the one minus the other."""
+
+
+_FASTER = "--set learner.learning_rate=0.002 --set learner.final_learning_rate=0.0004"
+STUDIES = (
+    Study(
+        "quickstart",
+        (
+            "--rules sync --bounds 0 --corrections decoupled --lags 0 4 8",
+            "--rules sync --bounds 0 --corrections ppo --lags 2 4",
+            "--rules sync --bounds 0 --corrections none --lags 4 8",
+            "--rules slots --bounds 1 --corrections decoupled",
+        ),
+        (
+            ("sync 0, ppo, lag 4", "sync 0, decoupled, lag 4"),
+            ("sync 0, decoupled, lag 4", "sync 0, decoupled"),
+            ("sync 0, decoupled, lag 8", "sync 0, decoupled"),
+            ("sync 0, none, lag 4", "sync 0, decoupled, lag 4"),
+            ("sync 0, none, lag 8", "sync 0, decoupled, lag 8"),
+            ("slots 1, decoupled", "sync 0, decoupled"),
+        ),
+    ),
+    Study(
+        "quickstart at twice its learning rate",
+        (
+            f"--rules sync --bounds 0 --corrections ppo decoupled --lags 4 {_FASTER}",
+            f"--rules sync --bounds 0 --corrections decoupled --lags 8 {_FASTER}",
+        ),
+        (("sync 0, ppo, lag 4", "sync 0, decoupled, lag 4"),),
+    ),
+    Study(
+        "kuhn",
+        (
+            "--config kuhn --rules sync --bounds 0 --corrections decoupled --lags 0 4 8",
+            "--config kuhn --rules sync --bounds 0 --corrections ppo none --lags 4",
+            "--config kuhn --rules slots --bounds 1 --corrections decoupled",
+        ),
+        (
+            ("sync 0, ppo, lag 4", "sync 0, decoupled, lag 4"),
+            ("sync 0, decoupled, lag 4", "sync 0, decoupled"),
+            ("sync 0, decoupled, lag 8", "sync 0, decoupled"),
+            ("sync 0, none, lag 4", "sync 0, decoupled, lag 4"),
+            ("slots 1, decoupled", "sync 0, decoupled"),
+        ),
+    ),
+)
+
+
 def main() -> int:
-    """Simulate, or run what of the matrix is missing."""
+    """Simulate, or run and read the studies."""
     options = _options()
     if options.simulate:
         return _simulate(options.seeds)
-    cells = [
-        Cell(bound, rule, correction, seed, options.lag)
-        for seed, bound, rule, correction in itertools.product(
-            options.seeds, options.bounds, options.rules, options.corrections
-        )
-    ]
-    options.run_dir.mkdir(parents=True, exist_ok=True)
-    missing = [cell for cell in cells if not cell.is_done(options.run_dir)]
-    print(f"{len(cells)} runs, {len(cells) - len(missing)} of them done")
-    failed = 0
-    with ThreadPoolExecutor(options.parallel) as pool:
-        running = {pool.submit(_run, cell, options): cell for cell in missing}
-        for ended in as_completed(running):
-            failed += not ended.result()
-            print(f"{running[ended].name()}: {'done' if ended.result() else 'failed'}", flush=True)
-            write_report(options.run_dir, cells)
-    write_report(options.run_dir, cells)
-    print(f"report: {options.run_dir / 'report.html'}")
-    return 1 if failed else 0
+    studies = [each for each in STUDIES if not options.only or each.name in options.only]
+    outcomes = [run(_ablation(study, options)) for study in studies]
+    read = {study.name: _read(study, _ablation(study, options)) for study in studies}
+    write_baseline("staleness", {"seeds": options.seeds, "studies": read})
+    return max(outcomes)
 
 
-def _run(cell: Cell, options: argparse.Namespace) -> bool:
-    """One run in a process of its own; whether it came to its end."""
-    folder = options.run_dir / cell.name()
-    shutil.rmtree(folder, ignore_errors=True)  # it was interrupted
-    assignments = [*cell.assignments(), *options.set]
-    command = [sys.executable, "-m", "mage_async.launch", "--config", options.config]
-    command += ["--run-dir", str(folder)]
-    command += [part for assignment in assignments for part in ("--set", assignment)]
-    with (options.run_dir / f"{cell.name()}.log").open("w") as log:
-        ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT)
-    return ended.returncode == 0
+def _ablation(study: Study, options: argparse.Namespace) -> Ablation:
+    """All cells of a study; matrices of one configuration share a folder."""
+    folder = options.run_dir / study.name.replace(" ", "_")
+    seeds = " ".join(map(str, options.seeds))
+    common = f"--run-dir {folder} --seeds {seeds} --parallel {options.parallel}"
+    parts = [read_ablation(f"{each} {common}".split()) for each in study.matrices]
+    configs = {cell: config for part in parts for cell, config in part.configs.items()}
+    ordered = dict(sorted(configs.items(), key=lambda item: (item[0].seed, item[0].setting)))
+    return replace(parts[0], configs=ordered, title=study.name, for_s=options.for_s)
+
+
+def _read(study: Study, ablation: Ablation) -> dict[str, Any]:
+    """Figures by setting, and differences by seed."""
+    runs = {setting.label(): same for setting, same in by_setting(finished_runs(ablation)).items()}
+    print(f"\n{study.name}: held-out return of the last episode, mean ± 95 % (each seed)")
+    returns = {
+        label: {run.cell.seed: run.figures["heldout_last_return"] for run in same}
+        for label, same in runs.items()
+    }
+    for label, by_seed in returns.items():
+        each = " ".join(f"{value:+.3f}" for value in by_seed.values())
+        print(f"  {label:32} {_said(list(by_seed.values()))}   {each}")
+    differences = {}
+    for one, other in study.pairs:
+        if one in returns and other in returns:
+            found = paired(returns[one], returns[other])
+            differences[f"{one} − {other}"] = _summed(found)
+            print(f"  {one} − {other}: {_said(found)}, standard error {standard_error(found):.3f}")
+    rows = {label: [_row(run) for run in same] for label, same in runs.items()}
+    means = {label: _summed(list(by_seed.values())) for label, by_seed in returns.items()}
+    return {"heldout_last_return": means, "differences": differences, "runs": rows}
+
+
+def _summed(values: list[float]) -> dict[str, float]:
+    mean, half = interval(values)
+    error = standard_error(values)
+    return {"mean": mean, "half_width_95": half, "standard_error": error, "seeds": len(values)}
+
+
+def _said(values: list[float]) -> str:
+    mean, half = interval(values)
+    return f"{mean:+.3f} ± {half:.3f}"
+
+
+def _row(run: Finished) -> dict[str, Any]:
+    known = {name: value for name, value in run.row().items() if value == value}
+    return known | {"ages": [{str(age): share for age, share in part.items()} for part in run.ages]}
 
 
 def _simulate(seeds: list[int]) -> int:
@@ -128,14 +207,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/staleness"))
-    parser.add_argument("--config", default="quickstart")
-    parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2, 4, 8])
-    parser.add_argument("--rules", nargs="+", choices=RULES, default=["slots"])
-    parser.add_argument("--corrections", nargs="+", default=["decoupled"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--lag", type=int, default=0, help="act with weights of so many steps ago")
-    parser.add_argument("--set", action="append", default=[], help="a.b=c for every run")
-    parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--only", nargs="+", help="studies by name")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--for-s", type=float, default=math.inf, help="begin no run later")
     return parser.parse_args()
 
 

@@ -49,13 +49,17 @@ def read_records(run: RunDirectory) -> RunRecords:
         config_file.load(run.config, []),
         read_lines(run.metrics),
         read_lines(run.curve),
-        _document(run.evaluation),
-        _document(run.learner),
+        read_document(run.evaluation),
+        read_document(run.learner),
         read_lines(run.samples),
     )
 
 
-def _document(file: Path) -> Record:
+def read_document(file: Path) -> Record:
+    """A file of one JSON document; empty where it is not there.
+
+    Raises: RunError: it is damaged.
+    """
     return _parsed(file, file.read_text(), "") if file.is_file() else {}
 
 

@@ -20,6 +20,11 @@ CORE = STANDARD - WAITING | {"numpy", "msgpack", "msgspec", "mage_async"}
 LEARNING = {"torch", "transformers", "tokenizers", "safetensors", "mage_kernels"}
 LEARNING |= {"huggingface_hub", "jinja2"}  # transformers' own, to find a model and render its chat
 SERVICES = STANDARD | {"numpy", "msgpack", "msgspec", "torch", "uvloop", "rich"}
+OPTIONAL = {
+    "plots.py": {"matplotlib"},
+    "sglang_process.py": {"sglang"},
+    "sglang_weights.py": {"sglang"},
+}
 SPEAKING = {"channel.py", "curve.py", "links.py", "sockets.py"}
 FORBIDDEN_NAMES = {"types", "utils", "common", "base", "manager"}
 
@@ -41,8 +46,8 @@ def allowed(path):
         return STANDARD - WAITING | {"torch", "triton", "mage_kernels"}
     if package_of(path) == "mage_services":
         zmq = {"zmq"} if path.name in SPEAKING else set()
-        sglang = {"sglang"} if path.name in ("sglang_process.py", "sglang_weights.py") else set()
-        return SERVICES | zmq | sglang | {"mage_async", "mage_services"}
+        extra = OPTIONAL.get(path.name, set())
+        return SERVICES | zmq | extra | {"mage_async", "mage_services"}
     if has_torch(path):
         return CORE | LEARNING
     is_game = path.is_relative_to(PACKAGES["mage_async"] / "environments")

@@ -3,8 +3,6 @@
 Intervals over runs are Student's, at 95 %, half-widths; a single run has none.
 """
 
-import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +12,6 @@ import msgspec
 from mage_async.config import Config
 from mage_async.run_records import RunRecords
 
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t at 97.5 % for 1, 2, … degrees of freedom; beyond the last, the normal's 1.96."""
 APART = ("seed", "journal.", "supervision.", "transport.")
 """Keys that make no other arm: they change neither what is learned nor how fast."""
 
@@ -60,14 +56,6 @@ def arms(runs: Iterable[Run]) -> list[Arm]:
         Arm(own, sorted(members, key=lambda run: run.records.config.seed))
         for own, members in found.values()
     ]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half-width at 95 % over runs; the half-width of a single one is NaN."""
-    if len(values) < 2:
-        return values[0], math.nan
-    scale = T95[len(values) - 2] if len(values) - 2 < len(T95) else 1.96
-    return statistics.fmean(values), scale * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def paired(first: Arm, second: Arm, *path: str | int) -> list[float]:

@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mage_async.report.arms import Arm, Run, arms, interval, paired
+from mage_async.intervals import interval
+from mage_async.report.arms import Arm, Run, arms, paired
 from mage_async.report.chart import line_chart
 from mage_async.report.curves import curve_points, legend
 from mage_async.report.document import document, section

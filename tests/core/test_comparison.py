@@ -7,7 +7,8 @@ import pytest
 
 from mage_async.compare import read_run
 from mage_async.errors import RunError
-from mage_async.report.arms import arms, interval, paired
+from mage_async.intervals import interval
+from mage_async.report.arms import arms, paired
 from mage_async.report.comparison import compare, lines
 from mage_async.summary import summarise, write_summary
 

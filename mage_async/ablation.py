@@ -1,0 +1,177 @@
+"""An ablation of staleness: which runs a matrix is made of, and what a finished one says.
+
+A cell of the matrix is one whole run in a folder of its own. It is done when its summary says so;
+whoever comes later runs the cells that are missing, and reads those that are not.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mage_async.run_directory import RunDirectory
+from mage_async.run_records import Record, RunRecords, read_document, read_records
+from mage_async.staleness import OLDEST_AGE
+
+BOUND_OF = {"sync": 0, "one_step": 1}
+"""Rules that have a bound of their own, whatever the configuration says: one cell, not one a bound.
+"""
+AVERAGED = (
+    "over_bound_share",
+    "k3_mean",
+    "effective_share",
+    "clipped_share",
+    "masked_share",
+    "entropy",
+)
+"""Of every step's record, averaged over steps (they train equally many trials)."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """What is compared; runs that differ in their seed only have the same."""
+
+    rule: str
+    correction: str
+    lag: int
+    bound: int
+
+    def place(self) -> int:
+        """The largest age that the rule means to allow, in steps."""
+        return self.bound + self.lag
+
+    def label(self) -> str:
+        """In a few words."""
+        lag = f", lag {self.lag}" if self.lag else ""
+        return f"{self.rule} {self.bound}, {self.correction}{lag}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the matrix."""
+
+    setting: Setting
+    seed: int
+
+    def name(self) -> str:
+        """Its folder."""
+        own = self.setting
+        lag = f"-lag{own.lag}" if own.lag else ""
+        return f"{own.rule}-{own.bound}-{own.correction}{lag}-seed{self.seed}"
+
+    def assignments(self) -> list[str]:
+        """What it changes in the configuration."""
+        own = self.setting
+        return [
+            f"seed={self.seed}",
+            f"admission.rule={own.rule}",
+            f"admission.max_staleness={own.bound}",
+            f"admission.lag={own.lag}",
+            f"learner.correction={own.correction}",
+            f"learner.max_age={own.place()}",
+        ]
+
+
+def cells(
+    *,
+    bounds: Iterable[int],
+    rules: Iterable[str],
+    corrections: Iterable[str],
+    lags: Iterable[int],
+    seeds: Iterable[int],
+) -> list[Cell]:
+    """Every bound with every rule, correction, lag and seed, none twice; a seed's cells together,
+    so that an interrupted matrix is one of fewer seeds.
+    """
+    product = itertools.product(seeds, lags, bounds, rules, corrections)
+    found = (
+        Cell(Setting(rule, correction, lag, BOUND_OF.get(rule, bound)), seed)
+        for seed, lag, bound, rule, correction in product
+    )
+    return list(dict.fromkeys(found))
+
+
+def is_done(run: RunDirectory) -> bool:
+    """Whether a cell's run came to its end."""
+    return bool(read_document(run.summary).get("complete"))
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a finished run says."""
+
+    cell: Cell
+    figures: dict[str, float]
+    """By name; the last episode's returns first."""
+    curve: list[tuple[int, float, float]]
+    """After each step: trials trained, seconds of training, return of the batch's last episode."""
+    ages: list[dict[int, float]]
+    """The share of each age among all tokens, then among those of each episode."""
+
+    def row(self) -> dict[str, Any]:
+        """Flat, for a table."""
+        own = self.cell.setting
+        names = {"rule": own.rule, "correction": own.correction, "lag": own.lag, "bound": own.bound}
+        return names | {"seed": self.cell.seed} | self.figures
+
+
+def read_cell(cell: Cell, run: RunDirectory) -> Finished:
+    """Read a run that is done.
+
+    Raises: RunError: a file of it is damaged.
+    """
+    records, summary = read_records(run), read_document(run.summary)
+    return Finished(cell, _figures(records, summary), _curve(records), _ages(records))
+
+
+def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
+    stale, trials = summary["staleness"], summary["trials"]
+    last = {
+        f"{split}_last_return": summary["evaluation"][split]["return_by_episode"][-1]
+        for split in ("heldout", "train")
+    }
+    first = {
+        f"{name}_episode_1": statistics.fmean(
+            record.get(f"{name}_episode_1", 0.0) for record in records.metrics
+        )
+        for name in ("over_bound_share", "masked_share")
+    }
+    return {
+        **last,
+        "wall_s": summary["wall_s"],
+        "trials_per_s": summary["throughput"]["trials_per_s"],
+        "staleness_mean": stale["mean"],
+        "staleness_max": stale["max"],
+        **{n: statistics.fmean(record[n] for record in records.metrics) for n in AVERAGED},
+        **first,
+        "dropped_share": trials["dropped"] / max(1, trials["granted"]),
+        "wasted_share": stale.get("wasted_share", math.nan),
+        "length_bias": stale.get("length_bias", math.nan),
+    }
+
+
+def _curve(records: RunRecords) -> list[tuple[int, float, float]]:
+    rules = records.config.admission
+    batch = rules.groups_per_step * rules.trials_per_group
+    return [
+        (record["step"] * batch, record["time_s"], record["return_by_episode"][-1])
+        for record in records.metrics
+    ]
+
+
+def _ages(records: RunRecords) -> list[dict[int, float]]:
+    endings = ["", *(f"_episode_{k + 1}" for k in range(records.config.trial.episodes))]
+    return [_histogram(records.metrics, ending) for ending in endings]
+
+
+def _histogram(metrics: Sequence[Record], ending: str) -> dict[int, float]:
+    """Mean share of each age over the steps that say it."""
+    shares: dict[int, float] = {}
+    for record in metrics:
+        for age in range(OLDEST_AGE + 1):
+            share = record.get(f"token_share_age_{age}{ending}", 0.0)
+            if share:
+                shares[age] = shares.get(age, 0.0) + share / len(metrics)
+    return shares

@@ -1,0 +1,29 @@
+"""Means over seeds and how sure they are: few values, so Student's t and not the normal."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t at 97.5 % by degrees of freedom."""
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half-width at 95 %; the half-width of one value is NaN."""
+    return statistics.fmean(values), _t95(len(values) - 1) * standard_error(values)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean; NaN for one value."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def paired(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
+    """`one - other` of each seed that both have: seeds share warm start and tasks, so differences
+    vary less than either.
+    """
+    return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+
+
+def _t95(degrees: int) -> float:
+    return T95[degrees] if degrees < len(T95) else 1.96 + 2.5 / degrees

@@ -1,0 +1,169 @@
+"""The runs of an ablation, side by side: what `mage_async.ablate` becomes.
+
+task      waits for                       then
+a cell    room among `parallel` runs      starts its run, waits for its end, writes the report again
+
+A run that fails costs the matrix its cell, and the exit status. SIGINT and SIGTERM end the runs
+under way; the next call begins those anew.
+"""
+
+import asyncio
+import csv
+import fcntl
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mage_async import config_file
+from mage_async.ablate import Ablation, read_ablation
+from mage_async.ablation import Cell, Finished, is_done, read_cell
+from mage_async.errors import MageError, RunError
+from mage_async.launch import EXIT_USAGE
+from mage_async.report.ablation import render_ablation
+from mage_async.run_directory import RunDirectory
+from mage_services.plots import write_png
+
+
+def main() -> int:
+    """Run what the command line asks for; 1 where a run failed."""
+    try:
+        return run(read_ablation(sys.argv[1:]))
+    except MageError as error:
+        print(f"mage ablate: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def run(ablation: Ablation) -> int:
+    """Run what is missing, and write the report; 1 where a run failed.
+
+    Raises: RunError: a run lies there that was another one, or is damaged, or somebody else runs
+        the same matrix.
+    """
+    ablation.root.mkdir(parents=True, exist_ok=True)
+    with _alone(ablation.root):
+        missing = [cell for cell in ablation.configs if not _found(ablation, cell)]
+        done = len(ablation.configs) - len(missing)
+        print(f"{len(ablation.configs)} runs, {done} of them done", flush=True)
+        try:
+            outcomes = asyncio.run(_run_all(ablation, missing))
+        except asyncio.CancelledError:
+            print("stopped; the same call goes on")
+            return 128 + signal.SIGTERM
+        write_files(ablation)
+    left = outcomes.count("left for later")
+    print(f"{left} runs left; call again" if left else f"report: {ablation.root / 'report.html'}")
+    return 1 if "failed" in outcomes else 0
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Nobody else runs cells of this folder; the lock ends with the process."""
+    with (root / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{root}: another `mage ablate` runs there; wait for it") from None
+        yield
+
+
+async def _run_all(ablation: Ablation, missing: Sequence[Cell]) -> list[str]:
+    """What became of each. Cancellation ends the runs under way."""
+    room = asyncio.Semaphore(ablation.parallel)
+    until = time.monotonic() + ablation.for_s
+
+    async def one(cell: Cell) -> str:
+        async with room:
+            outcome = await _run(ablation, cell) if time.monotonic() < until else "left for later"
+        if outcome != "left for later":
+            write_files(ablation)
+            print(f"{cell.name()}: {outcome}", flush=True)
+        return outcome
+
+    whole = asyncio.current_task()
+    assert whole is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, whole.cancel)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(one(cell), name=cell.name()) for cell in missing]
+    return [task.result() for task in running]
+
+
+async def _run(ablation: Ablation, cell: Cell) -> str:
+    """One run in a process of its own. Cancellation ends it and all its processes."""
+    run = _directory(ablation, cell)
+    shutil.rmtree(run.root, ignore_errors=True)  # it was interrupted
+    config = ablation.root / f"{cell.name()}.toml"
+    config.write_text(config_file.dump(ablation.configs[cell]))
+    command = ["-m", "mage_async.launch", "--config", str(config), "--run-dir", str(run.root)]
+    with (ablation.root / f"{cell.name()}.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            "--actors",
+            str(ablation.num_actors),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            code = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+    config.unlink()
+    return "failed" if code else "done"
+
+
+def finished_runs(ablation: Ablation) -> list[Finished]:
+    """What is done says."""
+    runs = [(cell, _directory(ablation, cell)) for cell in ablation.configs]
+    return [read_cell(cell, run) for cell, run in runs if is_done(run)]
+
+
+def write_files(ablation: Ablation) -> None:
+    """The report, the table and the picture of what is done."""
+    finished = finished_runs(ablation)
+    if not finished:
+        return
+    page = render_ablation(finished, num_cells=len(ablation.configs), title=ablation.title)
+    (ablation.root / "report.html").write_text(page)
+    write_csv(ablation.root / "runs.csv", finished)
+    write_png(ablation.root / "ablation.png", finished)
+
+
+def write_csv(file: Path, finished: Sequence[Finished]) -> None:
+    """A row a run."""
+    rows = [each.row() for each in finished]
+    with file.open("w", newline="") as out:
+        table = csv.DictWriter(out, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+
+
+def _found(ablation: Ablation, cell: Cell) -> bool:
+    """Whether a cell is done.
+
+    Raises: RunError: a run lies there that was another one.
+    """
+    run = _directory(ablation, cell)
+    if not is_done(run):
+        return False
+    if config_file.load(run.config, []) != ablation.configs[cell]:
+        raise RunError(
+            f"{run.root} is done, and was run with another configuration than is asked for now: "
+            "give the same --config and --set, or another --run-dir"
+        )
+    return True
+
+
+def _directory(ablation: Ablation, cell: Cell) -> RunDirectory:
+    return RunDirectory(ablation.root / cell.name())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

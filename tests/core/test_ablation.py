@@ -1,0 +1,110 @@
+"""A matrix of runs: its cells, what a finished one says, and the page."""
+
+import math
+from html.parser import HTMLParser
+
+import pytest
+
+from mage_async.ablate import read_ablation
+from mage_async.ablation import Cell, Finished, Setting, cells, is_done, read_cell
+from mage_async.errors import ConfigError
+from mage_async.intervals import interval, paired, standard_error
+from mage_async.report.ablation import render_ablation
+from mage_async.summary import summarise, write_summary
+
+FIGURES = {
+    "heldout_last_return": 0.7,
+    "train_last_return": 0.7,
+    "trials_per_s": 200.0,
+    "wall_s": 50.0,
+    "staleness_mean": 1.0,
+    "staleness_max": 2.0,
+    "over_bound_share": 0.0,
+    "over_bound_share_episode_1": 0.0,
+    "masked_share": 0.0,
+    "masked_share_episode_1": 0.0,
+    "clipped_share": 0.02,
+    "effective_share": 0.9,
+    "k3_mean": 0.01,
+    "dropped_share": 0.0,
+    "wasted_share": math.nan,
+    "length_bias": 1.0,
+}
+
+
+def finished(setting, seed, last=0.7):
+    curve = [(144 * step, 0.5 * step, last * step / 30) for step in range(1, 31)]
+    ages = [{0: 0.25, 1: 0.75}, {1: 1.0}, {0: 0.5, 1: 0.5}]
+    return Finished(Cell(setting, seed), FIGURES | {"heldout_last_return": last}, curve, ages)
+
+
+def test_a_rule_with_a_bound_of_its_own_is_run_once():
+    found = cells(
+        bounds=[0, 1, 2], rules=["sync", "slots"], corrections=["none"], lags=[0], seeds=[0, 1]
+    )
+    rules = [(cell.setting.rule, cell.setting.bound) for cell in found if cell.seed == 0]
+    assert rules == [("sync", 0), ("slots", 0), ("slots", 1), ("slots", 2)]
+    assert [cell.seed for cell in found] == [0] * 4 + [1] * 4
+
+
+def test_the_default_matrix_is_five_bounds_three_rules_three_corrections_three_seeds(tmp_path):
+    ablation = read_ablation(["--run-dir", str(tmp_path)])
+    assert len(ablation.configs) == 5 * 3 * 3 * 3
+    assert len({cell.name() for cell in ablation.configs}) == 135
+
+
+def test_what_is_no_run_is_said_before_anything_starts(tmp_path):
+    with pytest.raises(ConfigError, match="correction"):
+        read_ablation(["--run-dir", str(tmp_path), "--corrections", "prayer"])
+
+
+def test_the_bound_of_a_mask_grows_with_the_lag():
+    setting = Setting("slots", "age_mask", lag=4, bound=2)
+    assert "learner.max_age=6" in Cell(setting, 0).assignments()
+    assert setting.place() == 6
+
+
+def test_a_finished_run_is_read_and_an_unfinished_one_is_missing(make_run):
+    run = make_run(steps=20)
+    assert not is_done(run)
+    write_summary(run, summarise(run, wall_s=40.0))
+    assert is_done(run)
+    each = read_cell(Cell(Setting("slots", "decoupled", 0, 1), 0), run)
+    assert each.row()["wall_s"] == 40.0
+    assert len(each.curve) == 20
+    assert each.curve[-1][0] == 20 * 144
+    assert len(each.ages) == 1 + 3
+
+
+def test_the_page_shows_every_setting_with_its_interval():
+    runs = [
+        finished(Setting("slots", correction, 0, bound), seed, 0.7 + 0.01 * seed)
+        for correction in ("decoupled", "ppo")
+        for bound in (0, 1, 2)
+        for seed in range(3)
+    ]
+    page = render_ablation(runs, num_cells=20, title="quickstart")
+    checker = HTMLParser()
+    checker.feed(page)
+    assert "18 of 20 runs" in page
+    assert "slots 2, ppo" in page
+    assert "± 0.0248" in page  # of 0.70, 0.71, 0.72: 4.303 * 0.01 / sqrt(3)
+    assert "src=" not in page
+
+
+def test_a_single_run_makes_a_page_without_intervals():
+    page = render_ablation([finished(Setting("sync", "none", 4, 0), 0, 0.0)], num_cells=1, title="")
+    assert "±" not in page
+    assert "sync 0, none, lag 4" in page
+
+
+def test_an_interval_is_student_s_and_a_single_value_has_none():
+    mean, half = interval([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert half == pytest.approx(4.303 / math.sqrt(3))
+    assert standard_error([1.0, 2.0, 3.0]) == pytest.approx(1 / math.sqrt(3))
+    assert math.isnan(interval([1.0])[1])
+
+
+def test_differences_are_taken_between_equal_seeds():
+    assert paired({0: 1.0, 1: 5.0, 3: 9.0}, {1: 2.0, 0: 0.5}) == [0.5, 3.0]

@@ -1,0 +1,59 @@
+"""Cells of a matrix as processes: what is done is read, what is missing is run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mage_async.ablate import read_ablation
+from mage_async.errors import RunError
+from mage_services import ablate
+from mage_services.plots import write_png
+
+SMALL = [
+    *("--bounds", "1", "--rules", "slots", "--corrections", "decoupled", "--seeds", "0"),
+    *("--trials", "36", "--parallel", "1"),
+    *("--set", "warm_start.steps=2", "--set", "warm_start.gate=1.0"),
+    *("--set", "warm_start.max_steps=2", "--set", "warm_start.trials=64"),
+    *("--set", "admission.groups_per_step=2", "--set", "admission.trials_per_group=2"),
+    *("--set", "learner.steps=2"),
+]
+
+
+def test_what_cannot_be_begun_in_time_is_left_for_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ablate.run(read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])) == 0
+    assert "1 runs left; call again" in capsys.readouterr().out
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_two_matrices_never_run_in_one_folder(tmp_path: Path) -> None:
+    ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
+    with ablate._alone(tmp_path), pytest.raises(RunError, match="another `mage ablate` runs"):
+        ablate.run(ablation)
+
+
+def test_without_matplotlib_a_sentence_stands_where_the_picture_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    write_png(tmp_path / "ablation.png", [])
+    assert "pip install" in (tmp_path / "ablation.txt").read_text()
+    assert not (tmp_path / "ablation.png").exists()
+
+
+@pytest.mark.slow
+def test_a_matrix_runs_reports_resumes_and_refuses_another_configuration(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mage_async.ablate", "--run-dir", str(tmp_path), *SMALL]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "slots-1-decoupled-seed0: done" in first.stdout
+    assert (tmp_path / "runs.csv").read_text().count("\n") == 2
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "1 runs, 1 of them done" in again.stdout
+    other = [*command, "--set", "learner.entropy=0.5"]
+    refused = subprocess.run(other, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert "another configuration" in refused.stderr
