@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from kernel_anchors import plain
 from kernel_heads import Case, make_data, single_pass, step
+from kernel_losses import measure_loss
 from kernel_timing import timings
 
 from mage_kernels import linear_logprob
 
 SHAPES = ((4000, 64, 320), (2048, 256, 32_000))
+"""Tokens, width, vocabulary."""
 
 
 def measure_laptop(rounds: int) -> dict[str, Any]:
@@ -18,6 +20,7 @@ def measure_laptop(rounds: int) -> dict[str, Any]:
     found = {}
     for num_tokens, width, vocabulary in SHAPES:
         case = Case(num_tokens, width, vocabulary, "flat", 0.0)
+        repeats = rounds * 3 if vocabulary < 1000 else max(3, rounds // 3)
         data = make_data(case, "cpu", torch.float32)
         ways = {
             "torch, plain": partial(step, plain, data),
@@ -25,12 +28,11 @@ def measure_laptop(rounds: int) -> dict[str, Any]:
             "ours, single pass": partial(single_pass, data),
         }
         print(case.name())
-        times = timings(
-            ways, device="cpu", rounds=rounds * 3 if vocabulary < 1000 else max(3, rounds // 3)
-        )
+        times = timings(ways, device="cpu", rounds=repeats)
         for name, timing in times.items():
             print(timing.line(name))
         found[case.name()] = {name: timing.figures() for name, timing in times.items()}
+        found[case.name()] |= measure_loss(case, "cpu", repeats)
     return found
 
 

@@ -15,7 +15,7 @@ def main() -> None:
     """Check the arguments, then become the evaluator."""
     given = _arguments()
     try:
-        _check(RunDirectory(given.run_dir))
+        check_policy(RunDirectory(given.run_dir))
     except MageError as error:
         print(f"mage evaluate: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
@@ -40,7 +40,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _check(run: RunDirectory) -> None:
+def check_policy(run: RunDirectory) -> None:
+    """Refuse what is no run with a policy."""
     if not run.config.is_file():
         raise RunError(f"{run.root}: no config.toml, so this is no run directory")
     if not run.policy.exists():

@@ -24,6 +24,7 @@ COMMANDS = {
     "replay": "mage_async.replay",
     "journal": "mage_async.journal_list",
     "report": "mage_async.compare",
+    "play": "mage_async.play",
     "keys": "mage_async.keys",
 }
 
@@ -74,7 +75,8 @@ def _arguments() -> argparse.Namespace:
         description="Train a language agent that learns to learn: actors play, a learner trains.",
         epilog="mage evaluate RUN_DIR plays a finished run's policy against fixed sets of tasks; "
         "mage replay RUN_DIR computes a run again from its journal; mage journal RUN_DIR lists it; "
-        "mage report RUN_DIR … compares runs.",
+        "mage report RUN_DIR … compares runs; "
+        "mage play RUN_DIR lets you play.",
     )
     parser.add_argument("--config", help="a TOML file, or the name of a shipped one (quickstart)")
     parser.add_argument("--actors", type=int, default=4, metavar="N", help="actor processes (4)")

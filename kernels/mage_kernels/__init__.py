@@ -2,7 +2,7 @@
 
 from mage_kernels.advantage import group_advantage
 from mage_kernels.dispatch import backend_report
-from mage_kernels.head import PolicyLoss, linear_logprob, linear_policy_loss
+from mage_kernels.head import PolicyLoss, keeps_logits, linear_logprob, linear_policy_loss
 from mage_kernels.logits import token_entropy, token_logprob, token_logprob_and_entropy
 from mage_kernels.surrogate import SUMS, Surrogate, TokenData
 from mage_kernels.turns import TurnLayout, dense_keys
@@ -16,6 +16,7 @@ __all__ = [
     "backend_report",
     "dense_keys",
     "group_advantage",
+    "keeps_logits",
     "linear_logprob",
     "linear_policy_loss",
     "token_entropy",

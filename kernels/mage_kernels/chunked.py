@@ -88,8 +88,13 @@ def at_least(matrix: Tensor, num_rows: int) -> Tensor:
 
 def chunks(num_rows: int, num_columns: int, itemsize: int, chunk_bytes: int) -> Iterator[slice]:
     """Row ranges with at most `chunk_bytes` of logits each, but no fewer than MIN_ROWS rows."""
-    step = max(MIN_ROWS, chunk_bytes // (num_columns * itemsize))
+    step = rows_at_once(num_columns, itemsize, chunk_bytes)
     return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
+
+
+def rows_at_once(num_columns: int, itemsize: int, chunk_bytes: int) -> int:
+    """Rows of the largest chunk."""
+    return max(MIN_ROWS, chunk_bytes // (num_columns * itemsize))
 
 
 def rows_of(inverse_temperature: float | Tensor, rows: slice | Tensor) -> float | Tensor:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mage_kernels.chunked import CHUNK_BYTES, ChunkedLogprob, ChunkedPolicyLoss
+from mage_kernels.chunked import CHUNK_BYTES, ChunkedLogprob, ChunkedPolicyLoss, rows_at_once
 from mage_kernels.compaction import masked_rows, scattered
 from mage_kernels.dispatch import is_fused_head
+from mage_kernels.reference import computing_dtype
 from mage_kernels.surrogate import Surrogate, TokenData
 
 
@@ -69,6 +70,17 @@ def linear_logprob(
     return _linear_logprob(hidden, head, tokens, inverse_temperature, keep_bytes)
 
 
+def keeps_logits(hidden: Tensor, head: Tensor) -> bool:
+    """Whether `linear_logprob` keeps by itself what its backward pass needs of the logits.
+
+    Where it does, `linear_policy_loss` has nothing to save. Plain PyTorch keeps one chunk; the
+    Triton kernels keep what `keep_bytes` says, which is nothing unless told.
+    """
+    itemsize = computing_dtype(hidden.dtype).itemsize
+    fits = len(hidden) <= rows_at_once(len(head), itemsize, CHUNK_BYTES)
+    return fits and not is_fused_head(hidden)
+
+
 def linear_policy_loss(
     hidden: Tensor,
     head: Tensor,
@@ -87,6 +99,7 @@ def linear_policy_loss(
     weight_cap: float | None = None,
     kl_coefficient: float = 0.0,
     entropy_coefficient: float = 0.0,
+    entropy_weights: Tensor | None = None,
 ) -> PolicyLoss:
     """The token-level policy loss with its gradients, in a single pass: three GEMMs, not four.
 
@@ -114,6 +127,9 @@ def linear_policy_loss(
         dual_clip: for negative advantages the surrogate is at most `dual_clip` times their size.
         weight_cap: the constant weight `exp(proximal - behaviour)` is cut at this; None leaves it
             as it is.
+        entropy_weights: `[T]`: a token's entropy bonus is so many times `entropy_coefficient`; None
+            means once. On a GPU the coefficients are constants of a kernel: one that changes from
+            step to step belongs here.
     """
     _check(hidden, head, tokens, inverse_temperature, mask)
     if kl_coefficient and reference_logprobs is None:
@@ -126,7 +142,12 @@ def linear_policy_loss(
     num_rows, index = len(hidden), masked_rows(mask, hidden.device)
     everything = torch.ones(num_rows, dtype=torch.bool, device=hidden.device)
     data = TokenData(
-        behaviour_logprobs, proximal_logprobs, reference_logprobs, advantages, everything
+        behaviour_logprobs,
+        proximal_logprobs,
+        reference_logprobs,
+        advantages,
+        everything,
+        entropy_weights,
     )
     if index is not None:
         hidden, tokens, data = hidden.index_select(0, index), tokens[index], data.rows(index)

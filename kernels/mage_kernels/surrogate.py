@@ -69,6 +69,8 @@ class TokenData(NamedTuple):
     advantages: Tensor
     mask: Tensor
     """bool: which tokens count. What stands elsewhere is never read into a result, not even NaN."""
+    entropy_weights: Tensor | None = None
+    """How many times the entropy coefficient a token's bonus is; None: once."""
 
     def rows(self, index: slice | Tensor) -> "TokenData":
         """The same for some of the tokens."""
@@ -96,6 +98,8 @@ def token_terms(logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surroga
     proximal = behaviour if proximal is None else proximal
     reference = _masked(data.reference_logprobs, mask, logprob.dtype)
     advantage = _masked(data.advantages, mask, logprob.dtype)
+    bonus = _masked(data.entropy_weights, mask, logprob.dtype)
+    bonus = loss.entropy_coefficient * (1.0 if bonus is None else bonus)
     logprob, entropy = _masked(logprob, mask), _masked(entropy, mask)
 
     ratio = (logprob - proximal).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -111,9 +115,7 @@ def token_terms(logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surroga
     raw_weight = (proximal - behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     weight = raw_weight if loss.weight_cap is None else raw_weight.clamp(max=loss.weight_cap)
     reference_k3 = torch.zeros_like(logprob) if reference is None else k3(reference - logprob)
-    value = (
-        weight * surrogate + loss.kl_coefficient * reference_k3 - loss.entropy_coefficient * entropy
-    )
+    value = weight * surrogate + loss.kl_coefficient * reference_k3 - bonus * entropy
     pieces = {
         "tokens": mask,
         "loss": value,

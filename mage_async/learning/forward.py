@@ -7,10 +7,11 @@ import torch
 from transformers import PreTrainedModel
 
 from mage_async.learning.attention import Boundaries
+from mage_async.learning.token_loss import HeadInputs
 from mage_async.packing import Packed
 from mage_kernels import backend_report, linear_logprob
 
-__all__ = ["Batch", "Row", "backend_report", "hidden_states", "token_logprobs"]
+__all__ = ["Batch", "Row", "backend_report", "head_inputs", "hidden_states", "token_logprobs"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,9 +51,15 @@ def token_logprobs(
     model: PreTrainedModel, batch: Batch, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-prob and entropy of each sampled token, in nats, after temperature: two float32 [N]."""
+    inputs = head_inputs(model, batch, temperature)
+    return linear_logprob(inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature)
+
+
+def head_inputs(model: PreTrainedModel, batch: Batch, temperature: float) -> HeadInputs:
+    """The transformer's forward, up to where log-probs are made."""
     hidden = hidden_states(model, batch.row)[batch.sources]
     head = model.get_output_embeddings().weight
-    return linear_logprob(hidden, head, batch.targets, 1.0 / temperature)
+    return HeadInputs(hidden, head, batch.targets, 1.0 / temperature)
 
 
 def hidden_states(model: PreTrainedModel, row: Row) -> torch.Tensor:

@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from mage_async.config import Learner
-from mage_async.learning.corrections.catalogue import correction
 from mage_async.learning.corrections.surrogate import Surrogate, Tokens
-from mage_async.learning.forward import Batch, token_logprobs
+from mage_async.learning.forward import Batch, head_inputs, token_logprobs
+from mage_async.learning.token_loss import loss_pass
 from mage_async.packing import Packed, Sequenced, pack
 from mage_async.staleness import TokenAges, staleness_metrics
 from mage_async.trajectory import Kind
@@ -33,10 +33,15 @@ class _Part:
     staleness: torch.Tensor
     turns: torch.Tensor
 
-    def tokens(self, logprobs: torch.Tensor) -> Tokens:
-        """What the correction is given."""
+    def tokens(self) -> Tokens:
+        """What the correction is given, at the beginning of the step."""
         return Tokens(
-            logprobs, self.proximal, self.behaviour, self.advantages, self.staleness, self.turns
+            self.proximal,
+            self.proximal,
+            self.behaviour,
+            self.advantages,
+            self.staleness,
+            self.turns,
         )
 
 
@@ -65,7 +70,7 @@ class Trainer:
     def adopt(self, rules: Learner, temperature: float, seed: int, *, max_staleness: int) -> None:
         """Train by these rules from here on; a resumed run may have others than its checkpoint."""
         self._rules, self._temperature, self._seed = rules, temperature, seed
-        self._correct = correction(rules)
+        self._loss = loss_pass(rules)
         self._max_staleness = max_staleness
         for group in self._optimizer.param_groups:
             group["betas"] = (rules.beta1, rules.beta2)
@@ -75,7 +80,8 @@ class Trainer:
         """The model in a few words."""
         model = self.model
         size = f"{model.num_parameters():,} parameters"
-        return f"{model.config.model_type} of {size} in {model.dtype} on {model.device}"
+        kind = f"{model.config.model_type} of {size} in {model.dtype} on {model.device}"
+        return f"{kind}; {self._rules.correction}: {self._loss}"
 
     def step(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """Train on a batch; the version grows by one. Returns metrics by name."""
@@ -132,15 +138,14 @@ class Trainer:
         """One optimizer update; sums over tokens, in the order of `_named`, and what the correction
         did.
         """
-        logprobs, entropy = token_logprobs(self.model, part.batch, self._temperature)
-        made = self._correct(part.tokens(logprobs))
-        losses = made.losses
-        loss = scale * (losses - self._entropy_rate() * entropy * part.acts).sum()
+        inputs = head_inputs(self.model, part.batch, self._temperature)
+        found = self._loss(inputs, part.tokens(), self._entropy_rate() * part.acts, scale)
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        found.loss.backward()
+        made = found.made
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._rules.grad_clip)
         self._optimizer.step()
-        sums = [losses.sum(), entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
+        sums = [made.losses.sum(), found.entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
         sums += [made.is_masked.sum(), norm]
         return torch.stack([value.detach().float() for value in sums]).cpu().numpy(), made
 

@@ -44,7 +44,7 @@ def main() -> None:
 def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
     config = config_file.load(run.config, [])
     own = config.evaluation.episodes
-    policy, version = _newest(run)
+    policy, version = newest(run)
     began = time.monotonic()
     sets = uvloop.run(_play(config, policy, version, num_trials, episodes or own))
     target = (
@@ -74,7 +74,7 @@ def _wall_of(run: RunDirectory, wall_s: float) -> float:
     return json.loads(run.summary.read_text())["wall_s"] if run.summary.is_file() else wall_s
 
 
-def _newest(run: RunDirectory) -> tuple[Path, int]:
+def newest(run: RunDirectory) -> tuple[Path, int]:
     """The newest checkpoint and its version, or the policy the run began from."""
     found = sorted(run.checkpoints.glob("step_*"))
     return (found[-1], int(found[-1].name[5:])) if found else (run.policy, 0)

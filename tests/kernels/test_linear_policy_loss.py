@@ -36,7 +36,11 @@ def token_data(arguments: Head, *, device: str, with_reference: bool) -> TokenDa
     for field in fields:
         field[~mask.to(device)] = float("nan")
     behaviour, proximal, frozen, advantages = fields
-    return TokenData(behaviour, proximal, frozen if with_reference else None, advantages, mask)
+    data = TokenData(behaviour, proximal, None, advantages, mask)
+    if not with_reference:
+        return data
+    weights = torch.rand(num_tokens, generator=generator).where(mask, float("nan"))
+    return data._replace(reference_logprobs=frozen, entropy_weights=weights.to(device))
 
 
 def single_pass(arguments: Head, data: TokenData, normaliser: float, terms: dict[str, Any]):
@@ -214,6 +218,18 @@ def one_token(
         return float(sums[0, SUMS.index("loss")]), float(slope)
     terms, slope, _ = token_derivatives(logprob, tensor(2.0), data, numbers)
     return float(terms.loss), float(slope)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, 3.0])
+def test_a_token_can_have_an_entropy_bonus_of_its_own(device: str, weight: float) -> None:
+    arguments = random_head(40, 300, 64, device=device)
+    data = token_data(arguments, device=device, with_reference=False)
+    by_token = data._replace(entropy_weights=torch.full((40,), weight, device=device))
+    ours = single_pass(arguments, by_token, 10.0, {"entropy_coefficient": 0.1})
+    same = single_pass(arguments, data, 10.0, {"entropy_coefficient": 0.1 * weight})
+    assert float(ours[0].loss) == pytest.approx(float(same[0].loss), rel=1e-5)
+    assert relative_error(ours[1], same[1].double()) <= 4e-3
+    assert relative_error(ours[2], same[2].double()) <= 4e-3
 
 
 def test_a_kl_term_without_a_reference_is_refused() -> None:

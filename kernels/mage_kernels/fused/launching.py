@@ -33,9 +33,16 @@ def row_vectors(count: int, num_rows: int, device: torch.device) -> list[Tensor]
 def padded_buffer(
     num_rows: int, num_columns: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Uninitialised matrix whose rows start at multiples of 16 bytes, as a descriptor needs."""
+    """Uninitialised matrix whose rows start at multiples of 16 bytes, as a descriptor needs.
+
+    What pads them is 0: a GEMM may read it and multiply it with zeros (oneDNN's for AMX does), and
+    NaN times 0 is NaN.
+    """
     columns = -(-num_columns // 16) * 16
-    return torch.empty((num_rows, columns), dtype=dtype, device=device)[:, :num_columns]
+    buffer = torch.empty((num_rows, columns), dtype=dtype, device=device)
+    if columns > num_columns:
+        buffer[:, num_columns:] = 0
+    return buffer[:, :num_columns]
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ def surrogate_gradient_kernel(
     proximal_ptr,
     reference_ptr,
     advantage_ptr,
+    entropy_weight_ptr,
     inverse_normaliser_ptr,
     d_logprob_ptr,
     d_entropy_ptr,
@@ -74,7 +75,10 @@ def surrogate_gradient_kernel(
     weight = raw_weight
     if WEIGHT_CAP is not None:
         weight = tl.minimum(raw_weight, WEIGHT_CAP)
-    loss = weight * surrogate - ENTROPY_COEFFICIENT * entropy
+    bonus = tl.zeros_like(logprob) + ENTROPY_COEFFICIENT
+    if entropy_weight_ptr is not None:
+        bonus *= tl.load(entropy_weight_ptr + token, mask=is_token, other=0.0).to(tl.float32)
+    loss = weight * surrogate - bonus * entropy
     d_logprob = tl.where(is_flat, 0.0, -advantage * ratio * weight)
     reference_k3 = tl.zeros_like(logprob)
     if reference_ptr is not None:
@@ -88,8 +92,7 @@ def surrogate_gradient_kernel(
     inverse_normaliser = tl.load(inverse_normaliser_ptr)
     tl.store(d_logprob_ptr + token, d_logprob * inverse_normaliser, mask=is_token)
     if ENTROPY_COEFFICIENT != 0:
-        d_entropy = tl.zeros_like(logprob) - ENTROPY_COEFFICIENT
-        tl.store(d_entropy_ptr + token, d_entropy * inverse_normaliser, mask=is_token)
+        tl.store(d_entropy_ptr + token, -bonus * inverse_normaliser, mask=is_token)
 
     drift = logprob - behaviour
     behaviour_k3 = k3(tl.minimum(tl.maximum(drift, -MAX_LOG_RATIO), MAX_LOG_RATIO))
@@ -130,6 +133,7 @@ def surrogate_gradient(
         data.proximal_logprobs,
         data.reference_logprobs,
         data.advantages,
+        data.entropy_weights,
         inverse_normaliser,
         d_logprob,
         d_entropy,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Literal
 
 from mage_async.config import Learner
 from mage_async.learning.corrections.aged import age_mask, decoupled_aged
@@ -38,6 +39,21 @@ CORRECTIONS: Mapping[str, tuple[Callable[..., Surrogate], Mapping[str, str]]] = 
     "age_mask": (age_mask, CLIP | WEIGHT | {"max_age": "max_age"}),
 }
 """Each function, and which key of `[learner]` each of its constants is."""
+
+CLIPPED_AROUND: Mapping[str, Literal["proximal", "behaviour"]] = {
+    "none": "proximal",
+    "ppo": "behaviour",
+    "decoupled": "proximal",
+    "icepop": "proximal",
+    "mis_token": "proximal",
+    "mis_sequence": "proximal",
+    "mis_geometric": "proximal",
+    "decoupled_aged": "proximal",
+    "age_mask": "proximal",
+}
+"""Those whose loss is `-weight * min(r A, clip(r) A)` with a weight that does not depend on the
+current policy, and around which policy `r` is taken. For ppo the weight is 1.
+"""
 
 
 def correction(rules: Learner) -> Correction:

@@ -8,7 +8,7 @@ Shapes: `N` sampled tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +31,10 @@ class Tokens:
     """int64 [N]: the number of the token's turn, from 0 without gaps; a turn is one completion, and
     what papers call a sequence
     """
+
+    def at(self, logprobs: torch.Tensor) -> "Tokens":
+        """The same under other weights."""
+        return replace(self, logprobs=logprobs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,115 @@
+"""A person plays a run's environment, or watches its agent: what `mage play` becomes."""
+
+import argparse
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from mage_async import config_file
+from mage_async.assembly import environment_of, rules_of
+from mage_async.by_hand import played_by_hand, shown
+from mage_async.config import Config
+from mage_async.environments.environment import Environment
+from mage_async.errors import MageError
+from mage_async.inference.chat_files import load_chat
+from mage_async.play import add_options
+from mage_async.run_directory import RunDirectory
+from mage_async.trajectory import Kind, Task, Trial
+from mage_async.trial_run import TrialRun
+from mage_services.engines.choice import make_engine
+from mage_services.evaluate import newest
+from mage_services.play import play_trial
+
+Ask = Callable[[str], str]
+
+
+def main() -> None:
+    """Play one trial, and print what came out."""
+    parser = argparse.ArgumentParser(description="Play a run's environment.")
+    parser.add_argument("run_dir", type=Path)
+    add_options(parser)
+    given = parser.parse_args()
+    run = RunDirectory(given.run_dir.resolve())
+    try:
+        _main(run, given)
+    except* MageError as group:
+        sys.exit(f"mage play: {group.exceptions[0]}")
+    except* (KeyboardInterrupt, EOFError):
+        sys.exit("\nmage play: left in the middle of a trial")
+
+
+def _main(run: RunDirectory, given: argparse.Namespace) -> None:
+    config = config_file.load(run.config, [])
+    environment = environment_of(config)
+    task = drawn_task(environment, given.member, given.seed)
+    num_episodes = given.episodes or config.trial.episodes
+    ours = None if given.watch else at_the_table(environment, task, num_episodes, input)
+    policy, version = newest(run)
+    trial = uvloop.run(_watched(config, environment, policy, task, num_episodes))
+    print(f"\nthe agent (version {version}) on the same task, against {task.member}:")
+    print(told(trial))
+    if ours is not None:
+        print(beside(ours, trial.episode_rewards()))
+
+
+def drawn_task(environment: Environment, member: str | None, seed: int | None) -> Task:
+    """A held-out task, or the one asked for; a seed decides what was not."""
+    seed = random.SystemRandom().getrandbits(31) if seed is None else seed
+    source = random.Random(seed)
+    chosen = member or source.choice(environment.members("heldout"))
+    return Task(environment.facts.name, chosen, seed, source.choice(environment.seats()))
+
+
+def at_the_table(environment: Environment, task: Task, num_episodes: int, ask: Ask) -> list[float]:
+    """Let a person play; the rewards of the episodes.
+
+    Args:
+        ask: shows a prompt and returns the line that was typed, as `input` does.
+    """
+    print(environment.rules())
+    hand = played_by_hand(environment, task, num_episodes)
+    asked = next(hand)
+    while True:
+        print(asked.text)
+        answer = ask(f"[{shown(asked.choices)}] > ").strip() if asked.choices else ""
+        try:
+            asked = hand.send(answer)
+        except StopIteration as end:
+            return end.value
+
+
+def told(trial: Trial) -> str:
+    """What the agent did, an episode a line."""
+    rewards = trial.episode_rewards()
+    lines = []
+    for episode in range(trial.num_played()):
+        turns = [turn for turn in trial.turns if turn.episode == episode]
+        acts = " ".join(turn.action or "?" for turn in turns if turn.kind is Kind.ACT)
+        remarks = [f"   “{turn.action}”" for turn in turns if turn.kind is Kind.REFLECT]
+        lines += [f"episode {episode + 1}: {acts}   ({rewards[episode]:+g})", *remarks]
+    return "\n".join(lines)
+
+
+def beside(ours: list[float], theirs: list[float]) -> str:
+    """The rewards of a person and of the agent, an episode a column."""
+    rows = (("you", ours), ("agent", theirs))
+    return "\n".join(
+        f"{who:<6}" + "".join(f"{reward:>8.2f}" for reward in rewards) for who, rewards in rows
+    )
+
+
+async def _watched(
+    config: Config, environment: Environment, policy: Path, task: Task, num_episodes: int
+) -> Trial:
+    """The agent's trial on the task. Cancellation abandons it."""
+    chat = load_chat(policy)
+    rules = rules_of(config, environment, chat, num_episodes)
+    async with make_engine(config, policy, "play") as engine:
+        return await play_trial(TrialRun(environment, task, 0, rules, chat, name="play"), engine)
+
+
+if __name__ == "__main__":
+    main()

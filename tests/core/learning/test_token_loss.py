@@ -1,0 +1,102 @@
+"""Both ways to the loss give the same, and which correction goes which way."""
+
+import msgspec
+import pytest
+import torch
+
+from mage_async import config_file
+from mage_async.learning.corrections.catalogue import CLIPPED_AROUND, CORRECTIONS, correction
+from mage_async.learning.corrections.surrogate import Tokens
+from mage_async.learning.token_loss import HeadInputs, SinglePass, TwoSteps, loss_pass
+from mage_kernels import head, linear_logprob
+
+RULES = config_file.load(config_file.find(None), []).learner
+N, D, V = 200, 16, 50
+SCALE = 1 / 37
+
+
+def rules_of(name):
+    return msgspec.structs.replace(RULES, correction=name, keep_low=0.5, keep_high=2.0)
+
+
+def inputs_of(dtype):
+    source = torch.Generator().manual_seed(1)
+    hidden, weight = (torch.randn(rows, D, generator=source, dtype=dtype) for rows in (N, V))
+    targets = torch.randint(V, (N,), generator=source)
+    return HeadInputs(hidden.requires_grad_(), (0.3 * weight).requires_grad_(), targets, 1 / 0.8)
+
+
+def tokens_near(inputs):
+    """Drawn by two other policies near the current one: every clip and mask meets some of them."""
+    source = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        current = linear_logprob(*(getattr(inputs, name) for name in inputs.__slots__))[0]
+
+    def normal(size):
+        return size * torch.randn(N, generator=source, dtype=current.dtype)
+
+    proximal = current + normal(0.3)
+    staleness = torch.randint(6, (N,), generator=source)
+    turns = torch.arange(N) // 4
+    return Tokens(proximal, proximal, proximal + normal(0.7), normal(1.0), staleness, turns)
+
+
+def found_by(way, dtype):
+    """Loss, gradients, and all that was made of the tokens."""
+    inputs = inputs_of(dtype)
+    rates = torch.where(torch.arange(N) % 3 == 0, 0.0, 0.02).to(dtype)
+    found = way(inputs, tokens_near(inputs), rates, SCALE)
+    found.loss.backward()
+    made = found.made
+    parts = [found.loss, made.losses, made.weights, made.is_clipped, made.is_masked, found.entropy]
+    return [part.detach() for part in parts] + [inputs.hidden.grad, inputs.head.grad]
+
+
+@pytest.mark.parametrize("chunk_bytes", [2**20, 1])
+@pytest.mark.parametrize("name", CLIPPED_AROUND)
+def test_both_ways_give_the_same_loss_gradients_and_metrics(name, chunk_bytes, monkeypatch):
+    monkeypatch.setattr(head, "CHUNK_BYTES", chunk_bytes)
+    way = loss_pass(rules_of(name))
+    assert isinstance(way.single, SinglePass)
+    ours, theirs = (found_by(w, torch.float64) for w in (way.single, way.after))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_they_agree_to_single_precision_where_runs_are_made():
+    way = loss_pass(rules_of("decoupled"))
+    ours, theirs = (found_by(w, torch.float32) for w in (way.single, way.after))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_pass_gives_the_same_bits_again():
+    way = loss_pass(rules_of("decoupled")).single
+    first, second = (found_by(way, torch.float32) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", ["gspo", "m2po", "tis", "cispo", "dppo"])
+def test_losses_that_look_at_current_logprobs_otherwise_are_made_after_them(name):
+    assert isinstance(loss_pass(rules_of(name)), TwoSteps)
+    assert str(loss_pass(rules_of(name))) == "loss after log-probs"
+
+
+@pytest.mark.parametrize(("chunk_bytes", "chosen"), [(2**20, "after"), (1, "single")])
+def test_the_single_pass_is_taken_where_logits_cannot_be_kept(chunk_bytes, chosen, monkeypatch):
+    monkeypatch.setattr(head, "CHUNK_BYTES", chunk_bytes)
+    way = loss_pass(rules_of("decoupled"))
+    ours, theirs = (found_by(w, torch.float32) for w in (way, getattr(way, chosen)))
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert str(way) == "loss in the head's pass unless its logits are kept"
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_weights_of_a_single_pass_are_known_before_it(name):
+    inputs = inputs_of(torch.float64)
+    tokens = tokens_near(inputs)
+    correct = correction(rules_of(name))
+    is_constant = torch.equal(
+        correct(tokens).weights, correct(tokens.at(tokens.proximal - 0.1)).weights
+    )
+    assert is_constant == (name in CLIPPED_AROUND and name != "ppo")

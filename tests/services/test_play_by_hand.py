@@ -1,0 +1,89 @@
+"""A person in the agent's place: what is asked, what counts, what is shown beside it."""
+
+import pytest
+
+from mage_async.by_hand import MAX_SHOWN, played_by_hand, shown
+from mage_async.environments.catalogue import load
+from mage_async.trajectory import Kind, Task, Trial, Turn
+from mage_services.play_by_hand import at_the_table, beside, drawn_task, told
+
+RPS = load("rps")
+MEMBER = "seq-rock-scissors-scissors"
+TASK = Task("rps", MEMBER, 3)
+
+
+def asked(*answers):
+    """What a person is asked who gives these answers, and what the episodes earned."""
+    hand, heard, left = played_by_hand(RPS, TASK, 2), [], iter(answers)
+    item = next(hand)
+    while True:
+        heard.append(item)
+        try:
+            item = hand.send(next(left) if item.choices else "")
+        except StopIteration as end:
+            return heard, end.value
+
+
+def test_a_person_plays_the_task_that_the_agent_would():
+    by_hand = asked(*["rock"] * 8)[1]
+    outcomes = []
+    for episode in range(2):
+        play = RPS.begin(TASK, episode)
+        outcomes.append(sum(play.act("rock").reward for _ in range(4)))
+    assert by_hand == outcomes
+
+
+def test_an_illegal_action_counts_and_is_said():
+    heard, earned = asked("stone", *["rock"] * 7)
+    assert heard[1].text.startswith("that is no legal action, and it counted as one:")
+    assert earned[0] == asked(*["rock"] * 8)[1][0] - 1.0
+
+
+def test_who_was_hidden_is_said_at_the_end_and_not_before():
+    heard, _ = asked(*["rock"] * 8)
+    assert heard[-1].text.endswith(f"you played against {MEMBER}")
+    assert not any(MEMBER in item.text for item in heard[:-1])
+
+
+def test_many_choices_are_counted():
+    names = [str(number) for number in range(MAX_SHOWN + 3)]
+    assert shown(names).endswith("… 3 more")
+    assert shown(names[:2]) == "0 | 1"
+
+
+@pytest.mark.parametrize("environment", ["rps", "scout", "kuhn", "tictactoe", "minesweeper"])
+def test_every_environment_can_be_played_at_the_table(environment, capsys):
+    played = load(environment)
+    task = drawn_task(played, None, 5)
+    prompts = []
+
+    def first_choice(prompt):
+        prompts.append(prompt)
+        return prompt[1:].split(" | ")[0].partition("] > ")[0]
+
+    earned = at_the_table(played, task, 2, first_choice)
+    assert len(earned) == 2
+    assert prompts
+    assert task.member in capsys.readouterr().out
+
+
+def test_a_seed_draws_the_same_task_again_and_a_member_may_be_chosen():
+    assert drawn_task(RPS, None, 5) == drawn_task(RPS, None, 5)
+    assert drawn_task(RPS, None, 5).member in RPS.members("heldout")
+    assert drawn_task(RPS, MEMBER, 5).member == MEMBER
+
+
+def test_the_agents_trial_is_told_an_episode_a_line():
+    turns = (
+        Turn(Kind.ACT, 0, 0, 0, 0, 1, -1.0, True, "rock"),
+        Turn(Kind.REFLECT, 0, 0, 0, 1, 2, 0.0, True, "paper next"),
+        Turn(Kind.ACT, 1, 0, 0, 2, 3, 1.0, False, ""),
+    )
+    said = told(Trial(TASK, 0, 2, (), turns))
+    assert said == "episode 1: rock   (-1)\n   “paper next”\nepisode 2: ?   (+1)"
+
+
+def test_a_person_and_the_agent_stand_in_one_table():
+    assert beside([-1.0, 2.0], [0.5, 1.0]) == (
+        "you      -1.00    2.00\n" + "agent     0.50    1.00"
+    )
