@@ -2,8 +2,10 @@
 
 MageError
 ├── ConfigError         a configuration cannot be run as written
-├── EnvironmentFault    an environment raised, or broke a fact it declared
-├── TurnOverdue         a turn was not drawn by its deadline
+├── TrialFault          one trial cannot be played on, which costs its group and no more
+│   ├── EnvironmentFault    an environment raised, or broke a fact it declared
+│   ├── TurnOverdue         a turn was not drawn by its deadline
+│   └── ContextFull         a trial outgrew the engine's longest context
 ├── PolicyError         a model directory or a tokenizer cannot be used
 ├── WireError           bytes that are no message of ours
 ├── PeerRefused         a peer of another build or configuration
@@ -19,12 +21,20 @@ class ConfigError(MageError):
     """A configuration cannot be run as written."""
 
 
-class EnvironmentFault(MageError):
+class TrialFault(MageError):
+    """One trial cannot be played on; costs its group, and the run goes on."""
+
+
+class EnvironmentFault(TrialFault):
     """An environment raised, or broke a fact it declared."""
 
 
-class TurnOverdue(MageError):
-    """A turn was not drawn by its deadline; costs its group."""
+class TurnOverdue(TrialFault):
+    """A turn was not drawn by its deadline."""
+
+
+class ContextFull(TrialFault):
+    """A trial outgrew the engine's longest context."""
 
 
 class PolicyError(MageError):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from mage_async.completion import Completion, FinishReason, Prompt
-from mage_async.errors import RunError
+from mage_async.errors import ContextFull, RunError
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.contexts import Contexts, Opened
 from mage_async.inference.model import Model
@@ -168,15 +168,17 @@ class Scheduler:
 
     def _check(self, prompt: Prompt) -> None:
         num_tokens, sampling = len(prompt.tokens), prompt.sampling
-        if not 0 < num_tokens < self._max_tokens:
-            raise RunError(
+        if num_tokens >= self._max_tokens:
+            raise ContextFull(
                 f"context {prompt.context!r}: a prompt of {num_tokens} tokens does not fit, with a "
                 f"token to draw, into engine.max_tokens = {self._max_tokens}; raise it, or make "
                 "trials shorter"
             )
         is_drawable = sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0
-        if sampling.max_tokens < 1 or not is_drawable:
-            raise RunError(f"context {prompt.context!r}: cannot be sampled by {sampling}")
+        if sampling.max_tokens < 1 or not is_drawable or not num_tokens:
+            raise RunError(
+                f"context {prompt.context!r}: {num_tokens} tokens cannot be sampled by {sampling}"
+            )
         largest = self._model.architecture.vocabulary - 1
         if np.maximum.reduce(prompt.tokens.view(np.uint32)) > largest:  # so are negative ones
             raise RunError(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mage_async.assembly import environment_of, rules_of
-from mage_async.errors import EnvironmentFault, RunError, TurnOverdue
+from mage_async.errors import RunError, TrialFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.trajectory import Task
 from mage_async.wire import (
@@ -150,7 +150,7 @@ class Actor:
         self._note()
         try:
             await self._trials(grant)
-        except* (EnvironmentFault, TurnOverdue) as faults:
+        except* TrialFault as faults:
             await self._give_up(grant, str(faults.exceptions[0]))
         finally:
             self._num_playing -= 1

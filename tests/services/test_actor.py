@@ -12,7 +12,7 @@ from mage_async.chat import ChatFormat
 from mage_async.completion import Prompt, Sampling
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
-from mage_async.errors import RunError
+from mage_async.errors import ContextFull, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.tags import Tags
@@ -299,6 +299,24 @@ def test_an_environment_that_raises_costs_its_group_and_not_the_actor(
     (tmp_path / "mischief.py").write_text(MISCHIEF)
     monkeypatch.syspath_prepend(tmp_path)
     run(main, environment="mischief:Mischief")
+
+
+def test_defect_5_a_trial_that_outgrows_the_engine_costs_its_group_and_not_the_run(
+    run: Run, chat: ChatFormat
+) -> None:
+    def outgrown(prompt: Prompt, turn: int) -> Answer:
+        if prompt.context.startswith("0."):
+            raise ContextFull("a prompt of 9,000 tokens does not fit")
+        return Answer(chat.encode(" rock"), -1.0)
+
+    async def main(site: Site) -> None:
+        site.say(grant(0), grant(1))
+        heard = [await site.hear() for _ in range(3)]
+        (drop,) = (message for message in heard if isinstance(message, GroupDrop))
+        assert (drop.grant, drop.reason) == (0, "a prompt of 9,000 tokens does not fit")
+        assert {m.grant for m in heard if isinstance(m, TrialResult)} == {1}
+
+    run(main, answers=outgrown)
 
 
 def groups_being_played() -> set[str]:

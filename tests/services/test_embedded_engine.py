@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Prompt, Sampling
 from mage_async.config import Engine as EngineRules
-from mage_async.errors import PolicyError, RunError
+from mage_async.errors import ContextFull, PolicyError, RunError
 from mage_services.engines.embedded import EmbeddedEngine
 
 RULES = EngineRules(
@@ -150,7 +150,7 @@ def test_a_bad_weights_file_fails_its_load_alone(directory) -> None:
 def test_a_prompt_that_does_not_fit_fails_alone(directory) -> None:
     async def scenario(engine):
         fitting = asyncio.ensure_future(engine.complete(prompt("a", 9)))
-        with pytest.raises(RunError, match="does not fit"):
+        with pytest.raises(ContextFull, match="does not fit"):
             await engine.complete(Prompt("b", np.zeros(256, np.int32), Sampling(), seed=0))
         return await fitting
 

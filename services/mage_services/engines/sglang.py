@@ -27,7 +27,7 @@ import numpy as np
 
 from mage_async.completion import Completion, Prompt
 from mage_async.config import Engine as EngineRules
-from mage_async.errors import PolicyError, RunError
+from mage_async.errors import ContextFull, PolicyError, RunError
 from mage_async.inference.statistics import Statistics
 from mage_async.policy_version import VersionRun
 from mage_async.served_contexts import Opened, ServedContexts
@@ -454,8 +454,8 @@ class SglangEngine:
                 f"context {prompt.context!r} has a prompt already; a context has one at a time"
             )
         num_tokens = len(prompt.tokens)
-        if not 0 < num_tokens < self._rules.max_tokens:
-            raise RunError(
+        if num_tokens >= self._rules.max_tokens:
+            raise ContextFull(
                 f"context {prompt.context!r}: a prompt of {num_tokens} tokens does not fit, with a "
                 f"token to draw, into engine.max_tokens = {self._rules.max_tokens}; raise it, or "
                 "make trials shorter"

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from mage_async.completion import Prompt, Sampling
-from mage_async.errors import PolicyError, RunError
+from mage_async.errors import ContextFull, PolicyError, RunError
 from mage_async.inference.scheduler import Scheduler
 from mage_async.policy_version import VersionRun
 
@@ -342,7 +342,7 @@ def test_a_completion_ends_where_the_context_is_full(reference) -> None:
     assert (completion.finish, len(completion.tokens)) == ("length", 3)
     assert_logprobs(reference, text(0, 13), completion)
     with pytest.raises(
-        RunError,
+        ContextFull,
         match=r"'b': a prompt of 16 tokens does not fit, .*engine\.max_tokens = 16; raise it",
     ):
         ask(scheduler, "b", text(0, 16))
@@ -351,7 +351,7 @@ def test_a_completion_ends_where_the_context_is_full(reference) -> None:
 @pytest.mark.parametrize(
     ("tokens", "sampling", "says"),
     [
-        ([], {}, "a prompt of 0 tokens"),
+        ([], {}, "0 tokens cannot be sampled"),
         ([1, 96], {}, r"1 to 96, but the model knows 0 to 95"),
         ([-1, 5], {}, "-1 to 5"),
         ([1], {"max_tokens": 0}, "cannot be sampled"),
