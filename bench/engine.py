@@ -64,6 +64,7 @@ RULES = Engine(
     threads=1,
     in_flight="in_place",
     turn_deadline_s=300.0,
+    devices=[],
     server={},
 )
 BOUNDS = {"engine / generate, ragged": 3.0, "async turns per processor-second": 8000.0}

@@ -74,9 +74,34 @@ def check(config: Config) -> None:
             f"got {config.engine.max_contexts}"
         )
     estimators.check(config.advantage, config.transcript)
+    _check_sending(config)
     shape = config.policy.tiny
     if shape.heads % shape.kv_heads or shape.hidden_size % shape.heads:
         raise ConfigError(
             "policy.tiny: hidden_size must be a multiple of heads, and heads of kv_heads; "
             f"got {shape.hidden_size}, {shape.heads}, {shape.kv_heads}"
+        )
+
+
+def _check_sending(config: Config) -> None:
+    """What sending weights in groups cannot do."""
+    if config.transport.weights != "nccl":
+        return
+    if config.admission.lag:
+        raise ConfigError(
+            'transport.weights = "nccl" sends the newest weights only; with admission.lag = '
+            f'{config.admission.lag} set transport.weights = "disk" or "tensor"'
+        )
+    if not config.learner.device.startswith("cuda"):
+        return
+    if config.engine.kind == "embedded":
+        raise ConfigError(
+            'transport.weights = "nccl" with a learner on a GPU needs engines on GPUs: set '
+            'engine.kind = "sglang", or transport.weights = "tensor"'
+        )
+    own = int(config.learner.device.partition(":")[2] or 0)
+    if not config.engine.devices or own in config.engine.devices:
+        raise ConfigError(
+            f'transport.weights = "nccl": NCCL cannot send from GPU {own} to itself; name other '
+            'GPUs in engine.devices, or set transport.weights = "tensor"'
         )

@@ -140,6 +140,10 @@ class Engine(Section):
     """
     turn_deadline_s: Positive
     """A turn that is not drawn by then costs its group; a start of an SGLang is part of it."""
+    devices: list[Natural]
+    """GPUs of the actors' engines, one each, from the first again where there are more actors; the
+    evaluator's is the last. A process sees no other GPU. []: each sees all there are.
+    """
     server: dict[str, Any]
     """Arguments for SGLang's server by its own names, over those we choose; {} otherwise."""
 
@@ -235,7 +239,8 @@ class Learner(Section):
     weight_decay: NonNegative
     checkpoint_every: Count
     keep_checkpoints: Count
-    device: str
+    device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)$")]
+    """"cpu", or a GPU: "cuda:0"."""
     threads: Count
 
 

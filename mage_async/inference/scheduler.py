@@ -136,8 +136,12 @@ class Scheduler:
 
     def swap(self, version: int, weights: Weights) -> None:
         """The same with weights that have been read; takes no time."""
+        began = self._now()
         self._model.weights = weights
         self._contexts.load(version)
+        past = self._statistics
+        stall_s = past.stall_s + self._now() - began
+        self._statistics = replace(past, num_loads=past.num_loads + 1, stall_s=stall_s)
         if self._interrupts:
             self._refresh_running()
 

@@ -22,6 +22,10 @@ class Statistics:
     num_computed_tokens: int = 0
     forward_s: float = 0.0
     """Time spent computing."""
+    num_loads: int = 0
+    """Changes of weights."""
+    stall_s: float = 0.0
+    """Time in which weights changed and nothing could be drawn."""
     num_evictions: int = 0
     num_contexts: int = 0
     """Contexts that hold keys and values now."""

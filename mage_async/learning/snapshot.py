@@ -22,6 +22,7 @@ _DTYPES = {
     torch.float16: "F16",
     torch.bfloat16: "BF16",
 }
+_TYPES = {name: dtype for dtype, name in _DTYPES.items()}
 _LENGTH_BYTES = 8
 
 
@@ -88,6 +89,24 @@ class Snapshot:
         text = json.dumps(table, separators=(",", ":")).encode()
         text += b" " * (-len(text) % _LENGTH_BYTES)
         return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def read_snapshot(file: Path) -> tuple[tuple[Place, ...], torch.Tensor]:
+    """The tensors of a file that `Snapshot.write` wrote, and its bytes; mapped, not copied.
+
+    Returns:
+        Places in the order of the buffer, and the buffer: uint8 [bytes]
+    """
+    whole = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
+    length = int.from_bytes(bytes(whole[:_LENGTH_BYTES].tolist()), "little")
+    begin = _LENGTH_BYTES + length
+    table = json.loads(bytes(whole[_LENGTH_BYTES:begin].numpy()))
+    places = tuple(
+        Place(name, _TYPES[row["dtype"]], tuple(row["shape"]), *row["data_offsets"])
+        for name, row in table.items()
+        if name != "__metadata__"
+    )
+    return places, whole[begin:]
 
 
 def _places(tensors: dict[str, torch.Tensor]) -> Iterator[Place]:

@@ -33,6 +33,8 @@ class Spec:
     arguments: tuple[str, ...]
     log: Path
     threads: int
+    device: int | None = None
+    """The only GPU it sees; None: all there are."""
 
 
 class Child:
@@ -150,7 +152,8 @@ class Child:
 
 
 def _own(spec: Spec, pipe: int) -> dict[str, str]:
-    return {
+    device = {} if spec.device is None else {"CUDA_VISIBLE_DEVICES": str(spec.device)}
+    return device | {
         "MAGE_STATUS_FD": str(pipe),
         "MAGE_PARENT": str(os.getpid()),
         "PYTHONSAFEPATH": "1",

@@ -120,18 +120,19 @@ class Supervisor:
         await asyncio.gather(*ending)
 
     def _specs(self) -> Sequence[Spec]:
-        threads = self.config.engine.threads
+        threads, devices = self.config.engine.threads, self.config.engine.devices or [None]
         specs = [self._spec("learner", "mage_services.learner", self.config.learner.threads)]
         for number in range(self.num_actors):
-            specs.append(self._spec(f"actor-{number}", "mage_services.actor", threads))
-        specs.append(self._spec("evaluator", "mage_services.evaluator", threads))
+            device = devices[number % len(devices)]
+            specs.append(self._spec(f"actor-{number}", "mage_services.actor", threads, device))
+        specs.append(self._spec("evaluator", "mage_services.evaluator", threads, devices[-1]))
         return specs
 
-    def _spec(self, name: str, module: str, threads: int) -> Spec:
+    def _spec(self, name: str, module: str, threads: int, device: int | None = None) -> Spec:
         arguments = (str(self.run.root), "--name", name, "--address", self.address)
         if self.resume:
             arguments = (*arguments, "--resume")
-        return Spec(name, module, arguments, self.run.log_of(name), threads)
+        return Spec(name, module, arguments, self.run.log_of(name), threads, device)
 
 
 async def until_signalled(supervisor: Supervisor) -> int | None:

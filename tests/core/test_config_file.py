@@ -66,3 +66,22 @@ def test_too_few_contexts_for_a_group_are_refused() -> None:
     config = config_file.load(config_file.find(None), ["engine.max_contexts=7"])
     with pytest.raises(ConfigError, match=r"engine.max_contexts must be at least .* = 8, got 7"):
         check(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["transport.weights=nccl", "admission.lag=1"], "sends the newest weights only"),
+        (["transport.weights=nccl", "learner.device=cuda:0"], "needs engines on GPUs"),
+        (
+            ["transport.weights=nccl", "learner.device=cuda:1", "engine.kind=sglang"],
+            "NCCL cannot send from GPU 1 to itself",
+        ),
+    ],
+)
+def test_what_cannot_be_sent_is_said_before_anything_starts(
+    changes: list[str], sentence: str
+) -> None:
+    config = config_file.load(config_file.find(None), changes)
+    with pytest.raises(ConfigError, match=sentence):
+        check(config)

@@ -24,6 +24,7 @@ RULES = EngineRules(
     threads=1,
     in_flight="in_place",
     turn_deadline_s=300.0,
+    devices=[],
     server={},
 )
 

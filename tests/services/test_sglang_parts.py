@@ -27,6 +27,7 @@ RULES = EngineRules(
     threads=1,
     in_flight="in_place",
     turn_deadline_s=60.0,
+    devices=[],
     server={},
 )
 
@@ -194,7 +195,7 @@ def test_arguments_go_by_the_name_that_this_sglang_has() -> None:
 
 
 def test_arguments_of_the_configuration_come_over_ours() -> None:
-    rules = msgspec.structs.replace(RULES, server={"page_size": 16, "tp_size": 2})
+    rules = msgspec.structs.replace(RULES, devices=[], server={"page_size": 16, "tp_size": 2})
     arguments = chosen(rules, Path("/m"), dtype="bfloat16", has_gpu=True)
     assert (arguments["page_size"], arguments["tp_size"]) == (16, 2)
     assert (arguments["max_running_requests"], arguments["dtype"]) == (8, "bfloat16")
@@ -203,7 +204,7 @@ def test_arguments_of_the_configuration_come_over_ours() -> None:
 
 
 def test_what_another_key_says_cannot_be_said_twice() -> None:
-    rules = msgspec.structs.replace(RULES, server={"max_running_requests": 3})
+    rules = msgspec.structs.replace(RULES, devices=[], server={"max_running_requests": 3})
     with pytest.raises(ConfigError, match=r"engine\.server: `max_running_requests` follows"):
         chosen(rules, Path("/m"), dtype="float32", has_gpu=True)
 

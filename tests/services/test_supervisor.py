@@ -24,6 +24,7 @@ from mage_async.errors import RunError
 from mage_async.run_directory import RunDirectory
 from mage_services import supervisor as supervisor_module
 from mage_services.supervisor import Supervisor, until_signalled
+from mage_services.view import make_view
 
 T = TypeVar("T")
 PATIENCE_S = 30.0
@@ -71,6 +72,7 @@ import uvloop
 from mage_async import config_file
 from mage_async.run_directory import RunDirectory
 from mage_services.supervisor import Supervisor, until_signalled
+from mage_services.view import make_view
 
 class View:
     def event(self, process, event):
@@ -391,3 +393,14 @@ def test_an_exhausted_budget_is_exit_code_1_and_one_line_for_the_person(site: Si
     )
     assert ended.returncode == 1
     assert ended.stderr == "mage: actor-0 ended with exit code 2: the disk is full\n"
+
+
+def test_engines_see_their_own_gpu_and_the_evaluators_is_the_last(tmp_path: Path) -> None:
+    config = config_file.load(config_file.find(None), ["engine.devices=[0, 1, 2]"])
+    run = RunDirectory(tmp_path)
+    view = make_view(config, run, is_terminal=False)
+    supervisor = Supervisor(run, config, 3, "ipc://none", view)
+    seen = {spec.name: spec.device for spec in supervisor._specs()}
+    assert seen == {"learner": None, "actor-0": 0, "actor-1": 1, "actor-2": 2, "evaluator": 2}
+    supervisor.config = config_file.load(config_file.find(None), [])
+    assert {spec.device for spec in supervisor._specs()} == {None}

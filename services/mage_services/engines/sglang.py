@@ -304,6 +304,8 @@ class SglangEngine:
             raise RunError(f"the weights of version {weights.version} are gone: {message.error}")
         if not message.error:
             self._wanted = weights.version, weights.path
+            self._totals["num_loads"] += 1
+            self._totals["stall_s"] += message.stall_s
         for one in settled:
             _settle(one.future, PolicyError(message.error) if message.error else None)
         self._go_on()

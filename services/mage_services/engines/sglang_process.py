@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from mage_async.inference.weights import unreadable
+from mage_async.errors import PolicyError
 from mage_services.engines import sglang_messages as say
-from mage_services.engines import sglang_weights as weights
 from mage_services.engines.sglang_arguments import known_names
 from mage_services.engines.sglang_replies import drew, nothing
 from mage_services.engines.sglang_versions import installed, says_spans
+from mage_services.engines.sglang_weights import Loader, Update
 
 _SHOWN = (
     "device",
@@ -70,6 +70,7 @@ class Server:
     ) -> None:
         self._manager, self._send, self._says_spans = manager, send, says_spans
         self._version, self._good = version, directory
+        self._loader = Loader(manager)
         self._running: dict[str, _Running] = {}
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
@@ -122,15 +123,18 @@ class Server:
 
     async def _load(self, ask: say.Load) -> None:
         """Change the weights while nothing is drawn; says how long nothing was."""
-        error = await asyncio.to_thread(unreadable, Path(ask.path))
+        try:
+            update = await self._loader.prepare(ask.version, Path(ask.path))
+        except PolicyError as error:
+            self._send(say.Loaded(version=self._version, error=str(error), stall_s=0.0))
+            return
         began = time.perf_counter()
-        if not error:
-            await (self._interrupt() if ask.interrupts else self._pause())
-            error = await self._update(ask)
-            if not ask.interrupts:
-                await self._go_on()
+        await (self._interrupt() if ask.interrupts else self._pause())
+        reason = await self._update(ask, update)
+        if not ask.interrupts:
+            await self._go_on()
         stall_s = time.perf_counter() - began
-        self._send(say.Loaded(version=self._version, error=error, stall_s=stall_s))
+        self._send(say.Loaded(version=self._version, error=reason, stall_s=stall_s))
 
     async def _interrupt(self) -> None:
         """Abort what runs, and wait until each has ended with what it drew."""
@@ -150,16 +154,16 @@ class Server:
 
         await self._manager.continue_generation(ContinueGenerationReqInput())
 
-    async def _update(self, ask: say.Load) -> str:
-        """Load the weights asked for; where that fails, those of before again, from disk."""
-        error = await weights.update_from_disk(self._manager, ask.version, Path(ask.path))
+    async def _update(self, ask: say.Load, update: Update) -> str:
+        """Load the weights asked for; where that fails, those of before again."""
+        error = await update()
         if not error:
             self._version, self._good = ask.version, Path(ask.path)
             for running in self._running.values():
                 running.cuts.append((running.num_heard, ask.version))
             return ""
-        worse = await weights.update_from_disk(self._manager, self._version, self._good)
-        if worse:
+        repair = await self._loader.prepare(self._version, self._good)
+        if worse := await repair():
             raise RuntimeError(f"weights are half-written: {error}; and then: {worse}")
         return error
 

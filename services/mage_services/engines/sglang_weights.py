@@ -1,30 +1,184 @@
-"""Other weights for a running SGLang.
+"""Other weights for a running SGLang, by the way that their path says:
 
-An update never flushes the cache: SGLang ends its whole process tree where it cannot flush, and
-keys of older weights are kept apart by their names (`mage_async/served_contexts.py`).
+    a model directory, or a file on disk    read by SGLang
+    a file in shared memory                 one flattened bucket, handed over as a tensor: on a GPU
+                                            it is brought there first, and shared by CUDA IPC
+    a manifest                              sent by the learner to SGLang's scheduler, in a group
+
+What can be done while tokens are drawn is done in `prepare`; generation has to stand still for
+`update` alone. An update never flushes the cache: SGLang ends its whole process tree where it
+cannot flush, and keys of older weights are kept apart by their names
+(`mage_async/served_contexts.py`).
 """
 
+import asyncio
 import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from mage_async.inference.weights import weight_files
+import torch
+
+from mage_async.errors import PolicyError
+from mage_async.inference.weights import unreadable, weight_files
+from mage_async.learning.snapshot import read_snapshot
+from mage_services.weight_group import (
+    HOST,
+    SENDING,
+    Manifest,
+    Row,
+    answer,
+    ask,
+    is_manifest,
+    store_of,
+)
+
+SHARED = Path("/dev/shm")
+
+Update = Callable[[], Awaitable[str]]
+"""Changes the weights; returns why that failed, or nothing."""
 
 
-async def update_from_disk(manager: Any, version: int, path: Path) -> str:
-    """Load weights from disk; returns why it failed, or nothing.
+class Loader:
+    """Brings weights into one SGLang, by its `TokenizerManager`."""
 
-    A failure may leave them half-written: what was loaded before has to be loaded again.
-    """
-    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._port, self._group = 0, ""
+        self._kept: Any = None
+        """What was handed over last: its memory is read until the next update."""
 
-    with tempfile.TemporaryDirectory(prefix="mage-weights-") as folder:
-        for number, file in enumerate(weight_files(path)):
-            (Path(folder) / f"{number}.safetensors").symlink_to(file.resolve())
-        success, message, *_ = await manager.update_weights_from_disk(
-            UpdateWeightFromDiskReqInput(
-                model_path=folder, weight_version=str(version), flush_cache=False
+    async def prepare(self, version: int, path: Path) -> Update:
+        """Do what needs no pause.
+
+        The update that is returned may leave the weights half-written when it fails: what was
+        loaded before has to be loaded again. Cancellation leaves the old weights.
+
+        Raises:
+            PolicyError: these weights cannot be had; nothing was touched.
+        """
+        if is_manifest(path):
+            return await self._ask(Manifest.read(path))
+        reason = await asyncio.to_thread(unreadable, path)
+        if reason:
+            raise PolicyError(reason)
+        if path.suffix == ".safetensors" and path.is_relative_to(SHARED):
+            bucket = await asyncio.to_thread(_bucket, path)
+            return partial(self._hand_over, version, bucket)
+        return partial(self._read, version, path)
+
+    async def _read(self, version: int, path: Path) -> str:
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+        with tempfile.TemporaryDirectory(prefix="mage-weights-") as folder:
+            for number, file in enumerate(weight_files(path)):
+                (Path(folder) / f"{number}.safetensors").symlink_to(file.resolve())
+            success, message, *_ = await self._manager.update_weights_from_disk(
+                UpdateWeightFromDiskReqInput(
+                    model_path=folder, weight_version=str(version), flush_cache=False
+                ),
+                None,
+            )
+        return "" if success else message
+
+    async def _hand_over(self, version: int, bucket: dict[str, Any]) -> str:
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+        from sglang.srt.utils import MultiprocessingSerializer
+
+        self._kept = bucket
+        success, message = await self._manager.update_weights_from_tensor(
+            UpdateWeightsFromTensorReqInput(
+                serialized_named_tensors=[MultiprocessingSerializer.serialize(bucket)],
+                load_format="flattened_bucket",
+                weight_version=str(version),
+                flush_cache=False,
             ),
             None,
         )
-    return "" if success else message
+        return "" if success else message
+
+    async def _ask(self, manifest: Manifest) -> Update:
+        """Have the learner ready to send."""
+        store = await asyncio.to_thread(store_of, manifest.port)
+        is_new = self._port != manifest.port  # a learner we have not met
+        if is_new:
+            self._group = uuid4().hex
+        number = ask(store, self._group, manifest.version)
+        if is_new:
+            await self._join(manifest)
+        said = await asyncio.to_thread(answer, store, number)
+        if said != SENDING:
+            raise PolicyError(f"weights of version {manifest.version}: {said}")
+        return partial(self._receive, manifest)
+
+    async def _join(self, manifest: Manifest) -> None:
+        from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
+
+        success, message = await self._manager.init_weights_update_group(
+            InitWeightsUpdateGroupReqInput(
+                master_address=HOST,
+                master_port=manifest.port,
+                rank_offset=1,
+                world_size=2,
+                group_name=self._group,
+                backend=manifest.backend,
+            ),
+            None,
+        )
+        if not success:
+            raise PolicyError(f"no group with the learner: {message}")
+        self._port = manifest.port
+
+    async def _receive(self, manifest: Manifest) -> str:
+        for bucket in manifest.buckets:
+            success, message = await self._receive_bucket(manifest.version, bucket)
+            if not success:
+                return message
+        return ""
+
+    async def _receive_bucket(self, version: int, bucket: tuple[Row, ...]) -> tuple[bool, str]:
+        from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
+
+        names, dtypes, shapes = zip(*bucket, strict=True)
+        return await self._manager.update_weights_from_distributed(
+            UpdateWeightsFromDistributedReqInput(
+                names=list(names),
+                dtypes=list(dtypes),
+                shapes=[list(shape) for shape in shapes],
+                group_name=self._group,
+                load_format="flattened_bucket",
+                weight_version=str(version),
+                flush_cache=False,
+            ),
+            None,
+        )
+
+
+def _bucket(path: Path) -> dict[str, Any]:
+    """A file in shared memory as SGLang's flattened bucket, in memory that it can share."""
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
+
+    places, data = read_snapshot(path)
+    if torch.cuda.is_available():
+        from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+
+        monkey_patch_torch_reductions()
+        flat = data.to("cuda")
+        torch.cuda.synchronize()
+    else:
+        flat = torch.empty(len(data), dtype=torch.uint8).share_memory_()
+        flat.copy_(data)
+    metadata = [
+        FlattenedTensorMetadata(
+            name=place.name,
+            shape=torch.Size(place.shape),
+            dtype=place.dtype,
+            start_idx=place.start,
+            end_idx=place.end,
+            numel=place.end - place.start,
+        )
+        for place in places
+    ]
+    return {"flattened_tensor": flat, "metadata": metadata}
