@@ -12,6 +12,7 @@ from mage_async.errors import ConfigError
 _CLASSES = {
     "kuhn": "mage_async.environments.kuhn:Kuhn",
     "minesweeper": "mage_async.environments.minesweeper:MineSweeper",
+    "openspiel": "mage_async.environments.openspiel_game:OpenSpielGame",
     "rps": "mage_async.environments.rps:Rps",
     "scout": "mage_async.environments.scout:Scout",
     "sokoban": "mage_async.environments.sokoban:Sokoban",

@@ -32,7 +32,9 @@ class Facts:
     """Returns are reported per unit: rounds, hands, dials of one episode."""
     has_chance: bool
     words: tuple[str, ...]
-    """Every word that observations and actions are made of."""
+    """Every word that observations and actions are made of; the first is an action."""
+    has_open_text: bool = False
+    """Observations and actions may hold any other words too: it takes a model that reads."""
     wins_above: float = 0.0
     """An episode with a larger return is won."""
     loses_below: float = 0.0

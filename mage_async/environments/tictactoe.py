@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mage_async.environments.environment import Chance, Environment, Facts, Outcome, Play, Split
-from mage_async.environments.openspiel import engine
-from mage_async.environments.tictactoe_opponents import GAME, HELDOUT, TRAIN, Mover, mover
+from mage_async.environments.openspiel import Mover, engine
+from mage_async.environments.tictactoe_opponents import GAME, HELDOUT, TRAIN, mover
 from mage_async.environments.tictactoe_values import references
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task

@@ -4,21 +4,17 @@ Most are functions of the board, and their moves have known probabilities; a sea
 (`mcts-N`) has not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from mage_async.environments.environment import Chance
-from mage_async.environments.openspiel import engine
+from mage_async.environments.openspiel import Mover, engine, searcher
 
 Weights = Mapping[int, float]
 """Relative chances of the cells an opponent may move to."""
-Mover = Callable[[Any], int]
-"""Takes OpenSpiel's state, gives a cell."""
 
 GAME = "tic_tac_toe"
-_EXPLORATION = 1.4
-_MEMORY_MB = 16
 _PREFERRED = {
     "preferred-centre": (4, 0, 2, 6, 8, 1, 3, 5, 7),
     "preferred-corners": (0, 2, 6, 8, 4, 1, 3, 5, 7),
@@ -39,7 +35,8 @@ def is_search(member: str) -> bool:
 def mover(member: str, chance: Chance) -> Mover:
     """How a member moves in one episode; what it leaves to luck is drawn from `chance`."""
     if is_search(member):
-        return _searcher(int(member.removeprefix("mcts-")), chance)
+        game = engine().load_game(GAME)
+        return searcher(game, int(member.removeprefix("mcts-")), chance)
     return lambda state: _draw(weights(member, state), chance)
 
 
@@ -56,22 +53,6 @@ def weights(member: str, state: Any) -> Weights:
 def _draw(cells: Weights, chance: Chance) -> int:
     """One of the cells; drawn even where it is the only one, so that luck stays in step."""
     return list(cells)[chance.choose("opponent", list(cells.values()))]
-
-
-def _searcher(num_simulations: int, chance: Chance) -> Mover:
-    seed = chance.choose("search seed", (1,) * 256)
-    spiel = engine()
-    bot = spiel.MCTSBot(
-        spiel.load_game(GAME),
-        spiel.RandomRolloutEvaluator(1, seed),
-        _EXPLORATION,
-        num_simulations,
-        _MEMORY_MB,
-        True,  # solves what it has searched to the end
-        seed,
-        False,
-    )
-    return bot.step
 
 
 def _best_cells(state: Any) -> list[int]:
