@@ -73,13 +73,14 @@ class FusedLogprob(torch.autograd.Function):
         active = rows_with_gradient(d_logprob, d_entropy)
         if active is None:
             active = torch.arange(len(hidden), device=hidden.device)
-            d_hidden, d_head = backward_rows(hidden, head, tokens, coefficients, ctx.kept, active)
+            some, d_head = backward_rows(hidden, head, tokens, coefficients, ctx.kept, active)
+            d_hidden = some.to(hidden.dtype)
         else:
             d_hidden = torch.zeros_like(hidden)
             some, d_head = backward_rows(
                 hidden[active], head, tokens[active], coefficients[active], ctx.kept, active
             )
-            d_hidden[active] = some
+            d_hidden[active] = some.to(hidden.dtype)
         return d_hidden, d_head, None, None, None
 
 
@@ -91,10 +92,13 @@ def backward_rows(
     kept: KeptLogits | None,
     source_rows: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """dX `[R, D]` and dW `[V, D]` of rows that came from `source_rows` `[R]` of the forward."""
+    """dX `[R, D]` in fp32 and dW `[V, D]` of rows from `source_rows` `[R]` of the forward.
+
+    A token outside `0 .. V` has no column of its own here.
+    """
     num_rows, width = hidden.shape
     if not num_rows:
-        return torch.empty_like(hidden), torch.zeros_like(head)
+        return torch.empty_like(hidden, dtype=torch.float32), torch.zeros_like(head)
     is_kept = slice(0) if kept is None else slice(count_below(source_rows, len(kept.values)))
     is_recomputed = slice(is_kept.stop, None)
     d_head = torch.empty_like(head)
@@ -112,7 +116,7 @@ def backward_rows(
         own_gradient(gradient, tokens, coefficients.own, first)
         torch.mm(gradient.T, hidden, out=d_head[columns])
         add_product(d_hidden, gradient, head[columns])
-    return d_hidden.to(hidden.dtype), d_head
+    return d_hidden, d_head
 
 
 def count_below(ascending: Tensor, bound: int) -> int:
