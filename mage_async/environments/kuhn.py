@@ -8,6 +8,8 @@ from mage_async.environments.kuhn_opponents import (
     ARCHETYPES_HELDOUT,
     ARCHETYPES_TRAIN,
     CARDS,
+    CONTRASTS_HELDOUT,
+    CONTRASTS_TRAIN,
     FAMILY_HELDOUT,
     FAMILY_TRAIN,
     Player,
@@ -16,25 +18,25 @@ from mage_async.environments.kuhn_play import (
     CHIPS,
     FACING,
     MOST,
-    NUM_HANDS,
     OPEN,
     POSITIONS,
     KuhnPlay,
-    KuhnScript,
 )
+from mage_async.environments.kuhn_script import KuhnScript, Reader
 from mage_async.environments.kuhn_values import references
 from mage_async.environments.openspiel import engine
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 
-Opponents = Literal["family", "archetypes"]
+Opponents = Literal["family", "archetypes", "contrasts"]
 
 _SPLITS: dict[Opponents, dict[Split, tuple[Player, ...]]] = {
     "family": {"train": FAMILY_TRAIN, "heldout": FAMILY_HELDOUT},
     "archetypes": {"train": ARCHETYPES_TRAIN, "heldout": ARCHETYPES_HELDOUT},
+    "contrasts": {"train": CONTRASTS_TRAIN, "heldout": CONTRASTS_HELDOUT},
 }
 
-_RULES = """You play Kuhn poker against one opponent, three hands an episode.
+_RULES = """You play Kuhn poker against one opponent, {hands} hands an episode.
 Who speaks first alternates. The cards are jack, queen and king.
 Each player gets one card and puts in one chip.
 You may check or bet one more chip; facing a bet, fold or call.
@@ -48,31 +50,31 @@ class Kuhn(Environment):
     hand's.
 
     Args:
-        opponents: `family`, all 32 that always do the same with a card; or `archetypes`, 14 named
-        ones.
+        opponents: `family`, all 32 that always do the same with a card and call with what beats
+            what they call with; `contrasts`, 16 such whose best answers differ most; or
+            `archetypes`, 14 named ones.
+        hands: of an episode.
+        redeals: whether each episode has deals of its own. Without, a trial repeats its first
+            episode's, with the opponent's luck in them, as LaMer and MAGE restart a game.
 
     Raises:
-        ConfigError: no such opponents, or OpenSpiel is not installed.
+        ConfigError: no such opponents, no such number of hands, or OpenSpiel is not installed.
     """
 
-    facts = Facts(
-        name="kuhn",
-        num_seats=2,
-        max_turns=NUM_HANDS // 2 + 2 * (NUM_HANDS - NUM_HANDS // 2),
-        min_return=-float(MOST * NUM_HANDS),
-        max_return=float(MOST * NUM_HANDS),
-        units=NUM_HANDS,
-        has_chance=True,
-        words=(
-            *(*OPEN, *FACING, *CARDS, *POSITIONS, *CHIPS.values()),
-            *("you", "opp", "shown", "win", "lose", "invalid"),
-        ),
-    )
-
-    def __init__(self, opponents: Opponents = "family") -> None:
+    def __init__(
+        self, opponents: Opponents = "family", hands: int = 3, redeals: bool = True
+    ) -> None:
         if opponents not in get_args(Opponents):
-            known = " or ".join(repr(each) for each in get_args(Opponents))
-            raise ConfigError(f"kuhn: `opponents` must be {known}, got {opponents!r}")
+            *known, last = (repr(each) for each in get_args(Opponents))
+            raise ConfigError(
+                f"kuhn: `opponents` must be {', '.join(known)} or {last}, got {opponents!r}"
+            )
+        if not isinstance(hands, int) or isinstance(hands, bool) or hands < 1:
+            raise ConfigError(f"kuhn: `hands` must be a whole number from 1, got {hands!r}")
+        if not isinstance(redeals, bool):
+            raise ConfigError(f"kuhn: `redeals` must be true or false, got {redeals!r}")
+        self._num_hands, self._redeals = hands, redeals
+        self.facts = _facts(hands)
         self._splits = _SPLITS[opponents]
         self._players = {each.name: each for split in self._splits.values() for each in split}
         self._game = engine().load_game("kuhn_poker")
@@ -91,20 +93,26 @@ class Kuhn(Environment):
 
     def rules(self) -> str:
         """The rules in plain words."""
-        return _RULES
+        return _RULES.format(hands=self._num_hands)
 
     def begin(self, task: Task, episode: int) -> KuhnPlay:
-        """Deal the episode's hands and begin the first."""
-        chance = Chance(task.seed, episode)
-        return KuhnPlay(self._game, self._player(task.member), task.seat, chance)
+        """Deal the episode's hands, or the first one's again, and begin."""
+        chance = Chance(task.seed, episode if self._redeals else 0)
+        opponent = self._player(task.member)
+        return KuhnPlay(self._game, opponent, task.seat, self._num_hands, chance)
 
-    def script(self, source: random.Random) -> "KuhnScript":
-        """A style that does not adapt: sane in half of the trials, any in the others."""
+    def script(self, source: random.Random) -> KuhnScript:
+        """A style drawn for the trial, and a share of turns in which it answers what it has seen.
+
+        The styles are sane in half of the trials, any in the others.
+        """
+        bets, calls = (0.3, 0.3, 0.8), (0.1, 0.5, 1.0)
         if source.random() < 0.5:
-            return KuhnScript(source, bets=(0.3, 0.3, 0.8), calls=(0.1, 0.5, 1.0))
-        any_of = (0.1, 0.5, 0.9)
-        bets, calls = ([source.choice(any_of) for _ in CARDS] for _ in range(2))
-        return KuhnScript(source, bets=bets, calls=calls)
+            any_of = (0.1, 0.5, 0.9)
+            bets, calls = (tuple(source.choice(any_of) for _ in CARDS) for _ in range(2))
+        skill = source.choice((0.3, 0.6, 0.9))
+        reader = Reader(self._splits["train"])
+        return KuhnScript(source, bets, calls, skill, reader, self._redeals)
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """All others of the split that differ in what they call with."""
@@ -113,7 +121,7 @@ class Kuhn(Environment):
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Exact values per hand and episode, see `kuhn_values`."""
-        values = references(self._splits[split], NUM_HANDS)
+        values = references(self._splits[split], self._num_hands, redeals=self._redeals)
         return {name: (each,) * num_episodes for name, each in values.items()}
 
     def _player(self, member: str) -> Player:
@@ -121,3 +129,20 @@ class Kuhn(Environment):
             example = next(iter(self._players))
             raise EnvironmentFault(f"kuhn: nobody is called {member!r}, as is e.g. {example!r}")
         return self._players[member]
+
+
+def _facts(hands: int) -> Facts:
+    """Seats alternate, and only who speaks first can have to speak twice in a hand."""
+    return Facts(
+        name="kuhn",
+        num_seats=2,
+        max_turns=hands // 2 + 2 * (hands - hands // 2),
+        min_return=-float(MOST * hands),
+        max_return=float(MOST * hands),
+        units=hands,
+        has_chance=True,
+        words=(
+            *(*OPEN, *FACING, *CARDS, *POSITIONS, *CHIPS.values()),
+            *("you", "opp", "shown", "win", "lose", "invalid"),
+        ),
+    )

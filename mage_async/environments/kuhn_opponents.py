@@ -73,6 +73,22 @@ FAMILY_HELDOUT = tuple(each for each in _PATTERNS if each.name in _HELDOUT_PATTE
 """8: the ones written out above, drawn once."""
 
 
+_CONTRASTING_BETS: tuple[Three, ...] = ((1, 0, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1))
+_CONTRASTING_CALLS: tuple[Three, ...] = ((0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 1, 1))
+_CONTRASTS = {
+    (bets, calls): _pattern(_CONTRASTING_BETS[bets], _CONTRASTING_CALLS[calls])
+    for bets, calls in itertools.product(range(4), repeat=2)
+}
+CONTRASTS_TRAIN = tuple(each for (bets, calls), each in _CONTRASTS.items() if (bets + calls) % 4)
+"""12 of 16 patterns whose best answers differ most: weak cards bet or strong ones, none call, or
+the weak, the strong, or all.
+"""
+CONTRASTS_HELDOUT = tuple(
+    each for (bets, calls), each in _CONTRASTS.items() if not (bets + calls) % 4
+)
+"""4, a Latin square: each way to bet and each way to call is equally frequent in both."""
+
+
 def _archetype(name: str, bets: Three, calls: Three) -> Player:
     return _player(name, name, bets, calls)
 

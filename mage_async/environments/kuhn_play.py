@@ -1,19 +1,17 @@
-"""One episode of Kuhn poker: three hands, in alternating seats.
+"""One episode of Kuhn poker: a few hands, in alternating seats.
 
 The deals, and what the opponent would do with its card in either place, are drawn before the first
 hand, so that all trials of a group meet the same luck whatever they do. Cards are shown only at a
 showdown.
 """
 
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mage_async.environments.environment import Chance, Outcome, Play
+from mage_async.environments.environment import Chance, Outcome
 from mage_async.environments.kuhn_opponents import CARDS, Player
 
-NUM_HANDS = 3
 OPEN = ("check", "bet")  # by OpenSpiel's numbers: 0 passes, 1 bets
 FACING = ("fold", "call")
 POSITIONS = ("first", "second")
@@ -33,6 +31,21 @@ class _Deal:
     opponent_calls: int
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a hand has shown of the opponent: all that a player may learn from."""
+
+    seat: int
+    """The agent's."""
+    card: int
+    has_bet: int | None = None
+    """Whether it bet when nobody had; None where it did not have to say."""
+    has_called: int | None = None
+    """Whether it called a bet; None where it did not have to say."""
+    shown: int | None = None
+    """Its card, after a showdown."""
+
+
 def _deal(chance: Chance, opponent: Player, seat: int) -> _Deal:
     card = chance.choose("my card", (1, 1, 1))
     other = chance.choose("opponent's card", tuple(int(each != card) for each in range(3)))
@@ -43,14 +56,21 @@ def _deal(chance: Chance, opponent: Player, seat: int) -> _Deal:
 
 
 class KuhnPlay:
-    """Three hands. The anchor is the hand being played."""
+    """A few hands. The anchor is the hand being played."""
 
-    __slots__ = ("_deals", "_game", "_is_bet", "_state", "anchor", "chance", "hand", "observation")
+    __slots__ = (
+        *("_deals", "_game", "_is_bet", "_state"),
+        *("anchor", "chance", "hand", "observation", "seeing", "seen"),
+    )
 
-    def __init__(self, game: Any, opponent: Player, seat: int, chance: Chance) -> None:
+    def __init__(
+        self, game: Any, opponent: Player, seat: int, num_hands: int, chance: Chance
+    ) -> None:
         self._game, self.chance = game, chance
-        self._deals = [_deal(chance, opponent, (seat + hand) % 2) for hand in range(NUM_HANDS)]
+        self._deals = [_deal(chance, opponent, (seat + hand) % 2) for hand in range(num_hands)]
         self.hand = 0
+        self.seen: list[Seen] = []
+        """What the hands that are over have shown."""
         self.anchor = ""
         self.observation = self._begin_hand()
 
@@ -66,13 +86,13 @@ class KuhnPlay:
 
     def legal_actions(self) -> Sequence[str]:
         """Check and bet, or fold and call."""
-        if self.hand == NUM_HANDS:
+        if self.hand == len(self._deals):
             return ()
         return FACING if self._is_bet else OPEN
 
     def act(self, action: str) -> Outcome:
         """Speak in a hand; an invalid action loses it with two chips, the most there is."""
-        assert self.hand < NUM_HANDS, "the episode is done"
+        assert self.hand < len(self._deals), "the episode is done"
         words = self.legal_actions()
         if action not in words:
             return self._end_hand("invalid", -MOST, is_valid=False)
@@ -87,6 +107,7 @@ class KuhnPlay:
         deal = self._deals[self.hand]
         self._state = self._game.new_initial_state()
         self._is_bet = False
+        self.seeing = Seen(deal.seat, deal.card)
         cards = (deal.card, deal.opponent_card)
         for card in cards if deal.seat == 0 else reversed(cards):
             self._state.apply_action(card)
@@ -99,8 +120,12 @@ class KuhnPlay:
         deal, state = self._deals[self.hand], self._state
         if state.is_terminal() or state.current_player() == deal.seat:
             return ""
-        words = FACING if self._is_bet else OPEN
-        choice = deal.opponent_calls if self._is_bet else deal.opponent_bets
+        if self._is_bet:
+            choice, words = deal.opponent_calls, FACING
+            self.seeing = replace(self.seeing, has_called=choice)
+        else:
+            choice, words = deal.opponent_bets, OPEN
+            self.seeing = replace(self.seeing, has_bet=choice)
         self._apply(choice)
         return f"opp {words[choice]}"
 
@@ -112,28 +137,16 @@ class KuhnPlay:
         deal = self._deals[self.hand]
         is_fold = self._is_bet and self._state.history()[-1] == 0
         shown = "" if is_fold else f"shown {CARDS[deal.opponent_card]}"
+        if not is_fold:
+            self.seeing = replace(self.seeing, shown=deal.opponent_card)
         return self._end_hand(f"{said} {shown}".strip(), int(self._state.returns()[deal.seat]))
 
     def _end_hand(self, said: str, chips: int, *, is_valid: bool = True) -> Outcome:
         self.hand += 1
-        is_done = self.hand == NUM_HANDS
+        self.seen.append(self.seeing)
+        is_done = self.hand == len(self._deals)
         result = f"{said} {'win' if chips > 0 else 'lose'} {CHIPS[abs(chips)]}".lstrip()
         if is_done:
             self.anchor = "done"
         following = "" if is_done else f" {self._begin_hand()}"
         return Outcome(result + following, float(chips), is_valid, is_done)
-
-
-@dataclass(slots=True)
-class KuhnScript:
-    """Bets and calls with set probabilities by card."""
-
-    source: random.Random
-    bets: Sequence[float]
-    calls: Sequence[float]
-
-    def choose(self, play: Play) -> str:
-        """The next action."""
-        assert isinstance(play, KuhnPlay)
-        words, chances = (FACING, self.calls) if play.is_facing_bet else (OPEN, self.bets)
-        return words[self.source.random() < chances[play.card]]

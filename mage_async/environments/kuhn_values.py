@@ -3,6 +3,7 @@
 The agent takes both seats equally often. `P` opponents of a prior; index 0..2 a card, jack to king.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -11,25 +12,54 @@ import numpy as np
 from mage_async.environments.kuhn_opponents import NASH, UNIFORM, Player
 
 _SEATS = (0, 1)
+_DEALS = tuple(itertools.permutations(range(3), 2))
+"""Both cards, the agent's first."""
 _GoOn = Callable[[np.ndarray], float]
 """Value of the hands to come, from a belief [P] that is not normalised."""
 
 
-def references(members: tuple[Player, ...], num_hands: int) -> dict[str, float]:
+def references(
+    members: tuple[Player, ...], num_hands: int, *, redeals: bool = True
+) -> dict[str, float]:
     """Values against a uniform draw of `members`, by name.
 
     `random` and `nash` are played whatever happens; `best_fixed` is the best answer to the whole
     mixture, the same in every hand; `without_memory` plays one episode of `num_hands` as well as
     can be by who knows which opponents there are, but forgets it; `best_response` knows the
-    opponent.
+    opponent. Where hands are not dealt anew, `hindsight` knows the cards and the answers too.
     """
+    known = {} if redeals else {"hindsight": hindsight(members)}
     return {
         "random": sum(value(UNIFORM, member) for member in members) / len(members),
         "nash": sum(value(NASH, member) for member in members) / len(members),
         "best_fixed": best_response(members),
         "without_memory": one_episode(members, num_hands),
         "best_response": sum(best_response((member,)) for member in members) / len(members),
+        **known,
     }
+
+
+def hindsight(members: tuple[Player, ...]) -> float:
+    """Value of a hand played again by who knows both cards and what the opponent will do."""
+    return sum(_hindsight(member, seat) for member in members for seat in _SEATS) / 2 / len(members)
+
+
+def _hindsight(member: Player, seat: int) -> float:
+    style, total = member.style(1 - seat), 0.0
+    for card, other in _DEALS:
+        won = _sign(card, other)
+        answer, bet = max(-1, 2 * won), (1.0, 2.0 * won)  # bet: folded to, called
+        for bets, calls in itertools.product((0, 1), repeat=2):
+            chance = _chance(style.bets[other], bets) * _chance(style.calls[other], calls)
+            if seat == 0:
+                total += chance * max(bet[calls], answer if bets else won)
+            else:
+                total += chance * (answer if bets else max(bet[calls], won))
+    return total / len(_DEALS)
+
+
+def _chance(active: float, chosen: int) -> float:
+    return active if chosen else 1 - active
 
 
 def value(player: Player, opponent: Player) -> float:
@@ -40,14 +70,13 @@ def value(player: Player, opponent: Player) -> float:
 def value_in_seat(player: Player, opponent: Player, seat: int) -> float:
     """Expected chips per hand where `player` sits in `seat`."""
     mine, theirs = player.style(seat), opponent.style(1 - seat)
-    deals = [(card, other) for card in range(3) for other in range(3) if card != other]
     total = 0.0
-    for card, other in deals:
+    for card, other in _DEALS:
         first, second = (mine, theirs) if seat == 0 else (theirs, mine)
         cards = (card, other) if seat == 0 else (other, card)
         stake = _first_value(first.bets, first.calls, second.bets, second.calls, cards)
         total += stake if seat == 0 else -stake
-    return total / len(deals)
+    return total / len(_DEALS)
 
 
 def _first_value(

@@ -28,6 +28,7 @@ ENVIRONMENTS = {
     ),
     "kuhn": catalogue.load("kuhn"),
     "kuhn archetypes": catalogue.load("kuhn", opponents="archetypes"),
+    "kuhn again": catalogue.load("kuhn", opponents="contrasts", hands=2, redeals=False),
     "tictactoe": catalogue.load("tictactoe"),
 }
 CLOSED = {name: each for name, each in ENVIRONMENTS.items() if not each.facts.has_open_text}

@@ -2,6 +2,8 @@
 
 import itertools
 import random
+from collections import Counter
+from operator import attrgetter
 from typing import Any
 
 import pyspiel
@@ -14,14 +16,19 @@ from mage_async.environments.kuhn import Kuhn
 from mage_async.environments.kuhn_opponents import (
     ARCHETYPES_HELDOUT,
     ARCHETYPES_TRAIN,
+    CONTRASTS_HELDOUT,
+    CONTRASTS_TRAIN,
     FAMILY_HELDOUT,
     FAMILY_TRAIN,
     NASH,
     UNIFORM,
     Player,
 )
+from mage_async.environments.kuhn_play import Seen
+from mage_async.environments.kuhn_script import Reader
 from mage_async.environments.kuhn_values import (
     best_response,
+    hindsight,
     one_episode,
     references,
     value,
@@ -137,8 +144,72 @@ def test_unknown_opponents_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         Kuhn("experts")  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "kuhn: `opponents` must be 'family' or 'archetypes', got 'experts'"
+        "kuhn: `opponents` must be 'family', 'archetypes' or 'contrasts', got 'experts'"
     )
+    with pytest.raises(ConfigError, match="`hands` must be a whole number from 1, got 0"):
+        Kuhn(hands=0)
+
+
+def test_contrasts_are_split_so_that_no_way_to_bet_or_call_tells_the_split() -> None:
+    assert (len(CONTRASTS_TRAIN), len(CONTRASTS_HELDOUT)) == (12, 4)
+    for part in (attrgetter("first.bets"), attrgetter("first.calls")):
+        counts = [Counter(map(part, split)) for split in (CONTRASTS_TRAIN, CONTRASTS_HELDOUT)]
+        assert [set(each.values()) for each in counts] == [{3}, {1}]
+
+
+@pytest.mark.parametrize("redeals", [True, False])
+def test_an_episode_has_deals_of_its_own_or_the_first_ones_again(redeals: bool) -> None:
+    kuhn, task = Kuhn("archetypes", 2, redeals), Task("kuhn", "semi", 3)
+    luck = {tuple(kuhn.begin(task, episode).chance.draws) for episode in range(5)}
+    assert (len(luck) > 1) == redeals
+    assert ("hindsight" in kuhn.references("train", 3)) == (not redeals)
+
+
+@pytest.mark.parametrize("member", [*ARCHETYPES_HELDOUT, *CONTRASTS_HELDOUT], ids=str)
+def test_hindsight_is_the_best_of_all_ways_to_play_a_deal_again(member: Player) -> None:
+    kuhn, total, num_seeds = Kuhn("archetypes", 1, False), 0.0, 3000
+    kuhn._players[member.name] = member
+    for seed in range(num_seeds):
+        task = Task("kuhn", member.name, seed, seed % 2)
+        total += max(_played(kuhn, task, plan) for plan in itertools.product((0, 1), repeat=2))
+    assert abs(total / num_seeds - hindsight((member,))) < 4 * 1.5 / num_seeds**0.5
+
+
+def _played(kuhn: Kuhn, task: Task, plan: tuple[int, ...]) -> float:
+    play, total = kuhn.begin(task, 0), 0.0
+    for choice in plan:
+        if legal := play.legal_actions():
+            total += play.act(legal[choice]).reward
+    return total
+
+
+def _mean_return(kuhn: Kuhn, skill: float, num_trials: int) -> list[float]:
+    """Per hand and episode, against the held-out opponents in turn."""
+    members, sums = CONTRASTS_HELDOUT, [0.0, 0.0, 0.0]
+    for seed in range(num_trials):
+        script = kuhn.script(random.Random(seed))
+        script.skill = skill
+        task = Task("kuhn", members[seed % 4].name, seed, seed // 4 % 2)
+        for episode in range(3):
+            play = kuhn.begin(task, episode)
+            while play.legal_actions():
+                sums[episode] += play.act(script.choose(play)).reward / 2 / num_trials
+    return sums
+
+
+def test_a_script_that_reads_its_opponent_wins_more_when_the_deals_come_again() -> None:
+    kuhn = Kuhn("contrasts", 2, redeals=False)
+    known = kuhn.references("heldout", 1)
+    first, _, last = _mean_return(kuhn, 1.0, 400)
+    assert first + 0.1 < last < known["hindsight"][0] + 0.1
+
+
+@pytest.mark.parametrize(("called", "bluffs"), [(0, True), (1, False)])
+def test_a_reader_bluffs_against_those_who_fold(called: int, bluffs: bool) -> None:
+    reader = Reader(CONTRASTS_TRAIN)
+    for hand in range(3):
+        reader.learn((0, hand), Seen(0, 2, has_called=called, shown=1 if called else None))
+    assert reader.acts((1, 0), Seen(0, 0)) is bluffs
 
 
 def test_our_equilibrium_is_one_and_openspiels_solver_finds_its_value() -> None:
