@@ -5,7 +5,7 @@ from typing import Literal
 from mage_async import estimators
 from mage_async.chat import ChatFormat
 from mage_async.completion import Sampling
-from mage_async.config import Config
+from mage_async.config import Config, Learner
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError
@@ -21,6 +21,8 @@ FRESH_KEYS: dict[str, Literal["never", "episode", "turn"]] = {
 """When a prompt asks for fresh keys, by cache rule."""
 WORDS = ("episode", "reflect", "remark", "opp")
 """What a transcript says itself, beside an environment's words."""
+WITHOUT_CLIP = ("tis", "cispo", "gspo", "dppo", "m2po")
+"""Corrections whose loss is not a weight times PPO's clipped one."""
 
 
 def environment_of(config: Config) -> Environment:
@@ -75,6 +77,7 @@ def check(config: Config) -> None:
         )
     estimators.check(config.advantage, config.transcript)
     _check_sending(config)
+    _check_loss(config.learner)
     shape = config.policy.tiny
     if shape.heads % shape.kv_heads or shape.hidden_size % shape.heads:
         raise ConfigError(
@@ -104,4 +107,16 @@ def _check_sending(config: Config) -> None:
         raise ConfigError(
             f'transport.weights = "nccl": NCCL cannot send from GPU {own} to itself; name other '
             'GPUs in engine.devices, or set transport.weights = "tensor"'
+        )
+
+
+def _check_loss(rules: Learner) -> None:
+    if not rules.dual_clip:
+        return
+    if rules.dual_clip <= 1:
+        raise ConfigError(f"learner.dual_clip must be above 1, or 0, got {rules.dual_clip}")
+    if rules.correction in WITHOUT_CLIP:
+        raise ConfigError(
+            f"learner.dual_clip bounds a clipped loss with a weight, which {rules.correction!r} "
+            "is not: set it to 0"
         )

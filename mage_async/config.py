@@ -216,6 +216,8 @@ class Learner(Section):
     """
     clip_low: Share
     clip_high: NonNegative
+    dual_clip: NonNegative
+    """Bound of the loss where an advantage is negative, in units of it; above 1, or 0 for none."""
     max_weight: Annotated[float, Meta(ge=1)]
     """Importance weights are truncated here, or masked above it."""
     keep_low: Share
@@ -231,6 +233,9 @@ class Learner(Section):
     """Of decoupled_aged: per step of staleness, what is left of `max_weight - 1`."""
     max_age: Natural
     """Of age_mask: staler tokens are masked, in steps."""
+    kl: NonNegative
+    """Weight of the divergence from the policy that training began with, k3 per token; 0: none, and
+    no second model in memory."""
     entropy: NonNegative
     final_entropy: NonNegative
     grad_clip: Positive

@@ -32,8 +32,9 @@ PUBLISHED = {
     "learner.correction": "none",
     "learner.clip_low": 0.2,
     "learner.clip_high": 0.2,
+    "learner.dual_clip": 3.0,
 }
-"""What both papers and both codes share."""
+"""What both papers and both codes share; the reference scripts of Kuhn poker and tic-tac-toe also set `learner.kl` to 0.1."""
 
 AS_CODED = {
     "advantage.baseline": ["group"],

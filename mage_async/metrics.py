@@ -52,6 +52,11 @@ METRICS: dict[str, tuple[str, str]] = {
     "entropy": ("nats", "Mean entropy of the policy at sampled tokens."),
     "clipped_share": ("share", "Tokens whose ratio the clip bound."),
     "masked_share": ("share", "Tokens that the correction left out."),
+    "reference_k3": (
+        "nats",
+        "Divergence from the policy that training began with, estimated (k3) per token; 0 where "
+        "`learner.kl` is.",
+    ),
     "mean_weight": ("1", "Mean importance weight, after truncation; 0 where masked."),
     "grad_norm": ("1", "Mean norm of the gradient before clipping."),
     "learning_rate": ("1", "Of the optimizer."),

@@ -56,6 +56,11 @@ def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
     return model.to(device).train()
 
 
+def load_frozen(directory: Path, dtype: str, device: str) -> PreTrainedModel:
+    """The same, never to be trained: the reference policy of a KL term."""
+    return load_policy(directory, dtype, device).requires_grad_(False).eval()
+
+
 def export_hf(model: PreTrainedModel, chat_source: Path, directory: Path) -> None:
     """Save a model as one HuggingFace folder, with the tokenizer and template of `chat_source`."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from mage_async.config import Learner
 from mage_async.learning.corrections.catalogue import CLIPPED_AROUND, correction
 from mage_async.learning.corrections.surrogate import Correction, Surrogate, Tokens
 from mage_kernels import keeps_logits, linear_logprob, linear_policy_loss
+from mage_kernels.surrogate import k3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,19 +45,28 @@ class TokenLoss:
     made: Surrogate
     entropy: torch.Tensor
     """float32 [N], in nats"""
+    reference_k3: torch.Tensor
+    """float32 []: summed over tokens, in nats; 0 without a reference policy"""
 
 
 class LossPass(Protocol):
     """One way from hidden states to a loss."""
 
     def __call__(
-        self, inputs: HeadInputs, tokens: Tokens, entropy_rates: torch.Tensor, scale: float
+        self,
+        inputs: HeadInputs,
+        tokens: Tokens,
+        entropy_rates: torch.Tensor,
+        scale: float,
+        reference: torch.Tensor | None = None,
     ) -> TokenLoss:
-        """`scale * sum(correction's losses - entropy_rates * entropy)`.
+        """`scale * sum(correction's losses + kl * k3 - entropy_rates * entropy)`.
 
         Args:
             tokens: their `logprobs` are not looked at.
             entropy_rates: float32 [N]
+            reference: float32 [N]: log-probs under the frozen policy of the KL term, which is
+                `k3 = e^d - d - 1` with `d = reference - current` (Schulman 2020).
         """
         ...
 
@@ -64,11 +74,13 @@ class LossPass(Protocol):
 def loss_pass(rules: Learner) -> LossPass:
     """The way that the configured correction allows."""
     correct = correction(rules)
-    after = TwoSteps(correct)
+    after = TwoSteps(correct, rules.kl)
     if rules.correction not in CLIPPED_AROUND:
         return after
     anchor = CLIPPED_AROUND[rules.correction]
-    return Fewest(SinglePass(correct, anchor, rules.clip_low, rules.clip_high), after)
+    dual_clip = rules.dual_clip or None
+    single = SinglePass(correct, anchor, rules.clip_low, rules.clip_high, dual_clip, rules.kl)
+    return Fewest(single, after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +88,24 @@ class TwoSteps:
     """Log-probs and entropies first; autograd makes the rest. For any correction."""
 
     correct: Correction
+    kl: float = 0.0
 
     def __call__(
-        self, inputs: HeadInputs, tokens: Tokens, entropy_rates: torch.Tensor, scale: float
+        self,
+        inputs: HeadInputs,
+        tokens: Tokens,
+        entropy_rates: torch.Tensor,
+        scale: float,
+        reference: torch.Tensor | None = None,
     ) -> TokenLoss:
         """See `LossPass`."""
         logprobs, entropy = linear_logprob(
             inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
         )
         made = self.correct(tokens.at(logprobs))
-        loss = scale * (made.losses - entropy_rates * entropy).sum()
-        return TokenLoss(loss, made, entropy.detach())
+        apart = _reference_k3(reference, logprobs)
+        loss = scale * ((made.losses - entropy_rates * entropy).sum() + self.kl * apart)
+        return TokenLoss(loss, made, entropy.detach(), apart.detach())
 
     def __str__(self) -> str:
         return "loss after log-probs"
@@ -105,9 +124,16 @@ class SinglePass:
     """Around which of `Tokens`' policies `r` is taken."""
     clip_low: float
     clip_high: float
+    dual_clip: float | None = None
+    kl: float = 0.0
 
     def __call__(
-        self, inputs: HeadInputs, tokens: Tokens, entropy_rates: torch.Tensor, scale: float
+        self,
+        inputs: HeadInputs,
+        tokens: Tokens,
+        entropy_rates: torch.Tensor,
+        scale: float,
+        reference: torch.Tensor | None = None,
     ) -> TokenLoss:
         """See `LossPass`."""
         anchor = getattr(tokens, self.anchor)
@@ -123,10 +149,15 @@ class SinglePass:
             inverse_temperature=inputs.inverse_temperature,
             clip_low=self.clip_low,
             clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+            reference_logprobs=reference,
+            kl_coefficient=self.kl,
             entropy_coefficient=1.0,
             entropy_weights=entropy_rates,
         )
-        return TokenLoss(result.loss, self.correct(tokens.at(result.logprob)), result.entropy)
+        made = self.correct(tokens.at(result.logprob))
+        apart = _reference_k3(reference, result.logprob)
+        return TokenLoss(result.loss, made, result.entropy, apart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +168,21 @@ class Fewest:
     after: TwoSteps
 
     def __call__(
-        self, inputs: HeadInputs, tokens: Tokens, entropy_rates: torch.Tensor, scale: float
+        self,
+        inputs: HeadInputs,
+        tokens: Tokens,
+        entropy_rates: torch.Tensor,
+        scale: float,
+        reference: torch.Tensor | None = None,
     ) -> TokenLoss:
         """See `LossPass`."""
         way = self.after if keeps_logits(inputs.hidden, inputs.head) else self.single
-        return way(inputs, tokens, entropy_rates, scale)
+        return way(inputs, tokens, entropy_rates, scale, reference)
 
     def __str__(self) -> str:
         return "loss in the head's pass unless its logits are kept"
+
+
+def _reference_k3(reference: torch.Tensor | None, logprobs: torch.Tensor) -> torch.Tensor:
+    """How far the policy is from the reference, summed: []."""
+    return logprobs.new_zeros(()) if reference is None else k3(reference - logprobs).sum()

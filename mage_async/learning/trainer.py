@@ -32,6 +32,7 @@ class _Part:
     proximal: torch.Tensor
     staleness: torch.Tensor
     turns: torch.Tensor
+    reference: torch.Tensor | None
 
     def tokens(self) -> Tokens:
         """What the correction is given, at the beginning of the step."""
@@ -63,6 +64,8 @@ class Trainer:
         max_staleness: int,
     ) -> None:
         self.model = model
+        self.reference: PreTrainedModel | None = None
+        """The frozen policy of the KL term; to be set before a step whose `kl` is not 0."""
         self.version = 0
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=rules.learning_rate)
         self.adopt(rules, temperature, seed, max_staleness=max_staleness)
@@ -132,21 +135,29 @@ class Trainer:
             torch.from_numpy(self.version - packed.policy_versions),
             torch.from_numpy(packed.turns),
         ]
-        return _Part(packed, batch, *(column.to(device) for column in columns))
+        return _Part(packed, batch, *(column.to(device) for column in columns), self._apart(batch))
+
+    def _apart(self, batch: Batch) -> torch.Tensor | None:
+        """Log-probs under the reference policy, where there is one: float32 [N]."""
+        if not self._rules.kl:
+            return None
+        assert self.reference is not None
+        return token_logprobs(self.reference, batch, self._temperature)[0]
 
     def _update(self, part: _Part, scale: float) -> tuple[np.ndarray, Surrogate]:
         """One optimizer update; sums over tokens, in the order of `_named`, and what the correction
         did.
         """
         inputs = head_inputs(self.model, part.batch, self._temperature)
-        found = self._loss(inputs, part.tokens(), self._entropy_rate() * part.acts, scale)
+        rates = self._entropy_rate() * part.acts
+        found = self._loss(inputs, part.tokens(), rates, scale, part.reference)
         self._optimizer.zero_grad(set_to_none=True)
         found.loss.backward()
         made = found.made
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._rules.grad_clip)
         self._optimizer.step()
         sums = [made.losses.sum(), found.entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
-        sums += [made.is_masked.sum(), norm]
+        sums += [made.is_masked.sum(), found.reference_k3, norm]
         return torch.stack([value.detach().float() for value in sums]).cpu().numpy(), made
 
     def _progress(self) -> float:
@@ -164,14 +175,15 @@ class Trainer:
 
 
 def _named(sums: np.ndarray, num_tokens: int, num_updates: int) -> dict[str, float]:
-    loss, entropy, clipped, weights, masked = sums[:5] / max(1, num_tokens)
+    loss, entropy, clipped, weights, masked, apart = sums[:6] / max(1, num_tokens)
     return {
         "loss": float(loss),
         "entropy": float(entropy),
         "clipped_share": float(clipped),
         "mean_weight": float(weights),
         "masked_share": float(masked),
-        "grad_norm": float(sums[5] / num_updates),
+        "reference_k3": float(apart),
+        "grad_norm": float(sums[6] / num_updates),
     }
 
 

@@ -31,7 +31,7 @@ from mage_async.learning.checkpoint import (
 )
 from mage_async.learning.digest import overall, tensor_digests
 from mage_async.learning.forward import backend_report
-from mage_async.learning.policy import load_policy
+from mage_async.learning.policy import load_frozen, load_policy
 from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.snapshot import Snapshot
 from mage_async.learning.trainer import Trainer
@@ -175,6 +175,9 @@ class Training:
         """Train under another configuration from here on: a resumed run may change it."""
         self._config = config
         temperature, bound = config.sampling.temperature, _bound(config)
+        if config.learner.kl and self.trainer.reference is None:
+            began = (self._run.policy, config.policy.dtype, config.learner.device)
+            self.trainer.reference = load_frozen(*began)
         self.trainer.adopt(config.learner, temperature, config.seed, max_staleness=bound)
 
     def commit(self, groups: Sequence[Group], time_s: float) -> Commit:

@@ -9,6 +9,7 @@ from mage_async.learning.corrections.aged import age_mask, decoupled_aged
 from mage_async.learning.corrections.cispo import cispo
 from mage_async.learning.corrections.decoupled import decoupled
 from mage_async.learning.corrections.dppo import dppo
+from mage_async.learning.corrections.dual_clip import DualClip
 from mage_async.learning.corrections.gspo import gspo
 from mage_async.learning.corrections.icepop import icepop
 from mage_async.learning.corrections.m2po import m2po
@@ -59,4 +60,7 @@ current policy, and around which policy `r` is taken. For ppo the weight is 1.
 def correction(rules: Learner) -> Correction:
     """The configured correction: a function of tokens alone."""
     function, keys = CORRECTIONS[rules.correction]
-    return partial(function, **{name: getattr(rules, key) for name, key in keys.items()})
+    correct = partial(function, **{name: getattr(rules, key) for name, key in keys.items()})
+    if not rules.dual_clip:
+        return correct
+    return DualClip(correct, CLIPPED_AROUND[rules.correction], rules.dual_clip)

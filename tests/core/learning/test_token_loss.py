@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mage_async import config_file
+from mage_async.assembly import WITHOUT_CLIP
 from mage_async.learning.corrections.catalogue import CLIPPED_AROUND, CORRECTIONS, correction
 from mage_async.learning.corrections.surrogate import Tokens
 from mage_async.learning.token_loss import HeadInputs, SinglePass, TwoSteps, loss_pass
@@ -15,8 +16,8 @@ N, D, V = 200, 16, 50
 SCALE = 1 / 37
 
 
-def rules_of(name):
-    return msgspec.structs.replace(RULES, correction=name, keep_low=0.5, keep_high=2.0)
+def rules_of(name, **changes):
+    return msgspec.structs.replace(RULES, correction=name, keep_low=0.5, keep_high=2.0, **changes)
 
 
 def inputs_of(dtype):
@@ -41,14 +42,16 @@ def tokens_near(inputs):
     return Tokens(proximal, proximal, proximal + normal(0.7), normal(1.0), staleness, turns)
 
 
-def found_by(way, dtype):
+def found_by(way, dtype, *, apart=False):
     """Loss, gradients, and all that was made of the tokens."""
     inputs = inputs_of(dtype)
     rates = torch.where(torch.arange(N) % 3 == 0, 0.0, 0.02).to(dtype)
-    found = way(inputs, tokens_near(inputs), rates, SCALE)
+    tokens = tokens_near(inputs)
+    found = way(inputs, tokens, rates, SCALE, tokens.proximal - 0.4 if apart else None)
     found.loss.backward()
     made = found.made
     parts = [found.loss, made.losses, made.weights, made.is_clipped, made.is_masked, found.entropy]
+    parts.append(found.reference_k3)
     return [part.detach() for part in parts] + [inputs.hidden.grad, inputs.head.grad]
 
 
@@ -61,6 +64,32 @@ def test_both_ways_give_the_same_loss_gradients_and_metrics(name, chunk_bytes, m
     ours, theirs = (found_by(w, torch.float64) for w in (way.single, way.after))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CLIPPED_AROUND)
+def test_both_ways_bound_negative_advantages_and_stay_near_a_reference(name):
+    way = loss_pass(rules_of(name, dual_clip=1.5, kl=0.3))
+    ours, theirs = (found_by(w, torch.float64, apart=True) for w in (way.single, way.after))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    plain = found_by(loss_pass(rules_of(name)).after, torch.float64)
+    assert (theirs[1] < plain[1]).any()  # what the bound took from the loss
+    assert theirs[6] > 0
+
+
+def test_the_bound_is_dual_clip_times_the_advantage_where_it_is_negative():
+    current = torch.tensor([10.0, 10.0, 0.5]).log()
+    tokens = Tokens(
+        *(current, torch.zeros(3), torch.zeros(3), torch.tensor([-1.0, 2.0, -1.0])),
+        *(torch.zeros(3, dtype=torch.int32), torch.arange(3)),
+    )
+    made = correction(rules_of("none", dual_clip=3.0))(tokens)
+    assert made.losses.tolist() == pytest.approx([3.0, -2 * (1 + RULES.clip_high), 0.8])
+    assert made.is_clipped.tolist() == [True, True, True]
+
+
+def test_only_a_clipped_loss_with_a_weight_has_a_dual_clip():
+    assert set(WITHOUT_CLIP) == set(CORRECTIONS) - set(CLIPPED_AROUND)
 
 
 def test_they_agree_to_single_precision_where_runs_are_made():

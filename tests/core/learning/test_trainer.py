@@ -1,5 +1,6 @@
 """A step of the trainer on a tiny model, under different corrections."""
 
+import copy
 import random
 
 import numpy as np
@@ -25,7 +26,7 @@ def sequence(seed, *, drawn_at=0, logprob=-3.0):
         np.array([source.randrange(32) for _ in range(20)], np.int32),
         np.concatenate([np.arange(start, start + 4) for start in (2, 8, 14)]),
         np.full(12, logprob, np.float32),
-        np.stack([worth, versions, versions, episodes, kinds]),
+        np.stack([worth, versions, versions, episodes, kinds, np.zeros(12)]),
         np.array([4, 4, 4]),
     )
 
@@ -82,3 +83,16 @@ def test_the_share_over_the_bound_is_against_the_configured_one():
 def test_turns_are_numbered_without_gaps_over_all_packed_sequences():
     packed = pack([sequence(0), sequence(1)])
     assert packed.turns.tolist() == np.repeat(np.arange(6), 4).tolist()
+
+
+def test_a_kl_term_holds_the_policy_where_training_began():
+    moved = {}
+    for kl in (0.0, 50.0):
+        taught = trainer("none", kl=kl, learning_rate=0.01, warmup_steps=0)
+        taught.reference = copy.deepcopy(taught.model)
+        for _ in range(4):
+            metrics = taught.step([sequence(seed) for seed in range(6)])
+        pairs = zip(taught.model.parameters(), taught.reference.parameters(), strict=True)
+        moved[kl] = sum(float((a - b).detach().square().sum()) for a, b in pairs)
+        assert (metrics["reference_k3"] > 0) == (kl > 0)
+    assert moved[50.0] < 0.9 * moved[0.0]
