@@ -34,7 +34,9 @@ PUBLISHED = {
     "learner.clip_high": 0.2,
     "learner.dual_clip": 3.0,
 }
-"""What both papers and both codes share; the reference scripts of Kuhn poker and tic-tac-toe also set `learner.kl` to 0.1."""
+"""What both papers and both codes share; MAGE's scripts of Kuhn poker and tic-tac-toe also set
+`learner.kl` to 0.1.
+"""
 
 AS_CODED = {
     "advantage.baseline": ["group"],
