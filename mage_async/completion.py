@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from mage_async.errors import ContextFull, RunError
 from mage_async.policy_version import VersionRun
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -62,3 +63,30 @@ class Completion:
     """
     is_extension: bool = True
     """False where the prompt did not extend the context of its name."""
+
+
+def check_prompt(prompt: Prompt, *, max_tokens: int, vocabulary: int) -> None:
+    """Refuse what no engine can draw.
+
+    Args:
+        max_tokens: of a context, prompt and completion together.
+        vocabulary: token ids are below it.
+
+    Raises:
+        ContextFull: there is no room for a token to draw.
+        RunError: the prompt cannot be served, now or ever; the text says why.
+    """
+    num_tokens, sampling, name = len(prompt.tokens), prompt.sampling, prompt.context
+    if num_tokens >= max_tokens:
+        raise ContextFull(
+            f"context {name!r}: a prompt of {num_tokens} tokens does not fit, with a token to "
+            f"draw, into engine.max_tokens = {max_tokens}; raise it, or make trials shorter"
+        )
+    is_drawable = sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0
+    if sampling.max_tokens < 1 or not is_drawable or not num_tokens:
+        raise RunError(f"context {name!r}: {num_tokens} tokens cannot be sampled by {sampling}")
+    if np.maximum.reduce(prompt.tokens.view(np.uint32)) >= vocabulary:  # so are negative ones
+        raise RunError(
+            f"context {name!r}: token ids from {prompt.tokens.min()} to {prompt.tokens.max()}, but "
+            f"the model knows 0 to {vocabulary - 1}; its tokenizer belongs to another model"
+        )

@@ -114,7 +114,9 @@ class WarmStart(Section):
 
 
 class SamplingRules(Section):
-    """How actors draw tokens in training."""
+    """How actors draw tokens in training. Log-probs are after temperature, before top-p and top-k
+    on every engine, so a loss is of what was drawn with top-p 1 and top-k 0 alone.
+    """
 
     temperature: Positive
     top_p: Annotated[float, Meta(gt=0, le=1)]

@@ -5,6 +5,7 @@ MageError
 ├── TrialFault          one trial cannot be played on, which costs its group and no more
 │   ├── EnvironmentFault    an environment raised, or broke a fact it declared
 │   ├── TurnOverdue         a turn was not drawn by its deadline
+│   ├── TurnLost            the engine died of a turn again and again
 │   └── ContextFull         a trial outgrew the engine's longest context
 ├── PolicyError         a model directory or a tokenizer cannot be used
 ├── WireError           bytes that are no message of ours
@@ -31,6 +32,10 @@ class EnvironmentFault(TrialFault):
 
 class TurnOverdue(TrialFault):
     """A turn was not drawn by its deadline."""
+
+
+class TurnLost(TrialFault):
+    """The engine died again and again while a turn was drawn, perhaps of it."""
 
 
 class ContextFull(TrialFault):

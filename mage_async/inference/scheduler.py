@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mage_async.completion import Completion, FinishReason, Prompt
-from mage_async.errors import ContextFull, RunError
+from mage_async.completion import Completion, FinishReason, Prompt, check_prompt
+from mage_async.errors import RunError
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.contexts import Contexts, Opened
 from mage_async.inference.model import Model
@@ -94,7 +94,8 @@ class Scheduler:
             raise RunError(
                 f"context {prompt.context!r} has a prompt already; a context has one at a time"
             )
-        self._check(prompt)
+        vocabulary = self._model.architecture.vocabulary
+        check_prompt(prompt, max_tokens=self._max_tokens, vocabulary=vocabulary)
         self._waiting[prompt.context] = prompt
 
     def advance(self) -> list[tuple[str, Completion]]:
@@ -169,27 +170,6 @@ class Scheduler:
     def describe(self) -> str:
         """Model and memory in one line."""
         return self._model.describe()
-
-    def _check(self, prompt: Prompt) -> None:
-        num_tokens, sampling = len(prompt.tokens), prompt.sampling
-        if num_tokens >= self._max_tokens:
-            raise ContextFull(
-                f"context {prompt.context!r}: a prompt of {num_tokens} tokens does not fit, with a "
-                f"token to draw, into engine.max_tokens = {self._max_tokens}; raise it, or make "
-                "trials shorter"
-            )
-        is_drawable = sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0
-        if sampling.max_tokens < 1 or not is_drawable or not num_tokens:
-            raise RunError(
-                f"context {prompt.context!r}: {num_tokens} tokens cannot be sampled by {sampling}"
-            )
-        largest = self._model.architecture.vocabulary - 1
-        if np.maximum.reduce(prompt.tokens.view(np.uint32)) > largest:  # so are negative ones
-            raise RunError(
-                f"context {prompt.context!r}: token ids from {prompt.tokens.min()} to "
-                f"{prompt.tokens.max()}, but the model knows 0 to {largest}; its tokenizer belongs "
-                "to another model"
-            )
 
     def _plan(self) -> Plan:
         """What is to be computed next.

@@ -16,6 +16,7 @@ from mage_async.report import render
 from mage_async.run_directory import RunDirectory
 from mage_async.summary import summarise, write_summary
 from mage_services.curve import actor_keys, keys_in, learner_keys
+from mage_services.engines.sglang_versions import installed
 from mage_services.process import first_failure
 from mage_services.sockets import check_address, ipc_address
 from mage_services.supervisor import Supervisor, until_signalled
@@ -44,6 +45,8 @@ def _supervise(run: RunDirectory, config: Config, view: View, given: argparse.Na
     is_ours = address == "ipc"
     keys_in(learner_keys, keys)  # what is wrong with them is said before any process starts
     keys_in(actor_keys, keys)
+    if config.engine.kind == "sglang":
+        installed()
     if is_ours:
         address = ipc_address(run.root)
     check_address(address, has_keys=bool(keys))

@@ -16,6 +16,7 @@ with the newest weights, which plays the interrupted turns again from their prom
 """
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,9 @@ from uuid import uuid4
 
 import numpy as np
 
-from mage_async.completion import Completion, Prompt
+from mage_async.completion import Completion, Prompt, check_prompt
 from mage_async.config import Engine as EngineRules
-from mage_async.errors import ContextFull, PolicyError, RunError
+from mage_async.errors import PolicyError, RunError, TurnLost
 from mage_async.inference.statistics import Statistics
 from mage_async.policy_version import VersionRun
 from mage_async.served_contexts import Opened, ServedContexts
@@ -42,6 +43,8 @@ from mage_services.process import ticks
 START_S = 600.0
 """From the process's start to its first word: imports, the model, graphs."""
 WATCH_S = 1.0
+MAX_DEATHS_OF_A_TURN = 3
+"""A turn under way in so many deaths may be their cause, and is given up."""
 BACK_OFF_S = 0.5
 """Before the second start in a row; doubled for each further one, up to a minute."""
 
@@ -59,6 +62,8 @@ class _Asked:
     """Of the request under way; empty while there is none."""
     is_warm: bool = False
     """Somebody has computed an equal prompt."""
+    num_deaths: int = 0
+    """Processes that died while it was under way."""
 
     def place(self) -> tuple[int, bytes]:
         """Where keys of its prompt would be found."""
@@ -86,6 +91,7 @@ class SglangEngine:
 
     Raises:
         ConfigError: no SGLang of a known version is installed, or `engine.server` is wrong.
+        PolicyError: `directory` has no config.json.
     """
 
     def __init__(
@@ -100,6 +106,7 @@ class SglangEngine:
         silence_s: float,
     ) -> None:
         installed()
+        self._vocabulary = _vocabulary(directory)
         self._arguments = chosen(rules, directory, dtype=dtype, has_gpu=has_gpu)
         self._seed = seed
         self._directory, self._rules = directory, rules
@@ -125,7 +132,7 @@ class SglangEngine:
         self._owed: dict[str, float] = {}
         """When an answer was asked for: of aborted requests by id, of a load or start as ""."""
         self._num_deaths = 0
-        self._totals = dict.fromkeys(Statistics.__slots__, 0)
+        self._totals: dict[str, float] = dict.fromkeys(Statistics.__slots__, 0)
         self._busy_since, self._busy_s = 0.0, 0.0
         self.num_restarts = 0
 
@@ -393,6 +400,7 @@ class SglangEngine:
             self._ask(other)
 
     def _refuse(self, message: say.Refused) -> None:
+        self._owed.pop(message.rid, None)
         asked = self._end(message.rid)
         if asked is not None:
             _settle(asked.future, RunError(f"{_name(asked)}: SGLang refuses it: {message.reason}"))
@@ -432,11 +440,16 @@ class SglangEngine:
         self._is_open, self._served, self._loading = False, -1, None
         if self._running:
             self._busy_s += time.perf_counter() - self._busy_since
-        interrupted = [*self._running.values(), *self._warming.clear()]
-        for asked in [*interrupted, *self._held]:
+        interrupted, waiting = list(self._running.values()), self._warming.clear()
+        for asked in interrupted:
+            asked.num_deaths += 1
+            if asked.num_deaths == MAX_DEATHS_OF_A_TURN:
+                reason = f"{_name(asked)}: SGLang died {asked.num_deaths} times while it was drawn"
+                _settle(asked.future, TurnLost(reason))
+        self._held = [*interrupted, *waiting, *self._held]
+        for asked in self._held:
             asked.turn.restart()
             asked.rid, asked.is_warm = "", False
-        self._held = [*interrupted, *self._held]
         self._running.clear()
         self._owed.clear()
         newest = self._loads[-1].version if self._loads else self._wanted[0]
@@ -455,13 +468,7 @@ class SglangEngine:
             raise RunError(
                 f"context {prompt.context!r} has a prompt already; a context has one at a time"
             )
-        num_tokens = len(prompt.tokens)
-        if num_tokens >= self._rules.max_tokens:
-            raise ContextFull(
-                f"context {prompt.context!r}: a prompt of {num_tokens} tokens does not fit, with a "
-                f"token to draw, into engine.max_tokens = {self._rules.max_tokens}; raise it, or "
-                "make trials shorter"
-            )
+        check_prompt(prompt, max_tokens=self._rules.max_tokens, vocabulary=self._vocabulary)
 
     def _promise(self) -> asyncio.Future[Any]:
         if self._keeper is None or self._keeper.done():
@@ -495,6 +502,15 @@ def _piece(message: say.Drew, key_version: int) -> Piece:
         message.num_cached,
         message.is_aborted,
     )
+
+
+def _vocabulary(directory: Path) -> int:
+    """How many token ids a model knows."""
+    try:
+        config = json.loads((directory / "config.json").read_text())
+        return (config.get("text_config") or config)["vocab_size"]
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"{directory}: no config.json with a vocab_size: {error}") from error
 
 
 def _name(asked: _Asked) -> str:
