@@ -236,7 +236,7 @@ class SglangEngine:
             child.kill()
             self._child = None
             self._die()
-        ended = await child.wait()
+            ended = await child.wait()
         return why or ended
 
     async def _converse(self, child: SglangChild) -> str:
