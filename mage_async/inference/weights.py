@@ -107,6 +107,44 @@ def unreadable(path: Path) -> str:
     return ""
 
 
+def layout(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a safetensors file or model directory, from its headers.
+
+    Without those that a model may have or not have: a head that is the embedding, and rotations.
+
+    Raises:
+        PolicyError: a file cannot be read.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weight_files(path):
+        try:
+            with safe_open(file, "pt") as tensors:
+                names: list[str] = tensors.keys()
+                for name in names:
+                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
+        except (OSError, SafetensorError) as error:
+            raise PolicyError(f"{file}: cannot be read as safetensors: {error}") from error
+    return {
+        name: shape
+        for name, shape in shapes.items()
+        if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")
+    }
+
+
+def misfit(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> str:
+    """Why the weights of a file are not of a layout; empty where they are.
+
+    Raises:
+        PolicyError: it cannot be read.
+    """
+    found = layout(path)
+    for name in sorted(wanted.keys() | found.keys()):
+        ours, theirs = wanted.get(name), found.get(name)
+        if ours != theirs:
+            return f"{path}: weights of another model: {name} is {theirs}, and should be {ours}"
+    return ""
+
+
 def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a directory, or the file itself."""
     if not path.is_dir():

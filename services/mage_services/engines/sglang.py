@@ -45,6 +45,7 @@ START_S = 600.0
 WATCH_S = 1.0
 MAX_DEATHS_OF_A_TURN = 3
 """A turn under way in so many deaths may be their cause, and is given up."""
+MAX_DEATHS_OF_A_LOAD = 2
 BACK_OFF_S = 0.5
 """Before the second start in a row; doubled for each further one, up to a minute."""
 
@@ -70,13 +71,15 @@ class _Asked:
         return self.key_version, self.turn.prompt.tokens.tobytes()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Weights:
     """A version on disk, and who waits for it."""
 
     version: int
     path: Path
     future: asyncio.Future[None]
+    num_deaths: int = 0
+    """Processes that died while they loaded it."""
 
 
 class SglangEngine:
@@ -437,7 +440,8 @@ class SglangEngine:
 
     def _die(self) -> None:
         """The process has ended, and with it every key and what was being drawn."""
-        self._is_open, self._served, self._loading = False, -1, None
+        self._blame_load()
+        self._is_open, self._served = False, -1
         if self._running:
             self._busy_s += time.perf_counter() - self._busy_since
         interrupted, waiting = list(self._running.values()), self._warming.clear()
@@ -454,6 +458,17 @@ class SglangEngine:
         self._owed.clear()
         newest = self._loads[-1].version if self._loads else self._wanted[0]
         self._contexts.lose_keys(newest)
+
+    def _blame_load(self) -> None:
+        """Weights under way in two deaths are given up; nobody else asks for these any more."""
+        weights, self._loading = self._loading, None
+        if weights is None or weights not in self._loads:
+            return
+        weights.num_deaths += 1
+        if weights.num_deaths == MAX_DEATHS_OF_A_LOAD:
+            self._loads.remove(weights)
+            reason = f"{weights.path}: SGLang died {weights.num_deaths} times as it loaded them"
+            _settle(weights.future, PolicyError(reason))
 
     async def _watch(self) -> None:
         """Kill a process that owes an answer for too long; requests under a load owe nothing."""

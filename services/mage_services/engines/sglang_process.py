@@ -27,11 +27,13 @@ from typing import Any
 import numpy as np
 
 from mage_async.errors import PolicyError
+from mage_async.inference.weights import layout, misfit
 from mage_services.engines import sglang_messages as say
 from mage_services.engines.sglang_arguments import known_names
 from mage_services.engines.sglang_replies import drew, nothing
 from mage_services.engines.sglang_versions import installed, says_spans
 from mage_services.engines.sglang_weights import Loader, Update
+from mage_services.weight_group import is_manifest
 
 _SHOWN = (
     "device",
@@ -70,7 +72,7 @@ class Server:
     ) -> None:
         self._manager, self._send, self._says_spans = manager, send, says_spans
         self._version, self._good = version, directory
-        self._loader = Loader(manager)
+        self._loader, self._layout = Loader(manager), layout(directory)
         self._running: dict[str, _Running] = {}
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
@@ -124,6 +126,7 @@ class Server:
     async def _load(self, ask: say.Load) -> None:
         """Change the weights while nothing is drawn; says how long nothing was."""
         try:
+            await asyncio.to_thread(self._check, Path(ask.path))
             update = await self._loader.prepare(ask.version, Path(ask.path))
         except PolicyError as error:
             self._send(say.Loaded(version=self._version, error=str(error), stall_s=0.0))
@@ -135,6 +138,12 @@ class Server:
             await self._go_on()
         stall_s = time.perf_counter() - began
         self._send(say.Loaded(version=self._version, error=reason, stall_s=stall_s))
+
+    def _check(self, path: Path) -> None:
+        """Refuse another model's weights: a scheduler that is given them dies half-way."""
+        reason = "" if is_manifest(path) else misfit(path, self._layout)
+        if reason:
+            raise PolicyError(reason)
 
     async def _interrupt(self) -> None:
         """Abort what runs, and wait until each has ended with what it drew."""
