@@ -1,0 +1,191 @@
+"""What the engine's process makes of SGLang's answers, where SGLang does not fail on request."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from served import Policies
+
+from mage_services.engines import sglang_messages as say
+from mage_services.engines.sglang_process import Server
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of SGLang's own imports, here in this process
+    pytest.mark.timeout(300),
+]
+
+
+class Manager:
+    """Stands where a `TokenizerManager` of SGLang 0.5.12 does, and keeps a list of what is done.
+
+    Args:
+        fails: numbers of the updates that fail, from 0.
+    """
+
+    def __init__(self, fails: tuple[int, ...] = ()) -> None:
+        self.done: list[str] = []
+        self._fails, self._num_updates = fails, 0
+        self.drawn = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    async def pause_generation(self, request: Any) -> None:
+        self.done.append(f"pause {request.mode}")
+
+    async def continue_generation(self, request: Any) -> None:
+        self.done.append("continue")
+
+    async def update_weights_from_disk(self, request: Any, _: None) -> tuple[bool, str, int]:
+        assert request.flush_cache is False
+        fails = self._num_updates in self._fails
+        self._num_updates += 1
+        self.done.append(f"update to {request.weight_version} of {_source(request.model_path)}")
+        return not fails, "out of memory" if fails else "", 0
+
+    async def generate_request(self, request: Any, _: None) -> AsyncIterator[dict[str, Any]]:
+        """Three tokens, and after new weights two more; no spans."""
+        assert request.stream
+        yield self._reply(3, None)
+        self.drawn.set()
+        await self.may_end.wait()
+        yield self._reply(5, {"type": "length"})
+
+    def abort_request(self, rid: str) -> None:
+        self.done.append(f"abort {rid}")
+        self.may_end.set()
+
+    def _reply(self, count: int, finish: dict[str, str] | None) -> dict[str, Any]:
+        entries = [(-1.0, 7, None)] * count
+        meta = {"output_token_logprobs": entries, "cached_tokens": 2, "finish_reason": finish}
+        return {"output_ids": [7] * count, "meta_info": meta}
+
+
+def _source(folder: str) -> str:
+    """The name of the folder that a folder of links leads to."""
+    (link,) = Path(folder).iterdir()
+    return link.resolve().parent.name
+
+
+class Process:
+    """A server among messages; what it says is kept."""
+
+    def __init__(self, manager: Manager, directory: Path) -> None:
+        self.said: list[say.Message] = []
+        self._fresh: asyncio.Queue[say.Message] = asyncio.Queue()
+        self.reader = asyncio.StreamReader()
+        self.server = Server(
+            manager, self._fresh.put_nowait, version=0, directory=directory, says_spans=False
+        )
+
+    def tell(self, message: say.Message) -> None:
+        """Send a message."""
+
+        class Writer:
+            write = self.reader.feed_data
+
+        say.write(Writer, message)  # type: ignore[arg-type]
+
+    async def hear(self, kind: type) -> Any:
+        """The first message of a kind that was said."""
+        async with asyncio.timeout(60):
+            while not (found := [each for each in self.said if isinstance(each, kind)]):
+                self.said.append(await self._fresh.get())
+        return found[0]
+
+
+DRAW = say.Draw(
+    rid="a" * 32,
+    tokens=np.arange(4, dtype=np.int32).tobytes(),
+    key="v0",
+    max_tokens=5,
+    temperature=1.0,
+    top_p=1.0,
+    top_k=0,
+    stop_tokens=(),
+    seed=1,
+    says_when_it_began=True,
+)
+
+
+@pytest.fixture
+def published(policies: Policies, tmp_path: Path) -> Path:
+    folder = tmp_path / "new"
+    folder.mkdir()
+    return policies.file(1).rename(folder / "v1.safetensors")
+
+
+def run(main: Any, manager: Manager, directory: Path) -> None:
+    async def whole() -> None:
+        process = Process(manager, directory)
+        serving = asyncio.create_task(process.server.serve(process.reader))
+        await main(process)
+        process.reader.feed_eof()
+        await serving
+
+    asyncio.run(whole())
+
+
+def test_a_failed_update_is_repaired_with_the_weights_of_before(
+    policies: Policies, published: Path
+) -> None:
+    async def main(process: Process) -> None:
+        process.tell(say.Load(version=1, path=str(published), interrupts=False))
+        loaded = await process.hear(say.Loaded)
+        assert (loaded.version, loaded.error) == (0, "out of memory")
+
+    manager = Manager(fails=(0,))
+    run(main, manager, policies.directory)
+    assert manager.done == [
+        "pause in_place",
+        "update to 1 of new",
+        "update to 0 of policy",
+        "continue",
+    ]
+
+
+def test_weights_that_cannot_be_repaired_end_the_process(
+    policies: Policies, published: Path
+) -> None:
+    async def main(process: Process) -> None:
+        process.tell(say.Load(version=1, path=str(published), interrupts=False))
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(main, Manager(fails=(0, 1)), policies.directory)
+    assert caught.group_contains(RuntimeError, match="weights are half-written: out of memory")
+
+
+def test_an_sglang_that_names_no_versions_is_cut_where_new_weights_came(
+    policies: Policies, published: Path
+) -> None:
+    async def main(process: Process) -> None:
+        process.tell(DRAW)
+        await manager.drawn.wait()
+        assert await process.hear(say.Began) == say.Began(rid=DRAW.rid)
+        process.tell(say.Load(version=1, path=str(published), interrupts=False))
+        assert (await process.hear(say.Loaded)).version == 1
+        manager.may_end.set()
+        drew = await process.hear(say.Drew)
+        assert (drew.spans, drew.provenance) == (((0, 0), (3, 1)), "segment")
+        assert (len(drew.tokens), drew.num_cached, drew.is_aborted) == (20, 2, False)
+
+    manager = Manager()
+    run(main, manager, policies.directory)
+
+
+def test_an_interrupted_sglang_that_names_no_versions_is_exact_all_the_same(
+    policies: Policies, published: Path
+) -> None:
+    async def main(process: Process) -> None:
+        process.tell(DRAW)
+        await manager.drawn.wait()
+        process.tell(say.Load(version=1, path=str(published), interrupts=True))
+        await process.hear(say.Loaded)
+        drew = await process.hear(say.Drew)
+        assert (drew.spans, drew.provenance) == (((0, 0),), "exact")
+        assert process.said.index(drew) < process.said.index(await process.hear(say.Loaded))
+
+    manager = Manager()
+    run(main, manager, policies.directory)
+    assert manager.done == [f"abort {DRAW.rid}", "update to 1 of new"]
