@@ -4,12 +4,13 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "baselines"
-PACKAGES = ("torch", "transformers", "triton", "numpy", "pyzmq", "msgspec", "open_spiel")
+PACKAGES = ("torch", "transformers", "triton", "numpy", "pyzmq", "msgspec", "open_spiel", "sglang")
 
 
 def write_baseline(name: str, figures: dict[str, Any]) -> Path:
@@ -22,7 +23,10 @@ def write_baseline(name: str, figures: dict[str, Any]) -> Path:
 
 
 def machine() -> str:
-    """A short name: what computes, and how many processors."""
+    """A short name: the GPU, or how many processors there are."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return torch.cuda.get_device_name(0).removeprefix("NVIDIA ").split()[0].lower()
     return f"cpu{os.cpu_count()}"
 
 

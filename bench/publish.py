@@ -2,8 +2,8 @@
 
     python bench/publish.py [--engine sglang] [--size tiny|0.6b|4b] [--publications 201]
 
-Turns of 4 to 24 tokens are in flight all the time; versions come one after the other, by each way in
-turn, each when some turn has ended since the last. The model
+Turns of 4 to 24 tokens are in flight all the time; versions come one after the other, by each way
+in turn, each when some turn has ended since the last. The model
 is made so that a version can draw one token only, its own: the head of version v favours token
 `v mod 400` by 50 nats whatever the context. So each token says which weights drew it, and is
 compared with the version the engine tagged it with; old keys in the cache cannot blur it.

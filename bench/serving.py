@@ -4,8 +4,12 @@ Nothing here needs more than torch, transformers, numpy and, for its engine, SGL
 a machine that has no environments installed.
 """
 
+import sys
 from pathlib import Path
 from typing import Any
+
+# transformers imports a package `kernels` where it finds one: not the script of that name beside us
+sys.path.remove(str(Path(__file__).parent))
 
 import numpy as np
 import torch
