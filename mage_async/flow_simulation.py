@@ -60,6 +60,8 @@ class Outcome:
     work_wasted: float
     """Generated tokens that were never trained."""
     length_bias: float
+    trained_length: float
+    """Mean length of trained groups, in steps; of all groups it is `in_play / groups_per_step`."""
     in_play: float
     """Groups allowed in play, at the end."""
 
@@ -164,6 +166,7 @@ def simulate(rule: Rule, work: Workload, seed: int) -> Outcome:
         groups_dropped=len(dropped) / len(ended),
         work_wasted=float(wasted / (wasted + sizes.sum())),
         length_bias=length_bias([life.size for life in seen], [life.size for life in trained]),
+        trained_length=float(sizes.mean()),
         in_play=pace.limit,
     )
 
