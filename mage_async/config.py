@@ -52,7 +52,8 @@ class TrialShape(Section):
     """What one trial is made of, and what of earlier episodes stays in its context."""
 
     episodes: Count
-    memory: Literal["history", "reflection", "history_and_reflection"]
+    memory: Literal["none", "history", "reflection", "history_and_reflection"]
+    """With none every episode is a first one: independent retries."""
     stop_on_success: bool
     """In training, an episode that is won ends its trial, as in LaMer and MAGE. Evaluations always
     play all episodes, so that each has a return of its own.

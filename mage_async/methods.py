@@ -57,6 +57,9 @@ SINGLE_EPISODE = (
 )
 """Ordinary RL: what is learned is a policy, not to learn."""
 
+UNTRAINED = {"learner.steps": 0, "warm_start.steps": 0}
+"""No training at all, so the credit does not matter."""
+
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "lamer_code": PUBLISHED | AS_CODED | {"credit.kind": "cumulative_code"},
     "lamer_paper": PUBLISHED | REPAIRED | {"credit.kind": "cumulative_paper"},
@@ -76,9 +79,18 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "advantage.baseline": ["group", "kind", "index"],
         "advantage.anchor_weight": 0.0,
     },
+    "retry": SINGLE_EPISODE | {"trial.memory": "none"},
+    "zero_shot": UNTRAINED | {"trial.memory": "none"},
+    "react": UNTRAINED | {"trial.memory": "history"},
+    "reflexion": UNTRAINED | {"trial.memory": "reflection"},
 }
-"""Keys by method. The last three are the papers' baselines: trained on one episode, evaluated on as
-many as `evaluation.episodes` says.
+"""Keys by method; behind MAGE and LaMer the papers' baselines.
+
+`grpo`, `gigpo` and `rloo` are trained on one episode and evaluated on as many as
+`evaluation.episodes` says. `retry` is `gigpo` without any memory: what its `won_within` gains over
+one episode is luck, and anything that claims to learn within a trial has to beat it. `zero_shot`,
+`react` and `reflexion` are the model as it is: by itself, with its earlier episodes to read, and
+with its remarks on them; a model that reads needs `transcript.rules = true` for each.
 """
 
 

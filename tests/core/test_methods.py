@@ -34,7 +34,7 @@ def test_the_papers_repair_what_the_codes_do(who):
     assert (repaired.weight, repaired.penalise) == ("trial", "return")
 
 
-@pytest.mark.parametrize("method", ["grpo", "gigpo", "rloo"])
+@pytest.mark.parametrize("method", ["grpo", "gigpo", "rloo", "retry"])
 def test_a_baseline_trains_on_one_episode_and_is_evaluated_on_as_many_as_the_others(method):
     config = configured(method)
     assert config.trial.episodes == 1
@@ -45,3 +45,10 @@ def test_what_is_set_after_a_method_wins():
     settings = [*methods.assignments("mage_code"), "credit.episode_discount=1.0"]
     config = config_file.load(config_file.find(None), settings)
     assert config.credit.episode_discount == 1.0
+
+
+def test_untrained_baselines_differ_in_their_memory_alone():
+    shown = {name: configured(name) for name in ("zero_shot", "react", "reflexion")}
+    assert {config.learner.steps for config in shown.values()} == {0}
+    memories = {name: config.trial.memory for name, config in shown.items()}
+    assert memories == {"zero_shot": "none", "react": "history", "reflexion": "reflection"}
