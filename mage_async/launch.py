@@ -26,6 +26,7 @@ COMMANDS = {
     "report": "mage_async.compare",
     "play": "mage_async.play",
     "keys": "mage_async.keys",
+    "actor": "mage_async.join",
 }
 
 

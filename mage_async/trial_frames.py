@@ -45,10 +45,16 @@ class Limits:
     """Version runs of one trial."""
     max_text_chars: int = 2**15
     """Of one action, reflection or anchor."""
+    max_chunk_bytes: int = 2**22
+    """Of a file's piece; only peers take them."""
 
     def max_frame_bytes(self) -> int:
-        """The largest single frame."""
+        """The largest single frame that a learner takes."""
         return max(self.max_header_bytes, self.max_tokens * _TOKENS.itemsize)
+
+    def max_peer_frame_bytes(self) -> int:
+        """The largest single frame that a peer takes."""
+        return max(self.max_frame_bytes(), self.max_chunk_bytes)
 
 
 DEFAULT_LIMITS = Limits()

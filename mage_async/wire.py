@@ -18,6 +18,13 @@ take 100 µs.
     Heartbeat            ->
     Goodbye              <->  Goodbye
 
+A peer on another machine, which sees no files of the run, begins with Enquiry and goes on to Hello:
+
+    Enquiry              ->
+                         <-   Prospectus, or Refusal
+    Fetch                ->
+                         <-   Chunk, or NoFile
+
 Malformed input is `WireError` with a sentence, and nothing else, whatever the bytes.
 """
 
@@ -29,6 +36,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from mage_async.blob_frames import (
+    BlobDigest,
+    BlobName,
+    Chunk,
+    ChunkHeader,
+    pack_chunk,
+    unpack_chunk,
+)
 from mage_async.errors import WireError
 from mage_async.trial_frames import (
     DEFAULT_LIMITS,
@@ -46,6 +61,10 @@ __all__ = [
     "MAX_REASON_CHARS",
     "PROTOCOL",
     "Acknowledge",
+    "BlobFile",
+    "Chunk",
+    "Enquiry",
+    "Fetch",
     "Frame",
     "Goodbye",
     "GroupDrop",
@@ -55,6 +74,8 @@ __all__ = [
     "Limits",
     "Loaded",
     "Message",
+    "NoFile",
+    "Prospectus",
     "Publication",
     "Refusal",
     "TrialResult",
@@ -116,6 +137,44 @@ class Welcome(Fields):
     keeps: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=65_536)] = ()
     """Grant and epoch of the groups that are the peer's to play; all others have ended or gone to
     somebody else."""
+
+
+class Enquiry(Fields):
+    """A peer without anything of the run asks what it is; then it may fetch files and say Hello."""
+
+    name: Name
+    build: Digest
+
+
+class BlobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A file that a peer needs."""
+
+    name: BlobName
+    num_bytes: Annotated[int, Meta(ge=0, le=2**50)]
+    digest: BlobDigest
+
+
+class Prospectus(Fields):
+    """What a peer needs to play from another machine."""
+
+    config: Annotated[str, Meta(min_length=1, max_length=2**18)]
+    """As TOML."""
+    files: Annotated[tuple[BlobFile, ...], Meta(max_length=256)]
+    """Of the model's directory."""
+
+
+class Fetch(Fields):
+    """Credit for one chunk of a file, from a byte on."""
+
+    name: BlobName
+    offset: Number
+
+
+class NoFile(Fields):
+    """There is no such file, or it ends before the byte asked for."""
+
+    name: BlobName
+    reason: Reason
 
 
 class Refusal(Fields):
@@ -218,6 +277,11 @@ Header = (
     | Loaded
     | Heartbeat
     | Goodbye
+    | Enquiry
+    | Prospectus
+    | Fetch
+    | NoFile
+    | ChunkHeader
     | TrialHeader
 )
 Message = (
@@ -233,6 +297,11 @@ Message = (
     | Loaded
     | Heartbeat
     | Goodbye
+    | Enquiry
+    | Prospectus
+    | Fetch
+    | NoFile
+    | Chunk
     | TrialResult
 )
 _ENCODER = msgspec.msgpack.Encoder()
@@ -251,6 +320,8 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
     arrays: list[Frame] = []
     if isinstance(message, TrialResult):
         header, arrays = pack_trial(message, limits)
+    elif isinstance(message, Chunk):
+        header, arrays = pack_chunk(message, limits)
     try:
         packed = _ENCODER.encode(header)
     except (OverflowError, TypeError, UnicodeEncodeError) as fault:
@@ -281,6 +352,8 @@ def decode(
     arrays = frames[2:-1]
     if isinstance(header, TrialHeader):
         return unpack_trial(header, arrays, limits)
+    if isinstance(header, ChunkHeader):
+        return unpack_chunk(header, arrays, limits)
     if arrays:
         raise WireError(f"{type(header).__name__} has no arrays, got {len(arrays)} frames of them")
     return header
@@ -298,8 +371,9 @@ def _check_outside(frames: Sequence[Frame], limits: Limits, protocols: Sequence[
         raise WireError(f"a message has 3 to {3 + _MAX_ARRAYS} frames, got {len(frames)}")
     _check_header_size(frames[1], limits)
     for frame in frames[2:-1]:
-        if len(frame) > limits.max_frame_bytes():
-            raise WireError(f"a frame has {len(frame)} bytes, at most {limits.max_frame_bytes()}")
+        if len(frame) > limits.max_peer_frame_bytes():
+            most = limits.max_peer_frame_bytes()
+            raise WireError(f"a frame has {len(frame)} bytes, at most {most}")
     if bytes(frames[-1][: _CHECKSUM.size + 1]) != _checksum(frames[:-1]):
         raise WireError("checksum does not match: frames were damaged, lost or mixed on the way")
 

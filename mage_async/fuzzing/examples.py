@@ -45,8 +45,18 @@ def example_messages() -> list[wire.Message]:
         wire.Loaded(version=3),
         wire.Heartbeat(name="a", counters={"tokens": 3.5}, blocked_s={"engine": 0.25}),
         wire.Goodbye(reason="done"),
+        wire.Enquiry(name="a", build="0.1+ab"),
+        wire.Prospectus(config="seed = 0", files=(example_file(),)),
+        wire.Fetch(name="weights/3", offset=2**22),
+        wire.NoFile(name="weights/3", reason="it is gone"),
+        wire.Chunk("policy/config.json", 4, 99, 4 * digest[:8], b"{}"),
         example_trial(),
     ]
+
+
+def example_file() -> wire.BlobFile:
+    """Of a model's directory."""
+    return wire.BlobFile(name="policy/config.json", num_bytes=99, digest=4 * "01234567")
 
 
 def example_grant() -> wire.GroupGrant:

@@ -13,8 +13,10 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from mage_async.assembly import environment_of, rules_of
+from mage_async.config import Config
 from mage_async.errors import RunError, TrialFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.trajectory import Task
@@ -64,10 +66,20 @@ class Weights:
             await self._changed.wait_for(lambda: self.version >= version)
 
 
+class Channel(Protocol):
+    """What an actor needs of `PeerChannel`."""
+
+    async def receive(self) -> Message:
+        """The learner's next message. Cancellation leaves every message where it was."""
+
+    async def send(self, message: Message) -> None:
+        """Hand a message on. Cancellation while waiting leaves it unsent."""
+
+
 class Actor:
     """One actor's life. `run` ends with the learner's goodbye."""
 
-    def __init__(self, channel: PeerChannel, stage: Stage, name: str) -> None:
+    def __init__(self, channel: Channel, stage: Stage, name: str) -> None:
         self._channel, self._stage, self._name = channel, stage, name
         self._weights = Weights()
         self._unacknowledged: dict[tuple[int, int], TrialResult] = {}
@@ -222,18 +234,25 @@ async def main(startup: Startup, status: Status) -> None:
     )
     keys = keys_in(actor_keys, config.transport.keys)
     with PeerChannel(startup.address, hello, keys=keys) as channel:
-        welcome = await channel.receive()
-        environment, chat = environment_of(config), load_chat(startup.run.policy)
-        stops = config.trial.stop_on_success
-        rules = rules_of(config, environment, chat, config.trial.episodes, stops_on_success=stops)
-        async with (
-            make_engine(config, startup.run.policy, startup.name) as engine,
-            asyncio.TaskGroup() as tasks,
-        ):
-            introduction = tasks.create_task(_introduce(engine, status), name="introduction")
-            actor = Actor(channel, Stage(environment, rules, chat, engine), startup.name)
-            status.send("done", reason=await actor.run(welcome))
-            introduction.cancel()
+        reason = await play(channel, config, startup.run.policy, startup.name, status)
+    status.send("done", reason=reason)
+
+
+async def play(channel: Channel, config: Config, policy: Path, name: str, status: Status) -> str:
+    """Wait to be taken in, then play until the learner says goodbye; returns its reason.
+
+    `policy` is the directory of the model. Cancellation abandons every trial.
+    """
+    welcome = await channel.receive()
+    environment, chat = environment_of(config), load_chat(policy)
+    stops = config.trial.stop_on_success
+    rules = rules_of(config, environment, chat, config.trial.episodes, stops_on_success=stops)
+    async with make_engine(config, policy, name) as engine, asyncio.TaskGroup() as tasks:
+        introduction = tasks.create_task(_introduce(engine, status), name="introduction")
+        actor = Actor(channel, Stage(environment, rules, chat, engine), name)
+        reason = await actor.run(welcome)
+        introduction.cancel()
+    return reason
 
 
 async def _introduce(engine: Engine, status: Status) -> None:

@@ -13,6 +13,7 @@ owned by whoever made the channel.
 
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,7 +25,9 @@ from mage_async.errors import MageError, PeerRefused, RunError
 from mage_async.rates import DEFAULT_ALLOWANCE, Allowance
 from mage_async.wire import (
     DEFAULT_LIMITS,
+    Enquiry,
     Frame,
+    Goodbye,
     Hello,
     Limits,
     Message,
@@ -198,7 +201,7 @@ class PeerChannel:
     def __init__(
         self,
         address: str,
-        hello: Hello,
+        hello: Hello | Enquiry,
         *,
         limits: Limits = DEFAULT_LIMITS,
         keys: PeerKeys | None = None,
@@ -212,7 +215,8 @@ class PeerChannel:
         self._hello = hello
         self._limits = limits
         self._context = zmq.asyncio.Context()
-        self._socket = open_socket(self._context, zmq.DEALER, address, limits.max_frame_bytes())
+        most = limits.max_peer_frame_bytes()
+        self._socket = open_socket(self._context, zmq.DEALER, address, most)
         identity = f"{hello.name}/{secrets.token_hex(4)}".encode()[-255:]
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
         self.peer: Peer = identity.decode("latin-1")
@@ -240,7 +244,7 @@ class PeerChannel:
         while True:
             await let_others_run()
             if self._link.look():  # what was under way on the broken link is lost
-                await self.send(self._hello)
+                await self.say_hello()
             taken = take_now(self._socket)
             if taken is None:
                 await readable(self._poller)
@@ -250,7 +254,7 @@ class PeerChannel:
                 raise PeerRefused(message.reason)
             if not isinstance(message, WhoAreYou):
                 return message
-            await self.send(self._hello)
+            await self.say_hello()
 
     async def send(self, message: Message) -> None:
         """Hand a message to zmq; waits only while 1,024 are unsent because the learner is away.
@@ -261,6 +265,22 @@ class PeerChannel:
             WireError: the message is out of bounds.
         """
         await self._socket.send_multipart(encode(message, self._limits))
+
+    async def introduce(self, hello: Hello) -> None:
+        """Say hello, now and whenever it has to be said again. Cancellation leaves it unsaid."""
+        self._hello = hello
+        await self.say_hello()
+
+    async def say_hello(self) -> None:
+        """Say it again. Cancellation leaves it unsaid."""
+        await self.send(self._hello)
+
+    def leave(self, reason: str, linger_s: float) -> None:
+        """Say goodbye and close; blocks at most `linger_s`."""
+        if not self._socket.closed:
+            with suppress(zmq.Again):  # then the learner is away, and will notice
+                send_now(self._socket, encode(Goodbye(reason=reason), self._limits))
+            self.close(linger_s)
 
     def away_s(self) -> float:
         """Since when there has been no connection, in seconds; 0 while there is one."""

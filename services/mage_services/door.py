@@ -17,6 +17,8 @@ from mage_async.errors import WireError
 from mage_async.rates import DEFAULT_ALLOWANCE, Allowance, Meter
 from mage_async.wire import (
     DEFAULT_LIMITS,
+    Enquiry,
+    Fetch,
     Frame,
     Goodbye,
     Hello,
@@ -99,6 +101,8 @@ class Door:
     num_refused: int = 0
     num_turned_away: int = 0
     faults: dict[Peer, Faults] = field(default_factory=dict)
+    _enquirers: dict[Peer, Enquiry] = field(default_factory=dict)
+    """Who may fetch files: they were told of the run."""
     _meters: dict[Peer, Meter] = field(default_factory=dict)
     _refused: dict[Peer, float] = field(default_factory=dict)
     """For their rate, and when."""
@@ -165,6 +169,10 @@ class Door:
         """What to do with a message, by who it is from."""
         if isinstance(message, Hello):
             return self._receive_hello(peer, message)
+        if isinstance(message, Enquiry):
+            return self._receive_enquiry(peer, message)
+        if isinstance(message, Fetch) and peer in self._enquirers:
+            return Verdict(message)
         if peer not in self.peers:
             return NOTHING if isinstance(message, Goodbye) else Verdict(answer=WhoAreYou())
         if isinstance(message, Goodbye):
@@ -181,12 +189,24 @@ class Door:
         self.num_received += 1
         return Verdict(hello)
 
+    def _receive_enquiry(self, peer: Peer, enquiry: Enquiry) -> Verdict:
+        if reason := self._other_build(enquiry):
+            self.num_refused += 1
+            return Verdict(answer=Refusal(reason=reason))
+        _remember(self._enquirers, peer, enquiry)
+        return Verdict(enquiry)
+
+    def _other_build(self, said: Hello | Enquiry) -> str:
+        if said.build == self.build:
+            return ""
+        return (
+            f"{said.name} is build {said.build}, the learner {self.build}: "
+            "run both from one install"
+        )
+
     def _why_refused(self, peer: Peer, hello: Hello) -> str:
-        if hello.build != self.build:
-            return (
-                f"{hello.name} is build {hello.build}, the learner {self.build}: "
-                "run both from one install"
-            )
+        if reason := self._other_build(hello):
+            return reason
         if hello.config_digest != self.config_digest:
             return (
                 f"{hello.name} has configuration {hello.config_digest}, the learner "

@@ -2,6 +2,7 @@
 
     task      consumes                waits for              unblocks
     inbox     peers' messages         the socket             train, by `desk.arrived`
+    blobs     questions for files     the inbox              actors on other machines
     clock     -                       half a second          lapsed grants, the supervisor's view
     train     batches of groups       `desk.arrived`         publish, by a snapshot of the weights
     publish   snapshots               a snapshot             actors, by announcing the version
@@ -36,7 +37,8 @@ from mage_async.metrics import batch_metrics, batch_totals, check_names, trial_c
 from mage_async.run_records import read_lines
 from mage_async.task_stream import TaskStream
 from mage_async.trajectory import Group
-from mage_async.wire import Publication
+from mage_async.wire import Enquiry, Fetch, Publication
+from mage_services.blobs import Blobs
 from mage_services.blocked import TimeBook
 from mage_services.channel import LearnerChannel
 from mage_services.curve import keys_in, learner_keys
@@ -310,10 +312,14 @@ class Worker:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def _inbox(channel: LearnerChannel, desk: Desk) -> None:
-    """Hand every message to the desk. Cancellation loses none."""
+async def _inbox(channel: LearnerChannel, desk: Desk, blobs: Blobs) -> None:
+    """Hand every message to the desk, or who asks for files to those. Cancellation loses none."""
     while True:
-        desk.take(*await channel.receive())
+        peer, message = await channel.receive()
+        if isinstance(message, Enquiry | Fetch):
+            blobs.take(peer, message)
+        else:
+            desk.take(peer, message)
 
 
 async def _clock(desk: Desk, learner: Learner, status: Status) -> None:
@@ -392,7 +398,8 @@ async def main(startup: Startup, status: Status) -> None:
             startup, status, desk, journal, begun.training, worker, shelf, warm_start_s
         )
         try:
-            await _live(channel, desk, learner, journal, status, begun.replayed)
+            blobs = Blobs(channel, rules.config, startup.run.policy, shelf.file)
+            await _live(channel, desk, blobs, learner, journal, status, begun.replayed)
         finally:
             journal.close()
             learner.publishing.close()
@@ -404,6 +411,7 @@ async def main(startup: Startup, status: Status) -> None:
 async def _live(
     channel: LearnerChannel,
     desk: Desk,
+    blobs: Blobs,
     learner: Learner,
     journal: JournalFile,
     status: Status,
@@ -413,7 +421,8 @@ async def _live(
     await learner.book(replayed)
     async with asyncio.TaskGroup() as tasks:
         others = [
-            tasks.create_task(_inbox(channel, desk), name="inbox"),
+            tasks.create_task(_inbox(channel, desk, blobs), name="inbox"),
+            tasks.create_task(blobs.run(), name="blobs"),
             tasks.create_task(_clock(desk, learner, status), name="clock"),
             tasks.create_task(journal.watch(), name="journal"),
             tasks.create_task(learner.publishing.run(), name="publish"),

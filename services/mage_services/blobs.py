@@ -1,0 +1,122 @@
+"""Files for peers on other machines: what the learner answers to Enquiry and Fetch.
+
+    queue     filled by             emptied by    bound
+    asked     the inbox             the task      WINDOW chunks a peer, which says when it has one
+
+A peer is given the files of the model's directory and published weights, by name and by nothing
+else. One thread reads them; a file's digest is computed once, when it is first asked for.
+"""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mage_async.blob import CHUNK_BYTES, WINDOW
+from mage_async.wire import BlobFile, Chunk, Enquiry, Fetch, Message, NoFile, Prospectus
+from mage_services.channel import LearnerChannel, PeerGone
+from mage_services.door import Peer
+
+DIGEST_BYTES = 16
+MAX_KNOWN = 64
+"""Files whose digest is remembered."""
+_Stamp = tuple[Path, int, int]
+
+
+class Blobs:
+    """See the module.
+
+    Args:
+        policy: the directory of the model's files.
+        weights: where a version is published.
+    """
+
+    def __init__(
+        self,
+        channel: LearnerChannel,
+        config: str,
+        policy: Path,
+        weights: Callable[[int], Path],
+    ) -> None:
+        self._channel, self._config = channel, config
+        self._policy, self._weights = policy, weights
+        self._asked: asyncio.Queue[tuple[Peer, Enquiry | Fetch]] = asyncio.Queue()
+        self._waiting: dict[Peer, int] = {}
+        self._digests: dict[_Stamp, str] = {}
+
+    def take(self, peer: Peer, message: Enquiry | Fetch) -> None:
+        """Remember a question; one too many of a peer is not answered, for it counts its own."""
+        if self._waiting.get(peer, 0) < WINDOW:
+            self._waiting[peer] = self._waiting.get(peer, 0) + 1
+            self._asked.put_nowait((peer, message))
+
+    def num_waiting(self, peer: Peer) -> int:
+        """Questions of a peer that are not answered yet."""
+        return self._waiting.get(peer, 0)
+
+    async def run(self) -> None:
+        """Answer what is asked. Cancellation leaves a question unanswered: it is asked again."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, thread_name_prefix="blobs") as reader:
+            while True:
+                peer, message = await self._asked.get()
+                answer = await loop.run_in_executor(reader, self._answer, message)
+                self._waiting[peer] -= 1
+                if not self._waiting[peer]:
+                    del self._waiting[peer]
+                self._send(peer, answer)
+
+    def _send(self, peer: Peer, answer: Message) -> None:
+        try:
+            self._channel.send(peer, answer)
+        except PeerGone:
+            return  # it asks again when it is back
+
+    def _answer(self, message: Enquiry | Fetch) -> Message:
+        if isinstance(message, Enquiry):
+            return self._prospectus()
+        try:
+            return self._chunk(message)
+        except OSError as fault:
+            return NoFile(name=message.name, reason=fault.strerror or "it cannot be read")
+
+    def _prospectus(self) -> Prospectus:
+        files = [file for file in sorted(self._policy.iterdir()) if file.is_file()]
+        return Prospectus(config=self._config, files=tuple(map(self._described, files)))
+
+    def _described(self, file: Path) -> BlobFile:
+        name, size = f"policy/{file.name}", file.stat().st_size
+        return BlobFile(name=name, num_bytes=size, digest=self._digest(file))
+
+    def _chunk(self, fetch: Fetch) -> Message:
+        file = self._file(fetch.name)
+        with file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            opened.seek(fetch.offset)
+            data = opened.read(CHUNK_BYTES)
+        if not data:
+            return NoFile(name=fetch.name, reason=f"it has {size} bytes, not {fetch.offset}")
+        return Chunk(fetch.name, fetch.offset, size, self._digest(file), data)
+
+    def _file(self, name: str) -> Path:
+        """Names were checked by their pattern; none leads out of its folder."""
+        kind, _, rest = name.partition("/")
+        return self._weights(int(rest)) if kind == "weights" else self._policy / rest
+
+    def _digest(self, file: Path) -> str:
+        stat = file.stat()
+        stamp = file, stat.st_size, stat.st_mtime_ns
+        if stamp not in self._digests:
+            while len(self._digests) >= MAX_KNOWN:
+                del self._digests[next(iter(self._digests))]
+            self._digests[stamp] = digest_of(file)
+        return self._digests[stamp]
+
+
+def digest_of(file: Path) -> str:
+    """What `BlobDigest` says."""
+    with file.open("rb") as opened:
+        made = hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES))
+    return made.hexdigest()

@@ -1,0 +1,289 @@
+"""An actor that joins a running learner from anywhere: what `mage actor --connect` becomes.
+
+It sees no files of the run. It asks the learner what the run is, brings the model's files into a
+folder of its own, says hello, and from then on is an actor like any other, with one difference:
+where the learner names a file of weights, that file is brought first (`JoinedChannel`).
+
+    task        waits for                  then
+    actor       see `actor.py`             -
+    patience    the clock                  ends the actor where there has been no learner for long
+
+Ctrl-C says goodbye: its groups are granted to others at once. A link that breaks, or a learner that
+starts anew, is waited for; what was fetched and played is kept meanwhile.
+"""
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from mage_async import config_file
+from mage_async.assembly import check
+from mage_async.config import Config, digest
+from mage_async.errors import MageError, PeerRefused, RunError
+from mage_async.wire import (
+    Chunk,
+    Enquiry,
+    Hello,
+    Message,
+    NoFile,
+    Prospectus,
+    Publication,
+    Welcome,
+)
+from mage_services.actor import play
+from mage_services.channel import PeerChannel
+from mage_services.curve import actor_keys
+from mage_services.fetching import Fetching, is_there
+from mage_services.process import Status, first_failure, ticks
+from mage_services.startup import build_digest
+
+LINGER_S = 2.0
+MAX_MISSING = 3
+"""In a row: how often weights may be gone that the learner named."""
+KEPT_FILES = 2
+"""Of weights: what the engine draws with, and what comes next."""
+
+
+class JoinedChannel:
+    """A `PeerChannel` whose publications name files of this machine.
+
+    While weights are on their way, everything else is delivered; they come at most one version at
+    a time, for the learner tells an actor of no other before it has loaded one.
+    """
+
+    def __init__(self, channel: PeerChannel, folder: Path) -> None:
+        self._channel, self._folder = channel, folder
+        self._fetching: Fetching | None = None
+        self._wanted: Publication | None = None
+        self._has, self._num_missing = -1, 0
+
+    async def receive(self) -> Message:
+        """As `PeerChannel.receive`; a Publication comes when its weights are here.
+
+        Cancellation leaves every message where it was, and weights half fetched.
+
+        Raises:
+            RunError: the learner has no such weights, or they cannot be written.
+        """
+        while True:
+            match message := await self._channel.receive():
+                case Welcome():
+                    await self._welcomed(message)
+                    return msgspec.structs.replace(message, weights_path=None)
+                case Publication():
+                    await self._want(message)
+                case Chunk():
+                    if whole := await self._take(message):
+                        return whole
+                case NoFile():
+                    await self._missing(message)
+                case Prospectus():
+                    continue  # the answer to a question asked twice
+                case _:
+                    return message
+
+    async def send(self, message: Message) -> None:
+        """As `PeerChannel.send`."""
+        await self._channel.send(message)
+
+    async def _welcomed(self, welcome: Welcome) -> None:
+        """Perhaps by a new learner: what was asked of the old one is asked again."""
+        version = welcome.version
+        if welcome.weights_path is not None and version > self._has:
+            path = welcome.weights_path
+            await self._want(Publication(version=version, path=path, digest="unknown"))
+        if self._fetching is not None:
+            await self._fetching.ask_again()
+
+    async def _want(self, publication: Publication) -> None:
+        if self._wanted is not None and self._wanted.version >= publication.version:
+            return
+        self._wanted = publication
+        name = f"weights/{publication.version}"
+        file = self._folder / f"v{publication.version:06d}.safetensors"
+        self._fetching = Fetching(name, file, self._channel.send)
+        await self._fetching.ask()
+
+    async def _take(self, chunk: Chunk) -> Publication | None:
+        if self._fetching is None or self._wanted is None or not await self._fetching.take(chunk):
+            return None
+        whole = msgspec.structs.replace(self._wanted, path=str(self._fetching.file))
+        self._has, self._num_missing, self._fetching = whole.version, 0, None
+        for old in sorted(self._folder.glob("v*.safetensors*"))[:-KEPT_FILES]:
+            old.unlink()
+        return whole
+
+    async def _missing(self, answer: NoFile) -> None:
+        """Weights that a learner of earlier deleted: a new hello is answered with newer ones."""
+        if self._fetching is None or answer.name != self._fetching.name:
+            return
+        self._num_missing += 1
+        if self._num_missing > MAX_MISSING:
+            raise RunError(f"the learner has no {answer.name}: {answer.reason}")
+        self._fetching = self._wanted = None
+        await self._channel.say_hello()
+
+
+async def join(given: argparse.Namespace, folder: Path) -> str:
+    """Join, play, and return why it ended. Cancellation says goodbye."""
+    keys = actor_keys(given.keys) if given.keys else None
+    build = build_digest()
+    channel = PeerChannel(given.connect, Enquiry(name=given.name, build=build), keys=keys)
+    reason = "it was told to leave"
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(_patience(channel, given), name="patience")
+            reason = await _live(channel, given, build, folder)
+            watch.cancel()
+    finally:
+        channel.leave(reason, LINGER_S)
+    return reason
+
+
+async def _live(channel: PeerChannel, given: argparse.Namespace, build: str, folder: Path) -> str:
+    prospectus = await _prospectus(channel)
+    config = config_file.read(prospectus.config.encode(), "the learner's configuration")
+    _compare(config, given.config)
+    check(config)
+    policy = folder / "policy"
+    await fetch_policy(channel, prospectus, policy)
+    say(f"{given.name} joins {given.connect}: {config.environment.name}")
+    await channel.introduce(
+        Hello(
+            role="actor",
+            name=given.name,
+            build=build,
+            config_digest=digest(config),
+            credits=config.engine.max_contexts // config.admission.trials_per_group,
+        )
+    )
+    return await play(
+        JoinedChannel(channel, folder / "weights"), config, policy, given.name, Status()
+    )
+
+
+async def _prospectus(channel: PeerChannel) -> Prospectus:
+    message = await channel.receive()
+    if not isinstance(message, Prospectus):
+        raise RunError(f"expected to be told of the run, got {type(message).__name__}")
+    return message
+
+
+def _compare(theirs: Config, own: str | None) -> None:
+    """Whether this machine can play it, and a configuration named here is the learner's.
+
+    Raises:
+        PeerRefused: it is another one, or its weights are no files.
+    """
+    if theirs.transport.weights == "nccl":
+        raise PeerRefused(
+            'the learner publishes by transport.weights = "nccl", which reaches its own machine '
+            'alone: actors elsewhere need "disk" or "tensor"'
+        )
+    if own is None:
+        return
+    ours = config_file.load(config_file.find(own), [])
+    if digest(ours) != digest(theirs):
+        raise PeerRefused(
+            f"{own} is configuration {digest(ours)}, the learner's {digest(theirs)}: "
+            "leave --config out, the learner sends its own"
+        )
+
+
+async def fetch_policy(channel: PeerChannel, prospectus: Prospectus, folder: Path) -> None:
+    """Bring the model's files; those that are there stay."""
+    for wanted in prospectus.files:
+        file = folder / wanted.name.removeprefix("policy/")
+        if is_there(wanted, file):
+            continue
+        fetching = Fetching(wanted.name, file, channel.send)
+        await fetching.ask()
+        while not await _next_part(channel, fetching):
+            continue
+
+
+async def _next_part(channel: PeerChannel, fetching: Fetching) -> bool:
+    """Take one answer; whether the file is whole."""
+    match message := await channel.receive():
+        case Chunk():
+            return await fetching.take(message)
+        case NoFile():
+            raise RunError(f"the learner has no {message.name}: {message.reason}")
+        case Prospectus():  # the link broke, and the channel asked anew
+            await fetching.ask_again()
+            return False
+        case _:
+            raise RunError(f"expected a file, got {type(message).__name__}")
+
+
+async def _patience(channel: PeerChannel, given: argparse.Namespace) -> None:
+    """End where there has been no connection for too long.
+
+    Raises:
+        RunError: there has.
+    """
+    async for _ in ticks(1.0):
+        if channel.away_s() > given.patience:
+            raise RunError(f"no learner at {given.connect} for {given.patience:g} s")
+
+
+async def _until_told(given: argparse.Namespace, folder: Path) -> str:
+    """Join until SIGINT or SIGTERM."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    told: list[int] = []
+
+    def tell(number: int) -> None:
+        told.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, tell, number)
+    try:
+        return await join(given, folder)
+    except asyncio.CancelledError:
+        if not told:
+            raise
+    return f"left by {signal.Signals(told[0]).name}"
+
+
+def say(text: str) -> None:
+    """A line for whoever started it."""
+    print(text, flush=True)
+
+
+def main() -> None:
+    """Join from a folder of its own, which goes with it unless it was named."""
+    given = _arguments()
+    try:
+        with tempfile.TemporaryDirectory(prefix="mage-actor-") as temporary:
+            reason = uvloop.run(_until_told(given, given.dir or Path(temporary)))
+    except* MageError as group:
+        print(f"mage actor: {first_failure(group)}", file=sys.stderr)
+        sys.exit(2)
+    say(f"{given.name} has ended: {reason}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Join a running learner.")
+    parser.add_argument("--connect", required=True)
+    parser.add_argument("--keys", type=Path)
+    parser.add_argument("--config")
+    parser.add_argument("--name", default=f"{socket.gethostname()}-{secrets.token_hex(2)}")
+    parser.add_argument("--dir", type=Path)
+    parser.add_argument("--patience", type=float, default=600.0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
