@@ -35,7 +35,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mage journal",
         description="List what a run's journal holds, a line a record: where it lies, what it is "
-        "and what it says. Filters may be combined. A living run may be looked at.",
+        "and what it says. Filters may be combined, and hold for an export too. A living run may "
+        "be looked at.",
     )
     parser.add_argument("run_dir", type=Path)
     add_filters(parser)
@@ -48,9 +49,15 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
         "--kind", action="append", default=[], choices=KINDS, help="only these; may be given again"
     )
     parser.add_argument("--grant", type=int, metavar="N", help="only what names group N")
-    parser.add_argument("--step", type=int, metavar="N", help="only the commit of step N")
     parser.add_argument(
-        "--export", type=Path, metavar="FILE.jsonl", help="write trials with their text as JSON"
+        "--step", type=int, metavar="N", help="only step N, and the groups it was computed from"
+    )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="FILE",
+        help="write the trials asked for, with their text, to FILE.jsonl, or with their tokens too "
+        "to FILE.parquet (extra `export`: pyarrow)",
     )
 
 

@@ -1,9 +1,7 @@
 """List a journal, or export its trials: what `mage_async.journal_list` becomes."""
 
 import argparse
-import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from mage_async.errors import MageError
@@ -11,10 +9,10 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.journal import Commit, Dropped, Granted, Head, Published, Record
 from mage_async.journal_list import add_filters
 from mage_async.policy_version import oldest
-from mage_async.readable import readable
 from mage_async.run_directory import RunDirectory
 from mage_async.wire import TrialResult
-from mage_services.journal_reading import open_journal
+from mage_services.journal_reading import JournalOnDisk, open_journal
+from mage_services.trial_export import export
 
 
 def main() -> None:
@@ -33,9 +31,12 @@ def main() -> None:
 
 def _list(run: RunDirectory, given: argparse.Namespace) -> None:
     journal = open_journal(run.journal)
-    records = (record for record in journal.records(0) if _is_wanted(record, given))
+    trained = _trained_in(journal, given.step)
+    records = (record for record in journal.records(0) if _is_wanted(record, given, trained))
     if given.export is not None:
-        _export(run, records, given.export)
+        results = (record for record in records if isinstance(record, TrialResult))
+        count = export(results, load_chat(run.policy), given.export)
+        print(f"{count} trials in {given.export}")
         return
     for record in records:
         kind, text = line_of(record)
@@ -67,14 +68,27 @@ def line_of(record: Record) -> tuple[str, str]:
             return "publication", f"step {record.version} {record.path}"
 
 
-def _is_wanted(record: Record, given: argparse.Namespace) -> bool:
+def _trained_in(journal: JournalOnDisk, step: int | None) -> set[int]:
+    """Groups that a step was computed from."""
+    if step is None:
+        return set()
+    commits = (record for record in journal.records(0) if isinstance(record, Commit))
+    return {grant for commit in commits if commit.version == step for grant in commit.grants}
+
+
+def _is_wanted(record: Record, given: argparse.Namespace, trained: set[int]) -> bool:
     if given.kind and line_of(record)[0] not in given.kind:
         return False
-    if given.step is not None and not (
-        isinstance(record, Commit | Published) and record.version == given.step
-    ):
+    if given.step is not None and not _is_of_step(record, given.step, trained):
         return False
     return given.grant is None or given.grant in _grants(record)
+
+
+def _is_of_step(record: Record, step: int, trained: set[int]) -> bool:
+    """Its commit and publication, and what it was computed from."""
+    if isinstance(record, Commit | Published):
+        return record.version == step
+    return isinstance(record, Granted | TrialResult) and bool(_grants(record) & trained)
 
 
 def _grants(record: Record) -> set[int]:
@@ -89,19 +103,6 @@ def _grants(record: Record) -> set[int]:
             return set(record.grants)
         case Published():
             return set()
-
-
-def _export(run: RunDirectory, records: Iterable[Record], file: Path) -> None:
-    chat, count = load_chat(run.policy), 0
-    with file.open("w") as out:
-        for record in records:
-            if isinstance(record, TrialResult):
-                version = oldest(part for s in record.trial.segments for part in s.versions)
-                line = {"grant": record.grant, "trial": record.trial.index}
-                line |= readable(record.trial, chat, version)
-                out.write(json.dumps(line) + "\n")
-                count += 1
-    print(f"{count} trials in {file}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,76 @@
+"""Trials as files for others."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mage_async.chat import ChatFormat
+from mage_async.errors import RunError
+from mage_async.fuzzing.examples import example_trial
+from mage_async.inference.chat_files import load_chat
+from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy_version import VersionRun
+from mage_async.trajectory import Segment, Task, Trial
+from mage_async.wire import TrialResult
+from mage_services.trial_export import ROWS_AT_ONCE, export
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+    folder = tmp_path_factory.mktemp("policy")
+    save_tokenizer(build_tokenizer(("rock",)), folder)
+    return load_chat(folder)
+
+
+def trial(grant: int) -> TrialResult:
+    """A trial whose tokens the tiny tokenizer knows."""
+    segment = Segment(
+        np.arange(5, 11, dtype=np.int32),
+        np.array([0, 1, 1, 0, 0, 1], bool),
+        -np.arange(6, dtype=np.float32) / 3,
+        (VersionRun(0, 4, 3),),
+    )
+    turns = example_trial().trial.turns[:1]
+    return TrialResult(grant, 1, Trial(Task("rps", "m", 2**63, 1), 2, 1, (segment,), turns))
+
+
+def test_lines_of_json_hold_a_trial_each(chat: ChatFormat, tmp_path: Path) -> None:
+    file = tmp_path / "trials.jsonl"
+    assert export([trial(7), trial(8)], chat, file) == 2
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["grant"], row["trial"], row["version"]) for row in rows] == [(7, 2, 4), (8, 2, 4)]
+    assert rows[0]["contexts"] == [chat.decode(tuple(range(5, 11)))]
+
+
+def test_parquet_holds_the_same_and_every_token(chat: ChatFormat, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs the extra `export`")
+    lines, file = tmp_path / "trials.jsonl", tmp_path / "trials.parquet"
+    count = ROWS_AT_ONCE + 3
+    assert export((trial(number) for number in range(count)), chat, file) == count
+    export([trial(0)], chat, lines)
+    row = parquet.read_table(file).slice(0, 1).to_pylist()[0]
+    segment = trial(0).trial.segments[0]
+    assert row.pop("tokens") == [segment.tokens.tolist()]
+    assert row.pop("logprobs") == [segment.logprobs.tolist()]
+    assert row.pop("is_sampled") == [segment.is_sampled.tolist()]
+    assert row == json.loads(lines.read_text())
+    assert parquet.read_table(file)["grant"].to_pylist() == list(range(count))
+
+
+def test_parquet_without_pyarrow_is_a_sentence_and_leaves_nothing(
+    chat: ChatFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(RunError, match=r"needs pyarrow: pip install 'mage_async\[export\]', or"):
+        export([trial(0)], chat, tmp_path / "trials.parquet")
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_ending_or_place_is_a_sentence(chat: ChatFormat, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"ends in \.jsonl or \.parquet, got '\.csv'"):
+        export([], chat, tmp_path / "trials.csv")
+    with pytest.raises(RunError, match="cannot be written: No such file or directory"):
+        export([], chat, tmp_path / "none" / "trials.jsonl")
