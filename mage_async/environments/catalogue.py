@@ -15,6 +15,7 @@ _CLASSES = {
     "openspiel": "mage_async.environments.openspiel_game:OpenSpielGame",
     "rps": "mage_async.environments.rps:Rps",
     "scout": "mage_async.environments.scout:Scout",
+    "shop": "mage_async.environments.shop:Shop",
     "sokoban": "mage_async.environments.sokoban:Sokoban",
     "tictactoe": "mage_async.environments.tictactoe:TicTacToe",
 }

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ ENVIRONMENTS = {
     "minesweeper": catalogue.load("minesweeper"),
     "small minesweeper": catalogue.load("minesweeper", size=4, mines=2, view="news"),
     "sokoban": catalogue.load("sokoban"),
+    "shop": catalogue.load("shop"),
     "openspiel kuhn": catalogue.load("openspiel", game="kuhn_poker", restart="same"),
     "openspiel goofspiel": catalogue.load(
         "openspiel", game="goofspiel(num_cards=3)", iterations=20
@@ -151,6 +153,39 @@ def test_the_same_task_and_episode_go_the_same_way(environment: Environment) -> 
             for _ in range(2)
         )
         assert once == again
+
+
+@every_environment
+def test_global_randomness_has_no_influence_and_is_not_used(environment: Environment) -> None:
+    some = list(tasks(environment, most=4))
+    played = []
+    for seed in range(2):
+        random.seed(seed)
+        np.random.seed(seed)
+        before = random.getstate(), np.random.get_state()[1].tolist()
+        played.append(
+            [
+                play_out(environment, task, episode, legally(random.Random(number)))
+                for number, (task, episode) in enumerate(some)
+            ]
+        )
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    assert played[0] == played[1]
+
+
+@every_environment
+def test_many_plays_at_once_go_as_they_would_alone(environment: Environment) -> None:
+    some = list(tasks(environment, most=8))
+    sources = [random.Random(number) for number in range(len(some))]
+    plays = [environment.begin(task, episode) for task, episode in some]
+    said: list[list[str]] = [[play.observation] for play in plays]
+    while any(play.legal_actions() for play in plays):
+        for play, source, lines in zip(plays, sources, said, strict=True):
+            if legal := play.legal_actions():
+                lines.append(play.act(source.choice(legal)).observation)
+    for number, (task, episode) in enumerate(some):
+        alone = play_out(environment, task, episode, legally(random.Random(number)))
+        assert said[number] == alone.said()
 
 
 @every_environment

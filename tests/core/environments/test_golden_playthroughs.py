@@ -23,6 +23,7 @@ TASKS = {
     "kuhn": [("bet-jack-king-call-queen-king", 1, 0), ("bet-none-call-king", 2, 1)],
     "minesweeper": [("cc-dc-fb", 1, 0), ("cc-dc-fb", 4, 0)],
     "openspiel": [("random", 1, 0), ("random", 2, 1)],
+    "shop": [("B00017", 3, 0), ("B00311", 5, 0)],
     "sokoban": [("room-0", 5, 0), ("room-600", 8, 0)],
     "tictactoe": [("preferred-edges", 1, 0), ("random", 2, 1), ("minimax", 3, 1)],
 }
