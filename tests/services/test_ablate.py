@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mage_async.ablate import read_ablation
+from mage_async.ablation import Cell, Finished, Setting
 from mage_async.errors import RunError
 from mage_services import ablate
 from mage_services.plots import write_png
@@ -42,6 +43,18 @@ def test_without_matplotlib_a_sentence_stands_where_the_picture_would(
     write_png(tmp_path / "ablation.png", [])
     assert "pip install" in (tmp_path / "ablation.txt").read_text()
     assert not (tmp_path / "ablation.png").exists()
+
+
+def test_the_picture_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figures = {"heldout_last_return": 0.5}
+    curve = [(144, 1.0, 0.1), (288, 2.0, 0.4)]
+    runs = [
+        Finished(Cell(Setting("slots", "decoupled", 0, bound), 0), figures, curve, [{bound: 1.0}])
+        for bound in (1, 2)
+    ]
+    write_png(tmp_path / "ablation.png", runs)
+    assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
