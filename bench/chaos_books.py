@@ -1,0 +1,112 @@
+"""Every trial of a run accounted for, from three sides that know nothing of each other: the journal
+on disk, the run's own summary, and what a tap heard the learner say.
+
+    lost            trials that the tap heard acknowledged and that are neither trained, nor held in
+                    a group in flight, nor in a group that was dropped with its reason
+    trained_twice   groups in more than one commit
+    over_bound      groups with a token staler than the bound, by the versions in the journal
+    books_differ    by how many trials the run's own counts are off the journal's
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mage_async import config_file
+from mage_async.journal import Commit, Dropped, Granted, Head, Published, Record
+from mage_async.run_directory import RunDirectory
+from mage_async.run_records import read_lines
+from mage_async.wire import TrialResult
+from mage_services.journal_reading import open_journal
+
+FAULTS = ("lost", "trained_twice", "taken_twice", "over_bound", "books_differ", "steps_missing")
+FAULTS += ("trained_without_trials", "told_of_no_commit", "replay_differs")
+
+
+@dataclass
+class Books:
+    """What the journal says."""
+
+    granted: set[int] = field(default_factory=set)
+    trials: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Each trial taken, and the oldest version that drew a token of it."""
+    num_taken_twice: int = 0
+    commits: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
+    dropped: dict[int, str] = field(default_factory=dict)
+    num_heads: int = 0
+
+    @staticmethod
+    def of(records: Iterable[Record]) -> "Books":
+        """Read all records."""
+        books = Books()
+        for record in records:
+            books._take(record)
+        return books
+
+    def _take(self, record: Record) -> None:
+        match record:
+            case Head():
+                self.num_heads += 1
+            case Granted():
+                self.granted.add(record.grant.grant)
+            case TrialResult():
+                key = record.grant, record.trial.index
+                self.num_taken_twice += key in self.trials
+                runs = [run for part in record.trial.segments for run in part.versions]
+                self.trials[key] = min(run.policy for run in runs)
+            case Commit():
+                self.commits[record.version] = record.grants
+                self.digests[record.version] = record.digest
+            case Dropped():
+                self.dropped[record.grant] = record.reason
+            case Published():
+                return
+
+    def trained(self) -> list[int]:
+        """Grants in the order of training."""
+        return [grant for grants in self.commits.values() for grant in grants]
+
+
+def account(
+    run: RunDirectory, acknowledged: set[tuple[int, int]], published: set[int]
+) -> dict[str, int]:
+    """All figures of a finished run; those of `FAULTS` have to be 0."""
+    config = config_file.load(run.config, [])
+    count, bound = config.admission.trials_per_group, config.admission.max_staleness
+    books = Books.of(open_journal(run.journal).records(0))
+    trained = set(books.trained())
+    own = json.loads(run.learner.read_text())["trials"]
+    in_flight = books.granted - trained - books.dropped.keys()
+    lines = read_lines(run.metrics)
+    return {
+        "acknowledged": len(acknowledged),
+        "of_these_trained": sum(grant in trained for grant, _ in acknowledged),
+        "of_these_in_flight": sum(grant in in_flight for grant, _ in acknowledged),
+        "of_these_dropped": sum(grant in books.dropped for grant, _ in acknowledged),
+        "taken": len(books.trials),
+        "lost": sum(
+            key not in books.trials or key[0] not in trained | in_flight | books.dropped.keys()
+            for key in acknowledged
+        ),
+        "taken_twice": books.num_taken_twice,
+        "groups_trained": len(trained),
+        "trained_twice": len(books.trained()) - len(trained),
+        "trained_without_trials": sum(
+            (grant, index) not in books.trials for grant in trained for index in range(count)
+        ),
+        "groups_dropped": len(books.dropped),
+        "over_bound": sum(
+            version - 1 - min(books.trials.get((g, i), version) for i in range(count))
+            > bound + config.admission.lag
+            for version, grants in books.commits.items()
+            for g in grants
+        ),
+        "told_of_no_commit": len(published - books.commits.keys() - {0}),
+        "books_differ": abs(own["trained"] - count * len(trained))
+        + abs(own["in_flight"] - count * len(in_flight))
+        + abs(own["acknowledged"] - len(books.trials)),
+        "steps": len(books.commits),
+        "steps_missing": len(books.commits.keys() ^ {line["step"] for line in lines}),
+        "learner_lives": books.num_heads,
+    }
