@@ -132,12 +132,7 @@ class Victim:
 
         Raises: SystemExit: the run ended badly.
         """
-        for due, pid in [one for one in self._stopped if one[0] <= time.monotonic()]:
-            self._stopped.remove((due, pid))
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                continue  # it was killed while it was stopped
+        self._continue()
         if self.process.poll() not in (None, 0):
             self.give_up(f"the run ended with {self.process.returncode}")
         time.sleep(LOOK_S)
@@ -181,7 +176,16 @@ class Victim:
     def _wait_for_the_end(self) -> None:
         """Children die with their supervisor; return when they have."""
         while any(self._pids(role) for role in MODULES):
+            self._continue()  # one that was stopped in its first breath has not asked to die yet
             time.sleep(LOOK_S)
+
+    def _continue(self) -> None:
+        for due, pid in [one for one in self._stopped if one[0] <= time.monotonic()]:
+            self._stopped.remove((due, pid))
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                continue  # it was killed while it was stopped
 
     def _pids(self, role: str) -> list[int]:
         found = []
