@@ -310,7 +310,8 @@ def main() -> None:
         "figures": figures | _return(victim.run),
     }
     is_whole = conclude(report, given)
-    write_baseline(given.name, report)
+    if given.name:
+        write_baseline(given.name, report)
     print("nothing was lost" if is_whole else f"LOST: see {victim.run.root}")
     sys.exit(0 if is_whole else 1)
 
@@ -348,7 +349,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--actors", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C")
-    parser.add_argument("--name", default="chaos", help="of the baseline")
+    parser.add_argument("--name", help="write the figures as this baseline")
     return parser.parse_args()
 
 

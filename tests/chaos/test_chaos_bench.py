@@ -1,0 +1,31 @@
+"""The chaos harness in its short form: whole runs, killed, stopped, torn and harmed from a seed."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow  # whole runs
+BENCH = Path(__file__).parents[2] / "bench" / "chaos.py"
+
+
+def attack(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(BENCH), *arguments], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the jumping clock needs a C compiler")
+def test_a_run_whose_processes_are_killed_under_a_clock_that_jumps_loses_nothing() -> None:
+    said = attack("--kills", "5", "--steps", "14", "--clock", "--stop-s", "1", "--seed", "1")
+    assert said.splitlines()[-1] == "nothing was lost"
+
+
+def test_messages_that_are_doubled_cut_and_garbled_lose_nothing() -> None:
+    arguments = ("--kills", "1", "--steps", "10", "--roles", "learner", "--stop-s", "0")
+    said = attack(*arguments, "--frames", "0.003", "--set", "admission.grant_deadline_s=5.0")
+    assert said.splitlines()[-1] == "nothing was lost"
