@@ -61,6 +61,12 @@ def _measured(evaluation: Record) -> str:
     return f"version {evaluation['version']}, {trials:,} trials a set; bands: 95 % intervals"
 
 
+def _blocked_s(records: RunRecords) -> dict[str, dict[str, float]]:
+    """Seconds by state of each process; the evaluator's to its own end, which is the later one."""
+    at_its_end = records.evaluation.get("blocked_s")
+    return records.learner.get("blocked_s", {}) | ({"evaluator": at_its_end} if at_its_end else {})
+
+
 def _process(records: RunRecords) -> list[Markup]:
     learner, bound = records.learner, records.config.admission.max_staleness
     fates = trial_fates(
@@ -70,7 +76,7 @@ def _process(records: RunRecords) -> list[Markup]:
     )
     stale = tag("div", tag("h3", "staleness, in steps"), staleness(records.metrics, bound))
     return [
-        section("Where the time went", time_shares(learner.get("blocked_s", {}))),
+        section("Where the time went", time_shares(_blocked_s(records))),
         section(
             "Staleness and trials",
             tag("div", stale, tag("div", tag("h3", "trials"), fates), cls="pair"),

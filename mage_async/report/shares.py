@@ -12,9 +12,15 @@ STATES = {
     "publishing": "work3",
     "checkpoint": "work4",
     "parity": "work5",
+    "playing": "work1",
+    "loading": "work4",
+    "preparing": "work4",
+    "journal sync": "work4",
     "batch not full": "wait1",
     "no grant": "wait1",
     "no fresh weights": "wait2",
+    "no version": "wait1",
+    "peer gone": "wait2",
 }
 """Colours of known states: work is coloured, waiting is warm, what is new is grey."""
 FATES = {"trained": "work1", "dropped": "bad", "in_flight": "wait2"}

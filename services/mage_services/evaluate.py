@@ -52,7 +52,7 @@ def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
     )
     target.root.mkdir(exist_ok=True)
     target.config.write_text(run.config.read_text())
-    write_evaluation(target, sets, environment_of(config), version)
+    write_evaluation(target, sets, environment_of(config), version, {})
     summary = summarise(target, wall_s=_wall_of(target, time.monotonic() - began))
     if target is run:
         write_summary(run, summary)

@@ -28,6 +28,7 @@ from mage_async.score import Score, score
 from mage_async.task_stream import evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.wire import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
+from mage_services.blocked import TimeBook
 from mage_services.channel import PeerChannel
 from mage_services.curve import actor_keys, keys_in
 from mage_services.engines.choice import make_engine
@@ -112,15 +113,20 @@ def references(environment: Environment, num_episodes: int) -> dict[str, Any]:
 
 
 def write_evaluation(
-    run: RunDirectory, sets: dict[str, Score], environment: Environment, version: int
+    run: RunDirectory,
+    sets: dict[str, Score],
+    environment: Environment,
+    version: int,
+    blocked_s: dict[str, float],
 ) -> None:
-    """Write the final evaluation beside the reference values."""
+    """Write the final evaluation beside the reference values, and where its process's time went."""
     num_episodes = len(next(iter(sets.values())).return_by_episode)
     document = {
         "version": version,
         "sets": {name: msgspec.to_builtins(value) for name, value in sets.items()},
         "references": references(environment, num_episodes),
         "environment": asdict(environment.facts),
+        "blocked_s": blocked_s,
     }
     run.evaluation.write_text(json.dumps(document, indent=2))
 
@@ -132,9 +138,11 @@ class Follower:
         self._run, self._config, self._name = startup.run, startup.config, startup.name
         self._status, self._channel = status, channel
         self._began = time.monotonic()
+        self.time = TimeBook("preparing")
 
     async def begin(self, evaluator: Evaluator, version: int) -> None:
         """The curve's first point, and trials to read beside those of the end."""
+        self.time.enter("playing")
         if version == 0:
             await self._sample(evaluator, version)
             await self._point(evaluator, version)
@@ -154,11 +162,13 @@ class Follower:
 
     async def _curve(self, evaluator: Evaluator, engine: Engine, version: int) -> int:
         """Points of the curve until goodbye; returns the version that is loaded in the end."""
+        self.time.enter("no version")
         while not isinstance(message := await self._channel.receive(), Goodbye):
             match message:
                 case Publication():
                     version = message.version
                     await self.load(engine, version, Path(message.path))
+                    self.time.enter("playing")
                     await self._point(evaluator, version)
                 case Welcome() if message.weights_path and message.version > version:
                     version = message.version  # of a restarted learner
@@ -167,24 +177,28 @@ class Follower:
                     await self._channel.send(Loaded(version=version))
                 case _:
                     raise RunError(f"an evaluator cannot take {type(message).__name__}")
+            self.time.enter("no version")
         return version
 
     async def load(self, engine: Engine, version: int, path: Path) -> None:
         """Draw with other weights, and say so: older ones need not be kept for us."""
+        self.time.enter("loading")
         await engine.load(version, on_disk(path))
         await self._channel.send(Loaded(version=version))
 
     async def _beat(self) -> None:
         """Speak now and then: a restarted learner knows only who has spoken to it."""
         async for _ in ticks(HEARTBEAT_S):
-            await self._channel.send(Heartbeat(name=self._name, counters={}, blocked_s={}))
+            seconds = self.time.seconds()
+            await self._channel.send(Heartbeat(name=self._name, counters={}, blocked_s=seconds))
 
     async def finish(self, evaluator: Evaluator, environment: Environment, version: int) -> None:
         """The final sets with the last weights. Cancellation loses them."""
         self._status.send("evaluating", version=version)
+        self.time.enter("playing")
         sets = await evaluator.final(self._config.evaluation.final_trials)
-        write_evaluation(self._run, sets, environment, version)
         await self._sample(evaluator, version)
+        write_evaluation(self._run, sets, environment, version, self.time.seconds())
 
     async def _sample(self, evaluator: Evaluator, version: int) -> None:
         """Write a few held-out trials down; the same tasks for the first and the last version."""

@@ -69,6 +69,7 @@ class Learner:
         worker: "Worker",
         shelf: Shelf,
         warm_start_s: float,
+        time_book: TimeBook,
     ) -> None:
         self._startup, self._status, self._desk = startup, status, desk
         self._journal = journal
@@ -80,7 +81,7 @@ class Learner:
         self._checkpointed = training.trainer.version
         self._last = time.monotonic()
         self._totals: dict[str, float] = dict(training.counters.get("totals", {}))
-        self.time = TimeBook("batch not full")
+        self.time = time_book
 
     async def train(self) -> dict[str, float]:
         """Train until the configured version, then measure parity, which is returned, and say
@@ -90,6 +91,7 @@ class Learner:
         opened = asyncio.get_running_loop().time()
         await self._publish(await self._worker.call(self._training.digest))
         await self.publishing.wait_until_announced()
+        self.time.enter("batch not full")
         while self._training.trainer.version < config.learner.steps:
             await self._step()
         await self.publishing.wait_until_announced()
@@ -372,7 +374,7 @@ async def main(startup: Startup, status: Status) -> None:
 
     Until the policy and the ledger are as they were, what peers say waits in the socket.
     """
-    config = startup.config
+    config, time_book = startup.config, TimeBook("preparing")
     worker, ledger, rules = Worker(), _ledger(config), _rules(config)
     with LearnerChannel(
         startup.address,
@@ -395,7 +397,7 @@ async def main(startup: Startup, status: Status) -> None:
         shelf = shelf_of(startup.run, config)
         status.send("fact", text=shelf.describe())
         learner = Learner(
-            startup, status, desk, journal, begun.training, worker, shelf, warm_start_s
+            startup, status, desk, journal, begun.training, worker, shelf, warm_start_s, time_book
         )
         try:
             blobs = Blobs(channel, rules.config, startup.run.policy, shelf.file)

@@ -56,6 +56,18 @@ def test_the_report_stands_alone(finished: tuple[Path, str]) -> None:
     assert 'src="http' not in page
 
 
+def test_where_the_time_of_each_process_went_is_known(finished: tuple[Path, str]) -> None:
+    learner = json.loads((finished[0] / "learner.json").read_text())
+    evaluation = json.loads((finished[0] / "evaluation.json").read_text())
+    booked = learner["blocked_s"]
+    assert {"learner", "evaluator", "actor-0"} <= set(booked)
+    known = learner["warm_start_s"] + learner["train_s"]
+    assert sum(booked["learner"].values()) == pytest.approx(known, rel=0.2, abs=2.0)
+    life = sum(evaluation["blocked_s"].values())
+    assert life >= sum(booked["evaluator"].values()) > 0
+    assert 0 < evaluation["blocked_s"]["playing"] <= life
+
+
 def test_nothing_of_a_finished_run_lives_on(
     finished: tuple[Path, str], processes_of: Callable[[Path], list[int]]
 ) -> None:
