@@ -66,7 +66,6 @@ BOTH = ("supervision.max_restarts=100000",)
 RETURN = 0.65
 """What the quickstart has to reach, killed or not."""
 LOOK_S = 0.02
-PATIENCE_S = 180.0
 AHEAD = 2
 """The next kill waits while the run is so many steps behind its share."""
 
@@ -88,6 +87,7 @@ class Victim:
         self.environment = os.environ | {TAP: f"ipc://{sockets / 'tap'}"}
         if given.clock:
             self.environment |= jumping_clock(sockets)
+        self.patience_s = given.patience_s
         self.kills: Counter[str] = Counter()
         self.stops: Counter[str] = Counter()
         self.torn: list[int] = []
@@ -140,7 +140,7 @@ class Victim:
     def wait_for(self, step: int) -> float:
         """Seconds until the run has come to a step, or has ended.
 
-        Raises: SystemExit: no step for `PATIENCE_S`: a hang is a loss, too.
+        Raises: SystemExit: no step for `--patience-s`: a hang is a loss, too.
         """
         began = seen = time.monotonic()
         last = self.step()
@@ -148,8 +148,8 @@ class Victim:
             self.look()
             if (now := self.step()) != last:
                 last, seen = now, time.monotonic()
-            if time.monotonic() - seen > PATIENCE_S and last < self.steps:
-                self.give_up(f"no step for {PATIENCE_S:g} s after step {last}")
+            if time.monotonic() - seen > self.patience_s and last < self.steps:
+                self.give_up(f"no step for {self.patience_s:g} s after step {last}")
         return time.monotonic() - began
 
     def finish(self) -> None:
@@ -345,6 +345,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clock", action="store_true")
     parser.add_argument("--stop-s", type=float, default=6.0, help="longest SIGSTOP; 0: none")
     parser.add_argument("--gap-s", type=float, default=1.5, help="longest time between two kills")
+    parser.add_argument("--patience-s", type=float, default=180.0, help="for the next step")
     parser.add_argument("--steps", type=int, help="of the run")
     parser.add_argument("--actors", type=int)
     parser.add_argument("--seed", type=int, default=0)

@@ -5,6 +5,8 @@ environment says where the tap listens.
 """
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 
 from mage_services import run
 from mage_services.child import Spec
@@ -16,14 +18,13 @@ TAP = "MAGE_CHAOS_TAP"
 class Tapped(Supervisor):
     """Gives everyone but the learner the address of the tap."""
 
-    def _spec(self, name: str, module: str, threads: int) -> Spec:
-        learner, tap = self.address, os.environ.get(TAP)
-        try:
-            if tap and name != "learner":
-                self.address = tap
-            return super()._spec(name, module, threads)
-        finally:
-            self.address = learner
+    def _specs(self) -> Sequence[Spec]:
+        return [spec if spec.name == "learner" else self._tapped(spec) for spec in super()._specs()]
+
+    def _tapped(self, spec: Spec) -> Spec:
+        tap = os.environ[TAP]
+        words = tuple(tap if word == self.address else word for word in spec.arguments)
+        return replace(spec, arguments=words)
 
 
 if __name__ == "__main__":
