@@ -1,5 +1,6 @@
 """Kuhn poker on OpenSpiel's engine, against a hidden opponent; chips as reward."""
 
+import math
 import random
 from typing import Literal, get_args
 
@@ -36,6 +37,8 @@ _SPLITS: dict[Opponents, dict[Split, tuple[Player, ...]]] = {
     "contrasts": {"train": CONTRASTS_TRAIN, "heldout": CONTRASTS_HELDOUT},
 }
 
+_STRIDE = 5  # neighbours in a split are alike, and shall not have like stakes
+
 _RULES = """You play Kuhn poker against one opponent, {hands} hands an episode.
 Who speaks first alternates. The cards are jack, queen and king.
 Each player gets one card and puts in one chip.
@@ -56,13 +59,19 @@ class Kuhn(Environment):
         hands: of an episode.
         redeals: whether each episode has deals of its own. Without, a trial repeats its first
             episode's, with the opponent's luck in them, as LaMer and MAGE restart a game.
+        stakes: what a chip earns against the dearest member of a split; against the cheapest it
+            earns 1, between them powers in even steps. Nothing that is said changes.
 
     Raises:
-        ConfigError: no such opponents, no such number of hands, or OpenSpiel is not installed.
+        ConfigError: no such opponents, hands or stakes, or OpenSpiel is not installed.
     """
 
     def __init__(
-        self, opponents: Opponents = "family", hands: int = 3, redeals: bool = True
+        self,
+        opponents: Opponents = "family",
+        hands: int = 3,
+        redeals: bool = True,
+        stakes: float = 1.0,
     ) -> None:
         if opponents not in get_args(Opponents):
             *known, last = (repr(each) for each in get_args(Opponents))
@@ -73,8 +82,11 @@ class Kuhn(Environment):
             raise ConfigError(f"kuhn: `hands` must be a whole number from 1, got {hands!r}")
         if not isinstance(redeals, bool):
             raise ConfigError(f"kuhn: `redeals` must be true or false, got {redeals!r}")
-        self._num_hands, self._redeals = hands, redeals
-        self.facts = _facts(hands)
+        is_number = isinstance(stakes, int | float) and not isinstance(stakes, bool)
+        if not is_number or not 1 <= stakes < math.inf:
+            raise ConfigError(f"kuhn: `stakes` must be a number from 1, got {stakes!r}")
+        self._num_hands, self._redeals, self._stakes = hands, redeals, stakes
+        self.facts = _facts(hands, stakes)
         self._splits = _SPLITS[opponents]
         self._players = {each.name: each for split in self._splits.values() for each in split}
         self._game = engine().load_game("kuhn_poker")
@@ -99,7 +111,14 @@ class Kuhn(Environment):
         """Deal the episode's hands, or the first one's again, and begin."""
         chance = Chance(task.seed, episode if self._redeals else 0)
         opponent = self._player(task.member)
-        return KuhnPlay(self._game, opponent, task.seat, self._num_hands, chance)
+        stake = self.stake(task.member)
+        return KuhnPlay(self._game, opponent, task.seat, self._num_hands, chance, stake)
+
+    def stake(self, member: str) -> float:
+        """What a chip earns against a member."""
+        players = next(each for each in self._splits.values() if self._player(member) in each)
+        place = players.index(self._player(member)) * _STRIDE % len(players)
+        return self._stakes ** (place / max(1, len(players) - 1))
 
     def script(self, source: random.Random) -> KuhnScript:
         """A style drawn for the trial, and a share of turns in which it answers what it has seen.
@@ -131,14 +150,14 @@ class Kuhn(Environment):
         return self._players[member]
 
 
-def _facts(hands: int) -> Facts:
+def _facts(hands: int, stakes: float) -> Facts:
     """Seats alternate, and only who speaks first can have to speak twice in a hand."""
     return Facts(
         name="kuhn",
         num_seats=2,
         max_turns=hands // 2 + 2 * (hands - hands // 2),
-        min_return=-float(MOST * hands),
-        max_return=float(MOST * hands),
+        min_return=-float(MOST * hands * stakes),
+        max_return=float(MOST * hands * stakes),
         units=hands,
         has_chance=True,
         words=(

@@ -59,14 +59,20 @@ class KuhnPlay:
     """A few hands. The anchor is the hand being played."""
 
     __slots__ = (
-        *("_deals", "_game", "_is_bet", "_state"),
+        *("_deals", "_game", "_is_bet", "_stake", "_state"),
         *("anchor", "chance", "hand", "observation", "seeing", "seen"),
     )
 
     def __init__(
-        self, game: Any, opponent: Player, seat: int, num_hands: int, chance: Chance
+        self,
+        game: Any,
+        opponent: Player,
+        seat: int,
+        num_hands: int,
+        chance: Chance,
+        stake: float = 1.0,
     ) -> None:
-        self._game, self.chance = game, chance
+        self._game, self.chance, self._stake = game, chance, stake
         self._deals = [_deal(chance, opponent, (seat + hand) % 2) for hand in range(num_hands)]
         self.hand = 0
         self.seen: list[Seen] = []
@@ -149,4 +155,4 @@ class KuhnPlay:
         if is_done:
             self.anchor = "done"
         following = "" if is_done else f" {self._begin_hand()}"
-        return Outcome(result + following, float(chips), is_valid, is_done)
+        return Outcome(result + following, self._stake * chips, is_valid, is_done)

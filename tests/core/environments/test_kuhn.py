@@ -150,6 +150,16 @@ def test_unknown_opponents_are_refused() -> None:
         Kuhn(hands=0)
 
 
+def test_stakes_multiply_what_a_chip_earns_and_say_nothing() -> None:
+    plain, dear = Kuhn("contrasts", redeals=False), Kuhn("contrasts", redeals=False, stakes=50)
+    stakes = [dear.stake(member) for member in dear.members("train")]
+    assert (min(stakes), max(stakes), len(set(stakes))) == (1.0, 50.0, len(stakes))
+    for member, stake in zip(dear.members("train"), stakes, strict=True):
+        task = Task("kuhn", member, 7)
+        one, other = plain.begin(task, 0).act("bet"), dear.begin(task, 0).act("bet")
+        assert (other.observation, other.reward) == (one.observation, stake * one.reward)
+
+
 def test_contrasts_are_split_so_that_no_way_to_bet_or_call_tells_the_split() -> None:
     assert (len(CONTRASTS_TRAIN), len(CONTRASTS_HELDOUT)) == (12, 4)
     for part in (attrgetter("first.bets"), attrgetter("first.calls")):
