@@ -1,0 +1,128 @@
+"""A run in one process, on-policy: play a batch, train on it, again. For sweeps of many small runs.
+
+The parts are the real ones (scheduler, trials, credit, advantage, trainer, scripted warm start);
+what is left out is what makes a run asynchronous and durable. Tasks, seeds and the evaluation's
+fixed sets are those of a whole run of the same configuration.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mage_async.assembly import environment_of, rules_of
+from mage_async.batch import training_sequences
+from mage_async.config import Config
+from mage_async.environments.environment import Split
+from mage_async.inference.chat_files import load_chat
+from mage_async.inference.model import Model
+from mage_async.inference.scheduler import Scheduler
+from mage_async.inference.weights import as_weights
+from mage_async.learning.policy import load_policy
+from mage_async.learning.prepare import prepare_policy
+from mage_async.learning.trainer import Trainer
+from mage_async.score import Score, score
+from mage_async.task_stream import TaskStream, evaluation_tasks, swapped
+from mage_async.trajectory import Group, Trial
+from mage_async.trial_run import TrialRun
+
+FINAL_SEED = 2
+"""Of the final sets, as `mage_services.evaluator` has it."""
+
+
+def prepare(config: Config, folder: Path) -> Path:
+    """The warm-started policy of a configuration, made once a folder."""
+    policy = folder / f"policy-{config.environment.name}-{config.seed}"
+    if not policy.exists():
+        prepare_policy(config, policy, "in one process", lambda progress: None)
+    return policy
+
+
+class InProcess:
+    """One run: its trainer, and the engine that plays with the trainer's weights."""
+
+    def __init__(self, config: Config, policy: Path) -> None:
+        torch.set_num_threads(1)
+        self._config, self._environment = config, environment_of(config)
+        self._chat = load_chat(policy)
+        rules, self._lanes = config.engine, config.engine.max_contexts
+        model = load_policy(policy, config.policy.dtype, "cpu")
+        temperature = config.sampling.temperature
+        learner = config.learner
+        self._trainer = Trainer(model, learner, temperature, config.seed, max_staleness=0)
+        served = Model.load(policy, lanes=self._lanes, max_tokens=rules.max_tokens)
+        self._scheduler = Scheduler(served)
+        self._tasks = TaskStream(self._environment, config.seed)
+        self._num_sets = 0
+
+    def train(self) -> list[list[float]]:
+        """All steps; each one's mean return per unit of every episode."""
+        return [self._step(step) for step in range(self._config.learner.steps)]
+
+    def evaluate(self, split: Split, num_trials: int, *, swap: bool = False) -> Score:
+        """The final set of a split, as a whole run plays it."""
+        episodes = self._config.evaluation.episodes
+        rules = rules_of(self._config, self._environment, self._chat, episodes)
+        runs = []
+        self._num_sets += 1
+        for number, task in enumerate(
+            evaluation_tasks(self._environment, split, num_trials, FINAL_SEED)
+        ):
+            other = swapped(task, self._environment, split) if swap else None
+            name = f"e{self._num_sets}.{number}"
+            runs.append(
+                TrialRun(self._environment, task, 0, rules, self._chat, name=name, swap=other)
+            )
+        return score(self._play(runs), self._environment)
+
+    def _step(self, step: int) -> list[float]:
+        """Play one batch with the weights there are, and train on it."""
+        size = self._config.admission.trials_per_group
+        count = self._config.admission.groups_per_step
+        numbers = range(step * count, (step + 1) * count)
+        trials = self._play(self._begin(numbers, size))
+        parts = [tuple(trials[place * size : (place + 1) * size]) for place in range(count)]
+        groups = [Group(number, step, part) for number, part in zip(numbers, parts, strict=True)]
+        self._trainer.step(training_sequences(groups, self._config))
+        model = self._trainer.model
+        weights = as_weights(model.state_dict().items(), self._scheduler.architecture, "trainer")
+        self._scheduler.swap(self._trainer.version, weights)
+        return score(trials, self._environment).return_by_episode
+
+    def _begin(self, numbers: range, size: int) -> list[TrialRun]:
+        """The trials of some groups, group by group."""
+        rules = rules_of(self._config, self._environment, self._chat, self._config.trial.episodes)
+        return [
+            TrialRun(
+                self._environment,
+                self._tasks.task(number),
+                index,
+                rules,
+                self._chat,
+                name=f"{number}.{index}",
+            )
+            for number in numbers
+            for index in range(size)
+        ]
+
+    def _play(self, runs: Sequence[TrialRun]) -> list[Trial]:
+        """Play trials, as many at once as there are lanes."""
+        waiting, playing = list(reversed(runs)), dict[str, TrialRun]()
+        while waiting or playing:
+            while waiting and len(playing) < self._lanes:
+                self._ask(waiting.pop(), playing)
+            for context, completion in self._scheduler.advance():
+                run = playing.pop(context)
+                run.receive(completion)
+                self._ask(run, playing)
+        return [run.trial() for run in runs]
+
+    def _ask(self, run: TrialRun, playing: dict[str, TrialRun]) -> None:
+        """Submit a trial's next prompt, or let go of a trial that is over."""
+        prompt = run.next_prompt()
+        if prompt is not None:
+            self._scheduler.submit(prompt)
+            playing[prompt.context] = run
+            return
+        for context in run.contexts():
+            self._scheduler.release(context)
