@@ -9,7 +9,7 @@ where a trial is lost or has tokens of other weights than were published.
 
     finished, dropped   trials that ended, or were given up with a reason
     lost                trials that did neither
-    recovery_s          from the kill to the next completion
+    recovery_s          from the kill to the first completion of the next process
 """
 
 import argparse
@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -94,13 +95,24 @@ class Publisher:
         await self._engine.load(self.version, file)
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait for something that nothing tells a measurement from outside."""
+    async with asyncio.timeout(PATIENCE_S):
+        async for _ in ticks(0.02):
+            if is_so():
+                return
+
+
 async def until_completions(engine: SglangEngine, count: int) -> None:
     """Wait until so many more turns have been drawn."""
     wanted = engine.statistics().num_completions + count
-    async with asyncio.timeout(PATIENCE_S):
-        async for _ in ticks(0.02):  # a measurement from outside: nothing tells it
-            if engine.statistics().num_completions >= wanted:
-                return
+    await until(lambda: engine.statistics().num_completions >= wanted)
+
+
+async def until_recovered(engine: SglangEngine, dead: int) -> None:
+    """Wait until a process that follows the one with the id `dead` has drawn a turn."""
+    await until(lambda: engine.pid not in (dead, None))
+    await until_completions(engine, 1)
 
 
 def victim(engine: SglangEngine, number: int) -> int:
@@ -126,9 +138,9 @@ async def attack(config: Config, policy: Path, kills: int) -> dict[str, object]:
             if number % 3 == 2:
                 await publisher.publish()
             await until_completions(engine, source.randrange(1, 200))
+            dead, began = engine.pid, time.monotonic()
             os.kill(victim(engine, number), signal.SIGKILL)
-            began = time.monotonic()
-            await until_completions(engine, 1)
+            await until_recovered(engine, dead or 0)
             recovery_s.append(time.monotonic() - began)
             print(f"kill {number + 1}: {recovery_s[-1]:.1f} s, {len(game.finished)} finished")
             sys.stdout.flush()

@@ -8,7 +8,7 @@ import pytest
 from served import EOS, Policies, Served, prompt, rules, word_of, words
 
 from mage_async.completion import Completion, Prompt
-from mage_async.errors import PolicyError, RunError
+from mage_async.errors import ContextFull, PolicyError, RunError
 from mage_async.policy_version import policy_per_token
 
 pytestmark = pytest.mark.timeout(600)
@@ -105,7 +105,7 @@ def test_a_prompt_that_cannot_be_served_fails_alone(served: Served) -> None:
     bad, long, good = served.run(main())
     assert isinstance(bad, RunError)
     assert "token ids from 5 to 100000, but the model knows 0 to 511" in str(bad)
-    assert isinstance(long, RunError)
+    assert isinstance(long, ContextFull)
     assert "a prompt of 1024 tokens does not fit" in str(long)
     assert isinstance(good, Completion)
 
