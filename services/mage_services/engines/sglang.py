@@ -4,10 +4,6 @@ The process (`sglang_process.py`) answers single requests. Here a turn is one re
 weights go to it one version after the other, and a process that has died is followed by another,
 with the newest weights, which plays the interrupted turns again from their prompts.
 
-    task     waits for                     then
-    keep     the process's next message    settles turns and loads; after its end, starts another
-    watch    the clock                     kills a process that owes an answer for too long
-
     queue      filled by                             emptied by            bounded by
     held       complete, while nothing may be asked  Serving, Loaded       trials
     warming    complete, where an equal prompt is    Began or Drew of      trials
@@ -16,70 +12,28 @@ with the newest weights, which plays the interrupted turns again from their prom
 """
 
 import asyncio
-import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
-import numpy as np
-
 from mage_async.completion import Completion, Prompt, check_prompt
 from mage_async.config import Engine as EngineRules
 from mage_async.errors import PolicyError, RunError, TurnLost
 from mage_async.inference.statistics import Statistics
-from mage_async.policy_version import VersionRun
-from mage_async.served_contexts import Opened, ServedContexts
-from mage_async.served_turn import Piece, ServedTurn
+from mage_async.served_contexts import ServedContexts
+from mage_async.served_turn import ServedTurn
 from mage_services.engines import sglang_messages as say
-from mage_services.engines.sglang_arguments import chosen
-from mage_services.engines.sglang_child import SglangChild
+from mage_services.engines.sglang_arguments import chosen, vocabulary
+from mage_services.engines.sglang_keeper import EVERYTHING, Keeper
+from mage_services.engines.sglang_turns import Asked, WantedWeights, piece_of, settle
 from mage_services.engines.sglang_versions import installed
 from mage_services.engines.warming import Warming
-from mage_services.process import ticks
 
-START_S = 600.0
-"""From the process's start to its first word: imports, the model, graphs."""
-WATCH_S = 1.0
 MAX_DEATHS_OF_A_TURN = 3
 """A turn under way in so many deaths may be their cause, and is given up."""
 MAX_DEATHS_OF_A_LOAD = 2
-BACK_OFF_S = 0.5
-"""Before the second start in a row; doubled for each further one, up to a minute."""
-
-
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """A turn and who waits for it."""
-
-    turn: ServedTurn
-    future: asyncio.Future[Completion]
-    opened: Opened | None = None
-    """None until it is first asked."""
-    key_version: int = 0
-    rid: str = ""
-    """Of the request under way; empty while there is none."""
-    is_warm: bool = False
-    """Somebody has computed an equal prompt."""
-    num_deaths: int = 0
-    """Processes that died while it was under way."""
-
-    def place(self) -> tuple[int, bytes]:
-        """Where keys of its prompt would be found."""
-        return self.key_version, self.turn.prompt.tokens.tobytes()
-
-
-@dataclass(slots=True, eq=False)
-class _Weights:
-    """A version on disk, and who waits for it."""
-
-    version: int
-    path: Path
-    future: asyncio.Future[None]
-    num_deaths: int = 0
-    """Processes that died while they loaded it."""
 
 
 class SglangEngine:
@@ -109,40 +63,38 @@ class SglangEngine:
         silence_s: float,
     ) -> None:
         installed()
-        self._vocabulary = _vocabulary(directory)
+        self._vocabulary = vocabulary(directory)
         self._arguments = chosen(rules, directory, dtype=dtype, has_gpu=has_gpu)
         self._seed = seed
         self._directory, self._rules = directory, rules
-        self._max_deaths, self._silence_s = max_deaths, silence_s
+        self._silence_s = silence_s
+        self._keeper = Keeper(
+            self._start, self._hear, self._die, threads=rules.threads, max_deaths=max_deaths
+        )
         self._tasks = asyncio.TaskGroup()
-        self._keeper: asyncio.Task[None] | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._child: SglangChild | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._facts: asyncio.Future[str] | None = None
         self._is_open = False
         """Requests may be sent: a process serves, and loads nothing."""
-        self._loading: _Weights | None = None
-        self._loads: list[_Weights] = []
+        self._loading: WantedWeights | None = None
+        self._loads: list[WantedWeights] = []
         self._served = -1
         """The version the process draws with."""
         self._wanted: tuple[int, Path] = (0, directory)
         """The newest weights that were loaded."""
         self._contexts = ServedContexts()
         self._busy: set[str] = set()
-        self._held: list[_Asked] = []
-        self._running: dict[str, _Asked] = {}
-        self._warming: Warming[_Asked] = Warming()
-        self._owed: dict[str, float] = {}
-        """When an answer was asked for: of aborted requests by id, of a load or start as ""."""
-        self._num_deaths = 0
+        self._held: list[Asked] = []
+        self._running: dict[str, Asked] = {}
+        self._warming: Warming[Asked] = Warming()
         self._totals: dict[str, float] = dict.fromkeys(Statistics.__slots__, 0)
         self._busy_since, self._busy_s = 0.0, 0.0
-        self.num_restarts = 0
 
     async def complete(self, prompt: Prompt) -> Completion:
         """Draw a completion. Cancellation aborts it; the context keeps what was computed."""
         self._check(prompt)
-        asked = _Asked(ServedTurn(prompt, self._rules.max_tokens), self._promise())
+        asked = Asked(ServedTurn(prompt, self._rules.max_tokens), self._promise())
         self._busy.add(prompt.context)
         self._ask(asked)
         try:
@@ -158,7 +110,7 @@ class SglangEngine:
         Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a
         PolicyError, and leaves the old ones.
         """
-        weights = _Weights(version, path, self._promise())
+        weights = WantedWeights(version, path, self._promise())
         self._loads.append(weights)
         self._go_on()
         await weights.future
@@ -186,15 +138,20 @@ class SglangEngine:
     @property
     def pid(self) -> int | None:
         """Process id of the engine's process, while there is one."""
-        return None if self._child is None else self._child.pid
+        return self._keeper.pid
+
+    @property
+    def num_restarts(self) -> int:
+        """Processes that were started after the first."""
+        return self._keeper.num_restarts
 
     async def __aenter__(self) -> Self:
         """Begin to start; who asks waits until it serves."""
         await self._tasks.__aenter__()
         self._facts = asyncio.get_running_loop().create_future()
-        self._keeper = self._tasks.create_task(self._keep(), name="sglang")
-        self._keeper.add_done_callback(self._fail_waiting)
-        self._watcher = self._tasks.create_task(self._watch(), name="watch sglang")
+        self._keeping = self._tasks.create_task(self._keeper.keep(), name="sglang")
+        self._keeping.add_done_callback(self._fail_waiting)
+        self._watching = self._tasks.create_task(self._keeper.watch(), name="watch sglang")
         return self
 
     async def __aexit__(
@@ -204,97 +161,59 @@ class SglangEngine:
         trace: TracebackType | None,
     ) -> None:
         """End. A failure of the block is raised as it is, one of the engine as a group."""
-        assert self._keeper is not None
-        assert self._watcher is not None
-        self._keeper.cancel()
-        self._watcher.cancel()
+        assert self._keeping is not None
+        assert self._watching is not None
+        self._keeping.cancel()
+        self._watching.cancel()
         is_cancelled = isinstance(error, asyncio.CancelledError)
         await self._tasks.__aexit__(*((kind, error, trace) if is_cancelled else (None,) * 3))
 
-    async def _keep(self) -> None:
-        """Keep a process running. Cancellation kills it.
+    def _start(self, number: int) -> say.Start:
+        """What the process with this number serves; each draws from a stream of its own."""
+        arguments = {"random_seed": (self._seed + number) % 2**31} | self._arguments
+        return say.Start(directory=str(self._directory), arguments=arguments, version=0)
 
-        Raises:
-            RunError: it cannot be started, or dies again and again.
-        """
-        while True:
-            why = await self._live()
-            self._num_deaths += 1
-            if self._num_deaths > self._max_deaths or not self._has_served:
-                raise RunError(f"SGLang's process {why}; what it printed is in this process's log")
-            self.num_restarts += 1
-            if self._num_deaths > 1:
-                await asyncio.sleep(min(60.0, BACK_OFF_S * 2 ** (self._num_deaths - 2)))
-
-    async def _live(self) -> str:
-        """One process from its start to its end; says how that came."""
-        child = self._child = await SglangChild.start(self._rules.threads)
-        self._owed[""] = time.monotonic() + START_S
-        try:
-            seed = (self._seed + self.num_restarts) % 2**31  # another stream for each process
-            arguments = {"random_seed": seed} | self._arguments
-            child.send(say.Start(directory=str(self._directory), arguments=arguments, version=0))
-            why = await self._converse(child)
-        finally:
-            child.kill()
-            self._child = None
-            self._die()
-            ended = await child.wait()
-        return why or ended
-
-    async def _converse(self, child: SglangChild) -> str:
-        """Settle what the process says until it ends; the reason it gave, if any."""
-        why = ""
-        while (message := await child.receive()) is not None:
-            match message:
-                case say.Serving():
-                    self._serve(message)
-                case say.Began():
-                    self._lead(self._running.get(message.rid), is_warm=True)
-                case say.Drew():
-                    self._take(message)
-                case say.Refused():
-                    self._refuse(message)
-                case say.Loaded():
-                    self._take_loaded(message)
-                case say.Failed():
-                    why = f"failed: {message.reason}"
-                case _:
-                    raise RunError(f"an actor cannot take {type(message).__name__} of its engine")
-        return why
-
-    @property
-    def _has_served(self) -> bool:
-        return self._facts is not None and self._facts.done()
+    def _hear(self, message: say.Message) -> None:
+        match message:
+            case say.Serving():
+                self._serve(message)
+            case say.Began():
+                self._lead(self._running.get(message.rid), is_warm=True)
+            case say.Drew():
+                self._take(message)
+            case say.Refused():
+                self._refuse(message)
+            case say.Loaded():
+                self._take_loaded(message)
+            case _:
+                raise RunError(f"an actor cannot take {type(message).__name__} of its engine")
 
     def _serve(self, message: say.Serving) -> None:
         assert self._facts is not None
         if not self._facts.done():
             self._facts.set_result(message.facts)
         self._served = 0
-        self._owed.pop("", None)
         self._go_on()
 
     def _go_on(self) -> None:
         """Load what is to be loaded, or else ask what is held back."""
-        if self._child is None or self._served < 0 or self._loading is not None:
+        if self._served < 0 or self._loading is not None:
             return
         if self._loads:
             self._begin_load(self._loads[-1])
         elif self._served != self._wanted[0]:
             version, path = self._wanted
-            self._begin_load(_Weights(version, path, self._promise()))
+            self._begin_load(WantedWeights(version, path, self._promise()))
         elif not self._is_open:
             self._is_open = True
             held, self._held = self._held, []
             for asked in held:
                 self._submit(asked)
 
-    def _begin_load(self, weights: _Weights) -> None:
-        assert self._child is not None
+    def _begin_load(self, weights: WantedWeights) -> None:
         self._is_open, self._loading = False, weights
-        self._owed[""] = time.monotonic() + self._rules.turn_deadline_s
-        self._child.send(
+        self._keeper.owe(EVERYTHING, self._rules.turn_deadline_s)
+        self._keeper.send(
             say.Load(version=weights.version, path=str(weights.path), interrupts=self._interrupts)
         )
 
@@ -306,7 +225,7 @@ class SglangEngine:
         """The newest load settles those before it: nobody wants older weights any more."""
         weights, self._loading = self._loading, None
         assert weights is not None
-        self._owed.pop("", None)
+        self._keeper.paid(EVERYTHING)
         self._served = message.version
         index = self._loads.index(weights) + 1 if weights in self._loads else 0
         settled, self._loads = [weights, *self._loads[:index]], self._loads[index:]
@@ -317,32 +236,30 @@ class SglangEngine:
             self._totals["num_loads"] += 1
             self._totals["stall_s"] += message.stall_s
         for one in settled:
-            _settle(one.future, PolicyError(message.error) if message.error else None)
+            settle(one.future, PolicyError(message.error) if message.error else None)
         self._go_on()
 
-    def _ask(self, asked: _Asked) -> None:
+    def _ask(self, asked: Asked) -> None:
         if self._is_open:
             self._submit(asked)
         else:
             self._held.append(asked)
 
-    def _submit(self, asked: _Asked) -> None:
+    def _submit(self, asked: Asked) -> None:
         """Send a turn's next request, unless an equal prompt is being read."""
-        assert self._child is not None
         if asked.future.done():
             return
         self._name_keys(asked)
-        assert asked.opened is not None
-        is_cold = not asked.is_warm and not asked.opened.num_known
+        is_cold = asked.is_cold
         if is_cold and not self._warming.enter(asked.place(), asked):
             return
         asked.rid = uuid4().hex
         if not self._running:
             self._busy_since = time.perf_counter()
         self._running[asked.rid] = asked
-        self._child.send(self._draw(asked, is_cold))
+        self._keeper.send(asked.request(says_when_it_began=is_cold))
 
-    def _name_keys(self, asked: _Asked) -> None:
+    def _name_keys(self, asked: Asked) -> None:
         prompt = asked.turn.prompt
         if asked.opened is None:
             asked.opened = self._contexts.open(prompt, self._served)
@@ -350,41 +267,26 @@ class SglangEngine:
         else:
             asked.key_version = self._contexts.reopen(prompt, self._served)
 
-    def _draw(self, asked: _Asked, is_cold: bool) -> say.Draw:
-        sampling = asked.turn.prompt.sampling
-        return say.Draw(
-            rid=asked.rid,
-            tokens=asked.turn.tokens().astype(np.int32).tobytes(),
-            key=f"v{asked.key_version}",
-            max_tokens=asked.turn.budget(),
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            stop_tokens=sampling.stop_tokens,
-            seed=asked.turn.prompt.seed,
-            says_when_it_began=is_cold,
-        )
-
     def _take(self, message: say.Drew) -> None:
         """A request has ended: its turn is done, or goes on."""
-        self._owed.pop(message.rid, None)
+        self._keeper.paid(message.rid)
         asked = self._end(message.rid)
         if asked is None:
             return
         if message.is_aborted and not (self._loading and self._interrupts):
-            _settle(asked.future, RunError(f"{_name(asked)}: SGLang gave the request up"))
+            settle(asked.future, RunError(f"{asked.name()}: SGLang gave the request up"))
             return
         try:
-            asked.turn.receive(_piece(message, asked.key_version))
+            asked.turn.receive(piece_of(message, asked.key_version))
         except RunError as error:
-            _settle(asked.future, error)
+            settle(asked.future, error)
             return
         if asked.turn.is_done:
             self._deliver(asked)
         else:
             self._ask(asked)
 
-    def _end(self, rid: str) -> _Asked | None:
+    def _end(self, rid: str) -> Asked | None:
         """A request is no longer under way; whose it was."""
         asked = self._running.pop(rid, None)
         if asked is not None:
@@ -394,7 +296,7 @@ class SglangEngine:
             asked.rid = ""
         return asked
 
-    def _lead(self, asked: _Asked | None, *, is_warm: bool) -> None:
+    def _lead(self, asked: Asked | None, *, is_warm: bool) -> None:
         """Those who waited for this one may be asked."""
         if asked is None:
             return
@@ -403,16 +305,16 @@ class SglangEngine:
             self._ask(other)
 
     def _refuse(self, message: say.Refused) -> None:
-        self._owed.pop(message.rid, None)
+        self._keeper.paid(message.rid)
         asked = self._end(message.rid)
         if asked is not None:
-            _settle(asked.future, RunError(f"{_name(asked)}: SGLang refuses it: {message.reason}"))
+            settle(asked.future, RunError(f"{asked.name()}: SGLang refuses it: {message.reason}"))
 
-    def _deliver(self, asked: _Asked) -> None:
+    def _deliver(self, asked: Asked) -> None:
         assert asked.opened is not None
         completion = asked.turn.completion(asked.opened)
         self._contexts.close(asked.turn.prompt, completion.tokens)
-        self._num_deaths = 0
+        self._keeper.cheer()
         for name, value in {
             "num_completions": 1,
             "num_prompt_tokens": len(asked.turn.prompt.tokens),
@@ -425,17 +327,17 @@ class SglangEngine:
         if not asked.future.done():
             asked.future.set_result(completion)
 
-    def _give_up(self, asked: _Asked) -> None:
+    def _give_up(self, asked: Asked) -> None:
         """Nobody waits for this turn any more."""
         if asked in self._held:
             self._held.remove(asked)
-        if asked.rid and self._child is not None:
+        if asked.rid:
             rid = asked.rid
             del self._running[rid]
             if not self._running:
                 self._busy_s += time.perf_counter() - self._busy_since
-            self._owed[rid] = time.monotonic() + self._silence_s
-            self._child.send(say.Abort(rid=rid))
+            self._keeper.owe(rid, self._silence_s)
+            self._keeper.send(say.Abort(rid=rid))
             self._lead(asked, is_warm=False)
 
     def _die(self) -> None:
@@ -448,14 +350,13 @@ class SglangEngine:
         for asked in interrupted:
             asked.num_deaths += 1
             if asked.num_deaths == MAX_DEATHS_OF_A_TURN:
-                reason = f"{_name(asked)}: SGLang died {asked.num_deaths} times while it was drawn"
-                _settle(asked.future, TurnLost(reason))
+                reason = f"{asked.name()}: SGLang died {asked.num_deaths} times while it was drawn"
+                settle(asked.future, TurnLost(reason))
         self._held = [*interrupted, *waiting, *self._held]
         for asked in self._held:
             asked.turn.restart()
             asked.rid, asked.is_warm = "", False
         self._running.clear()
-        self._owed.clear()
         newest = self._loads[-1].version if self._loads else self._wanted[0]
         self._contexts.lose_keys(newest)
 
@@ -468,15 +369,7 @@ class SglangEngine:
         if weights.num_deaths == MAX_DEATHS_OF_A_LOAD:
             self._loads.remove(weights)
             reason = f"{weights.path}: SGLang died {weights.num_deaths} times as it loaded them"
-            _settle(weights.future, PolicyError(reason))
-
-    async def _watch(self) -> None:
-        """Kill a process that owes an answer for too long; requests under a load owe nothing."""
-        async for _ in ticks(WATCH_S):
-            now, is_loading = time.monotonic(), "" in self._owed
-            owed = [self._owed[""]] if is_loading else list(self._owed.values())
-            if self._child is not None and any(due < now for due in owed):
-                self._child.kill()
+            settle(weights.future, PolicyError(reason))
 
     def _check(self, prompt: Prompt) -> None:
         if prompt.context in self._busy:
@@ -486,7 +379,7 @@ class SglangEngine:
         check_prompt(prompt, max_tokens=self._rules.max_tokens, vocabulary=self._vocabulary)
 
     def _promise(self) -> asyncio.Future[Any]:
-        if self._keeper is None or self._keeper.done():
+        if self._keeping is None or self._keeping.done():
             raise RunError("the engine does not run: use it inside its `async with`")
         return asyncio.get_running_loop().create_future()
 
@@ -498,45 +391,7 @@ class SglangEngine:
         futures: list[asyncio.Future[Any]] = [one.future for one in asked]
         futures += [one.future for one in self._loads]
         for future in futures:
-            _settle(future, reason)
+            settle(future, reason)
         assert self._facts is not None
         if not self._facts.done():
             self._facts.cancel()
-
-
-def _piece(message: say.Drew, key_version: int) -> Piece:
-    """What a request drew, with the versions of its tokens and of the keys they may have read."""
-    runs = tuple(
-        VersionRun(start, version, min(key_version, version), message.provenance)
-        for start, version in message.spans
-    )
-    return Piece(
-        np.frombuffer(message.tokens, np.int32),
-        np.frombuffer(message.logprobs, np.float32),
-        runs,
-        message.num_cached,
-        message.is_aborted,
-    )
-
-
-def _vocabulary(directory: Path) -> int:
-    """How many token ids a model knows."""
-    try:
-        config = json.loads((directory / "config.json").read_text())
-        return (config.get("text_config") or config)["vocab_size"]
-    except (OSError, ValueError, KeyError) as error:
-        raise PolicyError(f"{directory}: no config.json with a vocab_size: {error}") from error
-
-
-def _name(asked: _Asked) -> str:
-    return f"context {asked.turn.prompt.context!r}"
-
-
-def _settle(future: asyncio.Future[Any], error: BaseException | None) -> None:
-    """Give a result or a failure to one who still waits."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

@@ -7,12 +7,13 @@ What is chosen here, and what `engine.server` says over it:
     without a GPU                PyTorch's own attention and sampling, no graphs
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mage_async.config import Engine as EngineRules
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, PolicyError
 
 _RENAMED = {
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
@@ -44,6 +45,19 @@ def chosen(rules: EngineRules, directory: Path, *, dtype: str, has_gpu: bool) ->
         "log_level": "error",
     }
     return own | machine | dict(rules.server)
+
+
+def vocabulary(directory: Path) -> int:
+    """How many token ids a model knows.
+
+    Raises:
+        PolicyError: its directory does not say it.
+    """
+    try:
+        config = json.loads((directory / "config.json").read_text())
+        return (config.get("text_config") or config)["vocab_size"]
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"{directory}: no config.json with a vocab_size: {error}") from error
 
 
 def known_names(arguments: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
