@@ -124,7 +124,7 @@ def victim(engine: SglangEngine, number: int) -> int:
     return max(children, key=lambda child: sum(child.cpu_times()[:2])).pid
 
 
-async def attack(config: Config, policy: Path, kills: int) -> dict[str, object]:
+async def attack(config: Config, policy: Path, kills: int, minutes: float) -> dict[str, object]:
     """Play, kill, and count."""
     source, recovery_s = random.Random(0), list[float]()
     engine = make_engine(config, policy, "actor-0")
@@ -134,7 +134,10 @@ async def attack(config: Config, policy: Path, kills: int) -> dict[str, object]:
         for number in range(AT_ONCE):
             tasks.create_task(game.play(), name=f"player {number}")
         await until_completions(engine, 1)
+        last = time.monotonic() + 60 * minutes
         for number in range(kills):
+            if time.monotonic() > last:
+                break
             if number % 3 == 2:
                 await publisher.publish()
             await until_completions(engine, source.randrange(1, 200))
@@ -147,7 +150,7 @@ async def attack(config: Config, policy: Path, kills: int) -> dict[str, object]:
         game.is_over = True
     runs = [run for trial in game.finished for part in trial.segments for run in part.versions]
     return {
-        "kills": kills,
+        "kills": len(recovery_s),
         "restarts": engine.num_restarts,
         "begun": game.num_begun,
         "finished": len(game.finished),
@@ -166,13 +169,14 @@ def main() -> None:
     """Run the attack and write its figures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--minutes", type=float, default=60.0, help="no kill after these")
     given = parser.parse_args()
     config = config_file.load(config_file.find(None), list(SETTINGS))
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy"
         words = [*environment_of(config).facts.words, *WORDS]
         build_tiny(config.policy.tiny, words, config.seed, policy)
-        figures = asyncio.run(attack(config, policy, given.kills))
+        figures = asyncio.run(attack(config, policy, given.kills, given.minutes))
     for name, value in figures.items():
         print(f"{name:18} {value}")
     write_baseline("sglang_kills", figures)
