@@ -15,25 +15,24 @@ SHAPES = ((4000, 64, 320), (2048, 256, 32_000))
 """Tokens, width, vocabulary."""
 
 
-def measure_laptop(rounds: int) -> dict[str, Any]:
-    """Forward and backward in fp32 of ours, of the single pass, and of three plain lines."""
-    found = {}
-    for num_tokens, width, vocabulary in SHAPES:
-        case = Case(num_tokens, width, vocabulary, "flat", 0.0)
-        repeats = rounds * 3 if vocabulary < 1000 else max(3, rounds // 3)
-        data = make_data(case, "cpu", torch.float32)
-        ways = {
-            "torch, plain": partial(step, plain, data),
-            "ours, linear_logprob": partial(step, ours, data),
-            "ours, single pass": partial(single_pass, data),
-        }
-        print(case.name())
-        times = timings(ways, device="cpu", rounds=repeats)
-        for name, timing in times.items():
-            print(timing.line(name))
-        found[case.name()] = {name: timing.figures() for name, timing in times.items()}
-        found[case.name()] |= measure_loss(case, "cpu", repeats)
-    return found
+def measure_laptop(shape: tuple[int, int, int], rounds: int) -> dict[str, Any]:
+    """Forward and backward in fp32 of ours, of the single pass, and of three plain lines; then the
+    learner's loss.
+    """
+    case = Case.flat(*shape)
+    repeats = rounds * 3 if case.vocabulary < 1000 else max(3, rounds // 3)
+    data = make_data(case, "cpu", torch.float32)
+    ways = {
+        "torch, plain": partial(step, plain, data),
+        "ours, linear_logprob": partial(step, ours, data),
+        "ours, single pass": partial(single_pass, data),
+    }
+    print(case.name())
+    times = timings(ways, device="cpu", rounds=repeats)
+    for name, timing in times.items():
+        print(timing.line(name))
+    found = {name: timing.figures() for name, timing in times.items()}
+    return found | measure_loss(case, "cpu", repeats)
 
 
 def ours(hidden: torch.Tensor, head: torch.Tensor, tokens: torch.Tensor, _: torch.Tensor):

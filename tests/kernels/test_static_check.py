@@ -53,6 +53,17 @@ def test_every_kernel_file_is_checked(static_check) -> None:
     assert checked == files
 
 
+@pytest.mark.parametrize("spilled_bytes", [0, 8])
+def test_one_fault_fails_the_check(
+    static_check, monkeypatch: pytest.MonkeyPatch, spilled_bytes: int
+) -> None:
+    found = static_check.Resources(171, spilled_bytes, 0, num_wgmma=4, num_tma=6)
+    monkeypatch.setattr(static_check, "compiled_resources", lambda _: found)
+    lines: list[str] = []
+    assert static_check.report(lines.append) is (not spilled_bytes)
+    assert lines[-1] == f"static check: {'FAILED' if spilled_bytes else 'passed'}"
+
+
 def run_compiled(*command: str) -> subprocess.CompletedProcess[str]:
     """In a process where Triton compiles instead of interpreting."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
