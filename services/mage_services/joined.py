@@ -14,7 +14,6 @@ starts anew, is waited for; what was fetched and played is kept meanwhile.
 
 import argparse
 import asyncio
-import os
 import secrets
 import signal
 import socket
@@ -285,5 +284,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()
