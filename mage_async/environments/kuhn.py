@@ -116,6 +116,8 @@ class Kuhn(Environment):
 
     def stake(self, member: str) -> float:
         """What a chip earns against a member."""
+        if self._stakes == 1.0:
+            return 1.0
         players = next(each for each in self._splits.values() if self._player(member) in each)
         place = players.index(self._player(member)) * _STRIDE % len(players)
         return self._stakes ** (place / max(1, len(players) - 1))
