@@ -2,7 +2,7 @@
 
 `python bench/sglang_truth.py`, with the python of an environment that has SGLang (`tests/sglang`,
 whose small models these are), from the root of a checkout; two to four minutes, most of them
-SGLang's start. The last line is the verdict; exit status 1 where a figure misses its bound.
+SGLang's start (what a publication costs says `publish.py`). The last line is the verdict; exit status 1 where a figure misses its bound.
 
     logprob_gap        largest |engine - transformers| at equal version, nats
     stale_gap          the same after new weights, where the rule of the cache forbids old keys:
@@ -83,7 +83,6 @@ def under_fire(served: Served, policies: Policies) -> dict[str, Any]:
     """Publications while players draw."""
     served.publish(policies.speller)
     completions: list[Completion] = []
-    stalls: list[float] = []
     num_asked = 0
     is_over = asyncio.Event()
 
@@ -97,9 +96,7 @@ def under_fire(served: Served, policies: Policies) -> dict[str, Any]:
     async def publish() -> None:
         for _ in range(PUBLICATIONS):
             served.version += 1
-            before = served.engine.statistics().stall_s
             await served.engine.load(served.version, policies.speller(served.version))
-            stalls.append(served.engine.statistics().stall_s - before)
             await served.engine.complete(prompt(f"after {served.version}", words(0, 5), 2))
         is_over.set()
 
@@ -126,10 +123,6 @@ def under_fire(served: Served, policies: Policies) -> dict[str, Any]:
         "tokens": len(tagged),
         "turns_lost": num_asked - len(completions),
         "tokens_wrong": sum(token != word_of(version) for token, version in tagged),
-        "stall_ms": {
-            "p50": 1e3 * float(np.quantile(stalls, 0.5)),
-            "p99": 1e3 * float(np.quantile(stalls, 0.99)),
-        },
     }
 
 
