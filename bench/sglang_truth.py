@@ -2,7 +2,8 @@
 
 `python bench/sglang_truth.py`, with the python of an environment that has SGLang (`tests/sglang`,
 whose small models these are), from the root of a checkout; two to four minutes, most of them
-SGLang's start (what a publication costs says `publish.py`). The last line is the verdict; exit status 1 where a figure misses its bound.
+SGLang's start. What a publication costs says `publish.py`. The last line is the verdict; exit
+status 1 where a figure misses its bound.
 
     logprob_gap        largest |engine - transformers| at equal version, nats
     stale_gap          the same after new weights, where the rule of the cache forbids old keys:
