@@ -75,6 +75,5 @@ def _environment(threads: int) -> dict[str, str]:
         "MAGE_ENGINE_PARENT": str(os.getpid()),
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
-        "TQDM_DISABLE": "1",  # SGLang draws a bar for every update
         "OMP_NUM_THREADS": str(threads),
     }
