@@ -19,6 +19,13 @@ _CLASSES = {
     "sokoban": "mage_async.environments.sokoban:Sokoban",
     "tictactoe": "mage_async.environments.tictactoe:TicTacToe",
 }
+_EXTRAS = {
+    "alfworld": "mage_async.environments.alfworld_games:AlfWorld",
+    "textarena": "mage_async.environments.textarena_games:TextArena",
+    "textworld": "mage_async.environments.textworld_games:TextWorld",
+}
+"""On engines that have to be installed too: `pip install 'mage_async[textworld]'`."""
+_KNOWN = _CLASSES | _EXTRAS
 _ADVICE = "inherit mage_async.environments.environment.Environment and see what it asks for"
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PROTOCOL = (
@@ -35,8 +42,13 @@ _PROTOCOL = (
 
 
 def names() -> tuple[str, ...]:
-    """Names of the environments that are shipped."""
+    """Names of the environments that are shipped and need nothing else."""
     return tuple(_CLASSES)
+
+
+def extras() -> tuple[str, ...]:
+    """Names of those on engines that have to be installed too, by extras of the same names."""
+    return tuple(_EXTRAS)
 
 
 def load(name: str, **options: Any) -> Environment:
@@ -45,9 +57,9 @@ def load(name: str, **options: Any) -> Environment:
     Raises:
         ConfigError: there is none, it does not follow the protocol, or has no such option.
     """
-    if name not in _CLASSES and ":" not in name:
+    if name not in _KNOWN and ":" not in name:
         raise ConfigError(_unknown(name))
-    found = _find(name, _CLASSES.get(name, name))
+    found = _find(name, _KNOWN.get(name, name))
     _check_protocol(name, found)
     _check_options(name, found, options)
     environment = found(**options)
@@ -57,9 +69,9 @@ def load(name: str, **options: Any) -> Environment:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), _CLASSES, n=2)
+    near = difflib.get_close_matches(name.lower(), _KNOWN, n=2)
     hint = f" (did you mean {' or '.join(f'`{match}`' for match in near)}?)" if near else ""
-    known = ", ".join(_CLASSES)
+    known = ", ".join(_KNOWN)
     return f"no environment {name!r}{hint}; there are {known}, or your own class as `module:Class`"
 
 

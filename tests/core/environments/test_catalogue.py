@@ -11,7 +11,7 @@ from mage_async.environments.rps import Rps
 from mage_async.environments.scout import Scout
 from mage_async.errors import ConfigError
 
-KNOWN = ", ".join(catalogue.names()) + ", or your own class as `module:Class`"
+KNOWN = ", ".join(catalogue.names() + catalogue.extras()) + ", or your own class as `module:Class`"
 
 
 class Quiet(Rps):

@@ -1,5 +1,6 @@
 """One test for all environments: each is played against the facts it declares."""
 
+import importlib.util
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,6 +33,16 @@ ENVIRONMENTS = {
     "kuhn archetypes": catalogue.load("kuhn", opponents="archetypes"),
     "kuhn again": catalogue.load("kuhn", opponents="contrasts", hands=2, redeals=False),
     "tictactoe": catalogue.load("tictactoe"),
+}
+OPTIONAL = {
+    "textarena": {"game": "GuessTheNumber-v0", "games": 40},
+    "textworld": {"games": 8},
+}
+"""Environments of engines that may not be installed; `test_text_engines.py` says so."""
+ENVIRONMENTS |= {
+    name: catalogue.load(name, **options)
+    for name, options in OPTIONAL.items()
+    if importlib.util.find_spec(name)
 }
 CLOSED = {name: each for name, each in ENVIRONMENTS.items() if not each.facts.has_open_text}
 SPLITS: tuple[Split, ...] = ("train", "heldout")

@@ -16,7 +16,8 @@ from mage_async.trajectory import Task
 
 FOLDER = Path(__file__).parent / "golden"
 NUM_EPISODES = 3
-# Members without a search by sampling: that one's luck is the C++ library's.
+# Members without a search by sampling: that one's luck is the C++ library's. Nor are there games of
+# engines that may not be installed: their text is theirs.
 TASKS = {
     "rps": [("seq-rock-paper-scissors", 1, 0), ("lose-paper", 2, 0), ("beat-rock", 3, 0)],
     "scout": [("red-blue-gold", 6, 0), ("green-green-red", 4, 0)],

@@ -1,0 +1,174 @@
+"""Engines of others: TextArena and TextWorld, where they are installed."""
+
+import importlib.util
+import json
+import random
+import sys
+
+import pytest
+
+from mage_async.environments import catalogue
+from mage_async.environments.alfworld_problems import NEEDS, Household
+from mage_async.environments.environment import Environment
+from mage_async.environments.text_games import OwnLuck, TextPlay
+from mage_async.environments.textarena_games import ACTIONS
+from mage_async.errors import ConfigError
+from mage_async.trajectory import Task
+
+
+def needs(engine: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec(engine) is None
+    return pytest.mark.skipif(missing, reason=f"{engine} is not installed: the extra [{engine}]")
+
+
+def begin(environment: Environment, member: str = "game-3") -> TextPlay:
+    play = environment.begin(Task(environment.facts.name, member, 0), 0)
+    assert isinstance(play, TextPlay)
+    return play
+
+
+def finish(play: TextPlay, seed: int) -> list[str]:
+    source, said = random.Random(seed), []
+    while legal := play.legal_actions():
+        said.append(play.act(source.choice(legal)).observation)
+    return said
+
+
+@pytest.mark.parametrize("name", catalogue.extras())
+def test_an_engine_that_is_not_there_is_named_with_its_extra(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"pip install 'mage_async\[{name}\]'"):
+        catalogue.load(name)
+
+
+def test_an_engine_has_luck_of_its_own() -> None:
+    luck, drawn = OwnLuck(3), []
+    outside = random.getstate()
+    for _ in range(3):
+        with luck:
+            drawn.append(random.random())
+        assert random.getstate() == outside
+    with OwnLuck(3):
+        assert [random.random() for _ in range(3)] == drawn
+
+
+@pytest.mark.parametrize(
+    ("game", "message"),
+    [
+        ("Wordle-v0", "fetches word lists from the network"),
+        ("Debate-v0", "asks a judge over the network"),
+        ("Chess-v0", "is not on the list of games that were tried; there are FifteenPuzzle-v0"),
+    ],
+)
+def test_games_that_need_a_network_are_refused(game: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        catalogue.load("textarena", game=game)
+
+
+@needs("textarena")
+@pytest.mark.parametrize("game", ACTIONS)
+def test_every_allowed_game_is_played_and_begins_again_alike(game: str) -> None:
+    environment = catalogue.load("textarena", game=game)
+    first, again = begin(environment), begin(environment)
+    assert first.observation == again.observation
+    assert len(first.observation) > 100
+    assert finish(first, 1) == finish(again, 1)
+    assert 0.0 <= first.earned <= 1.0
+
+
+@needs("textarena")
+def test_a_code_that_was_broken_is_broken_again() -> None:
+    environment = catalogue.load("textarena", game="Mastermind-v0")
+    play = begin(environment)
+    while not play.earned:
+        play = begin(environment)
+        finish(play, random.getrandbits(30))
+    code, play = play.done[-1], begin(environment)
+    outcome = play.act(code)
+    assert (outcome.reward, outcome.is_done) == (1.0, True) or play.earned < 1.0
+
+
+@needs("textarena")
+def test_what_a_game_does_not_understand_is_not_told_to_it() -> None:
+    play = begin(catalogue.load("textarena", game="GuessTheNumber-v0", turns=2))
+    outcome = play.act("seven")
+    assert (outcome.observation, outcome.is_valid, outcome.reward) == ("invalid", False, 0.0)
+    assert play.act("seven").observation == "invalid over"
+
+
+@needs("textworld")
+def test_a_text_adventure_pays_each_step_of_its_score_once() -> None:
+    environment = catalogue.load("textworld", games=8)
+    play = begin(environment)
+    assert "-= Bedroom =-" in play.observation
+    assert "$" not in play.observation
+    first = play.act("open chest drawer")
+    assert first.reward == pytest.approx(1 / 7)
+    play.act("close chest drawer")
+    assert play.act("open chest drawer").reward == 0.0
+
+
+@needs("textworld")
+@pytest.mark.slow
+@pytest.mark.parametrize("challenge", ["tw-coin_collector", "tw-treasure_hunter", "tw-cooking"])
+def test_every_challenge_is_made_and_played(challenge: str) -> None:
+    environment = catalogue.load("textworld", challenge=challenge, games=8)
+    assert finish(begin(environment), 2) == finish(begin(environment), 2)
+
+
+@needs("alfworld")
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_every_kind_of_household_task_is_made_and_solved_as_the_planner_says(tmp_path) -> None:
+    import textworld
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+
+    household, solved = Household(), {}
+    plans = household.plans()
+    for number in range(40):
+        source = random.Random(number)
+        problem = household.problem(source.choice(plans), source)
+        if problem["kind"] in solved:
+            continue
+        file = tmp_path / f"{number}.tw-pddl"
+        file.write_text(json.dumps(problem))
+        wanted = textworld.EnvInfos(won=True, policy_commands=True)
+        game = textworld.start(str(file), wanted, wrappers=[AlfredDemangler()])
+        state = game.reset()
+        commands = state["policy_commands"]
+        for command in commands:
+            state, _, _ = game.step(command)
+        solved[problem["kind"]] = bool(commands) and state["won"]
+    assert solved == dict.fromkeys(NEEDS, True)
+
+
+@needs("alfworld")
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_household_begins_again_alike_and_rooms_of_the_splits_differ() -> None:
+    environment = catalogue.load("alfworld", games=8, turns=3)
+    first, again = begin(environment), begin(environment)
+    assert first.observation == again.observation
+    assert "Your task is to: " in first.observation
+    assert finish(first, 1) == finish(again, 1)
+    assert environment.family("game-3") in NEEDS
+
+
+@needs("alfworld")
+@pytest.mark.slow
+def test_a_folder_of_ones_own_is_read(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"fewer than two solvable game.tw-pddl .* in train"):
+        catalogue.load("alfworld", data=str(tmp_path))
+    household = Household()
+    for number, part in enumerate(("train", "train", "valid_seen", "valid_unseen")):
+        folder = tmp_path / part / f"pick_and_place_simple-{number}" / "trial"
+        folder.mkdir(parents=True)
+        problem = household.problem("FloorPlan1", random.Random(number)) | {"solvable": True}
+        (folder / "game.tw-pddl").write_text(json.dumps(problem))
+    environment = catalogue.load("alfworld", data=str(tmp_path), turns=2)
+    member = environment.members("heldout")[0]
+    assert member == "valid_seen/pick_and_place_simple-2/trial"
+    assert environment.family(member) == "pick_and_place_simple"
+    assert "Your task is to: " in begin(environment, member).observation
