@@ -177,8 +177,8 @@ def test_an_episode_has_deals_of_its_own_or_the_first_ones_again(redeals: bool) 
 
 @pytest.mark.parametrize("member", [*ARCHETYPES_HELDOUT, *CONTRASTS_HELDOUT], ids=str)
 def test_hindsight_is_the_best_of_all_ways_to_play_a_deal_again(member: Player) -> None:
-    kuhn, total, num_seeds = Kuhn("archetypes", 1, False), 0.0, 3000
-    kuhn._players[member.name] = member
+    opponents = "contrasts" if member in CONTRASTS_HELDOUT else "archetypes"
+    kuhn, total, num_seeds = Kuhn(opponents, 1, redeals=False), 0.0, 2000
     for seed in range(num_seeds):
         task = Task("kuhn", member.name, seed, seed % 2)
         total += max(_played(kuhn, task, plan) for plan in itertools.product((0, 1), repeat=2))
