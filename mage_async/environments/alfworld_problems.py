@@ -32,7 +32,7 @@ _TRAITS = {
     "Cleanable": "cleanable",
     "Toggleable": "toggleable",
 }
-_LAMP = "DeskLamp"
+_LAMP, _UNDER_LAMPS = "DeskLamp", ("Desk", "SideTable", "Dresser", "Shelf", "CoffeeTable")
 _NUM_OBJECTS = 12
 _MOST_TRIES = 60
 
@@ -44,7 +44,8 @@ class Room:
     receptacles: dict[str, str]
     """Kinds by name."""
     objects: tuple[str, ...]
-    """Kinds."""
+    """Kinds of what can be carried."""
+    has_lamp: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,9 @@ class Household:
             receptacles[name] = last if is_basin else first
         kinds = json.loads((layouts / f"{plan}-objects.json").read_text())
         held = set().union(*self._holds.values())
-        return Room(receptacles, tuple(sorted(set(kinds) & held - set(receptacles.values()))))
+        carried = tuple(sorted(set(kinds) & held - set(receptacles.values())))
+        has_lamp = _LAMP in kinds and bool(set(_UNDER_LAMPS) & set(receptacles.values()))
+        return Room(receptacles, carried, has_lamp)
 
     def _goal(self, room: Room, kind: str, source: random.Random) -> _Goal | None:
         """A goal of a kind that the room has the things for, if the drawn one is such."""
@@ -109,7 +112,7 @@ class Household:
         if fit and (thing not in self._fit[fit] or by not in places):
             return None
         if kind == "look_at_obj_in_light":
-            return _Goal(kind, thing, "") if _LAMP in room.objects and thing != _LAMP else None
+            return _Goal(kind, thing, "") if room.has_lamp else None
         holding = [place for place in places if thing in self._holds.get(place, ())]
         return _Goal(kind, thing, source.choice(holding)) if len(holding) > 1 else None
 
@@ -150,13 +153,13 @@ class Household:
         """Kind and receptacle by name; the goal's objects are not where they have to go."""
         num = min(_NUM_OBJECTS, len(room.objects))
         kinds = [*source.sample(room.objects, num), *[goal.thing] * 2]
-        kinds += [_LAMP] if goal.kind == "look_at_obj_in_light" and _LAMP not in kinds else []
+        kinds += [_LAMP] if room.has_lamp else []
         things = {}
         for number, kind in enumerate(kinds, 1):
             places = [
                 name
                 for name, place in room.receptacles.items()
-                if kind in self._holds.get(place, ())
+                if (kind in self._holds.get(place, ()) or (kind == _LAMP and place in _UNDER_LAMPS))
                 and not (kind == goal.thing and place == goal.place)
             ]
             if places:
