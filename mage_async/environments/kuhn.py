@@ -13,6 +13,8 @@ from mage_async.environments.kuhn_opponents import (
     CONTRASTS_TRAIN,
     FAMILY_HELDOUT,
     FAMILY_TRAIN,
+    MAGE_HELDOUT,
+    MAGE_TRAIN,
     Player,
 )
 from mage_async.environments.kuhn_play import (
@@ -29,12 +31,13 @@ from mage_async.environments.openspiel import engine
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 
-Opponents = Literal["family", "archetypes", "contrasts"]
+Opponents = Literal["family", "archetypes", "contrasts", "mage"]
 
 _SPLITS: dict[Opponents, dict[Split, tuple[Player, ...]]] = {
     "family": {"train": FAMILY_TRAIN, "heldout": FAMILY_HELDOUT},
     "archetypes": {"train": ARCHETYPES_TRAIN, "heldout": ARCHETYPES_HELDOUT},
     "contrasts": {"train": CONTRASTS_TRAIN, "heldout": CONTRASTS_HELDOUT},
+    "mage": {"train": MAGE_TRAIN, "heldout": MAGE_HELDOUT},
 }
 
 _STRIDE = 5  # neighbours in a split are alike, and shall not have like stakes
@@ -54,8 +57,9 @@ class Kuhn(Environment):
 
     Args:
         opponents: `family`, all 32 that always do the same with a card and call with what beats
-            what they call with; `contrasts`, 16 such whose best answers differ most; or
-            `archetypes`, 14 named ones.
+            what they call with; `contrasts`, 16 such whose best answers differ most;
+            `archetypes`, 14 named ones; or `mage`, the three of MAGE's code, with its greedy
+            equilibrium and a drawn one held out.
         hands: of an episode.
         redeals: whether each episode has deals of its own. Without, a trial repeats its first
             episode's, with the opponent's luck in them, as LaMer and MAGE restart a game.

@@ -117,3 +117,15 @@ ARCHETYPES_HELDOUT = (
     _archetype("passive", (0, 0, 0), (0, 1, 1)),
     _archetype("semi", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)),
 )
+
+MAGE_TRAIN = (
+    _archetype("conservative", (0, 0, 1), (0, 0, 1)),
+    _archetype("aggressive", (1, 1, 1), (0, 1, 1)),
+    _archetype("intermediate", (0, 1, 1), (0, 0, 1)),
+)
+"""The population of MAGE's code (arXiv 2603.03680)."""
+CFR_GREEDY = Player(
+    "cfr-greedy", "cfr-greedy", Style((0, 0, 1), (0, 1, 1)), Style((0, 0, 1), (0, 0, 1))
+)
+"""What MAGE's code validates against: the likeliest move of a solved equilibrium, always."""
+MAGE_HELDOUT = (CFR_GREEDY, NASH)

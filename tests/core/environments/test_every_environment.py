@@ -30,6 +30,7 @@ ENVIRONMENTS = {
         "openspiel", game="hex(board_size=3)", heldout=["mcts-30", "mcts-50"], restart="new"
     ),
     "kuhn": catalogue.load("kuhn"),
+    "kuhn mage": catalogue.load("kuhn", opponents="mage"),
     "kuhn archetypes": catalogue.load("kuhn", opponents="archetypes"),
     "kuhn again": catalogue.load("kuhn", opponents="contrasts", hands=2, redeals=False),
     "tictactoe": catalogue.load("tictactoe"),

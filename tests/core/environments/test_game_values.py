@@ -13,7 +13,7 @@ import pyspiel
 import pytest
 
 from mage_async.environments.environment import Chance
-from mage_async.environments.kuhn_opponents import Player, Style
+from mage_async.environments.kuhn_opponents import CFR_GREEDY, MAGE_TRAIN, Player
 from mage_async.environments.kuhn_values import best_response
 from mage_async.environments.openspiel_policies import Table, best_value, equilibrium
 from mage_async.environments.tictactoe_opponents import mover, weights
@@ -25,17 +25,7 @@ PREFERRED = [
 ]
 
 
-def player(name: str, bets: tuple, calls: tuple) -> Player:
-    return Player(name, name, Style(bets, calls), Style(bets, calls))
-
-
-CONSERVATIVE = player("conservative", (0, 0, 1), (0, 0, 1))
-AGGRESSIVE = player("aggressive", (1, 1, 1), (0, 1, 1))
-INTERMEDIATE = player("intermediate", (0, 1, 1), (0, 0, 1))
-CFR_GREEDY = Player(
-    "cfr-greedy", "cfr-greedy", Style((0, 0, 1), (0, 1, 1)), Style((0, 0, 1), (0, 0, 1))
-)
-EVERYONE = (CONSERVATIVE, AGGRESSIVE, INTERMEDIATE, CFR_GREEDY)
+CONSERVATIVE, AGGRESSIVE, INTERMEDIATE = MAGE_TRAIN
 MIXTURE = (CONSERVATIVE,) * 3 + (AGGRESSIVE,) * 3 + (INTERMEDIATE,) * 4
 
 

@@ -144,7 +144,7 @@ def test_unknown_opponents_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         Kuhn("experts")  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "kuhn: `opponents` must be 'family', 'archetypes' or 'contrasts', got 'experts'"
+        "kuhn: `opponents` must be 'family', 'archetypes', 'contrasts' or 'mage', got 'experts'"
     )
     with pytest.raises(ConfigError, match="`hands` must be a whole number from 1, got 0"):
         Kuhn(hands=0)
