@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FIRST_WORD_S = 60.0
-"""Imports take a while; after a child's first line, `silence_s` counts."""
+FIRST_WORD_S = 180.0
+"""Imports take a while on a busy machine; after a child's first line, `silence_s` counts."""
 NOTICE_S = 4.0
 """A child beats every second; it is said to be silent after so long, long before it is killed."""
 STALL_S = 1.0
