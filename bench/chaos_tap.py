@@ -28,12 +28,13 @@ WAYS = ("twice", "late", "short", "flipped", "cut")
 
 @dataclass
 class Mischief:
-    """Harms a share of all messages."""
+    """Harms a share of all messages but the first of a connection, which nobody says again."""
 
     share: float
     source: random.Random
     done: Counter[str] = field(default_factory=Counter)
     _late: dict[int, list[bytes]] = field(default_factory=dict)
+    _seen: Counter[int] = field(default_factory=Counter)
 
     def harm(self, line: int, message: list[bytes]) -> Iterator[list[bytes]]:
         """What goes on instead of a message of one line; the line ends where it raises.
@@ -41,7 +42,9 @@ class Mischief:
         Raises: ConnectionError
         """
         late = self._late.pop(line, None)
-        way = self.source.choice(WAYS) if self.source.random() < self.share else ""
+        self._seen[line] += 1
+        is_harmed = self._seen[line] > 1 and self.source.random() < self.share
+        way = self.source.choice(WAYS) if is_harmed else ""
         self.done[way or "none"] += 1
         match way:
             case "late" if late is None:
