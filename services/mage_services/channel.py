@@ -115,8 +115,9 @@ class LearnerChannel:
             self._links.look()
             taken = take_now(self._socket)
             if taken is None:
-                await readable(self._poller)
                 self._links.idle()
+                await readable(self._poller)
+                self._links.look_at_once()
                 continue
             identity, *frames = taken
             peer = identity.bytes.decode("latin-1")

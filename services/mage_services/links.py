@@ -13,10 +13,13 @@ from zmq.utils.monitor import parse_monitor_message
 from mage_async.errors import PeerRefused
 from mage_services.door import Door
 from mage_services.lobby import Lobby
-from mage_services.sockets import cut
+from mage_services.sockets import bytes_brought, cut
+from mage_services.unfinished import Unfinished
 
 _EVERY_MESSAGES = 32
 """How often to look at events under a flood of messages."""
+_COUNT_S = 0.5
+"""Between two looks at how much connections have brought."""
 _FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -31,7 +34,8 @@ class LearnerLinks:
 
     def __init__(self, made: zmq.asyncio.Socket, door: Door, lobby: Lobby) -> None:
         self._socket, self._door, self._lobby = made, door, lobby
-        self._countdown = 0
+        self._countdown, self._next_count = 0, 0.0
+        self._unfinished = Unfinished()
         self.monitor = _monitor(made, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED)
 
     def look(self) -> None:
@@ -48,8 +52,9 @@ class LearnerLinks:
 
     def spoke(self, identity: zmq.Frame) -> None:
         """A message has come, with the frame that says from whom."""
-        if self._lobby:
-            self._lobby.spoke(identity.get(zmq.SRCFD))
+        connection = identity.get(zmq.SRCFD)
+        self._lobby.spoke(connection)
+        self._unfinished.finished(connection)
 
     def cut(self, identity: zmq.Frame, *, now: float) -> None:
         """End the connection that a message came from, and bar its key."""
@@ -62,16 +67,29 @@ class LearnerLinks:
         """Before the socket is closed."""
         _close(self._socket, self.monitor)
 
-    def idle(self) -> None:
-        """Nothing is there to receive: look at once."""
+    def look_at_once(self) -> None:
+        """Something has happened."""
         self._countdown = 0
+
+    def idle(self) -> None:
+        """Nothing is there to receive: count what is under way, now and then."""
+        now = time.monotonic()
+        if now < self._next_count:
+            return
+        self._next_count = now + _COUNT_S
+        for connection in self._unfinished.connections():
+            if self._unfinished.brought(connection, bytes_brought(connection)):
+                cut(connection)
+                self._door.turned_away("a message that did not end")
 
     def _take(self, kind: int, value: int, address: str, now: float) -> None:
         if kind == zmq.EVENT_ACCEPTED and address.startswith("tcp://"):
+            self._unfinished.arrived(value)
             for connection in self._lobby.arrived(value, now=now):
                 cut(connection)
         elif kind == zmq.EVENT_DISCONNECTED:
             self._lobby.left(value)
+            self._unfinished.left(value)
         elif kind & _FAILED and kind != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the gate counts those
             self._door.turned_away("a handshake that failed: no keys, or those of another learner")
 

@@ -12,6 +12,7 @@ from mage_services.door import (
     Verdict,
 )
 from mage_services.lobby import MAX_STRANGERS, PATIENCE_S, Lobby
+from mage_services.unfinished import MAX_BYTES, Unfinished
 
 SLOW = Allowance(messages=Rate(10, 20), bytes=Rate(10_000, 10_000), malformed=Rate(1, 3))
 
@@ -159,3 +160,20 @@ def test_a_descriptor_that_is_used_again_is_a_new_connection() -> None:
     lobby.arrived(7, now=0.0)
     lobby.arrived(7, now=PATIENCE_S)
     assert lobby.overdue(now=PATIENCE_S + 1) == []
+
+
+def test_a_connection_whose_message_does_not_end_is_ended() -> None:
+    watched = Unfinished()
+    watched.arrived(7)
+    assert not watched.brought(7, MAX_BYTES)
+    assert watched.brought(7, MAX_BYTES + 1)
+    assert watched.num_ended == 1
+    assert not watched.connections()
+
+
+def test_a_connection_whose_messages_end_may_bring_any_number_of_bytes() -> None:
+    watched = Unfinished()
+    watched.arrived(7)
+    for number in range(1, 10):
+        watched.finished(7)
+        assert not watched.brought(7, number * MAX_BYTES)
