@@ -95,6 +95,11 @@ def _check_sending(config: Config) -> None:
             'transport.weights = "nccl" sends the newest weights only; with admission.lag = '
             f'{config.admission.lag} set transport.weights = "disk" or "tensor"'
         )
+    if config.transport.keys:
+        raise ConfigError(
+            'transport.weights = "nccl" reaches engines of this machine only; for actors of others '
+            'set transport.weights = "disk"'
+        )
     if not config.learner.device.startswith("cuda"):
         return
     if config.engine.kind == "embedded":

@@ -72,6 +72,7 @@ def test_too_few_contexts_for_a_group_are_refused() -> None:
     ("changes", "sentence"),
     [
         (["transport.weights=nccl", "admission.lag=1"], "sends the newest weights only"),
+        (["transport.weights=nccl", "transport.keys=keys"], "engines of this machine only"),
         (["transport.weights=nccl", "learner.device=cuda:0"], "needs engines on GPUs"),
         (
             ["transport.weights=nccl", "learner.device=cuda:1", "engine.kind=sglang"],
