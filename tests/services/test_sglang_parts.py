@@ -73,6 +73,8 @@ MESSAGES: list[say.Message] = [
         seed=2**63 - 1,
     ),
     say.Began(rid="a"),
+    say.Prepare(version=4, path="/w"),
+    say.Prepared(),
     nothing("a"),
     say.Refused(rid="a", reason="too long"),
     say.Abort(rid="a"),

@@ -30,7 +30,10 @@ from mage_services.engines.sglang_keeper import EVERYTHING, Keeper
 from mage_services.engines.sglang_turns import Asked, WantedWeights, piece_of, settle
 from mage_services.engines.sglang_versions import installed
 from mage_services.engines.warming import Warming
+from mage_services.weight_group import is_manifest
 
+PREPARED = "prepared"
+"""Among answers that are owed; ids of requests are longer."""
 MAX_DEATHS_OF_A_TURN = 3
 """A turn under way in so many deaths may be their cause, and is given up."""
 MAX_DEATHS_OF_A_LOAD = 2
@@ -79,6 +82,8 @@ class SglangEngine:
         """Requests may be sent: a process serves, and loads nothing."""
         self._loading: WantedWeights | None = None
         self._loads: list[WantedWeights] = []
+        self._ready: asyncio.Future[None] | None = None
+        """Of a file that is being read while turns are drawn."""
         self._served = -1
         """The version the process draws with."""
         self._wanted: tuple[int, Path] = (0, directory)
@@ -110,6 +115,7 @@ class SglangEngine:
         Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a
         PolicyError, and leaves the old ones.
         """
+        await self._have_ready(version, path)
         weights = WantedWeights(version, path, self._promise())
         self._loads.append(weights)
         self._go_on()
@@ -183,6 +189,9 @@ class SglangEngine:
                 self._take(message)
             case say.Refused():
                 self._refuse(message)
+            case say.Prepared():
+                self._keeper.paid(PREPARED)
+                self._take_ready()
             case say.Loaded():
                 self._take_loaded(message)
             case _:
@@ -209,6 +218,25 @@ class SglangEngine:
             held, self._held = self._held, []
             for asked in held:
                 self._submit(asked)
+
+    async def _have_ready(self, version: int, path: Path) -> None:
+        """Have a file read while turns are drawn, so that new ones wait less. Weights that are sent
+        are not: who asks for them has to take them. Returns too when the process dies meanwhile.
+
+        Cancellation leaves them read in vain.
+        """
+        if not self._is_open or self._ready is not None or is_manifest(path):
+            return
+        self._ready = self._promise()
+        self._keeper.owe(PREPARED, self._rules.turn_deadline_s)
+        self._keeper.send(say.Prepare(version=version, path=str(path)))
+        await asyncio.shield(self._ready)
+
+    def _take_ready(self) -> None:
+        """What was being read is there, or never will be."""
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            settle(ready, None)
 
     def _begin_load(self, weights: WantedWeights) -> None:
         self._is_open, self._loading = False, weights
@@ -343,6 +371,7 @@ class SglangEngine:
     def _die(self) -> None:
         """The process has ended, and with it every key and what was being drawn."""
         self._blame_load()
+        self._take_ready()
         self._is_open, self._served = False, -1
         if self._running:
             self._busy_s += time.perf_counter() - self._busy_since

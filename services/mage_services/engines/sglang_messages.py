@@ -7,6 +7,8 @@
                      <-   Began, where it was asked for, with the first token
                      <-   Drew, or Refused
     Abort            ->                      its Draw ends with Drew
+    Prepare          ->
+                     <-   Prepared                while tokens are drawn
     Load             ->
                      <-   Loaded
 
@@ -106,6 +108,17 @@ class Abort(Fields):
     rid: str
 
 
+class Prepare(Fields):
+    """Do all of a Load that can be done while tokens are drawn; the Load follows."""
+
+    version: int
+    path: str
+
+
+class Prepared(Fields):
+    """The answer to a Prepare; what was wrong, if anything, the Load's answer says."""
+
+
 class Load(Fields):
     """Draw with other weights from here on."""
 
@@ -126,7 +139,20 @@ class Loaded(Fields):
     """From the pause to its end: nothing was drawn."""
 
 
-Message = Start | Serving | Failed | Draw | Began | Drew | Refused | Abort | Load | Loaded
+Message = (
+    Start
+    | Serving
+    | Failed
+    | Draw
+    | Began
+    | Drew
+    | Refused
+    | Abort
+    | Prepare
+    | Prepared
+    | Load
+    | Loaded
+)
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 

@@ -7,6 +7,7 @@ longer than the actor; SGLang's own children no longer than it.
 task        waits for                           then
 serve       the actor's next message            starts a request, aborts one, begins a load
 draw RID    its reply                           sends it
+prepare     a file of weights                   has them ready, while tokens are drawn
 load        the requests that it interrupts,    changes the weights, lets everything go on
             then the weights
 """
@@ -19,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,6 +75,8 @@ class Server:
         self._manager, self._send, self._says_spans = manager, send, says_spans
         self._version, self._good = version, directory
         self._loader, self._layout = Loader(manager), layout(directory)
+        self._ready: tuple[int, str, Update] | None = None
+        """A version and path, and what is left to do of their load."""
         self._running: dict[str, _Running] = {}
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
@@ -85,6 +89,8 @@ class Server:
                         self._running[message.rid] = _Running(task, [(0, self._version)])
                     case say.Abort():
                         self._abort(message.rid)
+                    case say.Prepare():
+                        tasks.create_task(self._prepare(message), name="prepare")
                     case say.Load():
                         tasks.create_task(self._load(message), name="load")
                     case _:
@@ -123,11 +129,23 @@ class Server:
             running.is_aborted = True
             self._manager.abort_request(rid=rid)
 
+    async def _prepare(self, ask: say.Prepare) -> None:
+        """Have an update ready; where that fails, the load will say why."""
+        with suppress(PolicyError):
+            self._ready = ask.version, ask.path, await self._update_of(ask)
+        self._send(say.Prepared())
+
+    async def _update_of(self, ask: say.Prepare | say.Load) -> Update:
+        ready, self._ready = self._ready, None
+        if ready is not None and ready[:2] == (ask.version, ask.path):
+            return ready[2]
+        await asyncio.to_thread(self._check, Path(ask.path))
+        return await self._loader.prepare(ask.version, Path(ask.path))
+
     async def _load(self, ask: say.Load) -> None:
         """Change the weights while nothing is drawn; says how long nothing was."""
         try:
-            await asyncio.to_thread(self._check, Path(ask.path))
-            update = await self._loader.prepare(ask.version, Path(ask.path))
+            update = await self._update_of(ask)
         except PolicyError as error:
             self._send(say.Loaded(version=self._version, error=str(error), stall_s=0.0))
             return
