@@ -1,12 +1,12 @@
 """Does it learn to learn? Whole runs of the shipped configurations against their thresholds.
 
     python bench/learning.py [--seeds 0 1 2] [--only quickstart scout kuhn …]
-        [--run-dir DIR] [--parallel 1] [--actors 4]
+        [--run-dir DIR] [--parallel 1] [--actors 4] [--only-report]
 
 Every run is `python -m mage_async.launch` in a process of its own, without the warm-start cache;
 wall time includes everything. With a DIR the runs stay there, and one that has been measured is not
-run again. Prints one table, writes one JSON (of `--only`, one of its own), and exits with status 1
-where a threshold is missed.
+run again; `--only-report` runs none and takes those there are. Prints one table, writes one JSON
+(of `--only`, one of its own), and exits with status 1 where a threshold is missed.
 """
 
 import argparse
@@ -142,8 +142,8 @@ GAPS = {("quickstart", "single episode"): 0.30, ("kuhn", "kuhn, single episode")
 
 def run(case: Case, seed: int, folder: Path, actors: int) -> Summary:
     """One whole run; its summary. One that is in the folder is not run again."""
-    run_dir = folder / f"{case.name}-{seed}".replace(",", "").replace(" ", "_")
-    if not (run_dir / "evaluation.json").exists():
+    run_dir = _run_dir(case, seed, folder)
+    if not _is_measured(run_dir):
         shutil.rmtree(run_dir, ignore_errors=True)  # it was interrupted
         command = [sys.executable, "-m", "mage_async.launch", "--config", case.config]
         command += ["--actors", str(actors), "--seed", str(seed), "--run-dir", str(run_dir)]
@@ -163,10 +163,11 @@ def main() -> None:
             (case.name, seed): pool.submit(run, case, seed, folder, given.actors)
             for case in cases
             for seed in given.seeds
+            if not given.only_report or _is_measured(_run_dir(case, seed, folder))
         }
-        summaries = {
-            case.name: [runs[case.name, seed].result() for seed in given.seeds] for case in cases
-        }
+        summaries: dict[str, dict[int, Summary]] = {case.name: {} for case in cases}
+        for (name, seed), ended in runs.items():
+            summaries[name][seed] = ended.result()
     rows = [row for case in cases for row in _rows(case, summaries[case.name])]
     rows += _gaps(summaries)
     for row in rows:
@@ -177,6 +178,14 @@ def main() -> None:
     sys.exit(not all(row["ok"] for row in rows))
 
 
+def _run_dir(case: Case, seed: int, folder: Path) -> Path:
+    return folder / f"{case.name}-{seed}".replace(",", "").replace(" ", "_")
+
+
+def _is_measured(run_dir: Path) -> bool:
+    return (run_dir / "evaluation.json").exists()
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -184,20 +193,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, help="where the runs stay, and are found again")
     parser.add_argument("--parallel", type=int, default=1, help="runs side by side")
     parser.add_argument("--actors", type=int, default=4, help="of each run")
+    parser.add_argument("--only-report", action="store_true", help="of the runs there are")
     return parser.parse_args()
 
 
-def _rows(case: Case, summaries: list[Summary]) -> list[dict[str, Any]]:
+def _rows(case: Case, summaries: dict[int, Summary]) -> list[dict[str, Any]]:
     made = []
     for check, (measure, holds) in case.checks.items():
-        values = [measure(summary) for summary in summaries]
+        values = [measure(summary) for summary in summaries.values()]
         made.append(
             {"case": case.name, "check": check, "values": values, "ok": all(map(holds, values))}
         )
     return made
 
 
-def _gaps(summaries: dict[str, list[Summary]]) -> list[dict[str, Any]]:
+def _gaps(summaries: dict[str, dict[int, Summary]]) -> list[dict[str, Any]]:
     """How far single-episode RL stays below in held-out episode 3: seed by seed, then their mean.
 
     A seed's gap has to be above the 95 % interval of its two evaluations, the mean's above that of
@@ -205,10 +215,12 @@ def _gaps(summaries: dict[str, list[Summary]]) -> list[dict[str, Any]]:
     """
     made = []
     for (name, control), least in GAPS.items():
-        if not {name, control} <= summaries.keys():
+        one, other = summaries.get(name, {}), summaries.get(control, {})
+        pairs = [(one[seed], other[seed]) for seed in one if seed in other]
+        if not pairs:
             continue
-        pairs = list(zip(summaries[name], summaries[control], strict=True))
-        gaps = [_episode_3("heldout")(meta) - _episode_3("heldout")(one) for meta, one in pairs]
+        measure = _episode_3("heldout")
+        gaps = [measure(meta) - measure(alone) for meta, alone in pairs]
         widths = [math.hypot(*(_width(summary) for summary in pair)) for pair in pairs]
         ok = min(gaps) >= least and all(gap > w for gap, w in zip(gaps, widths, strict=True))
         check = f"held-out episode 3 below {name} >= {least:.2f}"
