@@ -91,6 +91,11 @@ STUDIES = (
         (("sync 0, ppo, lag 4", "sync 0, decoupled, lag 4"),),
     ),
     Study(
+        "four actors",
+        ("--rules slots sync --bounds 1 --corrections decoupled --actors 4 --parallel 1",),
+        (("slots 1, decoupled", "sync 0, decoupled"),),
+    ),
+    Study(
         "kuhn",
         (
             "--config kuhn --rules sync --bounds 0 --corrections decoupled --lags 0 4 8",
@@ -125,7 +130,7 @@ def _ablation(study: Study, options: argparse.Namespace) -> Ablation:
     folder = options.run_dir / study.name.replace(" ", "_")
     seeds = " ".join(map(str, options.seeds))
     common = f"--run-dir {folder} --seeds {seeds} --parallel {options.parallel}"
-    parts = [read_ablation(f"{each} {common}".split()) for each in study.matrices]
+    parts = [read_ablation(f"{common} {each}".split()) for each in study.matrices]
     configs = {cell: config for part in parts for cell, config in part.configs.items()}
     ordered = dict(sorted(configs.items(), key=lambda item: (item[0].seed, item[0].setting)))
     return replace(parts[0], configs=ordered, title=study.name, for_s=options.for_s)
