@@ -5,6 +5,7 @@
     chaos.py --kills 20 --roles learner --deterministic    weights bit for bit as undisturbed
     chaos.py --recovery 10                from a kill to the next committed step, by role
     chaos.py --kills 8 --frames 0.004     messages doubled, reordered, cut, bits flipped
+    chaos.py --kills 8 --disk 8           the journal on a disk of 8 MiB that is full now and then
 
 Moments, victims and harm follow from `--seed`. A killed supervisor is started again with
 `--resume`; before that the journal's tail is torn as by a power cut: behind the last record that
@@ -15,6 +16,7 @@ that jumps by a day, back and forth. A tap on the sockets writes down what peers
 """
 
 import argparse
+import atexit
 import json
 import os
 import random
@@ -25,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +68,7 @@ SMALL = (
 BOTH = ("supervision.max_restarts=100000",)
 RETURN = 0.65
 """What the quickstart has to reach, killed or not."""
+MOUNTS = "MAGE_CHAOS_MOUNTS"
 LOOK_S = 0.02
 AHEAD = 2
 """The next kill waits while the run is so many steps behind its share."""
@@ -81,6 +85,11 @@ class Victim:
         self.run.checkpoints.mkdir()
         self.run.config.write_text(config_file.dump(self.config))
         self.source = random.Random(given.seed)
+        self.num_full = 0
+        if given.disk:
+            self.run.journal.mkdir()
+            small = ("mount", "-t", "tmpfs", "-o", f"size={given.disk}m", "tmpfs")
+            subprocess.run([*small, str(self.run.journal)], check=True)
         sockets = Path(tempfile.mkdtemp(prefix="mage-tap-"))
         mischief = Mischief(given.frames, random.Random(given.seed)) if given.frames else None
         self.tap = Tap(sockets / "tap", self.run.root / "sockets" / "work", mischief)
@@ -92,7 +101,9 @@ class Victim:
         self.stops: Counter[str] = Counter()
         self.torn: list[int] = []
         self._stopped: list[tuple[float, int]] = []
+        self._full_until = 0.0
         self.process = self._start()
+        atexit.register(lambda: self.process.poll() is None and self.process.terminate())
 
     @property
     def steps(self) -> int:
@@ -127,12 +138,26 @@ class Victim:
             self.stops[role] += 1
             self._stopped.append((time.monotonic() + seconds, pid))
 
+    def fill(self, seconds: float) -> None:
+        """Leave no space beside the journal; `look` takes the filler away when the time is over."""
+        self.num_full += 1
+        self._full_until = time.monotonic() + seconds
+        with self._filler.open("wb", buffering=0) as out, suppress(OSError):
+            while True:
+                out.write(bytes(1024))
+
+    @property
+    def _filler(self) -> Path:
+        return self.run.journal / "filler"
+
     def look(self) -> None:
         """Let a moment pass; stopped processes go on when it is time.
 
         Raises: SystemExit: the run ended badly.
         """
         self._continue()
+        if self._filler.exists() and time.monotonic() >= self._full_until:
+            self._filler.unlink()
         if self.process.poll() not in (None, 0):
             self.give_up(f"the run ended with {self.process.returncode}")
         time.sleep(LOOK_S)
@@ -225,6 +250,8 @@ def attack(victim: Victim, given: Any) -> None:
                 print(f"the run was over after {number} kills: too few steps")
                 return
             victim.look()  # it is being started again
+        if given.disk and number % 2:
+            victim.fill(source.uniform(0.5, 3.0))
         if given.stop_s and source.random() < 0.25:
             victim.stop(source.choice(given.roles), source.uniform(0.1, given.stop_s))
         if number % 10 == 9:
@@ -278,6 +305,10 @@ def settings_of(given: Any) -> list[str]:
 def main() -> None:
     """Attack, account, replay, and say the verdict."""
     given = _arguments()
+    if given.disk and MOUNTS not in os.environ:  # mounts of our own, which nobody else sees
+        os.environ[MOUNTS] = "own"
+        os.execvp("unshare", ["unshare", "-rm", sys.executable, *sys.argv])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     folder, settings = Path(tempfile.mkdtemp(prefix="mage-chaos-")), settings_of(given)
     actors = given.actors or (4 if given.quickstart else 2)
     plain = None
@@ -302,6 +333,7 @@ def main() -> None:
         "settings": settings,
         "kills": dict(victim.kills),
         "stops": dict(victim.stops),
+        "times_full": victim.num_full,
         "torn_bytes": victim.torn,
         "harmed_messages": dict(victim.tap.mischief.done) if victim.tap.mischief else {},
         "messages": victim.tap.num_messages,
@@ -342,6 +374,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quickstart", action="store_true", help="attack a whole quickstart")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--frames", type=float, default=0.0, metavar="SHARE")
+    parser.add_argument("--disk", type=int, default=0, metavar="MIB", help="of the journal")
     parser.add_argument("--clock", action="store_true")
     parser.add_argument("--stop-s", type=float, default=6.0, help="longest SIGSTOP; 0: none")
     parser.add_argument("--gap-s", type=float, default=1.5, help="longest time between two kills")

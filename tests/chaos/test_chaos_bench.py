@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.slow  # whole runs
+MAY_MOUNT = shutil.which("unshare") and not subprocess.call(["unshare", "-rm", "true"])
 BENCH = Path(__file__).parents[2] / "bench" / "chaos.py"
 
 
@@ -22,6 +23,13 @@ def attack(*arguments: str) -> str:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="the jumping clock needs a C compiler")
 def test_a_run_whose_processes_are_killed_under_a_clock_that_jumps_loses_nothing() -> None:
     said = attack("--kills", "5", "--steps", "14", "--clock", "--stop-s", "1", "--seed", "1")
+    assert said.splitlines()[-1] == "nothing was lost"
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="needs mount namespaces")
+def test_a_journal_whose_disk_is_full_now_and_then_loses_nothing() -> None:
+    arguments = ("--kills", "3", "--steps", "10", "--roles", "actor", "learner", "--stop-s", "0")
+    said = attack(*arguments, "--disk", "4", "--seed", "2")
     assert said.splitlines()[-1] == "nothing was lost"
 
 
