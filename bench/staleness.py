@@ -161,7 +161,8 @@ def _read(study: Study, ablation: Ablation) -> dict[str, Any]:
 def _summed(values: list[float]) -> dict[str, float]:
     mean, half = interval(values)
     error = standard_error(values)
-    return {"mean": mean, "half_width_95": half, "standard_error": error, "seeds": len(values)}
+    known = {"mean": mean, "half_width_95": half, "standard_error": error, "seeds": len(values)}
+    return {name: value for name, value in known.items() if math.isfinite(value)}
 
 
 def _said(values: list[float]) -> str:
