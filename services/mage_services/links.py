@@ -13,7 +13,7 @@ from zmq.utils.monitor import parse_monitor_message
 from mage_async.errors import PeerRefused
 from mage_services.door import Door
 from mage_services.lobby import Lobby
-from mage_services.sockets import bytes_brought, cut
+from mage_services.sockets import bytes_brought, cut, take_now
 from mage_services.unfinished import Unfinished
 
 _EVERY_MESSAGES = 32
@@ -146,26 +146,30 @@ class PeerLink:
         return False
 
 
-def _monitor(made: zmq.asyncio.Socket, events: int) -> zmq.Socket:
+def _monitor(made: zmq.asyncio.Socket, events: int) -> zmq.asyncio.Socket:
+    """A socket that gets the events of another.
+
+    It stays registered with the loop while it lives. A blocking one would be registered anew for
+    every wait, and now and then such a wait was never woken again.
+    """
     address = f"inproc://monitor.{id(made)}"
     made.monitor(address, events)
-    monitor = made.context.socket(zmq.PAIR, socket_class=zmq.Socket)
+    monitor = made.context.socket(zmq.PAIR)
     monitor.setsockopt(zmq.LINGER, 0)
     monitor.connect(address)
     return monitor
 
 
-def _next(monitor: zmq.Socket) -> tuple[int, int, str] | None:
+def _next(monitor: zmq.asyncio.Socket) -> tuple[int, int, str] | None:
     """Kind, value and address of the next event, if there is one."""
-    try:
-        frames = monitor.recv_multipart(zmq.DONTWAIT)
-    except zmq.Again:
+    frames = take_now(monitor)
+    if frames is None:
         return None
-    event = parse_monitor_message(frames)
+    event = parse_monitor_message([frame.bytes for frame in frames])
     return int(event["event"]), int(event["value"]), event["endpoint"].decode()
 
 
-def _close(made: zmq.asyncio.Socket, monitor: zmq.Socket) -> None:
+def _close(made: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket) -> None:
     if not monitor.closed:
         made.disable_monitor()
         monitor.close()
