@@ -60,7 +60,7 @@ def test_where_the_time_of_each_process_went_is_known(finished: tuple[Path, str]
     learner = json.loads((finished[0] / "learner.json").read_text())
     evaluation = json.loads((finished[0] / "evaluation.json").read_text())
     booked = learner["blocked_s"]
-    assert {"learner", "actor-0"} <= set(booked)  # so short a run may end before it is evaluated
+    assert "learner" in booked  # so short a run may end before anybody else has spoken
     known = learner["warm_start_s"] + learner["train_s"]
     assert sum(booked["learner"].values()) == pytest.approx(known, rel=0.2, abs=2.0)
     life = sum(evaluation["blocked_s"].values())

@@ -309,7 +309,7 @@ def test_a_killed_learner_is_started_again_and_its_peers_live_on(site: Site) -> 
 def test_an_actor_that_did_not_hear_the_learners_goodbye_is_ended_after_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "LEAVE_S", 0.1)
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", 3.0)  # enough to begin a life in
     site.plan("actor-0", "lives")
     site.supervise()
     assert site.view.restarts() == []
