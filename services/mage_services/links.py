@@ -138,7 +138,8 @@ class PeerLink:
                 "`actor.key`, or has just refused this actor for its rate"
             )
         self._num_failed += kind != zmq.EVENT_DISCONNECTED
-        if self._num_failed >= MAX_FAILED_HANDSHAKES:
+        is_over = kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # zmq does not connect again
+        if is_over or self._num_failed >= MAX_FAILED_HANDSHAKES:
             raise PeerRefused(
                 f"{self._address} ends every connection in the handshake: no mage learner listens "
                 "there, it has another `learner.key`, or only one side has keys"
@@ -149,8 +150,8 @@ class PeerLink:
 def _monitor(made: zmq.asyncio.Socket, events: int) -> zmq.asyncio.Socket:
     """A socket that gets the events of another.
 
-    It stays registered with the loop while it lives. A blocking one would be registered anew for
-    every wait, and now and then such a wait was never woken again.
+    It stays registered with the loop while it lives; a blocking one would be registered anew for
+    every wait.
     """
     address = f"inproc://monitor.{id(made)}"
     made.monitor(address, events)
