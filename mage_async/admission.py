@@ -113,6 +113,8 @@ class Slot:
     num_beside: int = 1
     """Groups in play then, itself among them."""
     num_expired: int = 0
+    max_turns: int = 0
+    """Of an episode; 0: no limit but the environment's."""
 
     def is_complete(self) -> bool:
         """All of its trials are here."""
@@ -203,7 +205,14 @@ class SlotLedger:
         return [s.grant for s in self._slots.values() if s.peer is None and not s.is_complete()]
 
     def grant(
-        self, task: Task, *, num_episodes: int, peer: str, now: float, deadline_s: float
+        self,
+        task: Task,
+        *,
+        num_episodes: int,
+        peer: str,
+        now: float,
+        deadline_s: float,
+        max_turns: int = 0,
     ) -> GroupGrant:
         """Give a free slot to a new group. Only after `may_grant`."""
         assert self.may_grant(), "no slot is free"
@@ -218,6 +227,7 @@ class SlotLedger:
             trials=[None] * self.trials_per_group,
             granted=now,
             num_beside=self.num_in_play() + 1,
+            max_turns=max_turns,
         )
         self._slots[slot.grant] = slot
         self.next_grant += 1
@@ -478,6 +488,7 @@ class SlotLedger:
             peer=granted.peer,
             deadline=math.inf,
             trials=[None] * message.num_trials,
+            max_turns=message.max_turns,
         )
 
     def _end(self, slot: Slot, reason: str) -> None:
@@ -500,6 +511,7 @@ def _message(slot: Slot, deadline_s: float, lag: int) -> GroupGrant:
         version=max(0, slot.version - lag),
         deadline_s=deadline_s,
         held=slot.held(),
+        max_turns=slot.max_turns,
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from mage_async import estimators
+from mage_async import curriculum, estimators
 from mage_async.chat import ChatFormat
 from mage_async.completion import Sampling
 from mage_async.config import Config, Learner
@@ -75,6 +75,7 @@ def check(config: Config) -> None:
             f"engine.max_contexts must be at least admission.trials_per_group = {needed}, "
             f"got {config.engine.max_contexts}"
         )
+    curriculum.check(config.curriculum, config.trial)
     estimators.check(config.advantage, config.transcript)
     _check_sending(config)
     _check_loss(config.learner)

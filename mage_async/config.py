@@ -60,6 +60,17 @@ class TrialShape(Section):
     """
 
 
+class Curriculum(Section):
+    """A horizon that grows with the policy version; off where both lists are empty."""
+
+    steps: Count
+    """So many steps a stage lasts; the last one stays."""
+    turns: list[Count]
+    """Most actions of an episode, stage by stage; []: what the environment allows."""
+    episodes: list[Count]
+    """Of a trial, stage by stage; the last is `trial.episodes`. []: that, always."""
+
+
 class Transcript(Section):
     """How a trial becomes chat."""
 
@@ -299,6 +310,7 @@ class Config(Section):
     seed: Natural
     environment: Environment
     trial: TrialShape
+    curriculum: Curriculum
     transcript: Transcript
     policy: Policy
     warm_start: WarmStart

@@ -76,10 +76,17 @@ more for the largest N, `mage_async.staleness.OLDEST_AGE`), and have the unit of
 """
 
 
-def batch_metrics(groups: Sequence[Group], units: int, elapsed_s: float) -> dict[str, object]:
-    """What a batch says of itself, trained `elapsed_s` after the one before."""
+def batch_metrics(
+    groups: Sequence[Group], units: int, elapsed_s: float, num_episodes: int
+) -> dict[str, object]:
+    """What a batch says of itself, trained `elapsed_s` after the one before.
+
+    Args:
+        num_episodes: of a trial; what a curriculum has not reached repeats the last episode played.
+    """
     trials = [trial for group in groups for trial in group.trials]
     rows = [trial.episode_rewards() for trial in trials]
+    rows = [row + row[-1:] * (num_episodes - len(row)) for row in rows]
     return {
         "return_by_episode": [sum(row) / len(row) / units for row in zip(*rows, strict=True)],
         "invalid_actions_per_trial": _mean([trial.num_invalid() for trial in trials]),

@@ -15,7 +15,7 @@ from mage_async.errors import EnvironmentFault
 from mage_async.tags import Tags
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.transcript import Transcript
-from mage_async.wording import Wording
+from mage_async.wording import Wording, wording
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,15 @@ class TrialRules:
     """A turn is given up that is not drawn by then."""
     stops_on_success: bool = False
     """An episode that is won ends the trial."""
+    max_turns: int = 0
+    """An episode ends after so many actions, with what it has earned; 0: when it is done."""
+
+    def under(self, environment: Environment, num_episodes: int, max_turns: int) -> "TrialRules":
+        """The same rules with another horizon, which is also what the agent is told."""
+        if (num_episodes, max_turns) == (self.num_episodes, self.max_turns):
+            return self
+        said = wording(environment, num_episodes, rules=bool(self.wording.rules))
+        return replace(self, num_episodes=num_episodes, max_turns=max_turns, wording=said)
 
 
 class TrialRun:
@@ -130,7 +139,7 @@ class TrialRun:
         )
         self._index_in_episode += 1
         self._earned += outcome.reward
-        if outcome.is_done:
+        if outcome.is_done or self._index_in_episode == self._rules.max_turns:
             self._end_episode(outcome)
         else:
             self._transcript.tell(outcome.observation, Kind.ACT)

@@ -208,6 +208,8 @@ class GroupGrant(Fields):
     """From now on; after it the group is granted to someone else."""
     held: Annotated[tuple[Number, ...], Meta(max_length=65_536)] = ()
     """Trials that arrived under an earlier epoch; they need not be played again."""
+    max_turns: Annotated[int, Meta(ge=0, le=65_536)] = 0
+    """Of an episode, actions alone; 0: as many as the environment allows."""
 
 
 class GroupDrop(Fields):

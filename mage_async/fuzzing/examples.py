@@ -73,6 +73,7 @@ def example_grant() -> wire.GroupGrant:
         version=2,
         deadline_s=60.0,
         held=(1, 2),
+        max_turns=3,
     )
 
 

@@ -175,10 +175,11 @@ class Actor:
 
     async def _trials(self, grant: GroupGrant) -> None:
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)
+        stage = self._stage.under(grant.num_episodes, grant.max_turns)
         async with asyncio.TaskGroup() as trials:
             for index in sorted(set(range(grant.num_trials)) - self._played(grant)):
                 trials.create_task(
-                    self._trial(grant, task, index), name=f"trial {grant.grant}.{index}"
+                    self._trial(stage, grant, task, index), name=f"trial {grant.grant}.{index}"
                 )
 
     def _played(self, grant: GroupGrant) -> set[int]:
@@ -186,9 +187,9 @@ class Actor:
         sent = {index for number, index in self._unacknowledged if number == grant.grant}
         return sent | set(grant.held)
 
-    async def _trial(self, grant: GroupGrant, task: Task, index: int) -> None:
+    async def _trial(self, stage: Stage, grant: GroupGrant, task: Task, index: int) -> None:
         name = f"{grant.grant}.{grant.epoch}.{index}"
-        trial = await play_trial(self._stage.begin(task, index, name), self._stage.engine)
+        trial = await play_trial(stage.begin(task, index, name), stage.engine)
         result = TrialResult(grant=grant.grant, epoch=grant.epoch, trial=trial)
         self._unacknowledged[grant.grant, index] = result
         await self._channel.send(result)

@@ -30,6 +30,8 @@ from typing import Protocol
 
 from mage_async.admission import OVER_AGE, Accepted, LedgerCounts, SlotLedger, Unknown
 from mage_async.concurrency import Concurrency
+from mage_async.config import Curriculum
+from mage_async.curriculum import UNLIMITED, horizon
 from mage_async.errors import RunError
 from mage_async.journal import Dropped, Head, Record
 from mage_async.staleness import Lengths
@@ -40,6 +42,7 @@ from mage_async.wire import (
     Acknowledge,
     Goodbye,
     GroupDrop,
+    GroupGrant,
     Heartbeat,
     Hello,
     Loaded,
@@ -106,6 +109,7 @@ class DeskRules:
     """Actors play with the weights of so many steps ago."""
     config: str = ""
     """As TOML, for the journal."""
+    curriculum: Curriculum = UNLIMITED
 
 
 @dataclass(slots=True)
@@ -451,16 +455,22 @@ class Desk:
                     lapsed[0], peer=peer, now=self.clock(), deadline_s=self.rules.deadline_s
                 )
             elif self.ledger.may_grant():
-                grant = self.ledger.grant(
-                    self.tasks.task(self.ledger.next_grant),
-                    num_episodes=self.rules.num_episodes,
-                    peer=peer,
-                    now=self.clock(),
-                    deadline_s=self.rules.deadline_s,
-                )
+                grant = self._grant_new(peer)
             else:
                 return
             self.journal.append(self.ledger.granted(grant), partial(self._send, peer, grant))
+
+    def _grant_new(self, peer: Peer) -> GroupGrant:
+        rules, version = self.rules, self.ledger.version
+        played = horizon(rules.curriculum, version, rules.num_episodes)
+        return self.ledger.grant(
+            self.tasks.task(self.ledger.next_grant),
+            num_episodes=played.num_episodes,
+            peer=peer,
+            now=self.clock(),
+            deadline_s=rules.deadline_s,
+            max_turns=played.max_turns,
+        )
 
     def _freest(self) -> Peer | None:
         free = {

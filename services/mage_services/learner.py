@@ -236,13 +236,16 @@ class Learner:
         record = {
             "step": step,
             "time_s": time_s,
-            **batch_metrics(groups, self._units, elapsed),
+            **batch_metrics(groups, self._units, elapsed, self._num_episodes()),
             **metrics,
             "waiting_s": waited,
             "groups_in_flight": self._desk.counts().groups.in_flight,
         }
         check_names(record)
         return record
+
+    def _num_episodes(self) -> int:
+        return self._startup.config.trial.episodes
 
     def _add_totals(self, groups: list[Group], record: dict[str, Any]) -> None:
         for name, value in {**batch_totals(groups), "train_s": record["train_s"]}.items():
@@ -358,6 +361,7 @@ def _rules(config: Config) -> DeskRules:
         config.learner.steps,
         config.admission.lag,
         config_file.dump(config),
+        config.curriculum,
     )
 
 

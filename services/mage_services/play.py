@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
@@ -27,6 +27,11 @@ class Stage:
     def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> TrialRun:
         """A trial about to be played."""
         return TrialRun(self.environment, task, index, self.rules, self.chat, name=name, swap=swap)
+
+    def under(self, num_episodes: int, max_turns: int) -> "Stage":
+        """The same with another horizon."""
+        rules = self.rules.under(self.environment, num_episodes, max_turns)
+        return replace(self, rules=rules)
 
 
 async def play_trial(run: TrialRun, engine: Engine) -> Trial:

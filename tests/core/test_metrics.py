@@ -1,5 +1,7 @@
 """What a batch says of its engine's work: reuse by episode, and how versions are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,7 @@ def trial(*versions: VersionRun) -> Trial:
 
 
 def metrics(*trials: Trial) -> dict[str, object]:
-    found = batch_metrics([Group(0, 0, trials)], units=1, elapsed_s=1.0)
+    found = batch_metrics([Group(0, 0, trials)], units=1, elapsed_s=1.0, num_episodes=3)
     check_names(found)
     return found
 
@@ -39,6 +41,13 @@ def test_reuse_is_said_of_every_episode_as_a_share_and_in_tokens_of_a_trial() ->
         3.0,
         20.0,
     )
+
+
+def test_an_episode_that_a_curriculum_has_not_reached_repeats_the_last_one() -> None:
+    longer = replace(trial(VersionRun(2, 0, 0)), num_episodes=3)
+    longer = replace(longer, turns=(*longer.turns, replace(turn(2, 17, 0), reward=9.0)))
+    found = metrics(trial(VersionRun(2, 0, 0)), longer)
+    assert found["return_by_episode"] == [2.0, 2.0, 5.5]
 
 
 def test_tokens_are_shared_out_by_how_their_version_is_known() -> None:

@@ -58,6 +58,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         version=numbers,
         deadline_s=seconds,
         held=st.lists(numbers, max_size=8).map(tuple),
+        max_turns=st.integers(0, 65_536),
     ),
     st.builds(GroupDrop, grant=numbers, epoch=numbers, reason=reasons),
     st.builds(Acknowledge, grant=numbers, epoch=numbers, trial=numbers, is_duplicate=st.booleans()),

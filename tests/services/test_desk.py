@@ -9,6 +9,7 @@ import pytest
 
 from mage_async.admission import SlotLedger
 from mage_async.concurrency import Concurrency
+from mage_async.config import Curriculum
 from mage_async.environments.catalogue import load
 from mage_async.errors import RunError
 from mage_async.policy_version import VersionRun
@@ -155,6 +156,29 @@ def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() ->
         assert {grant.version for grant in grants(heard)} == {1}
         measured = [m.version for m in await read(evaluator) if isinstance(m, Publication)]
         assert measured == [2]
+
+    run(main)
+
+
+def test_a_group_is_granted_the_horizon_of_its_version_and_keeps_it() -> None:
+    async def main(site: Site) -> None:
+        rules = Curriculum(steps=1, turns=[2, 4], episodes=[1, 3])
+        site.desk.rules = replace(site.desk.rules, curriculum=rules)
+        actor = await site.connect()
+        site.desk.open(publication(0))
+        first = grants(await read(actor))
+        assert {(each.num_episodes, each.max_turns) for each in first} == {(1, 2)}
+        await site.say(actor, *results(*first[:GROUPS_PER_STEP]))
+        assert site.desk.take_batch() is not None
+        site.publish(1)
+        later = grants(await read(actor))
+        assert {(each.num_episodes, each.max_turns) for each in later} == {(3, 4)}
+        other = await site.connect("actor-1")
+        await site.say(actor, Goodbye(reason="leaving"))
+        again = [each for each in grants(await read(other)) if each.epoch == 1]
+        by_grant = {each.grant: (each.num_episodes, each.max_turns) for each in (*first, *later)}
+        assert again
+        assert all((e.num_episodes, e.max_turns) == by_grant[e.grant] for e in again)
 
     run(main)
 
