@@ -41,6 +41,7 @@ from mage_services.curve import actor_keys, keys_in
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
 from mage_services.play import Stage, play_trial
+from mage_services.priority import ACTOR, give_way
 from mage_services.process import Status, run_process, ticks
 from mage_services.startup import Startup, read_startup
 
@@ -264,4 +265,5 @@ async def _introduce(engine: Engine, status: Status) -> None:
 
 
 if __name__ == "__main__":
+    give_way(ACTOR)
     run_process(lambda status: main(read_startup("An actor of a run."), status))

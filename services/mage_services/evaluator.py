@@ -34,6 +34,7 @@ from mage_services.curve import actor_keys, keys_in
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
 from mage_services.play import Stage, play_all
+from mage_services.priority import EVALUATOR, give_way
 from mage_services.process import Status, run_process, ticks
 from mage_services.startup import Startup, read_startup
 from mage_services.weight_group import on_disk
@@ -271,4 +272,5 @@ def _finished(startup: Startup) -> tuple[int, Path] | None:
 
 
 if __name__ == "__main__":
+    give_way(EVALUATOR)
     run_process(lambda status: main(read_startup("The evaluator of a run."), status))

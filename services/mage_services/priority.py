@@ -1,0 +1,28 @@
+"""Who goes first where processors are few.
+
+The trainer is one thread on the longest path of a run: whatever delays it delays every step, while
+an actor that waits a little still has its groups played before they are needed. So actors give way
+to the learner, and the evaluator to both. Where there are processors enough it changes nothing.
+"""
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+ACTOR, EVALUATOR = 10, 15
+"""Niceness: of two that want a processor, one that is 10 nicer gets a tenth of it."""
+_AUTOGROUP = Path("/proc/self/autogroup")
+
+
+def give_way(niceness: int) -> None:
+    """Be at least this nice from now on; a process that is nicer already stays as it is.
+
+    Linux may weigh sessions (`sched_autogroup`) instead of processes: a child has one of its own,
+    which becomes as nice.
+    """
+    niceness = max(niceness, os.getpriority(os.PRIO_PROCESS, 0))
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    if sys.platform.startswith("linux") and os.getsid(0) == os.getpid():
+        with suppress(OSError):  # a kernel without it, or a file system that may not be written
+            _AUTOGROUP.write_text(str(niceness))

@@ -1,0 +1,42 @@
+"""Niceness, of real processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mage_services.priority import ACTOR, EVALUATOR
+
+LOWER = """
+import os, sys
+from mage_services.priority import give_way
+os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[1]))
+give_way(int(sys.argv[2]))
+print(os.getpriority(os.PRIO_PROCESS, 0))
+"""
+AUTOGROUP = Path("/proc/self/autogroup")
+
+
+def niceness_of_a_child(own: int, wanted: int, then: str = "") -> str:
+    """What it prints when it starts with `own` and gives way by `wanted`."""
+    command = [sys.executable, "-c", LOWER + then, str(own), str(wanted)]
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, start_new_session=True
+    ).stdout
+
+
+def test_a_process_becomes_as_nice_as_wanted_and_never_less_nice() -> None:
+    most = 19
+    assert niceness_of_a_child(most, ACTOR) == f"{most}\n"
+    assert niceness_of_a_child(most - 1, most) == f"{most}\n"
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="the kernel does not weigh sessions")
+def test_its_session_is_as_nice() -> None:
+    said = niceness_of_a_child(15, EVALUATOR, f"print(open({str(AUTOGROUP)!r}).read())")
+    assert said.split()[-1] == "15"
+
+
+def test_the_evaluator_gives_way_to_actors_too() -> None:
+    assert 0 < ACTOR < EVALUATOR < 20
