@@ -5,10 +5,11 @@ The agent takes both seats equally often.
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from statistics import fmean
 from typing import Any
 
 from mage_async.environments.openspiel import engine
-from mage_async.environments.tictactoe_opponents import GAME, is_search, weights
+from mage_async.environments.tictactoe_opponents import GAME, is_search, style, weights
 
 _SEATS = (0, 1)
 _Choose = Callable[[Sequence[float]], float]
@@ -31,7 +32,7 @@ def references(members: Sequence[str]) -> dict[str, float]:
 @cache
 def random_value(member: str) -> float:
     """Return of uniform legal moves against a member."""
-    return _value(member, lambda values: sum(values) / len(values))
+    return _value(member, fmean)
 
 
 @cache
@@ -42,20 +43,27 @@ def best_response(member: str) -> float:
 
 def _value(member: str, choose: _Choose) -> float:
     start = engine().load_game(GAME).new_initial_state()
-    return sum(_Tree(member, seat, choose).value(start) for seat in _SEATS) / 2
+    return fmean(Tree(member, seat, choose).value(start) for seat in _SEATS)
 
 
-class _Tree:
+_KNOWN: dict[tuple[str, int, _Choose], dict[str, float]] = {}
+"""By who the opponent has become, the agent's seat and what it gets: by board, the value."""
+
+
+class Tree:
+    """The agent in one seat against a member."""
+
     def __init__(self, member: str, seat: int, choose: _Choose) -> None:
         self._member, self._seat, self._choose = member, seat, choose
-        self._values: dict[str, float] = {}
 
     def value(self, state: Any) -> float:
         """The agent's expected return from a board on."""
-        board = str(state)
-        if board not in self._values:
-            self._values[board] = self._expand(state)
-        return self._values[board]
+        taken, board = state.history()[self._seat :: 2], str(state)
+        who = style(self._member, taken) if taken else self._member
+        values = _KNOWN.setdefault((who, self._seat, self._choose), {})
+        if board not in values:
+            values[board] = self._expand(state)
+        return values[board]
 
     def _expand(self, state: Any) -> float:
         if state.is_terminal():

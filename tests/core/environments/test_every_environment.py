@@ -34,6 +34,7 @@ ENVIRONMENTS = {
     "kuhn archetypes": catalogue.load("kuhn", opponents="archetypes"),
     "kuhn again": catalogue.load("kuhn", opponents="contrasts", hands=2, redeals=False),
     "tictactoe": catalogue.load("tictactoe"),
+    "tictactoe careless": catalogue.load("tictactoe", opponents="careless", view="news"),
 }
 OPTIONAL = {
     "textarena": {"game": "GuessTheNumber-v0", "games": 40},

@@ -7,8 +7,14 @@ import pytest
 
 from mage_async.environments.environment import Play
 from mage_async.environments.tictactoe import CELLS, MAX_TURNS, TicTacToe
-from mage_async.environments.tictactoe_opponents import weights
-from mage_async.environments.tictactoe_values import best_response, random_value, references
+from mage_async.environments.tictactoe_opponents import taken_lightly, weights
+from mage_async.environments.tictactoe_script import TicTacToeExplorer
+from mage_async.environments.tictactoe_values import (
+    Tree,
+    best_response,
+    random_value,
+    references,
+)
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -117,3 +123,67 @@ def test_impossible_searches_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=r"^tictactoe: ") as caught:
         TicTacToe(**options)
     assert message in str(caught.value)
+
+
+CARELESS = TicTacToe(opponents="careless", view="news")
+MEMBER = "careless-corners-one-two-four"
+
+
+def game(actions: str, seat: int = 0) -> list[str]:
+    """What is said in one game against it, from the beginning on."""
+    play = CARELESS.begin(Task("tictactoe", MEMBER, 0, seat), 0)
+    return [play.observation, *(play.act(action).observation for action in actions.split())]
+
+
+def test_news_are_the_opponents_cells_and_the_end() -> None:
+    assert game("one one five nine") == ["first", "three", "invalid", "seven", "win"]
+    assert game("five", seat=1) == ["second one", "three"]
+
+
+def test_careless_opponents_only_play_by_their_list_after_what_they_take_lightly() -> None:
+    assert game("two five eight") == ["first", "one", "three", "win"]
+    assert game("five two")[-1] == "eight"  # it blocks
+    assert game("two five eight", seat=1) == ["second one", "three", "seven", "win"]
+    assert game("nine five eight", seat=1) == ["second one", "three", "seven", "two lose"]
+
+
+def test_held_out_careless_opponents_take_each_cell_lightly_equally_often() -> None:
+    for split in ("train", "heldout"):
+        lightly = [cell for each in CARELESS.members(split) for cell in taken_lightly(each)]
+        assert len(set(map(lightly.count, range(9)))) == 1
+
+
+def test_what_swaps_with_a_careless_opponent_takes_none_of_its_cells_lightly() -> None:
+    lightly = taken_lightly(MEMBER)
+    assert all(not lightly & taken_lightly(each) for each in CARELESS.swaps(MEMBER, "heldout"))
+
+
+def test_a_careless_opponent_is_beaten_by_who_knows_it_and_by_a_third_of_openings() -> None:
+    assert best_response(MEMBER) == 1.0
+    wins = [_best_after(cell) for cell in range(9)]
+    assert wins == [1.0 if cell in taken_lightly(MEMBER) else 0.0 for cell in range(9)]
+
+
+def _best_after(cell: int) -> float:
+    """What the agent can get in the first seat when it opens with a cell."""
+    state = pyspiel.load_game("tic_tac_toe").new_initial_state()
+    state.apply_action(cell)
+    return Tree(MEMBER, 0, max).value(state)
+
+
+def test_the_explorer_wins_more_from_episode_to_episode() -> None:
+    returns = [0.0] * 3
+    for seed in range(100):
+        script = TicTacToeExplorer(random.Random(seed), care=1.0, memory=1.0)
+        for episode in range(3):
+            play = CARELESS.begin(Task("tictactoe", MEMBER, seed, seed % 2), episode)
+            while play.legal_actions():
+                returns[episode] += play.act(script.choose(play)).reward / 100
+    assert returns[0] < returns[1] - 0.1 < returns[2] - 0.2
+
+
+def test_unknown_kinds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="`opponents` must be 'mixed' or 'careless', got 'odd'"):
+        TicTacToe(opponents="odd")
+    with pytest.raises(ConfigError, match="`view` must be 'board' or 'news', got 'all'"):
+        TicTacToe(view="all")
