@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from mage_async import curriculum, estimators
+from mage_async import curriculum, estimators, information
 from mage_async.chat import ChatFormat
 from mage_async.completion import Sampling
 from mage_async.config import Config, Learner
@@ -60,6 +60,8 @@ def rules_of(
         fresh_keys=FRESH_KEYS[config.engine.cache_rule],
         turn_deadline_s=config.engine.turn_deadline_s,
         stops_on_success=stops_on_success,
+        strategy=config.trial.strategy,
+        strategy_temperature=config.sampling.strategy_temperature,
     )
 
 
@@ -77,6 +79,7 @@ def check(config: Config) -> None:
         )
     curriculum.check(config.curriculum, config.trial)
     estimators.check(config.advantage, config.transcript)
+    information.check(config.credit, environment)
     _check_sending(config)
     _check_loss(config.learner)
     shape = config.policy.tiny

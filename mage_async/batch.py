@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from mage_async.assembly import environment_of
 from mage_async.config import Config
 from mage_async.credit import CREDITS
 from mage_async.estimators import turn_advantages
+from mage_async.information import bonuses
 from mage_async.packing import Sequenced, sequences
 from mage_async.trajectory import Group
 from mage_async.turn_table import build_table
@@ -12,11 +14,14 @@ from mage_async.turn_table import build_table
 
 def training_sequences(groups: Sequence[Group], config: Config) -> list[Sequenced]:
     """The segments of all trials, each sampled token with the advantage of its turn."""
+    trials = [trial for group in groups for trial in group.trials]
+    weight = config.credit.information_bonus
     table = build_table(
         groups,
         CREDITS[config.credit.kind],
         turn_discount=config.credit.turn_discount,
         episode_discount=config.credit.episode_discount,
+        bonuses=bonuses(trials, environment_of(config), weight) if weight else None,
     )
     values = turn_advantages(
         table,
@@ -24,6 +29,5 @@ def training_sequences(groups: Sequence[Group], config: Config) -> list[Sequence
         max_action_tokens=config.transcript.max_action_tokens,
         max_reflection_tokens=config.transcript.max_reflection_tokens,
     )
-    trials = [trial for group in groups for trial in group.trials]
     worth = table.by_trial(values)
     return [part for trial, w in zip(trials, worth, strict=True) for part in sequences(trial, w)]

@@ -58,6 +58,9 @@ class TrialShape(Section):
     """In training, an episode that is won ends its trial, as in LaMer and MAGE. Evaluations always
     play all episodes, so that each has a return of its own.
     """
+    strategy: Literal["none", "episode", "turn"]
+    """Before an episode's first action, or before every one, the agent writes in a remark what it
+    means to do (SGE)."""
 
 
 class Curriculum(Section):
@@ -81,6 +84,7 @@ class Transcript(Section):
     """
     max_action_tokens: Count
     max_reflection_tokens: Count
+    """Of a reflection, and of a strategy."""
 
 
 class TinyModel(Section):
@@ -131,6 +135,8 @@ class SamplingRules(Section):
     """
 
     temperature: Positive
+    strategy_temperature: Positive
+    """Of strategies, where `trial.strategy` asks for them."""
     top_p: Annotated[float, Meta(gt=0, le=1)]
     top_k: Natural
 
@@ -193,6 +199,10 @@ class Credit(Section):
     kind: CreditKind
     turn_discount: Share
     episode_discount: Share
+    information_bonus: NonNegative
+    """Reward per nat that a turn gains about who is hidden, in every episode but the last; 0: none.
+    Needs an environment with a Bayes filter; see `mage_async/information.py`.
+    """
 
 
 class Advantage(Section):

@@ -60,6 +60,9 @@ SINGLE_EPISODE = (
 UNTRAINED = {"learner.steps": 0, "warm_start.steps": 0}
 """No training at all, so the credit does not matter."""
 
+BY_ROLE = ["group", "kind"]
+"""Actions, reflections and strategies of a group, each with a mean and a deviation of their own."""
+
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "lamer_code": PUBLISHED | AS_CODED | {"credit.kind": "cumulative_code"},
     "lamer_paper": PUBLISHED | REPAIRED | {"credit.kind": "cumulative_paper"},
@@ -83,6 +86,16 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "zero_shot": UNTRAINED | {"trial.memory": "none"},
     "react": UNTRAINED | {"trial.memory": "history"},
     "reflexion": UNTRAINED | {"trial.memory": "reflection"},
+    "scaling_inter": {"curriculum.episodes": [1, 2, 3], "trial.episodes": 3},
+    "sge": {"trial.strategy": "turn", "sampling.strategy_temperature": 1.5},
+    "rema": {
+        "trial.memory": "reflection",
+        "advantage.estimator": "group_mean",
+        "advantage.baseline": BY_ROLE,
+        "advantage.scale": BY_ROLE,
+        "advantage.anchor_weight": 0.0,
+    },
+    "metacure": {"credit.information_bonus": 0.1},
 }
 """Keys by method; behind MAGE and LaMer the papers' baselines.
 
@@ -91,6 +104,19 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 one episode is luck, and anything that claims to learn within a trial has to beat it. `zero_shot`,
 `react` and `reflexion` are the model as it is: by itself, with its earlier episodes to read, and
 with its remarks on them; a model that reads needs `transcript.rules = true` for each.
+
+The last four change one thing each of whatever configuration they are written over:
+
+- `scaling_inter` (arXiv 2509.08755): a horizon that grows in stages of `curriculum.steps`, here
+  over episodes; how many turns are few depends on the environment: set `curriculum.turns` too.
+- `sge` (arXiv 2603.02045): a strategy before each action, drawn hotter than the action. Which
+  temperatures the paper uses was not found. Left out: strategies of other trials of the group in
+  the prompt; those of the own trial stay in its history.
+- `rema` (arXiv 2503.09501, with shared weights): the reflecting and the playing role are both paid
+  the same return, and each is normalised within the group and among its own turns. Its ratio per
+  turn is `learner.correction = "gspo"`.
+- `metacure` (arXiv 2006.08170): a bonus for finding out who is hidden, before the last episode, at
+  the weight of its code; one policy does both, as the episode is in its context.
 """
 
 

@@ -22,7 +22,7 @@ def scripted_trial(
 ) -> Trial:
     """One trial in which a script of the environment chooses every action.
 
-    A reflection repeats the last words of the game that its context holds: short, and true.
+    A remark repeats the last words of the game that its context holds: short, and true.
     """
     source = random.Random(f"{task.seed}/{index}/script")
     script = environment.script(source)
@@ -63,7 +63,7 @@ def _answer(
         return _tagged(tags, Kind.ACT, list(chat.encode(f" {script.choose(run.play)}")), chat)
     seen = [token for token in cast("list[int]", prompt.tokens.tolist()) if token in words]
     room = prompt.sampling.max_tokens - 1
-    return _tagged(tags, Kind.REFLECT, seen[-room:] if room else [], chat)
+    return _tagged(tags, run.kind, seen[-room:] if room else [], chat)
 
 
 def _tagged(tags: Tags, kind: Kind, inside: list[int], chat: ChatFormat) -> list[int]:

@@ -11,13 +11,13 @@ from mage_async.trajectory import Kind
 
 Forced = Literal["none", "open", "both"]
 
-NAMES = {Kind.ACT: "action", Kind.REFLECT: "remark"}
+NAMES = {Kind.ACT: "action", Kind.REFLECT: "remark", Kind.STRATEGY: "remark"}
 MAX_REMARK_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Which tags the transcript writes itself; reflections always close their own tag."""
+    """Which tags the transcript writes itself; remarks always close their own tag."""
 
     forced: Forced
 
@@ -28,7 +28,7 @@ class Tags:
     def closing(self, kind: Kind, completion: str) -> str:
         """Text the transcript adds after a completion that does not close its tag."""
         wanted = f"</{NAMES[kind]}>"
-        is_forced = self.forced == "both" or (kind is Kind.REFLECT and self.forced == "open")
+        is_forced = self.forced == "both" or (kind is not Kind.ACT and self.forced == "open")
         return wanted if is_forced and wanted not in completion else ""
 
     def parse(self, kind: Kind, completion: str) -> str | None:
@@ -39,7 +39,7 @@ class Tags:
         if found is None:
             return None
         inside = found[1].strip()
-        return inside[:MAX_REMARK_CHARACTERS] if kind is Kind.REFLECT else inside
+        return inside if kind is Kind.ACT else inside[:MAX_REMARK_CHARACTERS]
 
 
 def outside_thinking(text: str) -> str:

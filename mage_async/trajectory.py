@@ -20,6 +20,9 @@ class Kind(IntEnum):
 
     ACT = 0
     REFLECT = 1
+    """A remark between two episodes."""
+    STRATEGY = 2
+    """A remark before an action, on what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,9 @@ class Turn:
     kind: Kind
     episode: int
     index: int
-    """Position among the turns of the same kind of its episode, from 0."""
+    """Position among the turns of the same kind of its episode, from 0; a strategy has that of the
+    action it precedes.
+    """
     segment: int
     start: int
     """The completion is `segment.tokens[start:stop]`."""

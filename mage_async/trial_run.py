@@ -3,7 +3,7 @@ ends in a Trial.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -39,6 +39,11 @@ class TrialRules:
     """An episode that is won ends the trial."""
     max_turns: int = 0
     """An episode ends after so many actions, with what it has earned; 0: when it is done."""
+    strategy: Literal["none", "episode", "turn"] = "none"
+    """Before which actions the agent writes what it means to do: SGE (arXiv 2603.02045) writes a
+    strategy before each, drawn at a higher temperature than the action it conditions.
+    """
+    strategy_temperature: float = 1.0
 
     def under(self, environment: Environment, num_episodes: int, max_turns: int) -> "TrialRules":
         """The same rules with another horizon, which is also what the agent is told."""
@@ -79,7 +84,7 @@ class TrialRun:
         self._earned = 0.0
         self._is_done = False
         self._play = self._begin()
-        self._transcript.ask(rules.wording.opening(0, self._play.observation, ()), Kind.ACT)
+        self._invite(self._transcript.ask, rules.wording.opening(0, self._play.observation, ()))
 
     def next_prompt(self) -> Prompt | None:
         """What to sample next; None when the trial is over."""
@@ -100,6 +105,8 @@ class TrialRun:
         start, inside = self._transcript.receive(completion)
         if self._kind is Kind.REFLECT:
             self._reflect(start, completion, inside)
+        elif self._kind is Kind.STRATEGY:
+            self._plan(start, completion, inside)
         else:
             self._act(start, completion, inside)
 
@@ -142,7 +149,22 @@ class TrialRun:
         if outcome.is_done or self._index_in_episode == self._rules.max_turns:
             self._end_episode(outcome)
         else:
-            self._transcript.tell(outcome.observation, Kind.ACT)
+            self._invite(self._transcript.tell, outcome.observation)
+
+    def _invite(self, say: Callable[[str, Kind], None], said: str) -> None:
+        """Say something that an action answers, or a strategy and then the action."""
+        self._kind = Kind.STRATEGY if self._wants_strategy() else Kind.ACT
+        more = self._rules.wording.strategy if self._kind is Kind.STRATEGY else ""
+        say(f"{said} {more}".strip(), self._kind)
+
+    def _wants_strategy(self) -> bool:
+        wanted = self._rules.strategy
+        return wanted == "turn" or (wanted == "episode" and self._index_in_episode == 0)
+
+    def _plan(self, start: int, completion: Completion, plan: str | None) -> None:
+        self._turns.append(self._turn(start, completion, 0.0, plan is not None, plan or "", ""))
+        self._kind = Kind.ACT
+        self._transcript.tell(self._rules.wording.act, Kind.ACT)
 
     def _end_episode(self, outcome: Outcome) -> None:
         if self._episode + 1 == self._rules.num_episodes or self._succeeded():
@@ -166,18 +188,18 @@ class TrialRun:
         self._next_episode("")
 
     def _next_episode(self, last_words: str) -> None:
-        self._episode, self._index_in_episode, self._kind = self._episode + 1, 0, Kind.ACT
+        self._episode, self._index_in_episode = self._episode + 1, 0
         self._earned = 0.0
         self._play = self._begin()
         words = self._rules.wording
         if self._rules.keeps_history:
             said = words.beginning(self._episode, self._play.observation)
-            self._transcript.tell(f"{last_words} {said}".strip(), Kind.ACT)
+            self._invite(self._transcript.tell, f"{last_words} {said}".strip())
         else:
             if last_words:
                 self._transcript.end(last_words)
             said = words.opening(self._episode, self._play.observation, self._remarks)
-            self._transcript.ask(said, Kind.ACT)
+            self._invite(self._transcript.ask, said)
 
     def _begin(self) -> Play:
         is_last = self._episode + 1 == self._rules.num_episodes
@@ -195,7 +217,7 @@ class TrialRun:
         anchor: str,
     ) -> Turn:
         segment, stop = self._transcript.num_segments - 1, start + len(completion.tokens)
-        index = self._index_in_episode if self._kind is Kind.ACT else 0
+        index = 0 if self._kind is Kind.REFLECT else self._index_in_episode
         episode = self._episode
         return Turn(
             self._kind,
@@ -212,13 +234,18 @@ class TrialRun:
         )
 
     def _wants_fresh_keys(self) -> bool:
-        begins = self._index_in_episode == 0 and self._kind is Kind.ACT and self._episode > 0
+        first = Kind.ACT if self._rules.strategy == "none" else Kind.STRATEGY
+        begins = self._index_in_episode == 0 and self._kind is first and self._episode > 0
         return self._rules.fresh_keys == "turn" or (self._rules.fresh_keys == "episode" and begins)
 
     def _sampling(self) -> Sampling:
+        rules = self._rules
         if self._kind is Kind.ACT:
-            return self._rules.sampling
-        return replace(self._rules.sampling, max_tokens=self._rules.max_reflection_tokens)
+            return rules.sampling
+        written = replace(rules.sampling, max_tokens=rules.max_reflection_tokens)
+        if self._kind is Kind.REFLECT:
+            return written
+        return replace(written, temperature=rules.strategy_temperature)
 
     def _count(self, completion: Completion) -> None:
         self._counts[0] += len(self._transcript.tokens())

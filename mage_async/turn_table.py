@@ -38,11 +38,11 @@ class TurnTable:
     index: np.ndarray
     """int64: position among the turns of its kind in its episode"""
     anchor: np.ndarray
-    """int64: the state it was taken in; all reflections share one"""
+    """int64: the state it was taken in; all reflections share one, and all strategies"""
     returns: np.ndarray
     """float64"""
     episode_score: np.ndarray
-    """float64: undiscounted sum of what its episode's turns are paid; 0 for a reflection"""
+    """float64: undiscounted sum of what its episode's turns are paid; 0 for a remark"""
     is_valid: np.ndarray
     """bool"""
     num_tokens: np.ndarray
@@ -74,13 +74,23 @@ def joint_cells(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def build_table(
-    groups: Sequence[Group], credit: Credit, *, turn_discount: float, episode_discount: float
+    groups: Sequence[Group],
+    credit: Credit,
+    *,
+    turn_discount: float,
+    episode_discount: float,
+    bonuses: Sequence[Sequence[float]] | None = None,
 ) -> TurnTable:
-    """Credit every trial of a batch and lay out its turns as columns."""
+    """Credit every trial of a batch and lay out its turns as columns.
+
+    Args:
+        bonuses: what each turn of each trial is paid beside its reward, in its own episode only.
+    """
     trials = [(number, trial) for number, group in enumerate(groups) for trial in group.trials]
+    paid = bonuses or [[0.0] * len(trial.turns) for _, trial in trials]
     worth = [
-        _worth(trial, credit, turn_discount=turn_discount, episode_discount=episode_discount)
-        for _, trial in trials
+        _worth(trial, credit, own, turn_discount=turn_discount, episode_discount=episode_discount)
+        for (_, trial), own in zip(trials, paid, strict=True)
     ]
     turns = list(chain.from_iterable(trial.turns for _, trial in trials))
     counts = [len(trial.turns) for _, trial in trials]
@@ -102,30 +112,62 @@ def _turn_columns(turns: Sequence[Turn]) -> dict[str, np.ndarray]:
         "kind": _integers([turn.kind for turn in turns]),
         "episode": _integers([turn.episode for turn in turns]),
         "index": _integers([turn.index for turn in turns]),
-        "anchor": _ids([turn.anchor if turn.kind is Kind.ACT else None for turn in turns]),
+        "anchor": _ids([turn.anchor if turn.kind is Kind.ACT else turn.kind for turn in turns]),
         "is_valid": np.array([turn.is_valid for turn in turns], bool),
         "num_tokens": _integers([turn.stop - turn.start for turn in turns]),
     }
 
 
 def _worth(
-    trial: Trial, credit: Credit, *, turn_discount: float, episode_discount: float
+    trial: Trial,
+    credit: Credit,
+    bonus: Sequence[float],
+    *,
+    turn_discount: float,
+    episode_discount: float,
 ) -> tuple[list[float], list[float]]:
-    """Return and episode score of every turn of a trial, in order."""
+    """Return and episode score of every turn of a trial, in order.
+
+    A remark, whether it looks back or ahead, is worth what it led to: the return of the next
+    action.
+    """
     credited = credit(
         *_played(trial), turn_discount=turn_discount, episode_discount=episode_discount
     )
+    values = list(chain.from_iterable(credited.acts))
+    scores = dict(zip(_episodes(trial), credited.scores, strict=True))
+    for turn, paid in zip(trial.turns, bonus, strict=True):
+        if turn.kind is Kind.ACT:
+            scores[turn.episode] += paid
+    extra = _bonus_to_go(trial, bonus, turn_discount)
     returns: list[float] = []
-    scores: list[float] = []
-    for opening, acts, score in zip(
-        credited.reflections, credited.acts, credited.scores, strict=True
-    ):
-        if opening is not None:
-            returns.append(opening)
-            scores.append(0.0)
-        returns += acts
-        scores += [score] * len(acts)
-    return returns, scores
+    for turn in reversed(trial.turns):
+        if turn.kind is Kind.ACT:
+            returns.append(values.pop() + extra[len(values)])
+        else:
+            returns.append(returns[-1] if returns else 0.0)
+    own = [scores[turn.episode] if turn.kind is Kind.ACT else 0.0 for turn in trial.turns]
+    return returns[::-1], own
+
+
+def _bonus_to_go(trial: Trial, bonus: Sequence[float], discount: float) -> list[float]:
+    """What each act is paid in bonuses from there to the end of its episode."""
+    acts = [
+        (turn.episode, paid)
+        for turn, paid in zip(trial.turns, bonus, strict=True)
+        if turn.kind is Kind.ACT
+    ]
+    sums: list[float] = []
+    after = -1
+    for episode, paid in reversed(acts):
+        sums.append(paid + (discount * sums[-1] if episode == after else 0.0))
+        after = episode
+    return sums[::-1]
+
+
+def _episodes(trial: Trial) -> list[int]:
+    """The episodes in which something was done, in order."""
+    return list(dict.fromkeys(turn.episode for turn in trial.turns if turn.kind is Kind.ACT))
 
 
 def _played(trial: Trial) -> tuple[list[list[float]], list[bool]]:

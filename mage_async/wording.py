@@ -12,6 +12,11 @@ _FORMAT = (
     "them: what you learn in one helps in the next. At each turn answer with exactly one action in "
     "tags, such as <action> {example} </action>."
 )
+_STRATEGY = (
+    "First write in <remark> tags, in one or two sentences, the strategy you will follow: what you "
+    "try, and what it will tell you. Do not act yet."
+)
+_ACT = "Now take the action that your strategy asks for."
 _REFLECT = (
     "Before the next episode begins, write in <remark> tags what you have learned about what is "
     "hidden and what you will do differently."
@@ -24,6 +29,10 @@ class Wording:
 
     rules: str
     reflect: str
+    strategy: str = ""
+    """Asks for a strategy, after an observation."""
+    act: str = ""
+    """Asks for the action, after a strategy."""
 
     def opening(self, episode: int, observation: str, remarks: Sequence[str]) -> str:
         """First words of a context: rules, remarks carried over, and the episode's beginning."""
@@ -41,7 +50,7 @@ def wording(environment: Environment, num_episodes: int, *, rules: bool) -> Word
         return Wording("", "reflect")
     example = environment.facts.words[0]
     text = f"{environment.rules()}\n{_FORMAT.format(episodes=num_episodes, example=example)}\n"
-    return Wording(text, _REFLECT)
+    return Wording(text, _REFLECT, _STRATEGY, _ACT)
 
 
 def _join(*parts: str) -> str:

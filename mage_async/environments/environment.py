@@ -8,7 +8,7 @@ models.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -116,6 +116,12 @@ class Script(Protocol):
         ...
 
 
+Belief = Callable[[Sequence[Play]], Mapping[str, float]]
+"""The plays of a trial, in order, to how probable each member is after what they have shown, where
+all were equally likely. The true one is never impossible.
+"""
+
+
 class Environment(Protocol):
     """Rules: observations, actions, rewards; and who or what may be hidden."""
 
@@ -154,6 +160,10 @@ class Environment(Protocol):
     def is_probe(self, action: str) -> bool:
         """Whether an action only buys information; reports count them. By default none does."""
         return False
+
+    def belief(self, split: Split) -> Belief | None:
+        """The exact Bayes filter over a split's members; None where there is none."""
+        return None
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Known values per unit and episode (random, Nash or minimax, best response, i.i.d. retry),

@@ -2,9 +2,10 @@
 
 import math
 import random
+from functools import partial
 from typing import Literal, get_args
 
-from mage_async.environments.environment import Chance, Environment, Facts, Split
+from mage_async.environments.environment import Belief, Chance, Environment, Facts, Split
 from mage_async.environments.kuhn_opponents import (
     ARCHETYPES_HELDOUT,
     ARCHETYPES_TRAIN,
@@ -25,7 +26,7 @@ from mage_async.environments.kuhn_play import (
     POSITIONS,
     KuhnPlay,
 )
-from mage_async.environments.kuhn_script import KuhnScript, Reader
+from mage_async.environments.kuhn_script import KuhnScript, Reader, posterior
 from mage_async.environments.kuhn_values import references
 from mage_async.environments.openspiel import engine
 from mage_async.errors import ConfigError, EnvironmentFault
@@ -143,6 +144,10 @@ class Kuhn(Environment):
         """All others of the split that differ in what they call with."""
         family = self.family(member)
         return tuple(each.name for each in self._splits[split] if each.family != family)
+
+    def belief(self, split: Split) -> Belief:
+        """Of what each hand has shown, cards and answers."""
+        return partial(posterior, self._splits[split], redeals=self._redeals)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Exact values per hand and episode, see `kuhn_values`."""

@@ -28,14 +28,15 @@ class Reader:
 
     Args:
         prior: who the opponent may be, all equally likely at first.
+        slip: chance that a style is not followed.
     """
 
-    def __init__(self, prior: Sequence[Player]) -> None:
+    def __init__(self, prior: Sequence[Player], slip: float = _SLIP) -> None:
         styles = [(player.style(0), player.style(1)) for player in prior]
         bets = np.array([[style.bets for style in both] for both in styles], float)
         calls = np.array([[style.calls for style in both] for both in styles], float)
-        self._bets = _SLIP + (1 - 2 * _SLIP) * bets
-        self._calls = _SLIP + (1 - 2 * _SLIP) * calls
+        self._bets = slip + (1 - 2 * slip) * bets
+        self._calls = slip + (1 - 2 * slip) * calls
         self._even = np.full(len(prior), 1 / len(prior))
         self._seen: dict[Deal, Seen] = {}
         self._likelihoods: dict[Deal, np.ndarray] = {}
@@ -45,6 +46,11 @@ class Reader:
         known = self._seen.get(deal, seen)
         self._seen[deal] = seen = _joined(known, seen)
         self._likelihoods[deal] = self._weights(self._even, seen).sum(1)
+
+    def belief(self) -> np.ndarray:
+        """How probable each opponent is: float64 [P]."""
+        weights = np.prod([self._even, *self._likelihoods.values()], axis=0)
+        return weights / weights.sum()
 
     def acts(self, deal: Deal, seeing: Seen) -> bool:
         """Whether to bet, or to call where the opponent has bet."""
@@ -94,6 +100,23 @@ def _gain(weights: np.ndarray, stakes: np.ndarray) -> float:
 
 def _sum(weights: np.ndarray) -> float:
     return float(weights.sum())
+
+
+def posterior(
+    members: Sequence[Player], plays: Sequence[Play], *, redeals: bool
+) -> dict[str, float]:
+    """How probable each opponent is after the hands of a trial, all equally at first.
+
+    Where the deals are repeated, so is the opponent's luck: seeing it again says nothing more.
+    """
+    reader = Reader(members, slip=0.0)
+    for episode, play in enumerate(plays):
+        assert isinstance(play, KuhnPlay)
+        is_open = bool(play.legal_actions())
+        for hand, seen in enumerate([*play.seen, play.seeing] if is_open else play.seen):
+            reader.learn((episode if redeals else 0, hand), seen)
+    shares = reader.belief().tolist()
+    return dict(zip((each.name for each in members), shares, strict=True))
 
 
 @dataclass(slots=True)

@@ -7,8 +7,18 @@ whatever the agent does, so that all trials of a group meet the same luck.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from mage_async.environments.environment import Chance, Environment, Facts, Outcome, Play, Split
+from mage_async.environments.environment import (
+    Belief,
+    Chance,
+    Environment,
+    Facts,
+    Outcome,
+    Play,
+    Split,
+)
+from mage_async.environments.rps_belief import Seen, posterior
 from mage_async.environments.rps_opponents import (
     HELDOUT,
     MOVES,
@@ -41,7 +51,10 @@ The opponent follows a rule, which starts anew in each episode; now and then it 
 class RpsPlay:
     """Four rounds. The anchor is the moves of this episode, all that a rule can depend on."""
 
-    __slots__ = ("_opponent", "anchor", "chance", "last", "observation", "opponent_last", "turn")
+    __slots__ = (
+        *("_opponent", "anchor", "chance", "last"),
+        *("observation", "opponent_last", "seen", "turn"),
+    )
 
     def __init__(self, opponent: Opponent, chance: Chance) -> None:
         self._opponent, self.chance = opponent, chance
@@ -50,6 +63,7 @@ class RpsPlay:
         self.last: int | None = None
         """The agent's last valid move."""
         self.opponent_last: int | None = None
+        self.seen: list[Seen] = []
 
     def legal_actions(self) -> Sequence[str]:
         """The three moves until the last round is played."""
@@ -60,6 +74,7 @@ class RpsPlay:
         assert self.turn < NUM_ROUNDS, "the episode is done"
         theirs = self._opponent_move()
         mine = _NUMBERS.get(action)
+        self.seen.append(Seen(self.turn, self.last, theirs))
         self.turn += 1
         self.opponent_last = theirs
         self.anchor = f"{self.anchor} {action if mine is not None else 'invalid'}/{MOVES[theirs]}"
@@ -119,6 +134,10 @@ class Rps(Environment):
         """Those against whom the moves that beat `member` in every round win nothing."""
         moves = best_moves(_opponent(member))
         return tuple(other.name for other in _SPLITS[split] if payoff(moves, other) <= 0)
+
+    def belief(self, split: Split) -> Belief:
+        """Of moves that are noise one time in twenty."""
+        return partial(posterior, _SPLITS[split], noise=NOISE)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Exact values per round and episode, see `rps_values`."""

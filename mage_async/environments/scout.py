@@ -8,8 +8,10 @@ is drawn by chance.
 import itertools
 import math
 import random
+from collections.abc import Sequence
+from functools import partial
 
-from mage_async.environments.environment import Chance, Environment, Facts, Split
+from mage_async.environments.environment import Belief, Chance, Environment, Facts, Play, Split
 from mage_async.environments.scout_play import (
     ACTIONS,
     DIALS,
@@ -105,6 +107,10 @@ class Scout(Environment):
             if all(mine != theirs for mine, theirs in zip(code, other, strict=True))
         )
 
+    def belief(self, split: Split) -> Belief:
+        """The codes that nothing has contradicted, all equally probable."""
+        return partial(_consistent, _SPLITS[split])
+
     def is_probe(self, action: str) -> bool:
         """Scouting only buys information."""
         return action == SCOUT
@@ -138,6 +144,19 @@ class Scout(Environment):
         wrong_keys = len(KEYS) - 1
         payoffs = self.payoffs
         return (1 - wrong_keys * payoffs.wrong - payoffs.cost + payoffs.safe) / len(ACTIONS)
+
+
+def _consistent(codes: Sequence[Code], plays: Sequence[Play]) -> dict[str, float]:
+    left = [code for code in codes if all(_agrees(code, play) for play in plays)]
+    return {_NAMES[code]: float(code in left) / len(left) for code in codes}
+
+
+def _agrees(code: Code, play: Play) -> bool:
+    """Whether a code may have answered as an episode did."""
+    assert isinstance(play, ScoutPlay)
+    keys = [KEYS[number] for number in code]
+    found = all(keys[dial] == key for dial, key in play.known.items())
+    return found and all(keys[dial] != key for dial, key in play.missed.items())
 
 
 def _code(member: str) -> Code:

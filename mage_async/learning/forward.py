@@ -34,9 +34,11 @@ class Batch:
     """int64 [N]"""
     targets: torch.Tensor
     """int64 [N]"""
+    sharpness: torch.Tensor | None = None
+    """float32 [N]: the temperature of actions over the token's own; None: 1 everywhere"""
 
     @staticmethod
-    def of(packed: Packed, device: torch.device) -> "Batch":
+    def of(packed: Packed, device: torch.device, sharpness: np.ndarray | None = None) -> "Batch":
         """Copy what a forward needs to a device."""
 
         def put(values: np.ndarray) -> torch.Tensor:
@@ -44,7 +46,8 @@ class Batch:
 
         boundaries = Boundaries.of(put(packed.lengths))
         row = Row(put(packed.tokens)[None], put(packed.positions)[None], boundaries)
-        return Batch(row, put(packed.sources), put(packed.targets))
+        own = None if sharpness is None else put(sharpness.astype(np.float32))
+        return Batch(row, put(packed.sources), put(packed.targets), own)
 
 
 def token_logprobs(
@@ -56,8 +59,14 @@ def token_logprobs(
 
 
 def head_inputs(model: PreTrainedModel, batch: Batch, temperature: float) -> HeadInputs:
-    """The transformer's forward, up to where log-probs are made."""
+    """The transformer's forward, up to where log-probs are made.
+
+    Args:
+        temperature: of tokens whose `sharpness` is 1.
+    """
     hidden = hidden_states(model, batch.row)[batch.sources]
+    if batch.sharpness is not None:  # logits are linear in the states: each token has its own
+        hidden = hidden * batch.sharpness[:, None].to(hidden.dtype)
     head = model.get_output_embeddings().weight
     return HeadInputs(hidden, head, batch.targets, 1.0 / temperature)
 

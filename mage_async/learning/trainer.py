@@ -62,17 +62,38 @@ class Trainer:
         seed: int,
         *,
         max_staleness: int,
+        strategy_temperature: float | None = None,
     ) -> None:
         self.model = model
         self.reference: PreTrainedModel | None = None
         """The frozen policy of the KL term; to be set before a step whose `kl` is not 0."""
         self.version = 0
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=rules.learning_rate)
-        self.adopt(rules, temperature, seed, max_staleness=max_staleness)
+        self.adopt(
+            rules,
+            temperature,
+            seed,
+            max_staleness=max_staleness,
+            strategy_temperature=strategy_temperature,
+        )
 
-    def adopt(self, rules: Learner, temperature: float, seed: int, *, max_staleness: int) -> None:
-        """Train by these rules from here on; a resumed run may have others than its checkpoint."""
+    def adopt(
+        self,
+        rules: Learner,
+        temperature: float,
+        seed: int,
+        *,
+        max_staleness: int,
+        strategy_temperature: float | None = None,
+    ) -> None:
+        """Train by these rules from here on; a resumed run may have others than its checkpoint.
+
+        Args:
+            temperature: at which tokens were drawn, but those of strategies.
+            strategy_temperature: of those; None: the same.
+        """
         self._rules, self._temperature, self._seed = rules, temperature, seed
+        self._sharpness = temperature / (strategy_temperature or temperature)
         self._loss = loss_pass(rules)
         self._max_staleness = max_staleness
         for group in self._optimizer.param_groups:
@@ -124,7 +145,7 @@ class Trainer:
     def _part(self, sequences: Sequence[Sequenced]) -> _Part:
         device = self.model.device
         packed = pack(sequences)
-        batch = Batch.of(packed, device)
+        batch = Batch.of(packed, device, self._sharpened(packed.kinds))
         proximal, _ = token_logprobs(self.model, batch, self._temperature)
         acts = torch.from_numpy((packed.kinds == Kind.ACT).astype(np.float32))
         columns = [
@@ -136,6 +157,12 @@ class Trainer:
             torch.from_numpy(packed.turns),
         ]
         return _Part(packed, batch, *(column.to(device) for column in columns), self._apart(batch))
+
+    def _sharpened(self, kinds: np.ndarray) -> np.ndarray | None:
+        """How much sharper than at the temperature of actions each token was drawn: [N]."""
+        if self._sharpness == 1.0:
+            return None
+        return np.where(kinds == Kind.STRATEGY, self._sharpness, 1.0)
 
     def _apart(self, batch: Batch) -> torch.Tensor | None:
         """Log-probs under the reference policy, where there is one: float32 [N]."""

@@ -88,7 +88,7 @@ def told(trial: Trial) -> str:
     for episode in range(trial.num_played()):
         turns = [turn for turn in trial.turns if turn.episode == episode]
         acts = " ".join(turn.action or "?" for turn in turns if turn.kind is Kind.ACT)
-        remarks = [f"   “{turn.action}”" for turn in turns if turn.kind is Kind.REFLECT]
+        remarks = [f"   “{turn.action}”" for turn in turns if turn.kind is not Kind.ACT]
         lines += [f"episode {episode + 1}: {acts}   ({rewards[episode]:+g})", *remarks]
     return "\n".join(lines)
 

@@ -178,7 +178,13 @@ class Training:
         if config.learner.kl and self.trainer.reference is None:
             began = (self._run.policy, config.policy.dtype, config.learner.device)
             self.trainer.reference = load_frozen(*began)
-        self.trainer.adopt(config.learner, temperature, config.seed, max_staleness=bound)
+        self.trainer.adopt(
+            config.learner,
+            temperature,
+            config.seed,
+            max_staleness=bound,
+            strategy_temperature=config.sampling.strategy_temperature,
+        )
 
     def commit(self, groups: Sequence[Group], time_s: float) -> Commit:
         """What the journal has to say of the step just trained."""

@@ -11,9 +11,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mage_async import config_file
 from mage_async.learning.attention import NAME
 from mage_async.learning.corrections.catalogue import CORRECTIONS
+from mage_async.learning.forward import Batch, head_inputs
 from mage_async.learning.trainer import Trainer
 from mage_async.metrics import check_names
 from mage_async.packing import Sequenced, pack
+from mage_async.trajectory import Kind
 
 
 def sequence(seed, *, drawn_at=0, logprob=-3.0):
@@ -57,6 +59,21 @@ def test_every_correction_trains_and_every_metric_is_explained(name):
     assert all(np.isfinite(value) for value in metrics.values())
     changed = zip(before, taught.model.parameters(), strict=True)
     assert any(not torch.equal(old, new) for old, new in changed)
+
+
+def test_strategies_are_learned_at_the_temperature_they_were_drawn_at():
+    taught = trainer("decoupled")
+    part = sequence(3)
+    part.columns[4, :4] = Kind.STRATEGY
+    plain = taught._part([part]).proximal
+    taught.adopt(taught._rules, 1.0, 0, max_staleness=1, strategy_temperature=1.6)
+    hot = taught._part([part]).proximal
+    states = head_inputs(taught.model, Batch.of(pack([part]), torch.device("cpu")), 1.0)
+    logits = states.hidden @ states.head.T
+    expected = (logits / 1.6).log_softmax(-1).gather(1, states.targets[:, None])[:, 0]
+    assert torch.allclose(hot[:4], expected[:4], atol=1e-5)
+    assert torch.equal(hot[4:], plain[4:])
+    assert not torch.allclose(hot[:4], plain[:4], atol=1e-3)
 
 
 def test_a_mask_does_not_make_what_is_left_count_more():
