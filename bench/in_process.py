@@ -13,6 +13,7 @@ import torch
 from mage_async.assembly import environment_of, rules_of
 from mage_async.batch import training_sequences
 from mage_async.config import Config
+from mage_async.curriculum import horizon
 from mage_async.environments.environment import Split
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
@@ -49,7 +50,14 @@ class InProcess:
         model = load_policy(policy, config.policy.dtype, "cpu")
         temperature = config.sampling.temperature
         learner = config.learner
-        self._trainer = Trainer(model, learner, temperature, config.seed, max_staleness=0)
+        self._trainer = Trainer(
+            model,
+            learner,
+            temperature,
+            config.seed,
+            max_staleness=0,
+            strategy_temperature=config.sampling.strategy_temperature,
+        )
         served = Model.load(policy, lanes=self._lanes, max_tokens=rules.max_tokens)
         self._scheduler = Scheduler(served)
         self._tasks = TaskStream(self._environment, config.seed)
@@ -80,7 +88,7 @@ class InProcess:
         size = self._config.admission.trials_per_group
         count = self._config.admission.groups_per_step
         numbers = range(step * count, (step + 1) * count)
-        trials = self._play(self._begin(numbers, size))
+        trials = self._play(self._begin(step, numbers, size))
         parts = [tuple(trials[place * size : (place + 1) * size]) for place in range(count)]
         groups = [Group(number, step, part) for number, part in zip(numbers, parts, strict=True)]
         self._trainer.step(training_sequences(groups, self._config))
@@ -89,9 +97,12 @@ class InProcess:
         self._scheduler.swap(self._trainer.version, weights)
         return score(trials, self._environment).return_by_episode
 
-    def _begin(self, numbers: range, size: int) -> list[TrialRun]:
-        """The trials of some groups, group by group."""
-        rules = rules_of(self._config, self._environment, self._chat, self._config.trial.episodes)
+    def _begin(self, step: int, numbers: range, size: int) -> list[TrialRun]:
+        """The trials of some groups, group by group, under the horizon of the step."""
+        episodes = self._config.trial.episodes
+        rules = rules_of(self._config, self._environment, self._chat, episodes)
+        played = horizon(self._config.curriculum, step, episodes)
+        rules = rules.under(self._environment, played.num_episodes, played.max_turns)
         return [
             TrialRun(
                 self._environment,
