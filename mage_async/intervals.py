@@ -18,6 +18,14 @@ def standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
+def wilson(successes: int, count: int) -> tuple[float, float]:
+    """Bounds at 95 % of a share, as Wilson has it: inside 0 to 1 even where all or none succeed."""
+    share, spread = successes / count, 1.96**2 / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def paired(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
     """`one - other` of each seed that both have: seeds share warm start and tasks, so differences
     vary less than either.

@@ -15,6 +15,7 @@ def readable(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any]:
         "seat": trial.task.seat,
         "seed": trial.task.seed,
         "reward_by_episode": trial.episode_rewards(),
+        **({} if trial.cut_at is None else {"cut_at": trial.cut_at}),
         "turns": [
             {
                 "episode": turn.episode,

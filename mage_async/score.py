@@ -10,59 +10,118 @@ from operator import or_
 
 import msgspec
 
-from mage_async.environments.environment import Environment
+from mage_async.environments.environment import Environment, Facts
+from mage_async.intervals import wilson
 from mage_async.trajectory import Kind, Trial
 
+MOST_MEMBERS = 64
+"""With more of them, members are boards or rooms, and a family says how hard they are."""
 
-class Score(msgspec.Struct, frozen=True):
-    """Returns are per unit of the environment (round, hand, dial); intervals are half-widths at 95
-    %.
-    """
+
+class Part(msgspec.Struct, frozen=True):
+    """The trials against one opponent, in one seat, or of one difficulty."""
 
     num_trials: int
     return_by_episode: list[float]
     ci95_by_episode: list[float]
     won_by_episode: list[float]
+    won_within: list[float]
+    lost_by_episode: list[float]
+
+
+class Score(msgspec.Struct, frozen=True):
+    """Returns are per unit of the environment (round, hand, dial); intervals are half-widths at 95
+    %.
+
+    A trial that outgrew the engine's context counts: its unfinished episodes, and those that it
+    could not begin, earn the least that the environment can pay.
+    """
+
+    num_trials: int
+    return_by_episode: list[float]
+    ci95_by_episode: list[float]
+    best_within: list[float]
+    """Mean over trials of the best return so far; like `won_within` it can only grow."""
+    won_by_episode: list[float]
     """Share of trials that won the episode, each episode by itself."""
+    won_bounds_by_episode: list[tuple[float, float]]
+    """Of that share: Wilson's, at 95 %."""
     won_within: list[float]
     """Share that won at least one episode so far: what LaMer and MAGE report. It can only grow,
-    also where nothing is learned from one episode for the next.
+    also where nothing is learned from one episode for the next: the `blind` set says how much a
+    policy gains by independent retries.
     """
     lost_by_episode: list[float]
     """What is neither won nor lost is drawn."""
     by_family: dict[str, list[float]]
+    """Returns, as in the next."""
     by_member: dict[str, list[float]]
+    parts: dict[str, dict[str, Part]]
+    """By "family" (which says the difficulty where there is one), "seat", and "member" where there
+    are at most `MOST_MEMBERS`.
+    """
     invalid_actions_per_trial: float
     probes_by_episode: list[float]
     """Share of an episode's actions that only gather information, where the environment knows such.
     """
+    cut_short: float
+    """Share of trials that outgrew the engine's context; not 0: raise `engine.max_tokens`."""
 
 
 def score(trials: Sequence[Trial], environment: Environment) -> Score:
     """Score trials of equal length that were played independently of each other."""
-    units = environment.facts.units
-    rewards = [trial.episode_rewards() for trial in trials]
-    rows = [[reward / units for reward in row] for row in rewards]
-    won = [[environment.facts.is_won(reward) for reward in row] for row in rewards]
-    lost = [[environment.facts.is_lost(reward) for reward in row] for row in rewards]
+    facts = environment.facts
+    rewards = [_rewards(trial, facts) for trial in trials]
+    rows = [[reward / facts.units for reward in row] for row in rewards]
     members = [trial.task.member for trial in trials]
     families = [environment.family(member) for member in members]
-    columns = list(zip(*rows, strict=True))
+    names = {"family": families, "seat": [str(trial.task.seat) for trial in trials]}
+    if len(set(members)) <= MOST_MEMBERS:
+        names["member"] = members
+    whole = _part(rewards, facts)
+    counts = [round(share * len(trials)) for share in whole.won_by_episode]
     return Score(
-        num_trials=len(rows),
-        return_by_episode=[_mean(column) for column in columns],
-        ci95_by_episode=[_half_width(column) for column in columns],
-        won_by_episode=_shares(won),
-        won_within=_shares([list(accumulate(row, or_)) for row in won]),
-        lost_by_episode=_shares(lost),
+        **msgspec.structs.asdict(whole),
+        best_within=_means([list(accumulate(row, max)) for row in rows]),
+        won_bounds_by_episode=[wilson(count, len(trials)) for count in counts],
         by_family=_by(families, rows),
         by_member=_by(members, rows),
+        parts={kind: _parts(each, rewards, facts) for kind, each in names.items()},
         invalid_actions_per_trial=_mean([trial.num_invalid() for trial in trials]),
         probes_by_episode=_probes(trials, environment),
+        cut_short=_mean([trial.cut_at is not None for trial in trials]),
     )
 
 
-def _shares(rows: Sequence[Sequence[bool]]) -> list[float]:
+def _rewards(trial: Trial, facts: Facts) -> list[float]:
+    """Undiscounted reward of every episode; the least there is for what was not finished."""
+    rewards = trial.episode_rewards()
+    if trial.cut_at is None:
+        return rewards
+    return rewards[: trial.cut_at] + [facts.min_return] * (trial.num_episodes - trial.cut_at)
+
+
+def _parts(names: Sequence[str], rewards: Sequence[list[float]], facts: Facts) -> dict[str, Part]:
+    grouped: dict[str, list[list[float]]] = defaultdict(list)
+    for name, row in zip(names, rewards, strict=True):
+        grouped[name].append(row)
+    return {name: _part(grouped[name], facts) for name in sorted(grouped)}
+
+
+def _part(rewards: Sequence[list[float]], facts: Facts) -> Part:
+    rows = [[reward / facts.units for reward in row] for row in rewards]
+    won = [[facts.is_won(reward) for reward in row] for row in rewards]
+    return Part(
+        num_trials=len(rows),
+        return_by_episode=_means(rows),
+        ci95_by_episode=[_half_width(column) for column in zip(*rows, strict=True)],
+        won_by_episode=_means(won),
+        won_within=_means([list(accumulate(row, or_)) for row in won]),
+        lost_by_episode=_means([[facts.is_lost(reward) for reward in row] for row in rewards]),
+    )
+
+
+def _means(rows: Sequence[Sequence[float]]) -> list[float]:
     return [_mean(column) for column in zip(*rows, strict=True)]
 
 

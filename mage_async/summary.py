@@ -17,11 +17,15 @@ _SCORES = (
     "ci95_by_episode",
     "num_trials",
     "by_family",
+    "best_within",
     "won_by_episode",
+    "won_bounds_by_episode",
     "won_within",
     "lost_by_episode",
     "probes_by_episode",
+    "parts",
     "invalid_actions_per_trial",
+    "cut_short",
 )
 _RATES = ("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s")
 

@@ -102,6 +102,10 @@ class Trial:
     num_extension_faults: int = 0
     """Turns whose prompt did not extend the context before it, token by token; should be 0."""
     duration_s: float = 0.0
+    cut_at: int | None = None
+    """The first episode that was not finished, where an evaluated trial outgrew the engine's
+    context. A trial in training never is: its group is dropped.
+    """
 
     def episode_rewards(self) -> list[float]:
         """Undiscounted reward of every episode; one that was not played, because an earlier one was

@@ -83,6 +83,7 @@ class TrialRun:
         self._episode, self._index_in_episode, self._kind = 0, 0, Kind.ACT
         self._earned = 0.0
         self._is_done = False
+        self._cut_at: int | None = None
         self._play = self._begin()
         self._invite(self._transcript.ask, rules.wording.opening(0, self._play.observation, ()))
 
@@ -124,6 +125,11 @@ class TrialRun:
         """Names of the contexts used so far, for an engine to release."""
         return [f"{self._name}.{number}" for number in range(1, self._transcript.num_segments + 1)]
 
+    def cut_short(self) -> None:
+        """End here, because the last prompt cannot be answered; the trial says at which episode."""
+        self._is_done = True
+        self._cut_at = self._episode + (self._kind is Kind.REFLECT)
+
     def trial(self, duration_s: float = 0.0) -> Trial:
         """The finished trial; call it after `next_prompt()` returned None."""
         assert self._is_done
@@ -135,6 +141,7 @@ class TrialRun:
             tuple(self._turns),
             *self._counts,
             duration_s=duration_s,
+            cut_at=self._cut_at,
         )
 
     def _act(self, start: int, completion: Completion, action: str | None) -> None:

@@ -22,7 +22,9 @@ def sets_table(
     ]
     return join(
         _table(num_episodes, "set", [*rows, *known]),
-        _wins(evaluation["heldout"], num_episodes),
+        _wins(evaluation, num_episodes),
+        _seats(evaluation["heldout"], num_episodes, bound),
+        _cut(evaluation),
         _probes(evaluation, num_episodes),
     )
 
@@ -71,15 +73,40 @@ def _cell(value: float, bound: float, beside: str = "", digits: int = 2) -> Mark
     return tag("td", signed(value, digits), half, cls=css, style=f"--depth:{strength:.2f}")
 
 
-def _wins(heldout: Mapping[str, Any], num_episodes: int) -> Markup:
-    """Held-out tasks won: in the episode itself, and in any so far, which can only grow."""
+def _wins(evaluation: Mapping[str, Any], num_episodes: int) -> Markup:
+    """Held-out tasks won: in the episode itself, and in any so far, which can only grow; beside it
+    what the same policy reaches without its earlier episodes, by independent retries.
+    """
+    heldout, blind = evaluation["heldout"], evaluation.get("heldout_blind")
+    won, lost = heldout["won_by_episode"], heldout["lost_by_episode"]
     shares = {
-        "won": heldout["won_by_episode"],
-        "lost": heldout["lost_by_episode"],
+        "won": won,
+        "drawn": [1.0 - one - other for one, other in zip(won, lost, strict=True)],
+        "lost": lost,
         "won at least once so far": heldout["won_within"],
+        **({"the same by independent retries": blind["won_within"]} if blind else {}),
     }
     rows = [_shares(label, values) for label, values in shares.items()]
     return join(tag("h3", "held-out tasks won and lost"), _table(num_episodes, "share", rows))
+
+
+def _seats(heldout: Mapping[str, Any], num_episodes: int, bound: float) -> Markup | None:
+    """Return by seat, where there are several."""
+    seats = heldout.get("parts", {}).get("seat", {})
+    if len(seats) < 2:
+        return None
+    rows = [_set_row(f"seat {name}", part, bound) for name, part in seats.items()]
+    return join(tag("h3", "held-out, by seat"), _table(num_episodes, "seat", rows))
+
+
+def _cut(evaluation: Mapping[str, Any]) -> Markup | None:
+    """Trials that did not fit into the engine's context, which count as lost."""
+    cut = {name: score["cut_short"] for name, score in evaluation.items() if score.get("cut_short")}
+    if not cut:
+        return None
+    said = ", ".join(f"{percent(share)} of {SETS[name][0]}" for name, share in cut.items())
+    text = f"Outgrew the engine's context, and count the least a task can pay from there: {said}."
+    return tag("p", text, cls="note")
 
 
 def _shares(label: str, values: Sequence[float]) -> Markup:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment
-from mage_async.errors import TurnOverdue
+from mage_async.errors import ContextFull, TurnOverdue
 from mage_async.trajectory import Task, Trial
 from mage_async.trial_run import TrialRules, TrialRun
 from mage_services.engines.engine import Engine
@@ -65,13 +65,18 @@ async def _complete(prompt: Prompt, engine: Engine) -> Completion:
 async def play_all(runs: Sequence[TrialRun], engine: Engine, at_once: int) -> list[Trial]:
     """Play trials concurrently, at most `at_once` of them; results in the order of `runs`.
 
-    Cancellation aborts all of them.
+    One that outgrows the engine's context ends there, and says so (`Trial.cut_at`): it counts among
+    the others. Cancellation aborts all of them.
     """
     room = asyncio.Semaphore(at_once)
 
     async def one(run: TrialRun) -> Trial:
         async with room:
-            return await play_trial(run, engine)
+            try:
+                return await play_trial(run, engine)
+            except ContextFull:
+                run.cut_short()
+                return run.trial()
 
     async with asyncio.TaskGroup() as tasks:
         playing = [tasks.create_task(one(run), name=f"trial {n}") for n, run in enumerate(runs)]

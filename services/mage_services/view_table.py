@@ -103,6 +103,9 @@ def _facts(summary: dict[str, Any]) -> list[str]:
         lines.append(f"staleness mean {staleness['mean']:.2f}, max {staleness['max']:g}")
     if cache:
         lines[-1] += f"; prefix cache hit {cache['hit_rate']:.1%}, reuse {cache['reuse_rate']:.1%}"
+    cut = summary.get("evaluation", {}).get("heldout", {}).get("cut_short", 0.0)
+    if cut:
+        lines.append(f"{cut:.1%} of held-out trials outgrew engine.max_tokens, and count as lost")
     if trials:
         lines.append(
             f"trials: {trials['granted']} granted = {trials['trained']} trained"

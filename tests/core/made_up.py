@@ -105,10 +105,25 @@ def _score(name, skill, source, environment, num_trials):
         "by_family": {family: _returns(name, skill, source, 0.1) for family in families},
         "by_member": {member: _returns(name, skill, source, 0.15) for member in members},
         "invalid_actions_per_trial": 0.07,
+        "best_within": [0.1, 0.7, 0.8],
         "won_by_episode": [0.3, 0.6, 0.7],
+        "won_bounds_by_episode": [(0.27, 0.33), (0.57, 0.63), (0.67, 0.73)],
+        "parts": {"seat": {"0": _part(num_trials)}},
+        "cut_short": 0.0,
         "won_within": [0.3, 0.7, 0.9],
         "lost_by_episode": [0.4, 0.2, 0.1],
         "probes_by_episode": [0.0, 0.0, 0.0],
+    }
+
+
+def _part(num_trials):
+    return {
+        "num_trials": num_trials,
+        "return_by_episode": [0.0, 0.5, 0.7],
+        "ci95_by_episode": [0.01] * 3,
+        "won_by_episode": [0.3, 0.6, 0.7],
+        "won_within": [0.3, 0.7, 0.9],
+        "lost_by_episode": [0.4, 0.2, 0.1],
     }
 
 

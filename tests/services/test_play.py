@@ -12,7 +12,7 @@ import pytest
 
 from mage_async.assembly import WORDS
 from mage_async.chat import ChatFormat
-from mage_async.completion import Prompt, Sampling
+from mage_async.completion import Prompt, Sampling, check_prompt
 from mage_async.environments.catalogue import load, names
 from mage_async.environments.environment import Outcome
 from mage_async.environments.rps import Rps, RpsPlay
@@ -20,6 +20,7 @@ from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
+from mage_async.score import score
 from mage_async.tags import Forced, Tags
 from mage_async.task_stream import TaskStream
 from mage_async.trajectory import Kind, Task, Trial
@@ -175,6 +176,32 @@ def test_one_failed_trial_ends_the_others(chat: ChatFormat) -> None:
         assert num_contexts(made) == 0
 
     asyncio.run(main())
+
+
+def test_a_trial_that_outgrows_the_context_ends_there_and_counts_among_the_others(
+    chat: ChatFormat,
+) -> None:
+    """As in an evaluation of more episodes than the engine was given room for."""
+
+    async def main() -> list[Trial]:
+        uniform = UniformWords(chat, Tags("both"), MOVES)
+
+        def within(prompt: Prompt, turn: int) -> Answer:
+            check_prompt(prompt, max_tokens=60, vocabulary=10**6)  # as real engines do
+            return uniform(prompt, turn)
+
+        made = stage(chat, answers=within)
+        trials = await play_all(runs(made, 3), made.engine, 2)
+        assert num_contexts(made) == 0
+        return trials
+
+    trials = asyncio.run(main())
+    assert [trial.cut_at for trial in trials] == [1, 1, 1]
+    assert all(trial.turns[-1].episode == 1 for trial in trials)
+    found = score(trials, RPS)
+    assert found.cut_short == 1.0
+    assert found.return_by_episode[1:] == [-1.0, -1.0]
+    assert found.lost_by_episode[1:] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("forced", ["both", "open", "none"])
