@@ -65,6 +65,8 @@ SMALL = (
     "evaluation.every=0",
     "evaluation.final_trials=24",
 )
+DETERMINISTIC = ("admission.rule=sync", "admission.max_staleness=0", "engine.arithmetic=exact")
+"""What makes a run a function of its configuration."""
 BOTH = ("supervision.max_restarts=100000",)
 RETURN = 0.65
 """What the quickstart has to reach, killed or not."""
@@ -298,7 +300,7 @@ def settings_of(given: Any) -> list[str]:
     )
     settings += [f"learner.steps={steps}"] if steps else []
     if given.deterministic:
-        settings += ["admission.rule=sync", "admission.max_staleness=0"]
+        settings += DETERMINISTIC
     return [*settings, *given.set]
 
 

@@ -58,6 +58,7 @@ SHAPE = {
 }
 RULES = Engine(
     kind="embedded",
+    arithmetic="float32",
     max_contexts=96,
     max_tokens=256,
     cache_rule="keep",

@@ -58,7 +58,9 @@ class InProcess:
             max_staleness=0,
             strategy_temperature=config.sampling.strategy_temperature,
         )
-        served = Model.load(policy, lanes=self._lanes, max_tokens=rules.max_tokens)
+        served = Model.load(
+            policy, lanes=self._lanes, max_tokens=rules.max_tokens, arithmetic=rules.arithmetic
+        )
         self._scheduler = Scheduler(served)
         self._tasks = TaskStream(self._environment, config.seed)
         self._num_sets = 0
@@ -93,7 +95,12 @@ class InProcess:
         groups = [Group(number, step, part) for number, part in zip(numbers, parts, strict=True)]
         self._trainer.step(training_sequences(groups, self._config))
         model = self._trainer.model
-        weights = as_weights(model.state_dict().items(), self._scheduler.architecture, "trainer")
+        weights = as_weights(
+            model.state_dict().items(),
+            self._scheduler.architecture,
+            "trainer",
+            self._scheduler.arithmetic,
+        )
         self._scheduler.swap(self._trainer.version, weights)
         return score(trials, self._environment).return_by_episode
 

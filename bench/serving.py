@@ -74,6 +74,7 @@ def engine_of(kind: str, directory: Path, rules: dict[str, Any], name: str = "be
     server = rules.get("server", {})
     made = EngineRules(
         kind=kind,
+        arithmetic="float32",
         max_contexts=rules["max_contexts"],
         max_tokens=rules["max_tokens"],
         cache_rule="keep",  # the prompts say what is recomputed

@@ -71,12 +71,7 @@ def check(config: Config) -> None:
     for split in ("train", "heldout"):
         if not environment.members(split):
             raise ConfigError(f"environment {environment.facts.name!r} has no {split} members")
-    needed = config.admission.trials_per_group
-    if config.engine.max_contexts < needed:
-        raise ConfigError(
-            f"engine.max_contexts must be at least admission.trials_per_group = {needed}, "
-            f"got {config.engine.max_contexts}"
-        )
+    _check_engine(config)
     curriculum.check(config.curriculum, config.trial)
     estimators.check(config.advantage, config.transcript)
     information.check(config.credit, environment)
@@ -87,6 +82,20 @@ def check(config: Config) -> None:
         raise ConfigError(
             "policy.tiny: hidden_size must be a multiple of heads, and heads of kv_heads; "
             f"got {shape.hidden_size}, {shape.heads}, {shape.kv_heads}"
+        )
+
+
+def _check_engine(config: Config) -> None:
+    needed = config.admission.trials_per_group
+    if config.engine.max_contexts < needed:
+        raise ConfigError(
+            f"engine.max_contexts must be at least admission.trials_per_group = {needed}, "
+            f"got {config.engine.max_contexts}"
+        )
+    if config.engine.arithmetic == "exact" and config.engine.kind != "embedded":
+        raise ConfigError(
+            'engine.arithmetic = "exact" is the embedded engine\'s; for SGLang set '
+            "engine.server = { enable_deterministic_inference = true }"
         )
 
 

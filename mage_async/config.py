@@ -146,6 +146,10 @@ class Engine(Section):
 
     kind: Literal["embedded", "sglang"]
     """In this process, on processors; or an SGLang of its own, in a process under the actor."""
+    arithmetic: Literal["float32", "exact"]
+    """Of the embedded engine. exact: a completion is the same, bit by bit, whatever is computed
+    beside it; with the rule `sync` and max_staleness 0 a run is a function of its configuration.
+    """
     max_contexts: Count
     max_tokens: Count
     """Longest context, prompt and completion together."""

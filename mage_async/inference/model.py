@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from mage_async.errors import PolicyError
 from mage_async.inference.architecture import Architecture, read_architecture
+from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic, Kind
 from mage_async.inference.ragged import Bucket, Rows, buckets, packed_positions
 from mage_async.inference.rotation import rotations
 from mage_async.inference.weights import Layer, Weights, read_weights
@@ -38,19 +38,28 @@ class Model:
     Args:
         lanes: contexts whose keys and values are kept.
         max_tokens: positions of each.
+        arithmetic: the one the weights were read for.
     """
 
     def __init__(
-        self, architecture: Architecture, weights: Weights, *, lanes: int, max_tokens: int
+        self,
+        architecture: Architecture,
+        weights: Weights,
+        *,
+        lanes: int,
+        max_tokens: int,
+        arithmetic: Arithmetic = ARITHMETICS["float32"],
     ) -> None:
-        self.architecture, self.weights = architecture, weights
+        self.architecture, self.weights, self.arithmetic = architecture, weights, arithmetic
         kv_row = (2, architecture.kv_heads, architecture.head_dim)
         self._cache = [torch.zeros(lanes, max_tokens, *kv_row) for _ in range(architecture.layers)]
         self._rotations = rotations(architecture.rotation, architecture.head_dim, max_tokens)
         self.lanes, self.max_tokens = lanes, max_tokens
 
     @staticmethod
-    def load(directory: Path, *, lanes: int, max_tokens: int) -> "Model":
+    def load(
+        directory: Path, *, lanes: int, max_tokens: int, arithmetic: Kind = "float32"
+    ) -> "Model":
         """Read a model directory.
 
         Raises:
@@ -62,8 +71,9 @@ class Model:
                 f"{directory}: was made for {architecture.max_positions} positions, but "
                 f"engine.max_tokens is {max_tokens}; lower it"
             )
-        weights = read_weights(directory, architecture)
-        return Model(architecture, weights, lanes=lanes, max_tokens=max_tokens)
+        computed = ARITHMETICS[arithmetic]
+        weights = read_weights(directory, architecture, computed)
+        return Model(architecture, weights, lanes=lanes, max_tokens=max_tokens, arithmetic=computed)
 
     def describe(self) -> str:
         """What it is and the memory it takes, in one line."""
@@ -121,7 +131,7 @@ class Model:
         last = torch.from_numpy((np.cumsum(rows.counts) - 1)[wanted])
         hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
         hidden = self._block(layer, cache, hidden, qkv, buckets(rows.take(wanted).last_tokens()))
-        return functional.linear(self._norm(hidden, self.weights.norm), self.weights.head)
+        return self.arithmetic.linear(self._norm(hidden, self.weights.norm), self.weights.head)
 
     def _remember(
         self,
@@ -133,14 +143,14 @@ class Model:
         copies: Sequence[PrefixCopy],
     ) -> torch.Tensor:
         """Keep the new tokens' keys and values, carry out the copies; returns [T, (N + 2K) H]."""
-        shape = self.architecture
-        qkv = functional.linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        shape, computed = self.architecture, self.arithmetic
+        qkv = computed.linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
         num_turning = (shape.heads + shape.kv_heads) * shape.head_dim
         heads = qkv[:, :num_turning].unflatten(1, (-1, shape.head_dim))
         if layer.head_norms is not None:
-            normed = functional.rms_norm(heads, (shape.head_dim,), None, shape.norm_epsilon)
+            normed = computed.normed(heads, shape.norm_epsilon)
             torch.mul(normed, layer.head_norms, out=heads)
-        torch.view_as_complex(heads.unflatten(2, (-1, 2))).mul_(turns)
+        computed.turn(heads, turns)
         flat = cache.flatten(2).flatten(0, 1)
         flat.index_copy_(0, places, qkv[:, shape.heads * shape.head_dim :])
         for copy in copies:
@@ -159,12 +169,12 @@ class Model:
         queries = qkv[:, : self.architecture.heads * self.architecture.head_dim]
         seen = [self._attend(cache, queries[bucket.tokens], bucket) for bucket in folded]
         attended = seen[0] if len(seen) == 1 else torch.cat(seen)
-        hidden = functional.linear(attended, layer.output, layer.output_bias).add_(hidden)
+        computed = self.arithmetic
+        hidden = computed.linear(attended, layer.output, layer.output_bias).add_(hidden)
         normed = self._norm(hidden, layer.mlp_norm)
-        gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, 1)
-        return functional.linear(functional.silu(gate).mul_(up), layer.down, layer.down_bias).add_(
-            hidden
-        )
+        gate, up = computed.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, 1)
+        inner = computed.silu(gate).mul_(up)
+        return computed.linear(inner, layer.down, layer.down_bias).add_(hidden)
 
     def _attend(self, cache: torch.Tensor, queries: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """[T, N H] of one bucket -> [T, N H]"""
@@ -176,15 +186,11 @@ class Model:
         rows = cache.flatten(2)[:, : bucket.context].index_select(0, bucket.lanes)  # [B, L, 2KH]
         kv = rows.unflatten(2, cache.shape[2:])
         keys, values = kv.permute(2, 0, 3, 1, 4)
-        out = functional.scaled_dot_product_attention(
-            folded.transpose(1, 2),
-            keys,
-            values,
-            attn_mask=bucket.mask,
-            enable_gqa=shape.heads != shape.kv_heads,
-        )  # [B, N, n, H]
-        flat = out.transpose(1, 2).flatten(2).flatten(0, 1)
+        seen = self.arithmetic.attention(
+            folded.transpose(1, 2), keys, values, bucket.mask, self.max_tokens
+        )
+        flat = seen.transpose(1, 2).flatten(2).flatten(0, 1)
         return flat if bucket.cells is None else flat.index_select(0, bucket.cells)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(hidden, weight.shape, weight, self.architecture.norm_epsilon)
+        return self.arithmetic.normed(hidden, self.architecture.norm_epsilon, weight)

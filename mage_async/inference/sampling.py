@@ -1,8 +1,8 @@
 """Drawing tokens: a uniform number from the seed alone, through the inverse distribution.
 
-So a completion does not depend on what else is in the batch (but for the last bits of float32
-logits). Log-probs are taken after temperature and before top-k and top-p, from the very logits that
-the token was drawn from.
+So a completion does not depend on what else is in the batch, but for the last bits of logits where
+arithmetic is not exact. Log-probs are taken after temperature and before top-k and top-p, from the
+very logits that the token was drawn from.
 
 Shapes: `W` rows, `V` vocabulary.
 """
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +41,12 @@ def uniforms(seeds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 @torch.inference_mode()
-def draw(logits: torch.Tensor, rules: Rules, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def draw(
+    logits: torch.Tensor,
+    rules: Rules,
+    chances: np.ndarray,
+    arithmetic: Arithmetic = ARITHMETICS["float32"],
+) -> tuple[np.ndarray, np.ndarray]:
     """Draw one token a row.
 
     Args:
@@ -51,7 +58,7 @@ def draw(logits: torch.Tensor, rules: Rules, chances: np.ndarray) -> tuple[np.nd
     """
     is_greedy = rules.temperature == 0
     divisor = torch.from_numpy(np.where(is_greedy, np.float32(1), rules.temperature))
-    logprobs = torch.log_softmax(logits / divisor[:, None], 1)
+    logprobs = arithmetic.log_softmax(logits / divisor[:, None])
     kept = logprobs.exp()
     if rules.top_k.any():
         kept = _top_k(kept, torch.from_numpy(rules.top_k))

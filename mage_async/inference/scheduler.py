@@ -19,6 +19,7 @@ import torch
 from mage_async.completion import Completion, FinishReason, Prompt, check_prompt
 from mage_async.errors import RunError
 from mage_async.inference.architecture import Architecture
+from mage_async.inference.arithmetic import Arithmetic
 from mage_async.inference.contexts import Contexts, Opened
 from mage_async.inference.model import Model
 from mage_async.inference.plan import Plan
@@ -133,7 +134,7 @@ class Scheduler:
         Raises:
             PolicyError: the file cannot be used; the weights are the old ones.
         """
-        self.swap(version, read_weights(path, self._model.architecture))
+        self.swap(version, read_weights(path, self._model.architecture, self._model.arithmetic))
 
     def swap(self, version: int, weights: Weights) -> None:
         """The same with weights that have been read; takes no time."""
@@ -157,6 +158,11 @@ class Scheduler:
     def architecture(self) -> Architecture:
         """Of the model that is served."""
         return self._model.architecture
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """Of the model that is served: what weights to `swap` in are to be read for."""
+        return self._model.arithmetic
 
     def statistics(self) -> Statistics:
         """What was done so far."""
@@ -222,7 +228,7 @@ class Scheduler:
         """Draw a token for each lane, of which `known` are known; returns what that finished."""
         rules = Rules(self._temperature[lanes], self._top_p[lanes], self._top_k[lanes])
         chances = uniforms(self._seeds[lanes], known - self._num_prompt[lanes])
-        tokens, logprobs = draw(logits, rules, chances)
+        tokens, logprobs = draw(logits, rules, chances, self._model.arithmetic)
         self._logprobs[lanes, known] = logprobs
         self._contexts.tokens[lanes, known] = tokens
         drawn = zip(lanes.tolist(), tokens.tolist(), known.tolist(), strict=True)

@@ -9,7 +9,7 @@ Shapes: `V` vocabulary, `D` hidden, `N` heads, `K` key-value heads, `H` head siz
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,13 +18,14 @@ from safetensors.torch import load_file
 
 from mage_async.errors import PolicyError
 from mage_async.inference.architecture import Architecture
+from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic
 
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One block, float32."""
+    """One block, float32; its matrices as `Arithmetic` wants them."""
 
     input_norm: torch.Tensor
     """[D]"""
@@ -48,7 +49,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """All of a model, float32; replaced as a whole, never changed."""
+    """All of a model, float32, the head and the layers' matrices as `Arithmetic` wants them;
+    replaced as a whole, never changed.
+    """
 
     embedding: torch.Tensor
     """[V, D]"""
@@ -56,21 +59,26 @@ class Weights:
     norm: torch.Tensor
     """[D]"""
     head: torch.Tensor
-    """[V, D]; the embedding itself where they are tied"""
+    """[V, D]; in float32 the embedding itself where they are tied"""
     num_parameters: int
 
 
-def read_weights(path: Path, architecture: Architecture) -> Weights:
+def read_weights(
+    path: Path, architecture: Architecture, arithmetic: Arithmetic = ARITHMETICS["float32"]
+) -> Weights:
     """Read a safetensors file, or all those of a model directory.
 
     Raises:
         PolicyError: a file cannot be read, or holds another model's tensors.
     """
-    return as_weights(_read(weight_files(path)), architecture, str(path))
+    return as_weights(_read(weight_files(path)), architecture, str(path), arithmetic)
 
 
 def as_weights(
-    named: Iterable[tuple[str, torch.Tensor]], architecture: Architecture, where: str
+    named: Iterable[tuple[str, torch.Tensor]],
+    architecture: Architecture,
+    where: str,
+    arithmetic: Arithmetic = ARITHMETICS["float32"],
 ) -> Weights:
     """Arrange copies of a model's tensors; `where` they come from begins the error.
 
@@ -90,7 +98,7 @@ def as_weights(
         ) from error
     if tensors:
         raise PolicyError(f"{where}: tensors this model does not have: {sorted(tensors)[:3]} …")
-    return weights
+    return _arranged(weights, arithmetic)
 
 
 def unreadable(path: Path) -> str:
@@ -183,6 +191,21 @@ def _assemble(tensors: Tensors, shape: Architecture) -> Weights:
     layers = tuple(_layer(tensors, number, shape) for number in range(shape.layers))
     norm = _take(tensors, "model.norm.weight", shape.hidden_size)
     return Weights(embedding, layers, norm, head, num_parameters)
+
+
+def _arranged(weights: Weights, arithmetic: Arithmetic) -> Weights:
+    """The same, its matrices ready to be multiplied by."""
+    layers = (
+        replace(
+            layer,
+            qkv=arithmetic.matrix(layer.qkv),
+            output=arithmetic.matrix(layer.output),
+            gate_up=arithmetic.matrix(layer.gate_up),
+            down=arithmetic.matrix(layer.down),
+        )
+        for layer in weights.layers
+    )
+    return replace(weights, layers=tuple(layers), head=arithmetic.matrix(weights.head))
 
 
 def _layer(tensors: Tensors, number: int, shape: Architecture) -> Layer:

@@ -37,3 +37,13 @@ def test_messages_that_are_doubled_cut_and_garbled_lose_nothing() -> None:
     arguments = ("--kills", "1", "--steps", "10", "--roles", "learner", "--stop-s", "0")
     said = attack(*arguments, "--frames", "0.003", "--set", "admission.grant_deadline_s=5.0")
     assert said.splitlines()[-1] == "nothing was lost"
+
+
+def test_a_learner_killed_in_a_deterministic_run_leaves_every_version_as_it_would_have_been() -> (
+    None
+):
+    arguments = ("--kills", "3", "--roles", "learner", "--deterministic", "--steps", "8")
+    said = attack(*arguments, "--stop-s", "0")
+    assert said.splitlines()[-1] == "nothing was lost"
+    figures = dict(line.split() for line in said.splitlines() if len(line.split()) == 2)
+    assert (figures["versions_compared"], figures["versions_differ"]) == ("8", "0")

@@ -18,6 +18,7 @@ from mage_services.engines.embedded import EmbeddedEngine
 
 RULES = EngineRules(
     kind="embedded",
+    arithmetic="float32",
     max_contexts=16,
     max_tokens=256,
     cache_rule="keep",

@@ -21,6 +21,7 @@ from mage_services.engines.warming import Warming
 
 RULES = EngineRules(
     kind="sglang",
+    arithmetic="float32",
     max_contexts=8,
     max_tokens=100,
     cache_rule="keep",

@@ -82,6 +82,7 @@ def rules(**changed: Any) -> EngineRules:
     """An engine of 32 contexts."""
     plain: dict[str, Any] = {
         "kind": "sglang",
+        "arithmetic": "float32",
         "max_contexts": 32,
         "max_tokens": 1024,
         "cache_rule": "keep",

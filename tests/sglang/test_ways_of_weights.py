@@ -68,6 +68,7 @@ def test_every_way_brings_the_same_weights_while_turns_are_drawn(tmp_path: Path)
     ]
     rules = EngineRules(
         kind="sglang",
+        arithmetic="float32",
         max_contexts=16,
         max_tokens=256,
         cache_rule="isolate",

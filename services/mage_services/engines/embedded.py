@@ -40,7 +40,12 @@ class EmbeddedEngine:
     """
 
     def __init__(self, directory: Path, rules: EngineRules) -> None:
-        model = Model.load(directory, lanes=rules.max_contexts, max_tokens=rules.max_tokens)
+        model = Model.load(
+            directory,
+            lanes=rules.max_contexts,
+            max_tokens=rules.max_tokens,
+            arithmetic=rules.arithmetic,
+        )
         interrupts = rules.in_flight == "interrupt"
         self._scheduler = Scheduler(model, interrupts=interrupts, now=time.perf_counter)
         self._worker = ThreadPoolExecutor(
@@ -127,10 +132,11 @@ class EmbeddedEngine:
 
     def _read(self, path: Path) -> Weights:
         """In a thread beside the one that computes: forwards go on meanwhile."""
+        architecture, arithmetic = self._scheduler.architecture, self._scheduler.arithmetic
         if not is_manifest(path):
-            return read_weights(path, self._scheduler.architecture)
+            return read_weights(path, architecture, arithmetic)
         tensors = self._receiver.receive(Manifest.read(path))
-        return as_weights(tensors.items(), self._scheduler.architecture, str(path))
+        return as_weights(tensors.items(), architecture, str(path), arithmetic)
 
     def _swap(self) -> None:
         loads, self._loads = self._loads, []
