@@ -73,6 +73,11 @@ class RunDirectory:
         return self.root / "learner.json"
 
     @property
+    def supervisor(self) -> Path:
+        """Where the supervisor's time went, in its last life."""
+        return self.root / "supervisor.json"
+
+    @property
     def summary(self) -> Path:
         """The run in one JSON document."""
         return self.root / "summary.json"

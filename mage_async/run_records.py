@@ -29,6 +29,8 @@ class RunRecords:
     """Counts and totals; empty before the end."""
     samples: list[Record]
     """Trials to read."""
+    supervisor: Record
+    """Where its time went; empty before the end."""
 
     def step_s(self) -> list[float]:
         """Seconds that each step of `metrics` took, its wait for the batch included."""
@@ -52,6 +54,7 @@ def read_records(run: RunDirectory) -> RunRecords:
         read_document(run.evaluation),
         read_document(run.learner),
         read_lines(run.samples),
+        read_document(run.supervisor),
     )
 
 

@@ -62,9 +62,12 @@ def _measured(evaluation: Record) -> str:
 
 
 def _blocked_s(records: RunRecords) -> dict[str, dict[str, float]]:
-    """Seconds by state of each process; the evaluator's to its own end, which is the later one."""
-    at_its_end = records.evaluation.get("blocked_s")
-    return records.learner.get("blocked_s", {}) | ({"evaluator": at_its_end} if at_its_end else {})
+    """Seconds by state of each process; two book to their own ends, which are later ones."""
+    booked = dict(records.learner.get("blocked_s", {}))
+    for name, record in (("evaluator", records.evaluation), ("supervisor", records.supervisor)):
+        if at_its_end := record.get("blocked_s"):
+            booked[name] = at_its_end
+    return booked
 
 
 def _process(records: RunRecords) -> list[Markup]:

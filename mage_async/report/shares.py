@@ -16,11 +16,16 @@ STATES = {
     "loading": "work4",
     "preparing": "work4",
     "journal sync": "work4",
+    "view": "work3",
+    "ending": "work5",
     "batch not full": "wait1",
     "no grant": "wait1",
     "no fresh weights": "wait2",
     "no version": "wait1",
     "peer gone": "wait2",
+    "processes": "wait1",
+    "process starting": "wait2",
+    "back-off": "wait2",
 }
 """Colours of known states: work is coloured, waiting is warm, what is new is grey."""
 FATES = {"trained": "work1", "dropped": "bad", "in_flight": "wait2"}

@@ -1,6 +1,7 @@
 """One run from start to report: the process that `mage_async.launch` becomes."""
 
 import argparse
+import json
 import shutil
 import signal
 import sys
@@ -56,6 +57,7 @@ def _supervise(run: RunDirectory, config: Config, view: View, given: argparse.Na
     except* MageError as group:
         raise first_failure(group) from None
     finally:
+        run.supervisor.write_text(json.dumps({"blocked_s": supervisor.time.seconds()}) + "\n")
         shutil.rmtree(run.shared_weights, ignore_errors=True)
         if is_ours:
             shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)

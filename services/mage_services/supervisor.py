@@ -4,6 +4,10 @@ process     ends well when            ends badly: restarted with back-off, withi
 learner     all steps are trained     alone: from checkpoint and journal; its peers wait for it
 actor N     the learner's goodbye     alone; its groups are granted again
 evaluator   the final sets are played alone
+
+Its own time is booked on `view` (drawing what processes say), and on what it waits for otherwise:
+`process starting` (one that lives has not said a word yet), `back-off` before a restart,
+`processes` (all of them live; there is nothing to do), and in the end `ending`.
 """
 
 import asyncio
@@ -12,10 +16,12 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mage_async.config import Config
 from mage_async.errors import RunError
 from mage_async.run_directory import RunDirectory
+from mage_services.blocked import TimeBook
 from mage_services.child import Child, Spec
 from mage_services.view import View
 
@@ -42,6 +48,10 @@ class Supervisor:
     _is_over: bool = False
     """The learner has ended well, and actors had time to do so too."""
     _num_restarts: dict[str, int] = field(default_factory=dict)
+    _num_starting: int = 0
+    """Processes that have not said a word."""
+    _num_backing_off: int = 0
+    time: TimeBook = field(default_factory=lambda: TimeBook("process starting"))
 
     async def supervise(self) -> None:
         """Run to the end.
@@ -59,6 +69,7 @@ class Supervisor:
                 }
                 tasks.create_task(self._end_actors(kept), name="end of actors")
         finally:
+            self.time.enter("ending")
             await self._end_all()
 
     async def _keep(self, spec: Spec) -> None:
@@ -72,7 +83,7 @@ class Supervisor:
             self._num_restarts[spec.name] = count = self._num_restarts.get(spec.name, 0) + 1
             if count > self.config.supervision.max_restarts:
                 raise RunError(epitaph)
-            self.view.event("supervisor", {"event": "restarting", "text": epitaph})
+            self._show("supervisor", {"event": "restarting", "text": epitaph})
             await self._back_off(count)
             if self._is_for_nobody(spec):
                 return
@@ -94,18 +105,42 @@ class Supervisor:
 
     async def _live(self, spec: Spec) -> str | None:
         """One life of a process; None where it ended well, else one line that says how."""
-        child = await Child.start(spec, dict(os.environ))
-        self._children.add(child)
-        self.view.event("supervisor", {"event": "started", "text": spec.name})
-        async for event in child.events(self.config.supervision.silence_s):
-            self.view.event(spec.name, event)
-        code = await child.wait()
+        self._num_starting += 1
+        is_starting = True
+        try:
+            child = await Child.start(spec, dict(os.environ))
+            self._children.add(child)
+            self._show("supervisor", {"event": "started", "text": spec.name})
+            async for event in child.events(self.config.supervision.silence_s):
+                self._num_starting -= is_starting
+                is_starting = False
+                self._show(spec.name, event)
+            code = await child.wait()
+        finally:
+            self._num_starting -= is_starting
         self._children.discard(child)
         return None if code == 0 else child.epitaph(code)
 
     async def _back_off(self, count: int) -> None:
         """Wait before a restart. Cancellation cuts it short."""
-        await asyncio.sleep(BACK_OFF_S[min(count, len(BACK_OFF_S)) - 1])
+        self._num_backing_off += 1
+        self._book()
+        try:
+            await asyncio.sleep(BACK_OFF_S[min(count, len(BACK_OFF_S)) - 1])
+        finally:
+            self._num_backing_off -= 1
+            self._book()
+
+    def _show(self, process: str, event: dict[str, Any]) -> None:
+        """Draw what happened, and book the time that takes."""
+        self.time.enter("view")
+        self.view.event(process, event)
+        self._book()
+
+    def _book(self) -> None:
+        """Say what is waited for from here on."""
+        living = "process starting" if self._num_starting else "processes"
+        self.time.enter("back-off" if self._num_backing_off else living)
 
     async def _end_all(self) -> None:
         """End every process that still runs: ask, wait, insist."""

@@ -34,6 +34,8 @@ def make_run(run, *, steps=60, finished=True, seed=0, settings=()):
     if finished:
         run.learner.write_text(json.dumps(_learner(steps)))
         run.evaluation.write_text(json.dumps(_evaluation(steps, source, environment)))
+        booked = {"process starting": 4.0, "processes": 40.0, "view": 1.0, "ending": 0.5}
+        run.supervisor.write_text(json.dumps({"blocked_s": booked}))
     return config
 
 

@@ -126,7 +126,7 @@ def test_nothing_that_was_said_can_become_markup(make_run):
 
 def test_shares_of_a_process_sum_to_the_whole(make_run):
     bars = re.findall(r'<div class="bar">(.*?)</div></div>', page_of(make_run()))
-    assert len(bars) == 6  # learner, four actors, and the trials
+    assert len(bars) == 7  # learner, four actors, supervisor, and the trials
     for bar in bars:
         shares = [float(share) for share in re.findall(r"flex:([\d.]+)", bar)]
         assert sum(shares) == pytest.approx(1, abs=1e-3)

@@ -66,6 +66,8 @@ def test_where_the_time_of_each_process_went_is_known(finished: tuple[Path, str]
     life = sum(evaluation["blocked_s"].values())
     assert life >= sum(booked.get("evaluator", {}).values())
     assert 0 < evaluation["blocked_s"]["playing"] <= life
+    watched = json.loads((finished[0] / "supervisor.json").read_text())["blocked_s"]
+    assert sum(watched.values()) >= known
 
 
 def test_nothing_of_a_finished_run_lives_on(

@@ -316,6 +316,21 @@ def test_an_actor_that_did_not_hear_the_learners_goodbye_is_ended_after_it(
     assert len(site.lives("actor-0")) == 1
 
 
+def test_the_supervisors_time_is_booked_on_what_it_waits_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
+    monkeypatch.setattr(supervisor_module, "BACK_OFF_S", (0.3,))
+    site.plan("actor-0", "fails", "ends well")
+    began, supervisor = time.monotonic(), site.supervisor()
+    patiently(supervisor.supervise())
+    booked = supervisor.time.seconds()
+    assert set(booked) <= {"process starting", "view", "back-off", "processes", "ending"}
+    assert booked["back-off"] >= 0.15  # the rest may have been drawing others' events
+    assert booked["process starting"] > 0.0
+    assert sum(booked.values()) == pytest.approx(time.monotonic() - began, abs=0.1)
+
+
 def test_a_silent_process_is_killed_and_started_again(site: Site) -> None:
     site.plan("actor-0", "blocks", "ends well")
     assignments = ["supervision.silence_s=1.5"]
