@@ -26,7 +26,7 @@ from mage_async.config import Config
 from mage_async.intervals import interval
 
 CONFIG = Path(__file__).parents[1] / "configs/quickstart.toml"
-TRIALS = 1024
+STEPS, TRIALS = 40, 512
 ROOM = "engine.max_tokens=240"
 REMARKS = 'trial.memory="history_and_reflection"'
 
@@ -45,7 +45,7 @@ class Arm:
 
 ARMS = {
     "quickstart": Arm(),
-    "scaling_inter": Arm("scaling_inter", ("curriculum.turns=[2, 3, 4]",)),
+    "scaling_inter": Arm("scaling_inter", ("curriculum.turns=[2, 3, 4]", "curriculum.steps=10")),
     "metacure": Arm("metacure"),
     "sge": Arm("sge", ('trial.strategy="episode"',), warm_start="strategies"),
     "reflections": Arm(None, (REMARKS,), warm_start="reflections"),
@@ -96,7 +96,9 @@ def config_of(name: str, seed: int) -> Config:
     """The configuration of an arm."""
     arm = ARMS[name]
     method = methods.assignments(arm.method) if arm.method else []
-    return config_file.load(CONFIG, [*method, *arm.changes, ROOM, f"seed={seed}"])
+    return config_file.load(
+        CONFIG, [*method, *arm.changes, ROOM, f"learner.steps={STEPS}", f"seed={seed}"]
+    )
 
 
 def _report(found: dict[tuple[str, int], Any], seeds: list[int]) -> int:
@@ -115,7 +117,7 @@ def _report(found: dict[tuple[str, int], Any], seeds: list[int]) -> int:
         beside = "" if gain is None else f"  {gain[0]:+.3f} ± {gain[1]:.3f} against {arm.control}"
         last = " ".join(f"{value:+.3f}" for value in values.values())
         print(f"{name:14} episode 3: {last}{beside}")
-    write_baseline("methods", {"trials": TRIALS, "seeds": seeds, "rows": rows})
+    write_baseline("methods", {"steps": STEPS, "trials": TRIALS, "seeds": seeds, "rows": rows})
     return 0
 
 

@@ -1,4 +1,6 @@
-"""The configuration of a run: typed and complete. A file says every key; none inherits."""
+"""The configuration of a run: typed and complete. A file says every key, or names another that
+does (`mage_async/config_file.py`).
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -85,6 +87,10 @@ class Transcript(Section):
     max_action_tokens: Count
     max_reflection_tokens: Count
     """Of a reflection, and of a strategy."""
+    thinking: bool
+    """Let a chat template that can (Qwen3's) have the policy think before it answers. Thinking
+    counts as part of the completion and stays in its context; an action is looked for outside it.
+    """
 
 
 class TinyModel(Section):

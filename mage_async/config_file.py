@@ -1,4 +1,9 @@
-"""Configuration files: TOML in, `Config` out, and errors that say what to write instead."""
+"""Configuration files: TOML in, `Config` out, and errors that say what to write instead.
+
+A file is complete, or begins with `base = "other.toml"`, a path from its own folder, and says what
+differs: its keys replace those of the other file, section by section. One level: a base has none
+itself. What a run records, compares and digests is the whole, without a trace of the base.
+"""
 
 import difflib
 import re
@@ -8,13 +13,13 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from mage_async.config import Config
+from mage_async.config import Config, Section
 from mage_async.errors import ConfigError
 
 
 def load(path: Path, assignments: list[str]) -> Config:
-    """Read a file, apply `a.b=c` assignments, and check every key and value."""
-    tree = _read(path)
+    """Read a file and its base, apply `a.b=c` assignments, and check every key and value."""
+    tree = _resolved(path)
     for assignment in assignments:
         _assign(tree, assignment)
     return parse(tree, str(path.name))
@@ -56,8 +61,46 @@ def find(name: str | None) -> Path:
     for candidate in (Path(name), folder / name, folder / f"{name}.toml"):
         if candidate.is_file():
             return candidate
-    known = ", ".join(sorted(path.stem for path in folder.glob("*.toml")))
+    files = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.toml"))
+    known = ", ".join(sorted(file.as_posix() for file in files))
     raise ConfigError(f"no configuration file {name!r}; shipped ones: {known}")
+
+
+def _resolved(path: Path) -> dict[str, Any]:
+    """A file's keys over those of its base, where it names one."""
+    own = _read(path)
+    name = own.pop("base", None)
+    if name is None:
+        return own
+    if not isinstance(name, str):
+        raise ConfigError(f"{path.name}: `base` must be the path of a file, got {name!r}")
+    file = path.parent / name
+    if not file.is_file():
+        raise ConfigError(f"{path.name}: its base {name!r} is not there: {file}")
+    below = _read(file)
+    if "base" in below:
+        raise ConfigError(
+            f"{path.name}: its base {name!r} has a base itself, {below['base']!r}; there is one "
+            "level: name that one, or copy its keys"
+        )
+    return _over(below, own, Config)
+
+
+def _over(below: dict[str, Any], own: dict[str, Any], section: type[Section]) -> dict[str, Any]:
+    """One section's keys over another's; sections inside are merged, all other values replaced."""
+    hints = get_type_hints(section)
+    merged = dict(below)
+    for key, value in own.items():
+        inside, is_table = hints.get(key), isinstance(value, dict)
+        if is_table and _is_section(inside) and isinstance(below.get(key), dict):
+            merged[key] = _over(below[key], value, inside)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _is_section(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Section)
 
 
 def _read(path: Path) -> dict[str, Any]:

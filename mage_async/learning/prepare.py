@@ -66,7 +66,8 @@ def _make(config: Config, directory: Path, report: Callable[[Progress], None]) -
 
 def _demonstrations(config: Config, directory: Path) -> tuple[list[Trial], frozenset[int]]:
     """Scripted trials against train members, and the ids of the environment's words."""
-    environment, chat = environment_of(config), load_chat(directory)
+    environment = environment_of(config)
+    chat = load_chat(directory, thinking=config.transcript.thinking)
     rules = rules_of(config, environment, chat, config.warm_start.episodes)
     source = random.Random(f"{config.seed}/demonstrations")
     members = environment.members("train")

@@ -246,7 +246,8 @@ async def play(channel: Channel, config: Config, policy: Path, name: str, status
     `policy` is the directory of the model. Cancellation abandons every trial.
     """
     welcome = await channel.receive()
-    environment, chat = environment_of(config), load_chat(policy)
+    environment = environment_of(config)
+    chat = load_chat(policy, thinking=config.transcript.thinking)
     stops = config.trial.stop_on_success
     rules = rules_of(config, environment, chat, config.trial.episodes, stops_on_success=stops)
     async with make_engine(config, policy, name) as engine, asyncio.TaskGroup() as tasks:

@@ -64,7 +64,8 @@ async def _play(
     config: Config, policy: Path, version: int, num_trials: int, episodes: int
 ) -> dict[str, Score]:
     """The final sets with the controls. Cancellation abandons them."""
-    chat, environment = load_chat(policy), environment_of(config)
+    chat = load_chat(policy, thinking=config.transcript.thinking)
+    environment = environment_of(config)
     async with make_engine(config, policy, "evaluate") as engine:
         return await Evaluator(config, environment, chat, engine, episodes).final(num_trials)
 

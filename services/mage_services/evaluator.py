@@ -239,7 +239,8 @@ async def main(startup: Startup, status: Status) -> None:
         follower = Follower(startup, status, channel)
         finished = _finished(startup)
         version, weights = finished or await _welcome(channel)
-        environment, chat = environment_of(config), load_chat(startup.run.policy)
+        environment = environment_of(config)
+        chat = load_chat(startup.run.policy, thinking=config.transcript.thinking)
         async with make_engine(config, startup.run.policy, startup.name) as engine:
             status.send("ready")
             evaluator = Evaluator(config, environment, chat, engine, config.evaluation.episodes)

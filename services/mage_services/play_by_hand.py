@@ -105,7 +105,7 @@ async def _watched(
     config: Config, environment: Environment, policy: Path, task: Task, num_episodes: int
 ) -> Trial:
     """The agent's trial on the task. Cancellation abandons it."""
-    chat = load_chat(policy)
+    chat = load_chat(policy, thinking=config.transcript.thinking)
     rules = rules_of(config, environment, chat, num_episodes)
     async with make_engine(config, policy, "play") as engine:
         return await play_trial(TrialRun(environment, task, 0, rules, chat, name="play"), engine)

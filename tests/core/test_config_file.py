@@ -8,7 +8,9 @@ from mage_async import config_file
 from mage_async.assembly import check
 from mage_async.errors import ConfigError
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = [*sorted(FOLDER.glob("*.toml")), FOLDER / "papers" / "qwen3_4b.toml"]
+"""Every complete one."""
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
