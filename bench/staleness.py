@@ -5,11 +5,13 @@
 
 The second runs the studies below, each a few cells of `mage ablate` over one configuration, reads
 them and prints a table and the differences between settings, seed by seed. It resumes, as
-`mage ablate` does. A full matrix is `mage ablate` itself, whose defaults are five bounds, three
-rules, three corrections and three seeds.
+`mage ablate` does; what the baseline holds of other studies, and of runs that are gone, stays in
+it. A full matrix is `mage ablate` itself, whose defaults are five bounds, three rules, three
+corrections and three seeds.
 """
 
 import argparse
+import json
 import math
 import statistics
 import sys
@@ -17,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from baseline import write_baseline
+from baseline import FOLDER, machine, write_baseline
 
 from mage_async.ablate import Ablation, read_ablation
 from mage_async.ablation import Finished
@@ -119,10 +121,22 @@ def main() -> int:
     if options.simulate:
         return _simulate(options.seeds)
     studies = [each for each in STUDIES if not options.only or each.name in options.only]
-    outcomes = [run(_ablation(study, options)) for study in studies]
-    read = {study.name: _read(study, _ablation(study, options)) for study in studies}
-    write_baseline("staleness", {"seeds": options.seeds, "studies": read})
+    outcomes = [0 if options.only_report else run(_ablation(study, options)) for study in studies]
+    known = _known_studies()
+    read = {
+        study.name: _read(
+            study, _ablation(study, options), known.get(study.name, {}).get("runs", {})
+        )
+        for study in studies
+    }
+    write_baseline("staleness", {"seeds": options.seeds, "studies": known | read})
     return max(outcomes)
+
+
+def _known_studies() -> dict[str, Any]:
+    """What the baseline holds already."""
+    file = FOLDER / f"staleness_{machine()}.json"
+    return json.loads(file.read_text())["studies"] if file.exists() else {}
 
 
 def _ablation(study: Study, options: argparse.Namespace) -> Ablation:
@@ -136,13 +150,15 @@ def _ablation(study: Study, options: argparse.Namespace) -> Ablation:
     return replace(parts[0], configs=ordered, title=study.name, for_s=options.for_s)
 
 
-def _read(study: Study, ablation: Ablation) -> dict[str, Any]:
-    """Figures by setting, and differences by seed."""
-    runs = {setting.label(): same for setting, same in by_setting(finished_runs(ablation)).items()}
+def _read(study: Study, ablation: Ablation, known: dict[str, Any]) -> dict[str, Any]:
+    """Figures by setting, and differences by seed; of runs that are gone, what is known."""
+    rows = {label: {row["seed"]: row for row in same} for label, same in known.items()}
+    for setting, same in by_setting(finished_runs(ablation)).items():
+        rows.setdefault(setting.label(), {}).update({run.cell.seed: _row(run) for run in same})
     print(f"\n{study.name}: held-out return of the last episode, mean ± 95 % (each seed)")
     returns = {
-        label: {run.cell.seed: run.figures["heldout_last_return"] for run in same}
-        for label, same in runs.items()
+        label: {seed: by_seed[seed]["heldout_last_return"] for seed in sorted(by_seed)}
+        for label, by_seed in sorted(rows.items())
     }
     for label, by_seed in returns.items():
         each = " ".join(f"{value:+.3f}" for value in by_seed.values())
@@ -153,9 +169,9 @@ def _read(study: Study, ablation: Ablation) -> dict[str, Any]:
             found = paired(returns[one], returns[other])
             differences[f"{one} − {other}"] = _summed(found)
             print(f"  {one} − {other}: {_said(found)}, standard error {standard_error(found):.3f}")
-    rows = {label: [_row(run) for run in same] for label, same in runs.items()}
+    runs = {label: [rows[label][seed] for seed in by_seed] for label, by_seed in returns.items()}
     means = {label: _summed(list(by_seed.values())) for label, by_seed in returns.items()}
-    return {"heldout_last_return": means, "differences": differences, "runs": rows}
+    return {"heldout_last_return": means, "differences": differences, "runs": runs}
 
 
 def _summed(values: list[float]) -> dict[str, float]:
@@ -252,6 +268,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", help="studies by name")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--only-report", action="store_true", help="of the runs there are")
     parser.add_argument("--for-s", type=float, default=math.inf, help="begin no run later")
     return parser.parse_args()
 
