@@ -35,7 +35,7 @@ class MineSweeperPlay:
 
     __slots__ = (
         *("_board", "_faces", "_is_done", "_names", "_turns_left", "_view"),
-        *("chance", "observation", "opened", "struck"),
+        *("chance", "chosen", "observation", "opened", "struck"),
     )
 
     def __init__(self, board: Board, opening: int, turns: int, view: View, chance: Chance) -> None:
@@ -43,6 +43,8 @@ class MineSweeperPlay:
         self._names = cell_names(board.size)
         self._faces = list(self._names)
         self._is_done = False
+        self.chosen: list[int] = []
+        """Cells that the agent has opened, in order, a mine included."""
         self.opened = 0
         """The set of open cells."""
         self.struck: int | None = None
@@ -82,6 +84,7 @@ class MineSweeperPlay:
         cell = self._names.index(action)
         if self.opened >> cell & 1:
             return self._refuse()
+        self.chosen.append(cell)
         if self._board.shown[cell] == MINE:
             return self._strike(cell)
         fresh = self._open(cell)

@@ -100,7 +100,8 @@ class _Counts:
 
 @dataclass(slots=True)
 class MineSweeperScript:
-    """Opens the cell least likely to have a mine, or just any.
+    """Opens what earlier episodes have opened, in their order; then the cell least likely to have a
+    mine, or just any.
 
     Args:
         source: its luck.
@@ -126,9 +127,11 @@ class MineSweeperScript:
         struck = {each.struck for each in plays if each.struck is not None}
         shown = {cell: each.shown(cell) for each in plays for cell in cells_of(each.opened)}
         closed = [cell for cell in play.closed() if cell not in struck]
-        safe = [cell for cell in closed if cell in shown]
-        chosen = self.source.choice(safe or self._unseen(play, closed, shown, struck))
-        return cell_names(play.size)[chosen]
+        again = (cell for each in reversed(plays) for cell in each.chosen)
+        safe = next((cell for cell in again if cell in closed and cell in shown), None)
+        if safe is None:
+            safe = self.source.choice(self._unseen(play, closed, shown, struck))
+        return cell_names(play.size)[safe]
 
     def _unseen(
         self, play: MineSweeperPlay, closed: list[int], shown: Mapping[int, int], struck: set[int]

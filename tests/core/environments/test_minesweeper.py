@@ -233,3 +233,15 @@ def test_impossible_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         MineSweeper(**options)
     assert str(caught.value) == message
+
+
+def test_what_was_opened_safely_is_opened_again_in_the_same_order() -> None:
+    environment = small()
+    for seed, member in enumerate(environment.members("train")):
+        script = MineSweeperScript(random.Random(seed), 2, care=1.0, memory=1.0)
+        plays = [environment.begin(Task("minesweeper", member, seed), each) for each in range(2)]
+        for play in plays:
+            while play.closed():
+                play.act(script.choose(play))
+        safe = [cell for cell in plays[0].chosen if cell != plays[0].struck]
+        assert plays[1].chosen[: len(safe)] == safe
