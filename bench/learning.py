@@ -135,8 +135,29 @@ CASES = (
         (),
         {"held-out episode 3": (_episode_3("heldout"), _at_most(1.0))},
     ),
+    Case(
+        "tictactoe",
+        "tictactoe",
+        (),
+        {
+            "wall <= 900 s": (_wall, _at_most(900.0)),
+            "held-out episode 3 >= 0.36": (_episode_3("heldout"), _at_least(0.36)),
+            "blind <= 0.33": (_episode_3("heldout_blind"), _at_most(0.33)),
+            "swapped <= 0.33": (_episode_3("heldout_swapped"), _at_most(0.33)),
+        },
+    ),
+    Case(
+        "tictactoe, single episode",
+        "tictactoe_single_episode",
+        (),
+        {"held-out episode 3": (_episode_3("heldout"), _at_most(1.0))},
+    ),
 )
-GAPS = {("quickstart", "single episode"): 0.30, ("kuhn", "kuhn, single episode"): 0.10}
+GAPS = {
+    ("quickstart", "single episode"): 0.30,
+    ("kuhn", "kuhn, single episode"): 0.10,
+    ("tictactoe", "tictactoe, single episode"): 0.10,
+}
 """By how much single-episode RL of the same budget has to stay below, in every seed."""
 
 

@@ -119,10 +119,9 @@ class TicTacToe(Environment):
         """Completes its own lines and blocks the other's with a care drawn for the trial; against
         careless opponents, who always answer alike, it also plays again what it has won.
         """
-        care = source.choice((0.0, 0.5, 1.0))
         if self._are_careless:
-            return TicTacToeExplorer(source, care, source.choice((0.5, 0.95)))
-        return TicTacToeScript(source, care)
+            return TicTacToeExplorer(source, source.choice((0.5, 1.0)), 0.95)
+        return TicTacToeScript(source, source.choice((0.0, 0.5, 1.0)))
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """All others of the split; of careless ones, who take lightly nothing that it does."""
