@@ -2,7 +2,8 @@
 
 The numbers are those of the list of defects this project was designed against. Those of credit and
 advantage stand in `test_credit_objectives.py` (13), `test_advantage.py` and `test_estimators.py`
-(10, 11, 14); 24, baselines trained as something else, in `test_methods.py`.
+(10, 11, 14); 24, baselines trained as something else, in `test_methods.py`; 5, a prompt that is too
+long, in `test_actor.py` for training and `test_play.py` for evaluation.
 """
 
 import random
@@ -153,6 +154,44 @@ def test_defect_17_nothing_a_kuhn_agent_reads_names_a_card_it_may_not_see(staged
         for seed in range(20):
             play = environment.begin(Task("kuhn", member, seed), 0)
             assert sum(play.observation.count(card) for card in ("jack", "queen", "king")) <= 1
+
+
+def test_defect_16_the_equilibrium_is_also_met_as_it_draws_and_not_only_as_it_is_likeliest():
+    kuhn = catalogue.load("kuhn", opponents="mage", hands=1)
+    assert {"cfr-greedy", "nash"} <= set(kuhn.members("heldout"))
+
+    def answers(member: str) -> set[str]:
+        """What it does with a jack where nobody has bet."""
+        begun = (kuhn.begin(Task("kuhn", member, seed, 1), 0) for seed in range(400))
+        return {play.observation.split()[-1] for play in begun if play._deals[0].opponent_card == 0}
+
+    assert answers("nash") == {"check", "bet"}
+    assert answers("cfr-greedy") == {"check"}
+
+
+def test_defect_18_a_turn_earns_all_its_steps_and_ends_where_the_room_is_solved():
+    sokoban = catalogue.load("sokoban")
+    found = 0
+    for seed, member in enumerate(sokoban.members("train")[:12]):
+        task = Task("sokoban", member, seed)
+        actions, play = [], sokoban.begin(task, 0)
+        script = sokoban._player(1.0, 0.0, random.Random(0))
+        while play.legal_actions():
+            actions.append(script.choose(play))
+            play.act(actions[-1])
+        *before, last = actions
+        if not play.is_solved or len(last.split()) == 3:
+            continue
+        again = sokoban.begin(task, 0)
+        for action in before:
+            again.act(action)
+        outcome = again.act(f"{last} {last.split()[-1]}")  # one step more would undo nothing
+        assert outcome.is_done
+        assert again.is_solved
+        steps = len(last.split())
+        assert outcome.reward == pytest.approx(10.0 + 1.0 - 0.1 * steps)
+        found += 1
+    assert found
 
 
 @pytest.mark.parametrize("name", ["minesweeper", "sokoban"])
