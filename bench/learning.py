@@ -3,15 +3,17 @@
     python bench/learning.py [--seeds 0 1 2] [--only quickstart scout kuhn …]
         [--run-dir DIR] [--parallel 1] [--actors 4] [--only-report]
 
-Every run is `python -m mage_async.launch` in a process of its own, without the warm-start cache;
-wall time includes everything. With a DIR the runs stay there, and one that has been measured is not
-run again; `--only-report` runs none and takes those there are. Prints one table, writes one JSON
-(of `--only`, one of its own), and exits with status 1 where a threshold is missed.
+Every run is `python -m mage_async.launch` in a process of its own. Warm starts are kept beside the
+runs, so a control begins where its seed did, and the wall time of a first run includes everything.
+With a DIR the runs stay there, and one that has been measured is not run again; `--only-report`
+runs none and takes those there are. Prints one table, writes one JSON (of `--only`, one of its
+own), and exits with status 1 where a threshold is missed.
 """
 
 import argparse
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -168,9 +170,10 @@ def run(case: Case, seed: int, folder: Path, actors: int) -> Summary:
         shutil.rmtree(run_dir, ignore_errors=True)  # it was interrupted
         command = [sys.executable, "-m", "mage_async.launch", "--config", case.config]
         command += ["--actors", str(actors), "--seed", str(seed), "--run-dir", str(run_dir)]
-        for change in ("warm_start.cache=false", *case.changes):
+        for change in case.changes:
             command += ["--set", change]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        own_cache = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=own_cache)
     return json.loads((run_dir / "summary.json").read_text())
 
 
