@@ -15,6 +15,7 @@ import importlib.util
 import random
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ HANG_S = 1.0
 LIMIT_BYTES = 4 * 2**20
 TRACED_EVERY = 100
 DEAD_S = 60.0
+"""Of processor time for a thousand inputs: the process ends, and says where it was."""
 COVERAGE = Path(__file__).with_name("fuzz_coverage.py")
 
 
@@ -49,7 +51,7 @@ def fuzz(target: Target, num_inputs: int, seed: int) -> dict[str, Any]:
     began, memory = time.perf_counter(), _peak_kib()
     for number in range(num_inputs):
         if number % 1000 == 0:
-            faulthandler.dump_traceback_later(DEAD_S, exit=True)
+            signal.setitimer(signal.ITIMER_PROF, DEAD_S)
         data = mutate(target.seeds, source)
         is_traced = number % TRACED_EVERY == 0
         if is_traced:
@@ -65,7 +67,7 @@ def fuzz(target: Target, num_inputs: int, seed: int) -> dict[str, Any]:
             tracemalloc.stop()
         slowest_s = max(slowest_s, took)
         num_hangs += took > HANG_S
-    faulthandler.cancel_dump_traceback_later()
+    signal.setitimer(signal.ITIMER_PROF, 0.0)
     took = time.perf_counter() - began
     for crash in crashes[:3]:
         print(crash, file=sys.stderr)
@@ -130,6 +132,7 @@ def main() -> None:
     if given.coverage and not has_atheris:
         print("atheris is not installed (pip install atheris): the seeded mutator alone")
     figures: dict[str, Any] = {"seed": given.seed, "mutator": {}, "coverage": {}}
+    faulthandler.register(signal.SIGPROF, chain=True)
     for target in targets(config_file.find(None)):
         count = round(given.inputs * SHARES[target.name])
         figures["mutator"][target.name] = row = fuzz(target, count, given.seed)
