@@ -1,6 +1,7 @@
 """The supervisor: starts, watches, restarts and ends the processes of a run. It imports no torch.
 
-process     ends well when            ends badly: restarted with back-off, within a budget
+process     ends well when            ends badly: started again within a budget; at once where it
+                                      was killed, with back-off where it failed
 learner     all steps are trained     alone: from checkpoint and journal; its peers wait for it
 actor N     the learner's goodbye     alone; its groups are granted again
 evaluator   the final sets are played alone
@@ -32,6 +33,16 @@ GRACE_S = 3.0
 BACK_OFF_S = (0.0, 0.5, 2.0, 5.0)
 HEALTHY_S = 120.0
 """A process that has lived so long failed for a new reason: earlier failures are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadEnd:
+    """Of a process."""
+
+    epitaph: str
+    """One line that says how."""
+    is_from_outside: bool
+    """Somebody else killed it."""
 
 
 @dataclass(slots=True)
@@ -75,16 +86,17 @@ class Supervisor:
     async def _keep(self, spec: Spec) -> None:
         """Start a process, and again while its budget lasts, until it ends well."""
         began = time.monotonic()
-        while (epitaph := await self._live(spec)) is not None:
+        while (end := await self._live(spec)) is not None:
             if self._is_for_nobody(spec):
                 return
             if time.monotonic() - began > HEALTHY_S:
                 self._num_restarts[spec.name] = 0
             self._num_restarts[spec.name] = count = self._num_restarts.get(spec.name, 0) + 1
             if count > self.config.supervision.max_restarts:
-                raise RunError(epitaph)
-            self._show("supervisor", {"event": "restarting", "text": epitaph})
-            await self._back_off(count)
+                raise RunError(end.epitaph)
+            self._show("supervisor", {"event": "restarting", "text": end.epitaph})
+            if not end.is_from_outside:  # what killed it is over; what it failed of may not be
+                await self._back_off(count)
             if self._is_for_nobody(spec):
                 return
             began = time.monotonic()
@@ -103,8 +115,8 @@ class Supervisor:
             if child.spec.name.startswith("actor-"):
                 child.terminate()
 
-    async def _live(self, spec: Spec) -> str | None:
-        """One life of a process; None where it ended well, else one line that says how."""
+    async def _live(self, spec: Spec) -> "BadEnd | None":
+        """One life of a process; None where it ended well."""
         self._num_starting += 1
         is_starting = True
         try:
@@ -119,7 +131,9 @@ class Supervisor:
         finally:
             self._num_starting -= is_starting
         self._children.discard(child)
-        return None if code == 0 else child.epitaph(code)
+        if code == 0:
+            return None
+        return BadEnd(child.epitaph(code), code == -signal.SIGKILL and not child.was_silent)
 
     async def _back_off(self, count: int) -> None:
         """Wait before a restart. Cancellation cuts it short."""

@@ -331,6 +331,17 @@ def test_the_supervisors_time_is_booked_on_what_it_waits_for(
     assert sum(booked.values()) == pytest.approx(time.monotonic() - began, abs=0.1)
 
 
+def test_a_process_that_somebody_killed_starts_again_at_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
+    monkeypatch.setattr(supervisor_module, "BACK_OFF_S", (2 * PATIENCE_S,))
+    site.plan("actor-0", "dies", "dies", "ends well")
+    supervisor = site.supervisor()
+    patiently(supervisor.supervise())
+    assert "back-off" not in supervisor.time.seconds()
+
+
 def test_a_silent_process_is_killed_and_started_again(site: Site) -> None:
     site.plan("actor-0", "blocks", "ends well")
     assignments = ["supervision.silence_s=1.5"]
