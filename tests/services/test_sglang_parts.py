@@ -184,6 +184,12 @@ def test_tokens_are_tagged_by_sglang_itself_from_0_5_20_on() -> None:
     ]
 
 
+def test_weights_come_in_sessions_from_0_5_21_on() -> None:
+    assert not sglang_versions.has_sessions("0.5.20")
+    assert sglang_versions.has_sessions("0.5.21")
+    assert sglang_versions.has_sessions("0.5.23")
+
+
 def test_arguments_go_by_the_name_that_this_sglang_has() -> None:
     given_ = {"cuda_graph_max_bs_decode": 8, "page_size": 1}
     assert known_names(given_, ["cuda_graph_max_bs", "page_size"]) == {

@@ -13,9 +13,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.config import Engine as EngineRules
 from mage_services.engines.sglang import SglangEngine
+from mage_services.engines.sglang_versions import installed, says_spans
 
 T = TypeVar("T")
 EOS, VOCABULARY = 1, 512
+CROSSED = "exact" if says_spans(installed()) else "segment"
+"""Provenance of the tags of a turn into which new weights came."""
 
 
 def word_of(version: int) -> int:

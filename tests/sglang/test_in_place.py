@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from served import EOS, Policies, Served, prompt, rules, word_of, words
+from served import CROSSED, EOS, Policies, Served, prompt, rules, word_of, words
 
 from mage_async.completion import Completion, Prompt
 from mage_async.errors import ContextFull, PolicyError, RunError
 from mage_async.policy_version import policy_per_token
+from mage_services.engines.sglang_versions import installed
 
 pytestmark = pytest.mark.timeout(600)
 CLOSE = 1e-4
@@ -33,7 +34,7 @@ def longer(asked: Prompt, completion: Completion, told: int, **options: object) 
 
 
 def test_the_start_says_what_serves(served: Served) -> None:
-    assert served.facts.startswith("SGLang 0.5.20: device cpu, dtype float32")
+    assert served.facts.startswith(f"SGLang {installed()}: device cpu, dtype float32")
     assert served.facts.endswith("weights in_place, keys keep")
 
 
@@ -175,8 +176,8 @@ def test_a_turn_goes_on_over_its_keys_with_new_weights_and_says_from_where(
 
     done = served.run(main())
     first, second = done.versions
-    assert (first.policy, first.kv, first.provenance) == (old, old, "exact")
-    assert (second.policy, second.kv, second.provenance) == (old + 1, old, "exact")
+    assert (first.policy, first.kv, first.provenance) == (old, old, CROSSED)
+    assert (second.policy, second.kv, second.provenance) == (old + 1, old, CROSSED)
     assert 0 < second.start < len(done.tokens) == 200
     assert policies.gap(old, asked, done)[: second.start].max() <= CLOSE
     assert policies.gap(old, asked, done)[second.start :].max() > FAR
@@ -253,4 +254,4 @@ def test_no_turn_is_lost_and_no_token_wrongly_tagged_under_200_publications(
     ]
     assert wrong == []
     assert max(len(done.versions) for done in completions) > 2, "no turn crossed two publications"
-    assert {run.provenance for done in completions for run in done.versions} == {"exact"}
+    assert {run.provenance for done in completions for run in done.versions} <= {"exact", CROSSED}

@@ -76,7 +76,12 @@ class Process:
         self._fresh: asyncio.Queue[say.Message] = asyncio.Queue()
         self.reader = asyncio.StreamReader()
         self.server = Server(
-            manager, self._fresh.put_nowait, version=0, directory=directory, says_spans=False
+            manager,
+            self._fresh.put_nowait,
+            version=0,
+            directory=directory,
+            says_spans=False,
+            has_sessions=False,
         )
 
     def tell(self, message: say.Message) -> None:

@@ -33,7 +33,7 @@ from mage_async.inference.weights import layout, misfit
 from mage_services.engines import sglang_messages as say
 from mage_services.engines.sglang_arguments import known_names
 from mage_services.engines.sglang_replies import drew, nothing
-from mage_services.engines.sglang_versions import installed, says_spans
+from mage_services.engines.sglang_versions import has_sessions, installed, says_spans
 from mage_services.engines.sglang_weights import Loader, Update
 from mage_services.weight_group import is_manifest
 
@@ -71,10 +71,12 @@ class Server:
         version: int,
         directory: Path,
         says_spans: bool,
+        has_sessions: bool,
     ) -> None:
         self._manager, self._send, self._says_spans = manager, send, says_spans
         self._version, self._good = version, directory
-        self._loader, self._layout = Loader(manager), layout(directory)
+        self._layout = layout(directory)
+        self._loader = Loader(manager, has_sessions=has_sessions)
         self._ready: tuple[int, str, Update] | None = None
         """A version and path, and what is left to do of their load."""
         self._running: dict[str, _Running] = {}
@@ -254,6 +256,7 @@ async def _main(connection: socket.socket) -> None:
         version=start.version,
         directory=Path(start.directory),
         says_spans=says_spans(found),
+        has_sessions=has_sessions(found),
     )
     await server.serve(reader)
 

@@ -52,3 +52,8 @@ def release(found: str) -> tuple[int, int, int]:
 def says_spans(found: str) -> bool:
     """Whether replies name the version of each token."""
     return release(found) >= (0, 5, 20)
+
+
+def has_sessions(found: str) -> bool:
+    """Whether weights that come as tensors have to come between a beginning and an end."""
+    return release(found) >= (0, 5, 21)

@@ -44,8 +44,8 @@ Update = Callable[[], Awaitable[str]]
 class Loader:
     """Brings weights into one SGLang, by its `TokenizerManager`."""
 
-    def __init__(self, manager: Any) -> None:
-        self._manager = manager
+    def __init__(self, manager: Any, *, has_sessions: bool) -> None:
+        self._manager, self._has_sessions = manager, has_sessions
         self._port, self._group = 0, ""
         self._kept: Any = None
         """What was handed over last: its memory is read until the next update."""
@@ -66,7 +66,7 @@ class Loader:
             raise PolicyError(reason)
         if path.suffix == ".safetensors" and path.is_relative_to(SHARED):
             bucket = await asyncio.to_thread(_bucket, path)
-            return partial(self._hand_over, version, bucket)
+            return partial(self._in_session, partial(self._hand_over, version, bucket))
         return partial(self._read, version, path)
 
     async def _read(self, version: int, path: Path) -> str:
@@ -82,6 +82,19 @@ class Loader:
                 None,
             )
         return "" if success else message
+
+    async def _in_session(self, update: Update) -> str:
+        """Tell an SGLang that wants to know where an update begins and ends."""
+        if not self._has_sessions:
+            return await update()
+        from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
+
+        success, message = await self._manager.begin_weight_update(BeginWeightUpdateReqInput())
+        if not success:
+            return message
+        reason = await update()
+        success, message = await self._manager.end_weight_update(EndWeightUpdateReqInput())
+        return reason or ("" if success else message)
 
     async def _hand_over(self, version: int, bucket: dict[str, Any]) -> str:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
@@ -111,7 +124,7 @@ class Loader:
         said = await asyncio.to_thread(answer, store, number)
         if said != SENDING:
             raise PolicyError(f"weights of version {manifest.version}: {said}")
-        return partial(self._receive, manifest)
+        return partial(self._in_session, partial(self._receive, manifest))
 
     async def _join(self, manifest: Manifest) -> None:
         from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
