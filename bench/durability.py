@@ -25,20 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from baseline import FOLDER, machine, write_baseline
+from short_run import command
 
 from mage_async.intervals import interval
 from mage_async.run_directory import RunDirectory
 from mage_async.run_records import read_lines
 
-SETTINGS = (
-    "evaluation.every=0",
-    "evaluation.final_trials=24",
-    "warm_start.steps=20",
-    "warm_start.gate=1.0",
-    "warm_start.max_steps=20",
-    "warm_start.trials=200",
-    "learner.checkpoint_every=100000",
-)
 MOST = 0.05
 BLOCK, WARM = 8, 4
 """Steps of a block; steps before the first one."""
@@ -73,11 +65,9 @@ class Subject:
         switch.write_bytes(b"\1")
         with switch.open("r+b") as file:
             self._switch = mmap.mmap(file.fileno(), 1)
-        settings = [*SETTINGS, f"learner.steps={num_steps}"]
-        command = [sys.executable, "-m", "mage_async.launch", "--run-dir", str(self.run.root)]
-        command += [part for setting in settings for part in ("--set", setting)]
+        asked = command(self.run.root, num_steps, "learner.checkpoint_every=100000")
         own = {"LD_PRELOAD": str(library), "MAGE_SYNC_SWITCH": str(switch)}
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | own)
+        self._process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, env=os.environ | own)
 
     def step(self) -> int:
         """Steps written down so far."""

@@ -11,23 +11,15 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from baseline import write_baseline
+from short_run import command
 
 from mage_async.run_directory import RunDirectory
 from mage_async.run_records import read_lines
 
-SETTINGS = (
-    "evaluation.every=0",
-    "evaluation.final_trials=24",
-    "warm_start.steps=20",
-    "warm_start.gate=1.0",
-    "warm_start.max_steps=20",
-    "warm_start.trials=200",
-)
 WAYS = ("sync", "shipped", "eager actors")
 SOURCE = "int setpriority(int which, unsigned who, int nice) { return 0; }\n"
 FIRST = 4
@@ -37,13 +29,14 @@ FIRST = 4
 def run_once(root: Path, way: str, steps: int, config: str, library: Path) -> dict[str, float]:
     """Train a few steps; trials/s, and seconds of a step in the trainer."""
     run = RunDirectory(root.resolve())
-    settings = [*SETTINGS, f"learner.steps={steps}"]
-    settings += ["admission.rule=sync"] if way == "sync" else []
-    command = [sys.executable, "-m", "mage_async.launch", "--config", config]
-    command += ["--run-dir", str(run.root)]
-    command += [part for setting in settings for part in ("--set", setting)]
+    rule = ["admission.rule=sync"] if way == "sync" else []
     extra = {"LD_PRELOAD": str(library)} if way == "eager actors" else {}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | extra)
+    subprocess.run(
+        command(run.root, steps, *rule, config=config),
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | extra,
+    )
     lines = list(read_lines(run.metrics))
     a_step = json.loads(run.learner.read_text())["totals"]["trials"] / len(lines)
     seconds = lines[-1]["time_s"] - lines[FIRST]["time_s"]
