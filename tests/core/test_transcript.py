@@ -1,7 +1,9 @@
 """Contexts that only grow, with the real tokenizer of the tiny policy."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,3 +166,22 @@ def test_an_action_is_what_stands_in_tags_outside_thinking(
     forced: str, completion: str, action: str | None
 ) -> None:
     assert Tags(forced).parse(Kind.ACT, completion) == action  # type: ignore[arg-type]
+
+
+def test_a_template_that_can_think_is_asked_to_where_the_configuration_says_so(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """Qwen3's way: without thinking, the template writes an empty one itself."""
+    save_tokenizer(build_tokenizer(environment.facts.words), tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    empty = "{% if not enable_thinking %}<think></think>{% endif %}{% endif %}"
+    settings["chat_template"] = settings["chat_template"].removesuffix("{% endif %}") + empty
+    file.write_text(json.dumps(settings))
+    said = {}
+    for thinking in (False, True):
+        chosen = load(find("quickstart"), [f"transcript.thinking={str(thinking).lower()}"])
+        chat = load_chat(tmp_path, thinking=chosen.transcript.thinking)
+        said[thinking] = chat.decode(chat.opening("episode 1"))
+    assert said[False].endswith("<|assistant|><think></think>")
+    assert said[True].endswith("<|assistant|>")
