@@ -92,8 +92,11 @@ def _num_steps(records: RunRecords) -> int:
 
 
 def _evaluation(evaluation: Record) -> Record:
+    """Of a run that an earlier version evaluated: what it knew to say."""
     sets = evaluation.get("sets", {})
-    return {name: {key: score[key] for key in _SCORES} for name, score in sets.items()}
+    return {
+        name: {key: score[key] for key in _SCORES if key in score} for name, score in sets.items()
+    }
 
 
 def _throughput(records: RunRecords) -> Record:
