@@ -43,6 +43,8 @@ class Prompt:
     """Recompute cached keys that older weights made."""
     deadline_s: float = math.inf
     """Whoever waits for the completion gives it up after so long."""
+    rival: int | None = None
+    """Not the current weights draw it, but those of this version, which the engine holds beside."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt, Sampling
-from mage_async.environments.environment import Environment, Outcome, Play
+from mage_async.environments.environment import PENDING, Environment, Outcome, Play
 from mage_async.errors import EnvironmentFault
 from mage_async.tags import Tags
 from mage_async.trajectory import Kind, Task, Trial, Turn
@@ -53,6 +53,15 @@ class TrialRules:
         return replace(self, num_episodes=num_episodes, max_turns=max_turns, wording=said)
 
 
+class _Acted(NamedTuple):
+    """An action that the environment has not answered yet."""
+
+    start: int
+    completion: Completion
+    action: str
+    anchor: str
+
+
 class TrialRun:
     """One trial while it is played.
 
@@ -84,13 +93,16 @@ class TrialRun:
         self._earned = 0.0
         self._is_done = False
         self._cut_at: int | None = None
+        self._last_words: str | None = ""
+        self._acted: _Acted | None = None
         self._play = self._begin()
-        self._invite(self._transcript.ask, rules.wording.opening(0, self._play.observation, ()))
 
     def next_prompt(self) -> Prompt | None:
         """What to sample next; None when the trial is over."""
         if self._is_done:
             return None
+        if self._last_words is not None:
+            self._open(self._last_words)
         return Prompt(
             f"{self._name}.{self._transcript.num_segments}",
             self._transcript.tokens(),
@@ -121,6 +133,11 @@ class TrialRun:
         """What the next completion is for."""
         return self._kind
 
+    @property
+    def is_waiting(self) -> bool:
+        """The environment has not answered the last action: others have to act before it does."""
+        return self._acted is not None
+
     def contexts(self) -> list[str]:
         """Names of the contexts used so far, for an engine to release."""
         return [f"{self._name}.{number}" for number in range(1, self._transcript.num_segments + 1)]
@@ -145,11 +162,19 @@ class TrialRun:
         )
 
     def _act(self, start: int, completion: Completion, action: str | None) -> None:
-        with _environment_speaking(self._task):
-            anchor = self._play.anchor
+        with environment_speaking(self._task):
+            self._acted = _Acted(start, completion, action or "", self._play.anchor)
             outcome = self._play.act(action or "")
+        if outcome is not PENDING:
+            self.hear(outcome)
+
+    def hear(self, outcome: Outcome) -> None:
+        """Take the environment's answer to the last action."""
+        assert self._acted is not None, "nothing was asked of the environment"
+        start, completion, action, anchor = self._acted
+        self._acted = None
         self._turns.append(
-            self._turn(start, completion, outcome.reward, outcome.is_valid, action or "", anchor)
+            self._turn(start, completion, outcome.reward, outcome.is_valid, action, anchor)
         )
         self._index_in_episode += 1
         self._earned += outcome.reward
@@ -195,23 +220,28 @@ class TrialRun:
         self._next_episode("")
 
     def _next_episode(self, last_words: str) -> None:
-        self._episode, self._index_in_episode = self._episode + 1, 0
+        self._episode, self._index_in_episode, self._kind = self._episode + 1, 0, Kind.ACT
         self._earned = 0.0
+        self._last_words = last_words
         self._play = self._begin()
-        words = self._rules.wording
-        if self._rules.keeps_history:
-            said = words.beginning(self._episode, self._play.observation)
+
+    def _open(self, last_words: str) -> None:
+        """Say how the episode begins, once it is the agent's turn."""
+        self._last_words = None
+        words, observation = self._rules.wording, self._play.observation
+        if self._rules.keeps_history and self._episode:
+            said = words.beginning(self._episode, observation)
             self._invite(self._transcript.tell, f"{last_words} {said}".strip())
         else:
             if last_words:
                 self._transcript.end(last_words)
-            said = words.opening(self._episode, self._play.observation, self._remarks)
+            said = words.opening(self._episode, observation, self._remarks)
             self._invite(self._transcript.ask, said)
 
     def _begin(self) -> Play:
         is_last = self._episode + 1 == self._rules.num_episodes
         task = self._swap if self._swap is not None and is_last else self._task
-        with _environment_speaking(task):
+        with environment_speaking(task):
             return self._environment.begin(task, self._episode)
 
     def _turn(
@@ -268,7 +298,7 @@ def _seed(task_seed: int, trial: int, turn: int) -> int:
 
 
 @contextmanager
-def _environment_speaking(task: Task) -> Iterator[None]:
+def environment_speaking(task: Task) -> Iterator[None]:
     """Environments are other people's code: whatever they raise is their fault, named, and costs
     one group.
     """

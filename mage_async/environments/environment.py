@@ -15,6 +15,10 @@ from typing import Literal, Protocol
 from mage_async.trajectory import Task
 
 Split = Literal["train", "heldout"]
+Side = Literal[0, 1]
+"""Of a duel: who is trained, or the rival."""
+AGENT: Side = 0
+RIVAL: Side = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,10 @@ class Outcome:
     reward: float
     is_valid: bool = True
     is_done: bool = False
+
+
+PENDING = Outcome("", 0.0)
+"""Of an action in a duel: a rival has to act before it is known what it led to."""
 
 
 @dataclass(slots=True)
@@ -106,6 +114,39 @@ class Play(Protocol):
         ...
 
 
+class Duel(Protocol):
+    """One episode against a rival whose actions are asked for, as the agent's are.
+
+    Each side is told what a `Play` would tell the agent in its seat, in the same words.
+    """
+
+    chance: Chance
+
+    @property
+    def turn(self) -> Side | None:
+        """Whose action is wanted; None when the episode is done."""
+        ...
+
+    def anchor(self, side: Side) -> str:
+        """As `Play.anchor`, from a side."""
+        ...
+
+    def legal_actions(self) -> Sequence[str]:
+        """What the side whose turn it is may do; empty when the episode is done."""
+        ...
+
+    def act(self, action: str) -> None:
+        """Take the action of the side whose turn it is."""
+        ...
+
+    def hear(self, side: Side) -> Outcome:
+        """What a side was told since it heard last: before its first action that is the episode's
+        first observation, later what its last action led to. Ask when it is its turn, or all is
+        done.
+        """
+        ...
+
+
 class Script(Protocol):
     """A scripted agent of one trial, for warm starts and references; it may remember earlier
     episodes.
@@ -147,6 +188,13 @@ class Environment(Protocol):
         """Start an episode. The same task and episode always begin the same way."""
         ...
 
+    def duel(self, task: Task, episode: int) -> Duel | None:
+        """The same with a rival in the opponent's seat; whom `task` names as member is not asked.
+
+        None, as by default: there is no seat for one.
+        """
+        return None
+
     def script(self, source: random.Random) -> Script:
         """A scripted agent with a style drawn from `source`, for one trial."""
         ...
@@ -164,6 +212,12 @@ class Environment(Protocol):
     def belief(self, split: Split) -> Belief | None:
         """The exact Bayes filter over a split's members; None where there is none."""
         return None
+
+    def best_return(self, member: str) -> float:
+        """Expected return of an episode for who knows the member from the start; where that is not
+        known, the most that is declared.
+        """
+        return self.facts.max_return
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Known values per unit and episode (random, Nash or minimax, best response, i.i.d. retry),

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Literal, get_args
 
 from mage_async.environments.environment import Belief, Chance, Environment, Facts, Split
+from mage_async.environments.kuhn_duel import KuhnDuel, dealt
 from mage_async.environments.kuhn_opponents import (
     ARCHETYPES_HELDOUT,
     ARCHETYPES_TRAIN,
@@ -27,7 +28,7 @@ from mage_async.environments.kuhn_play import (
     KuhnPlay,
 )
 from mage_async.environments.kuhn_script import KuhnScript, Reader, posterior
-from mage_async.environments.kuhn_values import references
+from mage_async.environments.kuhn_values import best_response, hindsight, references
 from mage_async.environments.openspiel import engine
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
@@ -119,6 +120,13 @@ class Kuhn(Environment):
         stake = self.stake(task.member)
         return KuhnPlay(self._game, opponent, task.seat, self._num_hands, chance, stake)
 
+    def duel(self, task: Task, episode: int) -> KuhnDuel:
+        """Deal the episode's hands, or the first one's again, to the agent and a rival. A chip
+        earns 1, whatever the stakes.
+        """
+        chance = Chance(task.seed, episode if self._redeals else 0)
+        return KuhnDuel(self._game, dealt(chance, task.seat, self._num_hands), chance)
+
     def stake(self, member: str) -> float:
         """What a chip earns against a member."""
         if self._stakes == 1.0:
@@ -148,6 +156,11 @@ class Kuhn(Environment):
     def belief(self, split: Split) -> Belief:
         """Of what each hand has shown, cards and answers."""
         return partial(posterior, self._splits[split], redeals=self._redeals)
+
+    def best_return(self, member: str) -> float:
+        """Of the best answer; where hands are not dealt anew, of who knows the cards too."""
+        best = best_response if self._redeals else hindsight
+        return best((self._player(member),)) * self._num_hands * self.stake(member)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Exact values per hand and episode, see `kuhn_values`."""

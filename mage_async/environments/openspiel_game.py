@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from mage_async.environments.environment import Chance, Environment, Facts, Split
 from mage_async.environments.openspiel import engine
+from mage_async.environments.openspiel_duel import OpenSpielDuel
 from mage_async.environments.openspiel_opponents import (
     TABLES,
     Opponents,
@@ -143,11 +144,20 @@ class OpenSpielGame(Environment):
     def begin(self, task: Task, episode: int) -> OpenSpielPlay:
         """Deal, and let the opponent move where it is the first to."""
         self._check(task.member)
-        luck = Chance(task.seed, 0 if self._restart == "same" else episode)
-        dealt = episode if self._restart == "new" else 0
-        deals = Chance(task.seed, -1 - dealt, luck.draws)  # a stream of its own, one list of draws
+        deals, luck = self._luck(task, episode)
         move = self._opponents.mover(task.member, luck)
         return OpenSpielPlay(self._game, task.seat, self._turns, self._look, move, deals, luck)
+
+    def duel(self, task: Task, episode: int) -> OpenSpielDuel:
+        """Deal to the agent and a rival."""
+        deals, luck = self._luck(task, episode)
+        return OpenSpielDuel(self._game, task.seat, self._turns, self._look, deals, luck)
+
+    def _luck(self, task: Task, episode: int) -> tuple[Chance, Chance]:
+        """Of the deals and of the opponent: streams of their own, one list of draws."""
+        luck = Chance(task.seed, 0 if self._restart == "same" else episode)
+        dealt = episode if self._restart == "new" else 0
+        return Chance(task.seed, -1 - dealt, luck.draws), luck
 
     def script(self, source: random.Random) -> OpenSpielScript:
         """Plays as one of the training opponents would, with a care drawn for the trial."""

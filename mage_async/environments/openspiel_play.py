@@ -86,9 +86,7 @@ class OpenSpielPlay:
         if not self._is_done:
             return Outcome(said, 0.0, is_valid)
         earned = float(self.state.returns()[self._seat]) if is_over else self._least
-        result = WIN if earned > 0 else LOSE if earned < 0 else DRAW
-        amount = "" if abs(earned) in (0, 1) else f" {abs(earned):g}"
-        return Outcome(f"{said} {result}{amount}", earned, is_valid, True)
+        return Outcome(f"{said} {result_words(earned)}", earned, is_valid, True)
 
 
 @dataclass(slots=True)
@@ -111,6 +109,12 @@ class OpenSpielScript:
             return self.source.choice(play.legal_actions())
         number = self._move(play.state)
         return next(name for name, each in play.actions().items() if each == number)
+
+
+def result_words(earned: float) -> str:
+    """How a game ended, and what it was worth where that is no single point."""
+    result = WIN if earned > 0 else LOSE if earned < 0 else DRAW
+    return result if abs(earned) in (0, 1) else f"{result} {abs(earned):g}"
 
 
 def one_line(text: str) -> str:

@@ -19,6 +19,7 @@ from mage_async.environments.environment import (
     Split,
 )
 from mage_async.environments.rps_belief import Seen, posterior
+from mage_async.environments.rps_duel import RpsDuel
 from mage_async.environments.rps_opponents import (
     HELDOUT,
     MOVES,
@@ -29,7 +30,7 @@ from mage_async.environments.rps_opponents import (
     payoff,
     result,
 )
-from mage_async.environments.rps_values import NOISE, references
+from mage_async.environments.rps_values import NOISE, best_response, references
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 
@@ -125,6 +126,10 @@ class Rps(Environment):
         """Start an episode: the opponent begins anew, the noise is this episode's."""
         return RpsPlay(_opponent(task.member), Chance(task.seed, episode))
 
+    def duel(self, task: Task, episode: int) -> RpsDuel:
+        """Start an episode against a rival."""
+        return RpsDuel(Chance(task.seed, episode))
+
     def script(self, source: random.Random) -> "RpsScript":
         """A style that does not adapt, half the time uniform."""
         style = source.choice(("random",) * 4 + ("fixed", "cycle", "beat last", "copy last"))
@@ -138,6 +143,10 @@ class Rps(Environment):
     def belief(self, split: Split) -> Belief:
         """Of moves that are noise one time in twenty."""
         return partial(posterior, _SPLITS[split], noise=NOISE)
+
+    def best_return(self, member: str) -> float:
+        """Of the best answer."""
+        return best_response(_opponent(member)) * NUM_ROUNDS
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Exact values per round and episode, see `rps_values`."""

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from mage_async.environments.environment import Chance, Environment, Facts, Script, Split
 from mage_async.environments.openspiel import engine
 from mage_async.environments.options import check_one_of
+from mage_async.environments.tictactoe_duel import TicTacToeDuel
 from mage_async.environments.tictactoe_opponents import (
     CARELESS_HELDOUT,
     CARELESS_TRAIN,
@@ -114,6 +115,11 @@ class TicTacToe(Environment):
         chance = Chance(task.seed, episode)
         move, state = mover(task.member, chance), self._game.new_initial_state()
         return TicTacToePlay(state, move, task.seat, self._view, chance)
+
+    def duel(self, task: Task, episode: int) -> TicTacToeDuel:
+        """Start a game against a rival."""
+        chance, state = Chance(task.seed, episode), self._game.new_initial_state()
+        return TicTacToeDuel(state, task.seat, self._view, chance)
 
     def script(self, source: random.Random) -> Script:
         """Completes its own lines and blocks the other's with a care drawn for the trial; against
