@@ -1,6 +1,7 @@
 """The embedded engine among tasks: it batches, aborts, changes weights, fails and ends."""
 
 import asyncio
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from mage_async.completion import Prompt, Sampling
 from mage_async.config import Engine as EngineRules
 from mage_async.errors import ContextFull, PolicyError, RunError
 from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.engines.rivals import MAX_IDLE
 
 RULES = EngineRules(
     kind="embedded",
@@ -255,3 +257,77 @@ def test_it_starts_without_transformers() -> None:
         [sys.executable, "-c", imports], capture_output=True, text=True, check=True
     )
     assert said.stdout == "False\n"
+
+
+@pytest.fixture(scope="module")
+def other(directory, tmp_path_factory):
+    """The same model with other weights."""
+    made = tmp_path_factory.mktemp("other")
+    torch.manual_seed(1)
+    model = Qwen3ForCausalLM.from_pretrained(directory)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.add_(torch.randn_like(tensor) * 0.1)
+    model.save_pretrained(made)
+    return made
+
+
+def as_rival(asked: Prompt, version: int) -> Prompt:
+    return dataclasses.replace(asked, rival=version)
+
+
+def test_a_held_version_draws_as_it_did_when_it_was_the_current_one(directory, other) -> None:
+    """Beside whatever else, and after the current weights have changed twice."""
+
+    async def alone(engine):
+        return await engine.complete(prompt("a", num_tokens=9, max_tokens=20))
+
+    async def scenario(engine):
+        await engine.hold(3, weights(other))
+        asked = prompt("a", num_tokens=9, max_tokens=20)
+        beside = dataclasses.replace(asked, context="b")
+        first, own = await asyncio.gather(
+            engine.complete(as_rival(asked, 3)), engine.complete(beside)
+        )
+        await engine.load(4, weights(other))
+        await engine.load(5, weights(directory))
+        again = await engine.complete(as_rival(dataclasses.replace(asked, context="c"), 3))
+        statistics = engine.statistics()
+        assert statistics.num_completions == 1, "a rival's completions are not the policy's"
+        assert statistics.num_reused_tokens == 0
+        return first, own, again
+
+    first, own, again = run(directory, scenario)
+    theirs, ours = run(other, alone), run(directory, alone)
+    assert (first.tokens == theirs.tokens).all()
+    assert (again.tokens == theirs.tokens).all()
+    assert (own.tokens == ours.tokens).all()
+    assert (theirs.tokens != ours.tokens).any()
+
+
+def test_a_version_stays_while_somebody_needs_it_and_is_read_once(directory, other) -> None:
+    async def scenario(engine):
+        await asyncio.gather(*(engine.hold(1, weights(other)) for _ in range(3)))
+        held = engine._rivals.scheduler(1)
+        for version in range(2, 12):
+            await engine.hold(version, weights(other))
+            engine.let_go(version)
+        assert engine._rivals.scheduler(1) is held
+        assert len(engine._rivals.schedulers()) == 1 + MAX_IDLE
+        with pytest.raises(RunError, match="version 2 is not held"):
+            await engine.complete(as_rival(prompt("a"), 2))
+        for _ in range(3):
+            engine.let_go(1)
+        await engine.complete(as_rival(prompt("a"), 11))
+
+    run(directory, scenario)
+
+
+def test_a_rivals_missing_file_is_named_and_leaves_nothing_behind(directory, tmp_path) -> None:
+    async def scenario(engine):
+        with pytest.raises(PolicyError, match=r"gone\.safetensors"):
+            await engine.hold(1, tmp_path / "gone.safetensors")
+        await engine.hold(1, weights(directory))
+        await engine.complete(as_rival(prompt("a"), 1))
+
+    run(directory, scenario)

@@ -10,8 +10,9 @@ over between two forwards, while the worker is idle.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,7 @@ from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.statistics import Statistics
 from mage_async.inference.weights import Weights, as_weights, read_weights
+from mage_services.engines.rivals import Rivals
 from mage_services.weight_group import Manifest, Receiver, is_manifest
 
 
@@ -48,6 +50,7 @@ class EmbeddedEngine:
         )
         interrupts = rules.in_flight == "interrupt"
         self._scheduler = Scheduler(model, interrupts=interrupts, now=time.perf_counter)
+        self._rivals, self._rules = Rivals(self._rival), rules
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(rules.threads,)
         )
@@ -82,13 +85,29 @@ class EmbeddedEngine:
         self._has_work.set()
         await future
 
+    async def hold(self, version: int, path: Path) -> None:
+        """Hold a version beside the current one until `let_go`. Cancellation leaves it as it was.
+
+        A file that cannot be used is a PolicyError.
+        """
+        await self._rivals.hold(version, path)
+
+    def let_go(self, version: int) -> None:
+        """Somebody needs a held version no more; returns at once."""
+        self._rivals.let_go(version)
+
     def release(self, context: str) -> None:
         """Forget a context; returns at once."""
         self._post(partial(self._release, context))
 
     def statistics(self) -> Statistics:
         """A snapshot of what was done so far."""
-        return self._scheduler.statistics()
+        own = self._scheduler.statistics()
+        return replace(
+            own,
+            forward_s=own.forward_s + self._rivals.forward_s(),
+            cache_bytes=own.cache_bytes + self._rivals.cache_bytes(),
+        )
 
     async def describe(self) -> str:
         """What is served and what memory it takes, in one line."""
@@ -123,12 +142,29 @@ class EmbeddedEngine:
             self._has_work.clear()
             self._hand_over()
             self._swap()
-            if self._scheduler.is_idle:
+            busy = [each for each in self._schedulers() if not each.is_idle]
+            if not busy:
                 continue
-            finished = await loop.run_in_executor(self._worker, self._scheduler.advance)
+            finished = await loop.run_in_executor(self._worker, _advance, busy)
             self._deliver(finished)
             await self._hear_answers()
             self._has_work.set()
+
+    def _scheduler_of(self, rival: int | None) -> Scheduler:
+        return self._scheduler if rival is None else self._rivals.scheduler(rival)
+
+    def _schedulers(self) -> list[Scheduler]:
+        """Of the current version and of those held beside it."""
+        return [self._scheduler, *self._rivals.schedulers()]
+
+    def _rival(self, path: Path) -> Scheduler:
+        """A version beside the current one, with room for a quarter of its contexts."""
+        own, tokens = self._scheduler, self._rules.max_tokens
+        shape, arithmetic = own.architecture, own.arithmetic
+        weights = read_weights(path, shape, arithmetic)
+        lanes = max(1, self._rules.max_contexts // 4)
+        model = Model(shape, weights, lanes=lanes, max_tokens=tokens, arithmetic=arithmetic)
+        return Scheduler(model, now=time.perf_counter)
 
     def _read(self, path: Path) -> Weights:
         """In a thread beside the one that computes: forwards go on meanwhile."""
@@ -167,7 +203,7 @@ class EmbeddedEngine:
         if future.done():
             return
         try:
-            self._scheduler.submit(prompt)
+            self._scheduler_of(prompt.rival).submit(prompt)
         except MageError as error:
             future.set_exception(error)
         else:
@@ -176,13 +212,15 @@ class EmbeddedEngine:
     def _abort(self, context: str, future: asyncio.Future[Completion]) -> None:
         if self._completing.get(context) is future:
             del self._completing[context]
-            self._scheduler.abort(context)
+            for scheduler in self._schedulers():
+                scheduler.abort(context)
 
     def _release(self, context: str) -> None:
         future = self._completing.pop(context, None)
         if future is not None:
             _settle(future, RunError(f"context {context!r} was released while it was completed"))
-        self._scheduler.release(context)
+        for scheduler in self._schedulers():
+            scheduler.release(context)
 
     def _post(self, act: Callable[[], None], future: asyncio.Future[Any] | None = None) -> None:
         self._errands.append((act, future))
@@ -200,6 +238,11 @@ class EmbeddedEngine:
         futures += [*self._completing.values(), *(future for _, _, future in self._loads)]
         for future in futures:
             _settle(future, error or RunError("the engine was closed"))
+
+
+def _advance(schedulers: Sequence[Scheduler]) -> list[tuple[str, Completion]]:
+    """One forward for each; what they ended, by context."""
+    return [ended for scheduler in schedulers for ended in scheduler.advance()]
 
 
 def _settle(future: asyncio.Future[Any], error: BaseException | None) -> None:

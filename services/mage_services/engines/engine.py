@@ -26,6 +26,21 @@ class Engine(Protocol):
         """
         ...
 
+    async def hold(self, version: int, path: Path) -> None:
+        """Hold a version beside the current one until `let_go`: prompts whose `rival` it is are
+        drawn by it. Held twice, it is to be let go twice.
+
+        Cancellation leaves it as it was.
+
+        Raises:
+            MageError: its weights cannot be used, or this engine holds one version only.
+        """
+        ...
+
+    def let_go(self, version: int) -> None:
+        """Somebody needs a held version no more; returns at once."""
+        ...
+
     def release(self, context: str) -> None:
         """Forget a context; returns at once."""
         ...

@@ -20,7 +20,7 @@ import numpy as np
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, RunError
 from mage_async.inference.statistics import Statistics
 from mage_async.policy_version import VersionRun
 from mage_async.tags import NAMES, Tags
@@ -147,11 +147,14 @@ class ScriptedEngine:
     def __init__(self, answers: Answers, pace: Pace = at_once, *, version: int = 0) -> None:
         self._answers, self._pace, self._version = answers, pace, version
         self._contexts: dict[str, _Context] = {}
+        self._held: list[int] = []
         self._totals = dict.fromkeys(Statistics.__slots__, 0)
         self._num_running, self._busy_since, self._busy_s = 0, 0.0, 0.0
 
     async def complete(self, prompt: Prompt) -> Completion:
         """Take the time of a turn, then say something. Cancellation leaves no trace of it."""
+        if prompt.rival is not None and prompt.rival not in self._held:
+            raise RunError(f"version {prompt.rival} is not held beside the current one")
         seconds = self._pace(prompt.context.rpartition(".")[0])
         self._begin()
         try:
@@ -163,6 +166,14 @@ class ScriptedEngine:
     async def load(self, version: int, path: Path) -> None:
         """Draw as `version` from here on; there are no weights, so `path` is not read."""
         self._version = version
+
+    async def hold(self, version: int, path: Path) -> None:
+        """Answer for a version beside the current one; `path` is not read."""
+        self._held.append(version)
+
+    def let_go(self, version: int) -> None:
+        """Do so no more."""
+        self._held.remove(version)
 
     def release(self, context: str) -> None:
         """Forget a context."""
@@ -205,7 +216,8 @@ class ScriptedEngine:
         known = np.concatenate([prompt.tokens, tokens])
         self._contexts[prompt.context] = _Context(known, oldest, turn + 1)
         finish = "stop" if len(tokens) == len(answer.tokens) else "length"
-        runs = (VersionRun(0, self._version, oldest),)
+        own = VersionRun(0, self._version, oldest)
+        runs = (own if prompt.rival is None else VersionRun(0, prompt.rival, prompt.rival),)
         self._count(len(prompt.tokens), len(tokens), reused, repeated, is_extension)
         return Completion(tokens, logprobs, runs, finish, reused, repeated, is_extension)
 

@@ -121,6 +121,16 @@ class SglangEngine:
         self._go_on()
         await weights.future
 
+    async def hold(self, version: int, path: Path) -> None:
+        """An SGLang serves one version: always a RunError."""
+        raise RunError(
+            f"SGLang cannot hold version {version} beside the current one: set "
+            'engine.kind = "embedded", or population.rivals = 0'
+        )
+
+    def let_go(self, version: int) -> None:
+        """Nothing is ever held."""
+
     def release(self, context: str) -> None:
         """Forget a context; its keys give way to others when room is needed."""
         self._contexts.release(context)
