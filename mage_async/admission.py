@@ -185,6 +185,10 @@ class SlotLedger:
         """Of all groups in flight, those in training among them."""
         return set(self._slots).union(*self._in_training)
 
+    def members_in_flight(self) -> set[str]:
+        """Of groups that are not in training."""
+        return {slot.task.member for slot in self._slots.values()}
+
     def life(self, grant: int, now: float) -> tuple[float, float]:
         """Of a group that was completed just now: the time since its grant, and the mean number of
         groups in play meanwhile, itself among them.

@@ -9,7 +9,9 @@ from mage_async.config import Config, Learner
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError
+from mage_async.population import name_of, version_of
 from mage_async.tags import Tags
+from mage_async.trajectory import Task
 from mage_async.trial_run import TrialRules
 from mage_async.wording import wording
 
@@ -71,6 +73,7 @@ def check(config: Config) -> None:
     for split in ("train", "heldout"):
         if not environment.members(split):
             raise ConfigError(f"environment {environment.facts.name!r} has no {split} members")
+    _check_population(config, environment)
     _check_engine(config)
     curriculum.check(config.curriculum, config.trial)
     estimators.check(config.advantage, config.transcript)
@@ -96,6 +99,31 @@ def _check_engine(config: Config) -> None:
         raise ConfigError(
             'engine.arithmetic = "exact" is the embedded engine\'s; for SGLang set '
             "engine.server = { enable_deterministic_inference = true }"
+        )
+
+
+def _check_population(config: Config, environment: Environment) -> None:
+    """Who is trained on is not held out, and rivals have a seat, weights and an engine."""
+    name, rules = environment.facts.name, config.population
+    train, heldout = (environment.members(split) for split in ("train", "heldout"))
+    if shared := set(train) & set(heldout):
+        raise ConfigError(f"{name}: {min(shared)!r} cannot be trained on and held out")
+    if taken := [each for each in (*train, *heldout) if version_of(each) is not None]:
+        raise ConfigError(f"{name}: {taken[0]!r} is the name of a version of the policy")
+    places = round((1 - rules.rivals) * config.admission.groups_per_step)
+    if rules.matchmaker == "fixed" and len(train) > places:
+        raise ConfigError(
+            f'population.matchmaker = "fixed" has {places} places in a step for {len(train)} '
+            "members, so some would never be met: raise admission.groups_per_step"
+        )
+    if not rules.rivals:
+        return
+    if environment.duel(Task(name, name_of(0), 0, environment.seats()[0]), 0) is None:
+        raise ConfigError(f"{name}: nobody can play the opponent's seat: set population.rivals = 0")
+    if config.engine.kind != "embedded" or config.transport.weights != "disk":
+        raise ConfigError(
+            "population.rivals: versions are held by the embedded engine and kept on disk: set "
+            'engine.kind = "embedded" and transport.weights = "disk"'
         )
 
 

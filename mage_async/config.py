@@ -13,6 +13,8 @@ Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor"]
+Matchmaker = Literal["decks", "fixed", "resampled", "prioritised"]
+Keep = Literal["newest", "best", "spread"]
 CorrectionKind = Literal[
     "none",
     "ppo",
@@ -203,6 +205,25 @@ class Admission(Section):
     """So many groups dropped without one trained end the run, with the reason."""
 
 
+class Population(Section):
+    """Whom the agent meets in training; see `mage_async/population.py` and `matchmaking.py`."""
+
+    matchmaker: Matchmaker
+    """The environment's members in shuffled decks; the same one always in the same place of a step,
+    as in MAGE; any; or by how much the agent could still gain against them.
+    """
+    rivals: Share
+    """Share of groups that meet a version of the policy instead, in the opponent's seat; 0: none.
+    Only the agent's side is trained on.
+    """
+    every: Natural
+    """A version becomes a rival every so many steps; 0: the newest is the only one (self-play)."""
+    kept: Count
+    """So many rivals at most."""
+    keep: Keep
+    """Which stay of too many: the newest, the best rated, or some from all times."""
+
+
 class Credit(Section):
     """Rewards to returns; see `mage_async/credit.py`."""
 
@@ -337,6 +358,7 @@ class Config(Section):
     sampling: SamplingRules
     engine: Engine
     admission: Admission
+    population: Population
     credit: Credit
     advantage: Advantage
     learner: Learner

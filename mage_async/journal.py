@@ -29,6 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from mage_async.errors import WireError
+from mage_async.population import Table
 from mage_async.trial_frames import DEFAULT_LIMITS, Frame, Limits, TrialResult
 from mage_async.wire import KEPT, GroupGrant, decode, encode
 
@@ -101,6 +102,8 @@ class Head(Fields):
     granted_again: Number
     dropped: dict[str, Number]
     """Groups by reason."""
+    population: Table | None = None
+    """Rivals and ratings; None where the run has none."""
 
     def oldest_version(self) -> int:
         """The version at which the oldest group in flight was granted."""

@@ -10,6 +10,7 @@ from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError, MageError
 from mage_async.evaluate import check_policy
 from mage_async.launch import EXIT_USAGE, become
+from mage_async.population import version_of
 from mage_async.run_directory import RunDirectory
 
 
@@ -19,16 +20,21 @@ def main() -> None:
     try:
         run = RunDirectory(given.run_dir)
         check_policy(run)
-        _check_member(environment_of(config_file.load(run.config, [])), given.member)
+        if given.member is not None:
+            environment = environment_of(config_file.load(run.config, []))
+            _check_member(environment, given.member, watches=given.watch)
     except MageError as error:
         print(f"mage play: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     become("mage_services.play_by_hand", str(given.run_dir), *_passed_on(given))
 
 
-def _check_member(environment: Environment, member: str | None) -> None:
+def _check_member(environment: Environment, member: str, *, watches: bool) -> None:
     known = (*environment.members("train"), *environment.members("heldout"))
-    if member is not None and member not in known:
+    if version_of(member) is not None:
+        if not watches:
+            raise ConfigError(f"{member!r} plays against the agent alone: add --watch")
+    elif member not in known:
         raise ConfigError(f"no member {member!r}; there are {', '.join(sorted(known))}")
 
 
@@ -53,7 +59,12 @@ def _arguments() -> argparse.Namespace:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What may be asked for; the same for the page and for the process it becomes."""
     parser.add_argument("--watch", action="store_true", help="let the agent play")
-    parser.add_argument("--member", metavar="NAME", help="who is hidden (any held-out one)")
+    parser.add_argument(
+        "--member",
+        metavar="NAME",
+        help="who is hidden (any held-out one); or a "
+        "version that the run has kept, such as policy-20",
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="the task's luck (a new one)")
     parser.add_argument("--episodes", type=int, metavar="K", help="(as in training)")
 

@@ -12,6 +12,7 @@ from mage_async.admission import SlotLedger
 from mage_async.config import Config
 from mage_async.errors import RunError
 from mage_async.journal import Commit, Dropped, Granted, Head, Published, Record
+from mage_async.population import League
 from mage_async.trajectory import Group
 from mage_async.wire import TrialResult
 
@@ -43,10 +44,13 @@ class LastConfig:
             yield record
 
 
-def replay(records: Iterable[Record], ledger: SlotLedger) -> Iterator[Committed]:
+def replay(
+    records: Iterable[Record], ledger: SlotLedger, league: League | None = None
+) -> Iterator[Committed]:
     """Redo records on a new ledger, and yield each step; the first record is a `Head`.
 
-    Afterwards the ledger holds what it held when the last record was written.
+    Afterwards the ledger holds what it held when the last record was written, and so does the
+    league, where one is given.
 
     Raises:
         RunError: the records contradict each other.
@@ -60,6 +64,8 @@ def replay(records: Iterable[Record], ledger: SlotLedger) -> Iterator[Committed]
                 else:
                     ledger.keep_only(record)
                 config = record.config
+                if league is not None:
+                    league.begin(record.population)
             case Granted():
                 ledger.redo_grant(record)
             case TrialResult():
@@ -72,9 +78,13 @@ def replay(records: Iterable[Record], ledger: SlotLedger) -> Iterator[Committed]
                         f"the journal has step {record.version} after {ledger.version}: records "
                         "between them are missing"
                     )
-                yield Committed(record, ledger.redo_commit(record), config)
+                groups = ledger.redo_commit(record)
+                if league is not None and groups is not None:
+                    league.trained(groups)
+                yield Committed(record, groups, config)
             case Published():
-                continue
+                if league is not None:
+                    league.published(record.version)
 
 
 def plays_alike(one: Config, other: Config) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 
 from mage_async.environments.environment import Environment, Facts
 from mage_async.intervals import wilson
+from mage_async.population import ITSELF, version_of
 from mage_async.trajectory import Kind, Trial
 
 MOST_MEMBERS = 64
@@ -74,7 +75,7 @@ def score(trials: Sequence[Trial], environment: Environment) -> Score:
     rewards = [_rewards(trial, facts) for trial in trials]
     rows = [[reward / facts.units for reward in row] for row in rewards]
     members = [trial.task.member for trial in trials]
-    families = [environment.family(member) for member in members]
+    families = [family_of(member, environment) for member in members]
     names = {"family": families, "seat": [str(trial.task.seat) for trial in trials]}
     if len(set(members)) <= MOST_MEMBERS:
         names["member"] = members
@@ -119,6 +120,11 @@ def _part(rewards: Sequence[list[float]], facts: Facts) -> Part:
         won_within=_means([list(accumulate(row, or_)) for row in won]),
         lost_by_episode=_means([[facts.is_lost(reward) for reward in row] for row in rewards]),
     )
+
+
+def family_of(member: str, environment: Environment) -> str:
+    """The kind a member belongs to; all versions of the policy are of one."""
+    return environment.family(member) if version_of(member) is None else ITSELF
 
 
 def _means(rows: Sequence[Sequence[float]]) -> list[float]:

@@ -78,6 +78,7 @@ __all__ = [
     "Prospectus",
     "Publication",
     "Refusal",
+    "Rival",
     "TrialResult",
     "Unwanted",
     "Welcome",
@@ -190,6 +191,14 @@ class WhoAreYou(Fields):
     """
 
 
+class Rival(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A version of the policy in the opponent's seat."""
+
+    version: Number
+    path: Path
+    """Of its weights, which stay there as long as the group is in flight."""
+
+
 class GroupGrant(Fields):
     """One group may be played: a slot, until its trials are trained or the group is dropped."""
 
@@ -208,6 +217,8 @@ class GroupGrant(Fields):
     """From now on; after it the group is granted to someone else."""
     held: Annotated[tuple[Number, ...], Meta(max_length=65_536)] = ()
     """Trials that arrived under an earlier epoch; they need not be played again."""
+    rival: Rival | None = None
+    """Where `member` is a version of the policy: which, and where it lies."""
     max_turns: Annotated[int, Meta(ge=0, le=65_536)] = 0
     """Of an episode, actions alone; 0: as many as the environment allows."""
 

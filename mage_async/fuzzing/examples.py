@@ -7,6 +7,7 @@ import numpy as np
 
 from mage_async import journal, wire
 from mage_async.policy_version import VersionRun
+from mage_async.population import Standing, Table
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 
 
@@ -80,8 +81,10 @@ def example_grant() -> wire.GroupGrant:
 def example_records() -> list[journal.Record]:
     """One of each."""
     granted = journal.Granted(peer="actor-0/ab", version=2, grant=example_grant())
+    standing = Standing(rating=-12.5, groups=3, episodes=72, total=1.5, recent=0.25)
+    table = Table(rivals=(0, 2), rating=12.5, standings={"policy-2": standing})
     head = msgspec.structs.replace(
-        journal.first_head(2, 5), groups=(granted,), dropped={"too old": 1}
+        journal.first_head(2, 5), groups=(granted,), dropped={"too old": 1}, population=table
     )
     return [
         head,

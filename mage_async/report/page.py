@@ -9,6 +9,7 @@ from mage_async.report.document import document, folded, section
 from mage_async.report.headline import facts, headline
 from mage_async.report.markup import Markup, tag
 from mage_async.report.measures import POLICY, THROUGHPUT, small_multiples, staleness
+from mage_async.report.population import population_table
 from mage_async.report.reading import chat
 from mage_async.report.shares import time_shares, trial_fates
 from mage_async.report.tables import family_tables, sets_table
@@ -31,6 +32,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         headline(records, summary),
         facts(summary, records.config.admission.max_staleness),
         *_results(records, summary),
+        *_population(records, summary["environment"]["units"]),
         *_process(records),
         *_trials(records, summary["environment"]["units"]),
         section("Configuration", folded("the resolved configuration", _config(records))),
@@ -54,6 +56,12 @@ def _results(records: RunRecords, summary: Mapping[str, Any]) -> list[Markup]:
         families = family_tables(records.evaluation["sets"], bound)
         parts.append(section("Who it was played against", families))
     return parts
+
+
+def _population(records: RunRecords, units: int) -> list[Markup]:
+    """Where versions of the policy, or a matchmaker, were asked for."""
+    table = records.learner.get("population")
+    return [section("Whom it met", population_table(table, units))] if table else []
 
 
 def _measured(evaluation: Record) -> str:

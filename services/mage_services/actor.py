@@ -10,7 +10,8 @@ heartbeat   the clock                       tells the learner what the engine ha
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +32,7 @@ from mage_async.wire import (
     Loaded,
     Message,
     Publication,
+    Rival,
     TrialResult,
     Unwanted,
     Welcome,
@@ -162,12 +164,29 @@ class Actor:
         self._num_playing += 1
         self._note()
         try:
-            await self._trials(grant)
+            async with self._held(grant.rival):
+                await self._trials(grant)
         except* TrialFault as faults:
             await self._give_up(grant, str(faults.exceptions[0]))
         finally:
             self._num_playing -= 1
             self._note()
+
+    @asynccontextmanager
+    async def _held(self, rival: Rival | None) -> AsyncIterator[None]:
+        """Have the engine hold the opponent's weights, where it is a version of the policy.
+
+        Cancellation lets them go.
+        """
+        if rival is None:
+            yield
+            return
+        engine = self._stage.engine
+        await engine.hold(rival.version, Path(rival.path))
+        try:
+            yield
+        finally:
+            engine.let_go(rival.version)
 
     def _note(self) -> None:
         """Book the time: playing, or waiting for one of two things."""

@@ -26,7 +26,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from mage_async.admission import OVER_AGE, Accepted, LedgerCounts, SlotLedger, Unknown
 from mage_async.concurrency import Concurrency
@@ -34,9 +37,9 @@ from mage_async.config import Curriculum
 from mage_async.curriculum import UNLIMITED, horizon
 from mage_async.errors import RunError
 from mage_async.journal import Dropped, Head, Record
+from mage_async.population import League, version_of
 from mage_async.staleness import Lengths
-from mage_async.task_stream import TaskStream
-from mage_async.trajectory import Group
+from mage_async.trajectory import Group, Task
 from mage_async.weight_users import WeightUsers
 from mage_async.wire import (
     Acknowledge,
@@ -48,6 +51,7 @@ from mage_async.wire import (
     Loaded,
     Message,
     Publication,
+    Rival,
     TrialResult,
     Unwanted,
     Welcome,
@@ -79,6 +83,14 @@ class Journal(Protocol):
 
     def roll(self, head: Callable[[], Head]) -> None:
         """Begin a new segment, if it is time; between two steps."""
+
+
+class Tasks(Protocol):
+    """Who says what the n-th group plays: a `TaskStream`, or a `Matchmaker` over one."""
+
+    def task(self, number: int) -> Task:
+        """The task of the `number`-th group."""
+        ...
 
 
 @dataclass(slots=True)
@@ -119,7 +131,7 @@ class Desk:
     channel: LearnerChannel
     ledger: SlotLedger
     journal: Journal
-    tasks: TaskStream
+    tasks: Tasks
     rules: DeskRules
     clock: Callable[[], float]
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -130,6 +142,10 @@ class Desk:
     """Sentences about what peers did wrong, oldest first, at most 20."""
     users: WeightUsers = field(default_factory=WeightUsers)
     """Who may still read which weights. An actor is told of one version at a time."""
+    league: League | None = None
+    """Versions of the policy that sit in opponents' seats, and ratings; None: there are none."""
+    weights_of: Callable[[int], Path] = lambda version: Path(f"v{version}")
+    """Where a version lies."""
     pace: Concurrency | None = None
     """Age-aware concurrency; None: as many groups in play as the ledger's rule admits."""
     lengths: Lengths = field(default_factory=Lengths)
@@ -204,9 +220,15 @@ class Desk:
 
     def unused(self, versions: list[int]) -> list[int]:
         """Of some published versions those that nobody may read any more."""
-        kept = {publication.version for publication in self._for_actors}
-        newest = max(kept, default=0)
+        newest = max((publication.version for publication in self._for_actors), default=0)
+        kept = {publication.version for publication in self._for_actors} | self.rivals()
         return [version for version in self.users.unused(versions, newest) if version not in kept]
+
+    def rivals(self) -> set[int]:
+        """Versions whose weights somebody plays against, or will."""
+        playing = {version_of(member) for member in self.ledger.members_in_flight()}
+        kept = self.league.kept() if self.league is not None else set[int]()
+        return kept | {version for version in playing if version is not None}
 
     @property
     def is_open(self) -> bool:
@@ -242,7 +264,10 @@ class Desk:
 
     def head(self) -> Head:
         """All a new segment of the journal has to begin with."""
-        return self.ledger.head(self.rules.config, self.rules.deadline_s)
+        head = self.ledger.head(self.rules.config, self.rules.deadline_s)
+        if self.league is None or not self.league.is_on:
+            return head
+        return msgspec.structs.replace(head, population=self.league.table())
 
     def keep_pace(self, busy_s: float) -> None:
         """A step kept the trainer busy so long: perhaps another number of groups may be in play."""
@@ -314,7 +339,7 @@ class Desk:
         self._say_what_it_keeps(peer)
         now, deadline_s = self.clock(), self.rules.deadline_s
         mine = self.ledger.grants_of(peer, now=now, deadline_s=deadline_s)
-        self._after(peer, *mine)
+        self._after(peer, *map(self._with_rival, mine))
 
     def _say_what_it_keeps(self, peer: Peer) -> None:
         assert self._published is not None
@@ -458,7 +483,16 @@ class Desk:
                 grant = self._grant_new(peer)
             else:
                 return
+            grant = self._with_rival(grant)
             self.journal.append(self.ledger.granted(grant), partial(self._send, peer, grant))
+
+    def _with_rival(self, grant: GroupGrant) -> GroupGrant:
+        """Say where the weights of the opponent lie, where it is a version of the policy."""
+        version = version_of(grant.member)
+        if version is None:
+            return grant
+        path = str(self.weights_of(version).resolve())
+        return msgspec.structs.replace(grant, rival=Rival(version=version, path=path))
 
     def _grant_new(self, peer: Peer) -> GroupGrant:
         rules, version = self.rules, self.ledger.version

@@ -188,6 +188,11 @@ def _compare(theirs: Config, own: str | None) -> None:
             'the learner publishes by transport.weights = "nccl", which reaches its own machine '
             'alone: actors elsewhere need "disk" or "tensor"'
         )
+    if theirs.population.rivals:
+        raise PeerRefused(
+            "the run has versions of the policy as opponents, whose weights are on its own machine "
+            "alone: it can have no actors elsewhere, or set population.rivals = 0"
+        )
     if own is None:
         return
     ours = config_file.load(config_file.find(own), [])

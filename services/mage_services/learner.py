@@ -19,11 +19,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from mage_async import config_file
 from mage_async.admission import SlotLedger
@@ -31,9 +33,12 @@ from mage_async.admission_rules import RULES
 from mage_async.assembly import environment_of
 from mage_async.concurrency import Concurrency
 from mage_async.config import Config
+from mage_async.errors import RunError
 from mage_async.journal import Head, Published
 from mage_async.learning.warm_start import Progress
+from mage_async.matchmaking import Matchmaker
 from mage_async.metrics import batch_metrics, batch_totals, check_names, trial_counts
+from mage_async.population import League
 from mage_async.run_records import read_lines
 from mage_async.task_stream import TaskStream
 from mage_async.trajectory import Group
@@ -64,6 +69,7 @@ class Learner:
         startup: Startup,
         status: Status,
         desk: Desk,
+        league: League,
         journal: JournalFile,
         training: Training,
         worker: "Worker",
@@ -72,9 +78,10 @@ class Learner:
         time_book: TimeBook,
     ) -> None:
         self._startup, self._status, self._desk = startup, status, desk
+        self._league = league
         self._journal = journal
         self._shelf, self._earlier = shelf, shelf.versions()
-        self.publishing = Publishing(shelf, self._announce, desk.unused)
+        self.publishing = Publishing(shelf, self._announce, desk.unused, league.wants)
         self._training, self._worker, self._warm_start_s = training, worker, warm_start_s
         self._units = environment_of(startup.config).facts.units
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
@@ -122,6 +129,7 @@ class Learner:
         self.time.enter("journal sync")
         elapsed_s = time.monotonic() - self._began
         commit = await self._worker.call(self._training.commit, groups, elapsed_s)
+        self._league.trained(groups)  # as a restarted learner does where it reads the commit
         await self._journal.durable(commit)
         self.time.enter("publishing")
         await self._publish(commit.digest)
@@ -144,13 +152,16 @@ class Learner:
 
     def _announce(self, publication: Publication) -> None:
         """Tell the peers of a version that is there to be read."""
-        if not self._desk.is_open:
+        is_open, version = self._desk.is_open, publication.version
+        if is_open or self._league.wants(version):
+            self._journal.append(
+                Published(version=version, path=publication.path, digest=publication.digest)
+            )
+        self._league.published(version)
+        if is_open:
+            self._desk.publish(publication)
+        else:
             self._desk.open(*self._lagging(publication), publication, earlier=self._earlier)
-            return
-        self._journal.append(
-            Published(version=publication.version, path=publication.path, digest=publication.digest)
-        )
-        self._desk.publish(publication)
 
     def _lagging(self, newest: Publication) -> list[Publication]:
         """Of a restarted learner: what actors that lag behind it have to draw with, oldest first.
@@ -281,6 +292,8 @@ class Learner:
             "fates": self._desk.fates(),
             "blocked_s": self.shares(),
         }
+        if self._league.is_on:
+            end["population"] = msgspec.to_builtins(self._league.table())
         await self._worker.call(_write_whole, self._startup.run.learner, json.dumps(end, indent=2))
 
     def shares(self) -> dict[str, dict[str, float]]:
@@ -345,6 +358,32 @@ def _ledger(config: Config) -> SlotLedger:
     )
 
 
+def _tasks(config: Config, league: League) -> Matchmaker:
+    environment = environment_of(config)
+    return Matchmaker(
+        TaskStream(environment, config.seed).task,
+        environment,
+        league,
+        config.population,
+        seed=config.seed,
+        groups_per_step=config.admission.groups_per_step,
+    )
+
+
+def check_rivals(versions: Iterable[int], shelf: Shelf) -> None:
+    """Whether the weights of all rivals that the journal names are there.
+
+    Raises:
+        RunError: some are gone.
+    """
+    missing = [file for version in sorted(versions) if not (file := shelf.file(version)).is_file()]
+    if missing:
+        raise RunError(
+            f"the journal names rivals whose weights are gone: {', '.join(map(str, missing))}; "
+            "restore them, or begin the run anew"
+        )
+
+
 def _pace(config: Config) -> Concurrency:
     rules = config.admission
     return Concurrency(
@@ -380,6 +419,7 @@ async def main(startup: Startup, status: Status) -> None:
     """
     config, time_book = startup.config, TimeBook("preparing")
     worker, ledger, rules = Worker(), _ledger(config), _rules(config)
+    league = League(config.population, environment_of(config).facts)
     with LearnerChannel(
         startup.address,
         build=startup.build,
@@ -388,20 +428,32 @@ async def main(startup: Startup, status: Status) -> None:
     ) as channel:
         began = time.monotonic()
         _announce(startup, status)
-        begun = await worker.call(Training.begin, startup, _reporter(status), ledger)
+        begun = await worker.call(Training.begin, startup, _reporter(status), ledger, league)
         warm_start_s = time.monotonic() - began
         status.send("fact", text=begun.training.describe())
         status.send("policy", origin=begun.origin, warm_start_s=warm_start_s)
         if begun.lost_bytes:
             status.send("note", text=f"journal: a torn tail of {begun.lost_bytes} bytes was cut")
-        journal = _journal(startup, begun, ledger.head(rules.config, rules.deadline_s))
-        tasks_of = TaskStream(environment_of(config), config.seed)
+        head = ledger.head(rules.config, rules.deadline_s)
+        population = league.table() if league.is_on else None
+        journal = _journal(startup, begun, msgspec.structs.replace(head, population=population))
         ledger.resume(time.monotonic())
+        shelf, tasks_of = shelf_of(startup.run, config), _tasks(config, league)
         desk = Desk(channel, ledger, journal, tasks_of, rules, time.monotonic, pace=_pace(config))
-        shelf = shelf_of(startup.run, config)
+        desk.league, desk.weights_of = league, shelf.file
+        check_rivals(desk.rivals(), shelf)
         status.send("fact", text=shelf.describe())
         learner = Learner(
-            startup, status, desk, journal, begun.training, worker, shelf, warm_start_s, time_book
+            startup,
+            status,
+            desk,
+            league,
+            journal,
+            begun.training,
+            worker,
+            shelf,
+            warm_start_s,
+            time_book,
         )
         try:
             blobs = Blobs(channel, rules.config, startup.run.policy, shelf.file)

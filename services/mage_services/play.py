@@ -8,11 +8,15 @@ from dataclasses import dataclass, replace
 
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
+from mage_async.duel_run import DuelRun
 from mage_async.environments.environment import Environment
 from mage_async.errors import ContextFull, TurnOverdue
+from mage_async.population import version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trial_run import TrialRules, TrialRun
 from mage_services.engines.engine import Engine
+
+Run = TrialRun | DuelRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +28,13 @@ class Stage:
     chat: ChatFormat
     engine: Engine
 
-    def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> TrialRun:
-        """A trial about to be played."""
+    def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> Run:
+        """A trial about to be played; against a version of the policy where that is its member."""
+        version = version_of(task.member)
+        if version is not None:
+            return DuelRun(
+                self.environment, task, index, self.rules, self.chat, name=name, version=version
+            )
         return TrialRun(self.environment, task, index, self.rules, self.chat, name=name, swap=swap)
 
     def under(self, num_episodes: int, max_turns: int) -> "Stage":
@@ -34,7 +43,7 @@ class Stage:
         return replace(self, rules=rules)
 
 
-async def play_trial(run: TrialRun, engine: Engine) -> Trial:
+async def play_trial(run: Run, engine: Engine) -> Trial:
     """Play a trial to its end.
 
     Cancellation aborts the turn being sampled; in every case the engine forgets the trial's
@@ -62,7 +71,7 @@ async def _complete(prompt: Prompt, engine: Engine) -> Completion:
         raise TurnOverdue(f"a turn was not drawn within {prompt.deadline_s:g} s") from None
 
 
-async def play_all(runs: Sequence[TrialRun], engine: Engine, at_once: int) -> list[Trial]:
+async def play_all(runs: Sequence[Run], engine: Engine, at_once: int) -> list[Trial]:
     """Play trials concurrently, at most `at_once` of them; results in the order of `runs`.
 
     One that outgrows the engine's context ends there, and says so (`Trial.cut_at`): it counts among
@@ -70,7 +79,7 @@ async def play_all(runs: Sequence[TrialRun], engine: Engine, at_once: int) -> li
     """
     room = asyncio.Semaphore(at_once)
 
-    async def one(run: TrialRun) -> Trial:
+    async def one(run: Run) -> Trial:
         async with room:
             try:
                 return await play_trial(run, engine)

@@ -11,17 +11,18 @@ import uvloop
 from mage_async import config_file
 from mage_async.assembly import environment_of, rules_of
 from mage_async.by_hand import played_by_hand, shown
-from mage_async.config import Config
+from mage_async.chat import ChatFormat
 from mage_async.environments.environment import Environment
-from mage_async.errors import MageError
+from mage_async.errors import MageError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.play import add_options
+from mage_async.population import name_of, version_of
 from mage_async.run_directory import RunDirectory
 from mage_async.trajectory import Kind, Task, Trial
-from mage_async.trial_run import TrialRun
 from mage_services.engines.choice import make_engine
 from mage_services.evaluate import newest
-from mage_services.play import play_trial
+from mage_services.play import Stage, play_trial
+from mage_services.publishing import WeightFiles
 
 Ask = Callable[[str], str]
 
@@ -48,9 +49,15 @@ def _main(run: RunDirectory, given: argparse.Namespace) -> None:
     num_episodes = given.episodes or config.trial.episodes
     ours = None if given.watch else at_the_table(environment, task, num_episodes, input)
     policy, version = newest(run)
-    trial = uvloop.run(_watched(config, environment, policy, task, num_episodes))
+    chat = load_chat(policy, thinking=config.transcript.thinking)
+    rules = rules_of(config, environment, chat, num_episodes)
+
+    def make() -> Stage:
+        return Stage(environment, rules, chat, make_engine(config, policy, "play"))
+
+    trial = uvloop.run(watched(make, task, WeightFiles(run.weights)))
     print(f"\nthe agent (version {version}) on the same task, against {task.member}:")
-    print(told(trial))
+    print(told(trial) if version_of(task.member) is None else spoken(trial, chat))
     if ours is not None:
         print(beside(ours, trial.episode_rewards()))
 
@@ -101,14 +108,27 @@ def beside(ours: list[float], theirs: list[float]) -> str:
     )
 
 
-async def _watched(
-    config: Config, environment: Environment, policy: Path, task: Task, num_episodes: int
-) -> Trial:
-    """The agent's trial on the task. Cancellation abandons it."""
-    chat = load_chat(policy, thinking=config.transcript.thinking)
-    rules = rules_of(config, environment, chat, num_episodes)
-    async with make_engine(config, policy, "play") as engine:
-        return await play_trial(TrialRun(environment, task, 0, rules, chat, name="play"), engine)
+async def watched(make: Callable[[], Stage], task: Task, shelf: WeightFiles) -> Trial:
+    """The agent's trial on the task. Cancellation abandons it.
+
+    Raises:
+        RunError: against a version whose weights the run has not kept.
+    """
+    version, stage = version_of(task.member), make()
+    async with stage.engine as engine:
+        if version is not None:
+            if not (file := shelf.file(version)).is_file():
+                kept = ", ".join(map(name_of, shelf.versions()))
+                raise RunError(f"{file} is not there: the run has kept {kept}")
+            await engine.hold(version, file)
+        return await play_trial(stage.begin(task, 0, "play"), engine)
+
+
+def spoken(trial: Trial, chat: ChatFormat) -> str:
+    """Every word that the agent was told or said, the opponent's moves among them."""
+    said = [chat.decode(tuple(segment.tokens.tolist())) for segment in trial.segments]
+    rewards = " ".join(f"{reward:+g}" for reward in trial.episode_rewards())
+    return "\n".join((*said, f"rewards: {rewards}"))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ hears of something that can be computed again.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -99,6 +100,7 @@ class Publishing:
     Args:
         announce: tells the peers; called in the event loop.
         unused: of some versions those that nobody may read, by the desk's books.
+        keeps: whether a version is to stay, for later lives of the run too.
     """
 
     def __init__(
@@ -106,8 +108,10 @@ class Publishing:
         shelf: Shelf,
         announce: Callable[[Publication], None],
         unused: Callable[[list[int]], list[int]],
+        keeps: Callable[[int], bool] = lambda version: False,
     ) -> None:
         self._shelf, self._announce, self._unused = shelf, announce, unused
+        self._keeps = keeps
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
         self._offered: tuple[Snapshot, str] | None = None
         self._changed = asyncio.Condition()
@@ -146,8 +150,20 @@ class Publishing:
     async def _publish(self, snapshot: Snapshot, digest: str) -> None:
         loop = asyncio.get_running_loop()
         path = await loop.run_in_executor(self._thread, self._shelf.write, snapshot)
+        if self._keeps(snapshot.version):
+            await loop.run_in_executor(self._thread, _make_durable, path)
         self._announce(
             Publication(version=snapshot.version, path=str(path.resolve()), digest=digest)
         )
         there = await loop.run_in_executor(self._thread, self._shelf.versions)
         await loop.run_in_executor(self._thread, self._shelf.remove, self._unused(there))
+
+
+def _make_durable(path: Path) -> None:
+    """Have a file, and its name, on the disk itself."""
+    for each in (path, path.parent):
+        descriptor = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

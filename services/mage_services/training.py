@@ -36,6 +36,7 @@ from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.snapshot import Snapshot
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.warm_start import Progress
+from mage_async.population import League
 from mage_async.readable import readable
 from mage_async.recovery import (
     REPLAYED_DIFFERENTLY,
@@ -78,11 +79,16 @@ class Training:
         self._run, self._own, self._config = run, config, config
 
     @staticmethod
-    def begin(startup: Startup, report: Callable[[Progress], None], ledger: SlotLedger) -> "Begun":
+    def begin(
+        startup: Startup,
+        report: Callable[[Progress], None],
+        ledger: SlotLedger,
+        league: League | None = None,
+    ) -> "Begun":
         """The policy as it was when the run ended, and what its journal says of groups.
 
         The newest checkpoint, or else the policy, and then the steps of the journal behind it,
-        computed again: their digests must agree. `ledger` is new, and filled.
+        computed again: their digests must agree. `ledger` and `league` are new, and filled.
         """
         config, run = startup.config, startup.run
         run.journal.mkdir(exist_ok=True)
@@ -95,7 +101,7 @@ class Training:
             origin = f"from checkpoint {found[-1].name}"
         journal = open_journal(run.journal)
         lost_bytes = cut_tail(journal)
-        steps = training.recover(journal, ledger)
+        steps = training.recover(journal, ledger, league)
         if steps:
             origin += f" and {len(steps)} steps of the journal"
         _forget_after(run.metrics, "step", training.trainer.version)
@@ -116,8 +122,10 @@ class Training:
         training.adopt(config)
         return training
 
-    def recover(self, journal: JournalOnDisk, ledger: SlotLedger) -> list[Replayed]:
-        """Fill the ledger from the journal, and train again its steps behind this version.
+    def recover(
+        self, journal: JournalOnDisk, ledger: SlotLedger, league: League | None = None
+    ) -> list[Replayed]:
+        """Fill ledger and league from the journal, and train its steps behind this version again.
 
         Raises:
             RunError: a step comes out otherwise than it did, or cannot be found.
@@ -135,7 +143,7 @@ class Training:
         steps: list[Replayed] = []
         before_s = 0.0
         records = LastConfig(journal.records(first))
-        for committed in replay(records, ledger):
+        for committed in replay(records, ledger, league):
             self.digests[committed.commit.version] = committed.commit.digest
             if committed.commit.version > version:
                 metrics = self.redo(committed)

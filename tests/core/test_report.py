@@ -84,6 +84,31 @@ def test_a_page_shows_every_part_of_a_finished_run(make_run):
     assert 'kind = "final_only"' in text
 
 
+def test_a_page_shows_whom_the_agent_met_where_versions_were_opponents(make_run):
+    run = make_run()
+    assert "Whom it met" not in page_of(run)
+    learner = json.loads(run.learner.read_text())
+    met = {"groups": 5, "episodes": 120, "total": 60.0, "recent": -1.0}
+    learner["population"] = {
+        "rivals": [20],
+        "rating": 61.0,
+        "standings": {
+            "rock": met | {"rating": -61.25},
+            "policy-20": met | {"rating": 12.0},
+            "policy-40": met | {"rating": 3.0, "groups": 0},
+        },
+    }
+    run.learner.write_text(json.dumps(learner))
+    page = page_of(run)
+    text = " ".join(checked(page).words)
+    assert "Whom it met" in text
+    assert text.index("policy-20") < text.index("−61"), "the best rated is the first"
+    assert "policy-40" not in text, "nobody has met it"
+    assert "<b>policy-20</b>" in page, "it is kept"
+    assert "+0.12" in text  # 60 points in 120 episodes of four rounds
+    assert "−0.25" in text
+
+
 def test_the_headline_is_the_final_evaluation(make_run):
     run = make_run()
     returns = summarise(run, wall_s=1.0)["evaluation"]["heldout"]["return_by_episode"]

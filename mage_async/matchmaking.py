@@ -1,0 +1,98 @@
+"""Who meets whom: the member of the n-th group, by a rule over what is known of the members.
+
+Each rule is a small function. All draws are of the run's seed and the group's number alone, so a
+restarted learner, which knows the same ratings, goes on alike.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from mage_async.config import Matchmaker as Rule
+from mage_async.config import Population
+from mage_async.environments.environment import Environment
+from mage_async.population import League, name_of, version_of
+from mage_async.trajectory import Task
+
+SHARE_OF_ANY = 0.1
+"""Of groups that meet just anybody, so that no regret grows old."""
+
+
+class Matchmaker:
+    """Gives tasks as `task_of` does, with the member that the rule chooses.
+
+    Args:
+        task_of: the task of the n-th group, with members in shuffled decks.
+    """
+
+    def __init__(
+        self,
+        task_of: Callable[[int], Task],
+        environment: Environment,
+        league: League,
+        rules: Population,
+        *,
+        seed: int,
+        groups_per_step: int,
+    ) -> None:
+        self._task_of, self._environment, self._league = task_of, environment, league
+        self._rules, self._seed, self._groups_per_step = rules, seed, groups_per_step
+        self._members = environment.members("train")
+
+    def task(self, number: int) -> Task:
+        """The task of the `number`-th group, for whom is known of now."""
+        task = self._task_of(number)
+        if not self._league.is_on:
+            return task
+        source = random.Random(f"{self._seed}/match/{number}")
+        rivals = tuple(name_of(version) for version in self._league.rivals())
+        place = number % self._groups_per_step
+        num_rival_places = round(self._rules.rivals * self._groups_per_step)
+        if self._rules.matchmaker == "fixed":
+            is_rivals = place < num_rival_places
+        else:
+            is_rivals = source.random() < self._rules.rivals
+        if rivals and is_rivals:
+            return replace(task, member=self._chosen(rivals, place, source, task.member))
+        place -= num_rival_places if rivals else 0
+        return replace(task, member=self._chosen(self._members, place, source, task.member))
+
+    def _chosen(
+        self, names: Sequence[str], place: int, source: random.Random, from_deck: str
+    ) -> str:
+        rule: Rule = self._rules.matchmaker
+        if rule == "decks":
+            return from_deck if from_deck in names else source.choice(names)
+        if rule == "fixed":
+            return fixed(names, place)
+        if rule == "resampled":
+            return source.choice(names)
+        return prioritised({name: self._regret(name) for name in names}, source)
+
+    def _regret(self, member: str) -> float:
+        """What a member is worth to who knows it, minus what the agent has of it now."""
+        environment, standing = self._environment, self._league.standing(member)
+        is_met = standing is not None and standing.groups > 0
+        achieved = standing.recent if standing and is_met else environment.facts.min_return
+        is_own = version_of(member) is None
+        best = environment.best_return(member) if is_own else environment.facts.max_return
+        return max(0.0, best - achieved)
+
+
+def fixed(names: Sequence[str], place: int) -> str:
+    """As MAGE (its code fills a step with blocks of one member each): a place of the step meets the
+    same member all through, as long as nobody comes or goes.
+    """
+    return names[place % len(names)]
+
+
+def prioritised(regrets: Mapping[str, float], source: random.Random) -> str:
+    """In proportion to the regret: the return of the best answer minus what the agent achieves now.
+
+    For a rival, whose best answer nobody knows, that is the most the environment declares, and the
+    rule is AlphaStar's prioritised fictitious self-play with `f(x) = 1 - x` (Vinyals et al. 2019).
+    """
+    names = list(regrets)
+    if source.random() < SHARE_OF_ANY or not any(regrets.values()):
+        return source.choice(names)
+    return source.choices(names, [regrets[name] for name in names])[0]

@@ -1,0 +1,354 @@
+"""Who is in the population, how good everyone is, and who meets whom."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mage_async import config_file
+from mage_async.admission import SlotLedger
+from mage_async.assembly import check
+from mage_async.config import Keep, Matchmaker, Population
+from mage_async.environments.catalogue import load
+from mage_async.environments.kuhn import Kuhn
+from mage_async.environments.rps import Rps
+from mage_async.errors import ConfigError
+from mage_async.journal import Commit, Granted, Published, Record, first_head, read, scan, write
+from mage_async.matchmaking import Matchmaker as Rule
+from mage_async.matchmaking import prioritised
+from mage_async.policy_version import VersionRun
+from mage_async.population import League, Table, expected, name_of, one_too_many, version_of
+from mage_async.recovery import replay
+from mage_async.task_stream import TaskStream
+from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
+from mage_async.wire import GroupGrant, Rival, TrialResult
+
+KUHN = Kuhn("contrasts", hands=2, redeals=False)
+KEEPS: tuple[Keep, ...] = ("newest", "best", "spread")
+
+
+def population(
+    matchmaker: Matchmaker = "decks",
+    rivals: float = 0.5,
+    every: int = 2,
+    kept: int = 3,
+    keep: Keep = "spread",
+) -> Population:
+    return Population(matchmaker=matchmaker, rivals=rivals, every=every, kept=kept, keep=keep)
+
+
+def trial(member: str, rewards: list[float], index: int = 0) -> Trial:
+    part = Segment(
+        np.ones(len(rewards), np.int32),
+        np.ones(len(rewards), bool),
+        np.zeros(len(rewards), np.float32),
+        (VersionRun(0, 0, 0),),
+    )
+    turns = tuple(
+        Turn(Kind.ACT, episode, 0, 0, episode, episode + 1, reward, True, "bet")
+        for episode, reward in enumerate(rewards)
+    )
+    return Trial(Task("kuhn", member, 5), index, len(rewards), (part,), turns)
+
+
+def group(member: str, *rewards: float) -> Group:
+    return Group(0, 0, (trial(member, list(rewards)),))
+
+
+@given(st.integers(0, 2**40))
+def test_a_version_has_a_name_and_is_found_by_it(version: int) -> None:
+    assert version_of(name_of(version)) == version
+
+
+@pytest.mark.parametrize("name", ["policy-", "policy-x", "policy--1", "nash", "", "policy", "7"])
+def test_no_other_name_is_a_versions(name: str) -> None:
+    assert version_of(name) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    keep=st.sampled_from(KEEPS),
+    every=st.integers(1, 4),
+    kept=st.integers(1, 6),
+    returns=st.lists(st.floats(-4, 4), min_size=1, max_size=60),
+)
+def test_few_versions_are_kept_and_the_newest_always(
+    keep: Keep, every: int, kept: int, returns: list[float]
+) -> None:
+    league = League(population(every=every, kept=kept, keep=keep), KUHN.facts)
+    source = random.Random(len(returns))
+    due: list[int] = []
+    for version, earned in enumerate(returns):
+        rivals = [name_of(each) for each in league.rivals()]
+        league.trained([group(source.choice([*rivals, "x"]), earned)])
+        league.published(version)
+        due += [version] if version % every == 0 else []
+        now = league.rivals()
+        assert len(now) == min(kept, len(due))
+        assert now[-1] == due[-1]
+        assert list(now) == sorted(set(now) & set(due))
+        if keep == "newest":
+            assert list(now) == due[-kept:]
+        if keep == "spread" and kept > 2:
+            assert now[0] == 0
+
+
+def test_spread_keeps_all_times_alike() -> None:
+    league = League(population(every=1, kept=5), KUHN.facts)
+    for version in range(200):
+        league.published(version)
+        gaps = np.diff(league.rivals())[:-1]  # the newest is as near as it is
+        assert version < 5 or gaps.max() <= 5 * gaps.min(), league.rivals()
+
+
+def test_of_the_best_rated_the_worst_goes() -> None:
+    assert one_too_many([2, 4, 6, 8], {2: 10.0, 4: -5.0, 6: 0.0, 8: -50.0}, "best") == 4
+    assert one_too_many([2, 4], {2: 0.0, 4: -1.0}, "best") == 2
+    assert one_too_many([2, 4], {2: 0.0, 4: -1.0}, "spread") == 2
+
+
+@given(st.integers(-2000, 2000), st.integers(-2000, 2000))
+def test_two_expectations_make_one_game(mine: float, theirs: float) -> None:
+    assert expected(mine, theirs) + expected(theirs, mine) == pytest.approx(1)
+    assert (expected(mine, theirs) >= 0.5) == (mine >= theirs)
+
+
+def test_four_hundred_points_are_ten_to_one() -> None:
+    assert expected(400.0, 0.0) == pytest.approx(10 / 11)
+
+
+def test_ratings_are_won_from_each_other_and_order_members_by_strength() -> None:
+    league = League(population("resampled", rivals=0.0), KUHN.facts)
+    for _ in range(300):
+        league.trained([group("strong", -2.0), group("even", 0.0), group("weak", 3.0)])
+    ratings = {name: each.rating for name, each in league.table().standings.items()}
+    assert ratings["weak"] < ratings["even"] < ratings["strong"]
+    assert league.rating + sum(ratings.values()) == pytest.approx(0)
+    # Of Kuhn's -4 … 4, a return of 3 is a score of 7/8: 338 points.
+    assert league.rating - ratings["weak"] == pytest.approx(400 * np.log10(7), abs=10)
+
+
+def test_against_itself_nothing_is_rated() -> None:
+    league = League(population(every=0), KUHN.facts)
+    league.published(3)
+    assert league.rivals() == (3,)
+    league.trained([group(name_of(3), 4.0)])
+    league.published(4)
+    assert league.rivals() == (4,)
+    table = league.table()
+    assert (table.rating, table.rivals) == (0.0, ())
+    assert table.standings["policy"].groups == 1
+
+
+def test_a_run_without_a_population_counts_nothing() -> None:
+    league = League(population(rivals=0.0), KUHN.facts)
+    league.published(0)
+    league.trained([group("x", 1.0)])
+    assert league.table() == Table()
+    assert not league.wants(0)
+    assert not league.kept()
+
+
+def grant_of(number: int, member: str) -> GroupGrant:
+    version = version_of(member)
+    rival = None if version is None else Rival(version=version, path=f"/w/{version}")
+    return GroupGrant(
+        grant=number,
+        epoch=0,
+        environment="kuhn",
+        member=member,
+        seat=0,
+        seed=5,
+        num_trials=1,
+        num_episodes=2,
+        version=0,
+        deadline_s=9.0,
+        rival=rival,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), keep=st.sampled_from(KEEPS), head_at=st.integers(1, 24))
+def test_a_restarted_learner_knows_the_same_population(seed: int, keep: Keep, head_at: int) -> None:
+    """Its journal ends anywhere, and perhaps began anew with a head in between."""
+    source, rules = random.Random(seed), population(keep=keep)
+    league, ledger = League(rules, KUHN.facts), SlotLedger(1, 3, 1)
+    records: list[Record] = [first_head(0, 0)]
+    replayed_at = source.randrange(1, 25)
+    records.append(Published(version=0, path="w", digest="d"))
+    league.published(0)
+    for version in range(1, 25):
+        members = ["x", "y", *(name_of(each) for each in league.rivals())]
+        grant = grant_of(version - 1, source.choice(members))
+        result = TrialResult(
+            grant.grant, 0, trial(grant.member, [source.uniform(-4, 4), source.uniform(-4, 4)])
+        )
+        records += [Granted(peer="a", version=version - 1, grant=grant), result]
+        task = Task("kuhn", grant.member, 5)
+        ledger.grant(task, num_episodes=2, peer="a", now=0.0, deadline_s=9.0)
+        ledger.receive(result)
+        groups = ledger.take_batch()
+        assert groups is not None
+        league.trained(groups)
+        records.append(
+            Commit(version=version, grants=(version - 1,), digest="d", tensors={}, time_s=1.0)
+        )
+        ledger.trained(version)
+        if version % source.choice((1, 2)) == 0:
+            records.append(Published(version=version, path="w", digest="d"))
+            league.published(version)
+        if version == head_at:
+            head = ledger.head("", 9.0)
+            records = [type(head)(**{**_fields(head), "population": league.table()})]
+        if version == replayed_at and version >= head_at:
+            break
+    again = League(rules, KUHN.facts)
+    on_disk = [read(scan(_file([record])).bodies[0]) for record in records]
+    for _ in replay(on_disk, SlotLedger(1, 3, 1), again):
+        continue
+    assert again.table() == league.table()
+    assert again.rivals() == league.rivals()
+
+
+def _fields(head: object) -> dict[str, object]:
+    return {name: getattr(head, name) for name in head.__struct_fields__}
+
+
+def _file(records: list[Record]) -> bytes:
+    from mage_async.journal import MAGIC
+
+    return MAGIC + b"".join(bytes(piece) for record in records for piece in write(record))
+
+
+def matchmaker(
+    rules: Population, league: League | None = None, seed: int = 0, groups_per_step: int = 18
+) -> Rule:
+    league = league or League(rules, KUHN.facts)
+    return Rule(
+        TaskStream(KUHN, seed).task, KUHN, league, rules, seed=seed, groups_per_step=groups_per_step
+    )
+
+
+def test_where_nothing_is_asked_for_the_decks_are_as_they_were() -> None:
+    made, stream = matchmaker(population(rivals=0.0)), TaskStream(KUHN, 0)
+    assert [made.task(n) for n in range(100)] == [stream.task(n) for n in range(100)]
+
+
+@pytest.mark.parametrize("rule", ["decks", "fixed", "resampled", "prioritised"])
+def test_a_share_of_groups_meets_the_versions_that_are_kept(rule: Matchmaker) -> None:
+    rules = population(rule, rivals=1 / 3, every=2)
+    league = League(rules, KUHN.facts)
+    made, stream = matchmaker(rules, league), TaskStream(KUHN, 0)
+    scripts = set(KUHN.members("train"))
+    assert {made.task(n).member for n in range(200)} <= scripts, "there is no version yet"
+    for version in range(6):
+        league.published(version)
+    tasks = [made.task(number) for number in range(1800)]
+    met = Counter(version_of(task.member) for task in tasks)
+    assert set(met) == {None, 0, 2, 4}
+    assert 1 - met[None] / len(tasks) == pytest.approx(1 / 3, abs=0.05)
+    assert {task.member for task in tasks if version_of(task.member) is None} == scripts
+    for number, task in enumerate(tasks):  # luck and seat are the stream's
+        own = stream.task(number)
+        assert (task.seed, task.seat) == (own.seed, own.seat)
+    assert tasks == [matchmaker(rules, league).task(number) for number in range(1800)]
+
+
+def test_fixed_places_meet_the_same_member_all_through() -> None:
+    rules = population("fixed", rivals=0.0)
+    made = matchmaker(rules)
+    steps = [[made.task(step * 18 + place).member for place in range(18)] for step in range(5)]
+    assert all(step == steps[0] for step in steps)
+    assert set(steps[0]) == set(KUHN.members("train"))
+
+
+def test_regret_is_what_the_best_answer_earns_more() -> None:
+    rules = population("prioritised", rivals=0.0)
+    league = League(rules, KUHN.facts)
+    easy, hard, *others = KUHN.members("train")
+    for member in (easy, hard, *others):
+        best = KUHN.best_return(member)
+        for _ in range(20):
+            league.trained([group(member, best if member != hard else best - 2.0)])
+    made = matchmaker(rules, league)
+    met = Counter(made.task(number).member for number in range(3000))
+    assert met[hard] / 3000 == pytest.approx(0.9 + 0.1 / 12, abs=0.02)
+    assert min(met.values()) > 0, "no regret grows old: everyone is met now and then"
+
+
+def test_whom_nobody_has_met_is_met_first() -> None:
+    source = random.Random(0)
+    drawn = Counter(prioritised({"new": 8.0, "known": 0.5}, source) for _ in range(2000))
+    assert drawn["new"] / 2000 == pytest.approx(0.9 * 8 / 8.5 + 0.05, abs=0.03)
+    assert prioritised({"a": 0.0}, source) == "a"
+
+
+@pytest.mark.parametrize("environment", [KUHN, Kuhn("family"), Rps()])
+def test_the_best_answers_are_those_of_the_references(environment: Kuhn | Rps) -> None:
+    units = environment.facts.units
+    for split in ("train", "heldout"):
+        members = environment.members(split)
+        mean = sum(map(environment.best_return, members)) / len(members) / units
+        known = environment.references(split, 1)
+        name = "hindsight" if "hindsight" in known else "best_response"
+        assert mean == pytest.approx(known[name][0])
+
+
+def test_who_is_trained_on_is_not_held_out_and_nobody_has_a_versions_name() -> None:
+    options = '{train = ["random"], heldout = ["random", "cfr"]}'
+    changes = ["environment.name=openspiel", f"environment.options={options}"]
+    with pytest.raises(ConfigError, match="'random' cannot be trained on and held out"):
+        check(config_file.load(config_file.find("kuhn"), changes))
+    for shared, sentence in (
+        (f"{__name__}:Shared", "'rock' cannot be trained on and held out"),
+        (f"{__name__}:Named", "'policy-3' is the name of a version of the policy"),
+    ):
+        changes = [f"environment.name={shared}", "environment.options={}"]
+        with pytest.raises(ConfigError, match=sentence):
+            check(config_file.load(config_file.find("quickstart"), changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["population.rivals=0.5"], "scout: nobody can play the opponent's seat"),
+        (["population.matchmaker=fixed", "admission.groups_per_step=4"], "has 4 places in a step"),
+    ],
+)
+def test_what_a_population_cannot_do_is_said_before_anything_runs(
+    changes: list[str], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check(config_file.load(config_file.find("scout"), changes))
+
+
+@pytest.mark.parametrize("changes", [["transport.weights=tensor"], ["engine.kind=sglang"]])
+def test_versions_are_held_by_our_engine_and_kept_on_disk(changes: list[str]) -> None:
+    with pytest.raises(ConfigError, match="held by the embedded engine and kept on disk"):
+        check(config_file.load(config_file.find("kuhn"), ["population.rivals=0.5", *changes]))
+
+
+class Shared(Rps):
+    """Its only opponent is in both splits."""
+
+    def members(self, split: str) -> tuple[str, ...]:
+        return ("rock",)
+
+
+class Named(Rps):
+    """An opponent has a version's name."""
+
+    def members(self, split: str) -> tuple[str, ...]:
+        return ("policy-3",) if split == "train" else ("paper",)
+
+
+def test_the_catalogue_says_who_has_a_second_seat() -> None:
+    seated = {
+        name
+        for name in ("kuhn", "rps", "tictactoe", "openspiel", "scout", "sokoban", "minesweeper")
+        if load(name).duel(Task(name, "policy-0", 0, 0), 0) is not None
+    }
+    assert seated == {"kuhn", "rps", "tictactoe", "openspiel"}

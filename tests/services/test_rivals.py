@@ -1,0 +1,277 @@
+"""An actor with its real engine plays groups against a version of the policy."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mage_async import config_file
+from mage_async.admission import SlotLedger
+from mage_async.assembly import environment_of, rules_of
+from mage_async.config import Config
+from mage_async.environments.kuhn_play import FACING, OPEN
+from mage_async.errors import PolicyError, RunError
+from mage_async.inference.chat_files import load_chat
+from mage_async.journal import Commit, Granted, Published, first_head
+from mage_async.learning.prepare import prepare_policy
+from mage_async.matchmaking import Matchmaker
+from mage_async.population import League, name_of
+from mage_async.readable import readable
+from mage_async.recovery import replay
+from mage_async.task_stream import TaskStream
+from mage_async.trajectory import Task, Trial
+from mage_async.wire import (
+    Goodbye,
+    GroupGrant,
+    Hello,
+    Message,
+    Publication,
+    Rival,
+    TrialResult,
+    Welcome,
+)
+from mage_services.actor import Actor
+from mage_services.desk import Desk, DeskRules
+from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.learner import check_rivals
+from mage_services.play import Stage
+from mage_services.play_by_hand import spoken, watched
+from mage_services.publishing import WeightFiles
+from mage_services.testing import MemoryJournal, MemoryLearnerChannel
+
+NUM_TRIALS = 4
+CHANGES = (
+    "warm_start.steps=0",
+    "population.rivals=0.5",
+    "population.every=2",
+    "population.kept=2",
+    "admission.groups_per_step=2",
+    f"admission.trials_per_group={NUM_TRIALS}",
+)
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return config_file.load(config_file.find("kuhn"), list(CHANGES))
+
+
+@pytest.fixture(scope="module")
+def policy(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "policy"
+    prepare_policy(config, folder, "a test", lambda progress: None)
+    save_file(changed(folder, seed=0), folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def changed(policy: Path, seed: int) -> dict[str, torch.Tensor]:
+    """Other weights, which speak almost only in the words of the four actions."""
+    source = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: tensor + 0.1 * torch.randn(tensor.shape, generator=source)
+        for name, tensor in load_file(policy / "model.safetensors").items()
+    }
+    chat = load_chat(policy)
+    words = [chat.encode(f" {word}")[0] for word in (*OPEN, *FACING)]
+    embedding = tensors["model.embed_tokens.weight"]
+    embedding[words] = torch.randn(4, embedding.shape[1], generator=source)
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def rivals(policy: Path) -> list[Path]:
+    """Weights of two versions."""
+    files = [policy.parent / f"v{version}.safetensors" for version in (7, 8)]
+    for seed, file in enumerate(files, 1):
+        save_file(changed(policy, seed), file)
+    return files
+
+
+class Wire:
+    """An actor's channel whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self.results: asyncio.Queue[Trial] = asyncio.Queue()
+
+    async def receive(self) -> Message:
+        return await self.inbox.get()
+
+    async def send(self, message: Message) -> None:
+        if isinstance(message, TrialResult):
+            await self.results.put(message.trial)
+
+
+def grant(number: int, version: int | None, path: Path | None = None) -> GroupGrant:
+    rival = None if version is None else Rival(version=version, path=str(path))
+    return GroupGrant(
+        grant=number,
+        epoch=0,
+        environment="kuhn",
+        member="bet-jack-call-queen-king" if version is None else name_of(version),
+        seat=number % 2,
+        seed=number,
+        num_trials=NUM_TRIALS,
+        num_episodes=3,
+        version=0,
+        deadline_s=60.0,
+        rival=rival,
+    )
+
+
+def played(
+    config: Config, policy: Path, grants: list[GroupGrant], max_contexts: int = 80
+) -> dict[tuple[int, int], Trial]:
+    """All trials of some groups, by seed of the task and index."""
+    chat = load_chat(policy)
+    environment = environment_of(config)
+    rules = rules_of(config, environment, chat, 3)
+
+    async def main() -> list[Trial]:
+        wire = Wire()
+        few = msgspec.structs.replace(config.engine, max_contexts=max_contexts)
+        async with asyncio.timeout(60), EmbeddedEngine(policy, few) as engine:
+            actor = Actor(wire, Stage(environment, rules, chat, engine), "a")
+            for each in grants:
+                await wire.inbox.put(each)
+            living = asyncio.create_task(actor.run(Welcome(version=0, weights_path=str(policy))))
+            waiting = asyncio.gather(*(wire.results.get() for _ in range(NUM_TRIALS * len(grants))))
+            await asyncio.wait({living, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if not living.done():
+                await wire.inbox.put(Goodbye(reason="enough"))
+            await living
+            assert not any(held.num_users for held in engine._rivals._held.values())
+            return waiting.result()
+
+    return {(each.task.seed, each.index): each for each in asyncio.run(main())}
+
+
+def texts(trials: dict[tuple[int, int], Trial], policy: Path) -> dict[tuple[int, int], list[str]]:
+    chat = load_chat(policy)
+    return {key: readable(trial, chat, 0)["contexts"] for key, trial in trials.items()}
+
+
+def test_a_group_against_a_version_is_the_same_whoever_plays_it_beside_whatever(
+    config: Config, policy: Path, rivals: list[Path]
+) -> None:
+    own = [grant(number, 7, rivals[0]) for number in (3, 4, 5)]
+    alone = played(config, policy, own)
+    assert set(alone) == {(n, index) for n in (3, 4, 5) for index in range(NUM_TRIALS)}
+    crowd = [grant(1, 8, rivals[1]), grant(2, None), *own]
+    beside = played(config, policy, crowd, max_contexts=6)
+    said = texts(alone, policy)
+    assert {key: text for key, text in texts(beside, policy).items() if key in said} == said
+    for trial in alone.values():
+        assert trial.task.member == "policy-7"
+        drawn = {run.policy for segment in trial.segments for run in segment.versions}
+        assert drawn == {0}, "a rival's tokens are nobody's to train on"
+        assert trial.num_extension_faults == 0
+    moves = {f"opp {word}" for word in (*OPEN, *FACING)}
+    spoke = "".join(text for contexts in said.values() for text in contexts)
+    assert any(move in spoke for move in moves), spoke
+    other = played(config, policy, [grant(number, 8, rivals[1]) for number in (3, 4, 5)])
+    assert texts(other, policy) != said, "another version plays otherwise"
+
+
+def test_a_version_whose_weights_are_gone_ends_the_actor_with_their_name(
+    config: Config, policy: Path
+) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        played(config, policy, [grant(1, 9, policy.parent / "v9.safetensors")])
+    assert caught.group_contains(PolicyError, match=r"v9\.safetensors", depth=None)
+
+
+class Site:
+    """A desk as the learner makes it, after any records of an earlier life."""
+
+    def __init__(self, config: Config, shelf: WeightFiles, records: list) -> None:
+        rules = config.admission
+        self.league = League(config.population, environment_of(config).facts)
+        self.ledger = SlotLedger(rules.groups_per_step, rules.max_staleness, NUM_TRIALS)
+        self.journal, self.channel = MemoryJournal(), MemoryLearnerChannel()
+        for _ in replay(records, self.ledger, self.league):
+            continue
+        environment = environment_of(config)
+        tasks = Matchmaker(
+            TaskStream(environment, config.seed).task,
+            environment,
+            self.league,
+            config.population,
+            seed=config.seed,
+            groups_per_step=rules.groups_per_step,
+        )
+        told = DeskRules(3, 60.0, 50, 0, 9)
+        self.desk = Desk(self.channel, self.ledger, self.journal, tasks, told, lambda: 1.0)
+        self.desk.league, self.desk.weights_of = self.league, shelf.file
+
+    async def grants(self, version: int) -> list[GroupGrant]:
+        """What an actor is granted that says hello."""
+        self.desk.open(Publication(version=version, path="w", digest="d"))
+        hello = Hello(role="actor", name="a", build="test", config_digest="test", credits=99)
+        peer = self.channel.connect(hello)
+        self.desk.take(*await self.channel.receive())
+        assert isinstance(await peer.receive(), Welcome)
+        return [await peer.receive() for _ in range(self.ledger.num_in_play())]
+
+
+def test_a_restarted_learner_grants_what_it_would_have(
+    config: Config, policy: Path, tmp_path: Path
+) -> None:
+    shelf = WeightFiles(tmp_path)
+    records = [first_head(0, 0)]
+    for version in range(7):
+        if version:
+            records.append(Commit(version=version, grants=(), digest="d", tensors={}, time_s=1.0))
+        records.append(Published(version=version, path=str(shelf.file(version)), digest="d"))
+        shelf.file(version).write_bytes(b"weights")
+
+    async def main() -> None:
+        first = Site(config, shelf, records)
+        assert first.league.rivals() == (0, 6)
+        before = await first.grants(6)
+        against = [each for each in before if each.rival is not None]
+        assert against
+        for each in against:
+            assert each.rival.path == str(shelf.file(each.rival.version).resolve())
+            assert each.member == name_of(each.rival.version)
+        granted = [each for each in first.journal.durable_records() if isinstance(each, Granted)]
+        assert [record.grant for record in granted] == before
+        fresh = Site(config, shelf, records)  # it died before anything was granted
+        assert [each for each in await fresh.grants(6)] == before
+        again = Site(config, shelf, [*records, *granted])  # or afterwards
+        assert again.league.table() == first.league.table()
+        assert again.desk.rivals() == first.desk.rivals() == {0, 6}
+        assert again.desk.unused(list(range(7))) == [1, 2, 3, 4, 5]
+
+    asyncio.run(main())
+
+
+def test_weights_that_the_journal_names_and_that_are_gone_are_named(tmp_path: Path) -> None:
+    shelf = WeightFiles(tmp_path)
+    shelf.file(2).write_bytes(b"weights")
+    check_rivals({2}, shelf)
+    with pytest.raises(RunError, match=r"rivals whose weights are gone: .*v000004\.safetensors"):
+        check_rivals({2, 4}, shelf)
+
+
+def test_a_trial_against_a_version_can_be_watched(
+    config: Config, policy: Path, rivals: list[Path], tmp_path: Path
+) -> None:
+    """`mage play RUN_DIR --watch --member policy-7`."""
+    chat, environment = load_chat(policy), environment_of(config)
+    shelf, task = WeightFiles(tmp_path), Task("kuhn", "policy-7", 3, 1)
+    shelf.file(7).write_bytes(rivals[0].read_bytes())
+
+    def make() -> Stage:
+        rules = rules_of(config, environment, chat, 2)
+        return Stage(environment, rules, chat, EmbeddedEngine(policy, config.engine))
+
+    trial = asyncio.run(watched(make, task, shelf))
+    said = spoken(trial, chat)
+    assert said.startswith("<|user|> episode 1 you second")
+    assert said.count("episode") == 2
+    assert "rewards: " in said
+    with pytest.raises(RunError, match="the run has kept policy-7"):
+        asyncio.run(watched(make, Task("kuhn", "policy-9", 3, 1), shelf))
