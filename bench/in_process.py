@@ -9,23 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from mage_async.assembly import environment_of, rules_of
 from mage_async.batch import training_sequences
 from mage_async.config import Config
 from mage_async.curriculum import horizon
+from mage_async.duel_run import DuelRun
 from mage_async.environments.environment import Split
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
-from mage_async.inference.weights import as_weights
+from mage_async.inference.weights import Weights, as_weights
 from mage_async.learning.policy import load_policy
 from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.trainer import Trainer
+from mage_async.matchmaking import Matchmaker
+from mage_async.population import League, version_of
 from mage_async.score import Score, score
 from mage_async.task_stream import TaskStream, evaluation_tasks, swapped
-from mage_async.trajectory import Group, Trial
-from mage_async.trial_run import TrialRun
+from mage_async.trajectory import Group, Task, Trial
+from mage_async.trial_run import TrialRules, TrialRun
 
 FINAL_SEED = 2
 """Of the final sets, as `mage_services.evaluator` has it."""
@@ -61,9 +65,23 @@ class InProcess:
         served = Model.load(
             policy, lanes=self._lanes, max_tokens=rules.max_tokens, arithmetic=rules.arithmetic
         )
-        self._scheduler = Scheduler(served)
-        self._tasks = TaskStream(self._environment, config.seed)
+        self._scheduler, self._rivals = Scheduler(served), dict[int, Scheduler]()
+        self.league = League(config.population, self._environment.facts)
+        self._tasks = Matchmaker(
+            TaskStream(self._environment, config.seed).task,
+            self._environment,
+            self.league,
+            config.population,
+            seed=config.seed,
+            groups_per_step=config.admission.groups_per_step,
+        )
         self._num_sets = 0
+        self._publish(served.weights)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The trainer's."""
+        return self._trainer.model
 
     def train(self) -> list[list[float]]:
         """All steps; each one's mean return per unit of every episode."""
@@ -73,7 +91,7 @@ class InProcess:
         """The final set of a split, as a whole run plays it."""
         episodes = self._config.evaluation.episodes
         rules = rules_of(self._config, self._environment, self._chat, episodes)
-        runs = []
+        runs: list[TrialRun | DuelRun] = []
         self._num_sets += 1
         for number, task in enumerate(
             evaluation_tasks(self._environment, split, num_trials, FINAL_SEED)
@@ -102,45 +120,63 @@ class InProcess:
             self._scheduler.arithmetic,
         )
         self._scheduler.swap(self._trainer.version, weights)
+        self.league.trained(groups)
+        self._publish(weights)
         return score(trials, self._environment).return_by_episode
 
-    def _begin(self, step: int, numbers: range, size: int) -> list[TrialRun]:
+    def _publish(self, weights: Weights) -> None:
+        """Hold the newest version where it is a rival, and those alone that are."""
+        self.league.published(self._trainer.version)
+        versions = self.league.rivals()
+        if self._trainer.version in versions:
+            own, tokens = self._scheduler, self._config.engine.max_tokens
+            like = {"lanes": self._lanes, "max_tokens": tokens, "arithmetic": own.arithmetic}
+            held = Scheduler(Model(own.architecture, weights, **like))
+            self._rivals[self._trainer.version] = held
+        self._rivals = {version: self._rivals[version] for version in versions}
+
+    def _begin(self, step: int, numbers: range, size: int) -> list[TrialRun | DuelRun]:
         """The trials of some groups, group by group, under the horizon of the step."""
         episodes = self._config.trial.episodes
         rules = rules_of(self._config, self._environment, self._chat, episodes)
         played = horizon(self._config.curriculum, step, episodes)
         rules = rules.under(self._environment, played.num_episodes, played.max_turns)
+        tasks = ((number, self._tasks.task(number)) for number in numbers)
         return [
-            TrialRun(
-                self._environment,
-                self._tasks.task(number),
-                index,
-                rules,
-                self._chat,
-                name=f"{number}.{index}",
-            )
-            for number in numbers
+            self._trial(task, index, rules, f"{number}.{index}")
+            for number, task in tasks
             for index in range(size)
         ]
 
-    def _play(self, runs: Sequence[TrialRun]) -> list[Trial]:
+    def _trial(self, task: Task, index: int, rules: TrialRules, name: str) -> TrialRun | DuelRun:
+        environment, chat = self._environment, self._chat
+        version = version_of(task.member)
+        if version is None:
+            return TrialRun(environment, task, index, rules, chat, name=name)
+        return DuelRun(environment, task, index, rules, chat, name=name, version=version)
+
+    def _play(self, runs: Sequence[TrialRun | DuelRun]) -> list[Trial]:
         """Play trials, as many at once as there are lanes."""
-        waiting, playing = list(reversed(runs)), dict[str, TrialRun]()
+        waiting, playing = list(reversed(runs)), dict[str, TrialRun | DuelRun]()
+        schedulers = [self._scheduler, *self._rivals.values()]
         while waiting or playing:
             while waiting and len(playing) < self._lanes:
                 self._ask(waiting.pop(), playing)
-            for context, completion in self._scheduler.advance():
-                run = playing.pop(context)
-                run.receive(completion)
-                self._ask(run, playing)
+            for scheduler in schedulers:
+                for context, completion in scheduler.advance():
+                    run = playing.pop(context)
+                    run.receive(completion)
+                    self._ask(run, playing)
         return [run.trial() for run in runs]
 
-    def _ask(self, run: TrialRun, playing: dict[str, TrialRun]) -> None:
+    def _ask(self, run: TrialRun | DuelRun, playing: dict[str, TrialRun | DuelRun]) -> None:
         """Submit a trial's next prompt, or let go of a trial that is over."""
         prompt = run.next_prompt()
         if prompt is not None:
-            self._scheduler.submit(prompt)
+            is_own = prompt.rival is None
+            (self._scheduler if is_own else self._rivals[prompt.rival]).submit(prompt)
             playing[prompt.context] = run
             return
         for context in run.contexts():
-            self._scheduler.release(context)
+            for scheduler in (self._scheduler, *self._rivals.values()):
+                scheduler.release(context)
