@@ -176,8 +176,8 @@ def test_another_version_says_what_is_supported(found: str) -> None:
         sglang_versions.check(found)
 
 
-def test_tokens_are_tagged_by_sglang_itself_from_0_5_20_on() -> None:
-    assert [sglang_versions.says_spans(v) for v in ("0.5.19", "0.5.20", "0.5.23")] == [
+def test_tokens_are_tagged_by_sglang_itself_from_0_5_19_on() -> None:
+    assert [sglang_versions.says_spans(v) for v in ("0.5.18", "0.5.19", "0.5.23")] == [
         False,
         True,
         True,

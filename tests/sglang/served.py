@@ -19,6 +19,7 @@ T = TypeVar("T")
 EOS, VOCABULARY = 1, 512
 CROSSED = "exact" if says_spans(installed()) else "segment"
 """Provenance of the tags of a turn into which new weights came."""
+PROVENANCES = {"exact", CROSSED} if says_spans(installed()) else {"exact", CROSSED, "reply"}
 
 
 def word_of(version: int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from served import CROSSED, EOS, Policies, Served, prompt, rules, word_of, words
+from served import CROSSED, EOS, PROVENANCES, Policies, Served, prompt, rules, word_of, words
 
 from mage_async.completion import Completion, Prompt
 from mage_async.errors import ContextFull, PolicyError, RunError
@@ -254,4 +254,4 @@ def test_no_turn_is_lost_and_no_token_wrongly_tagged_under_200_publications(
     ]
     assert wrong == []
     assert max(len(done.versions) for done in completions) > 2, "no turn crossed two publications"
-    assert {run.provenance for done in completions for run in done.versions} <= {"exact", CROSSED}
+    assert {run.provenance for done in completions for run in done.versions} <= PROVENANCES

@@ -44,7 +44,7 @@ def spans_of(
 ) -> tuple[Spans, Provenance]:
     """Which version drew which tokens of a request, and how that is known.
 
-    SGLang says it of each token from 0.5.20 on (`weight_versions`). Before, a request under one
+    SGLang says it of each token from 0.5.19 on (`weight_versions`). Before, a request under one
     version is known as exactly; one that others came into is cut where they came, by how many of
     its tokens had been heard of.
 

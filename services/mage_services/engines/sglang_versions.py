@@ -51,7 +51,7 @@ def release(found: str) -> tuple[int, int, int]:
 
 def says_spans(found: str) -> bool:
     """Whether replies name the version of each token."""
-    return release(found) >= (0, 5, 20)
+    return release(found) >= (0, 5, 19)
 
 
 def has_sessions(found: str) -> bool:
