@@ -36,7 +36,7 @@ from mage_async.wire import (
 from mage_services.actor import Actor
 from mage_services.desk import Desk, DeskRules
 from mage_services.engines.embedded import EmbeddedEngine
-from mage_services.learner import check_rivals
+from mage_services.learner_parts import check_rivals
 from mage_services.play import Stage
 from mage_services.play_by_hand import spoken, watched
 from mage_services.publishing import WeightFiles

@@ -1,0 +1,151 @@
+"""What a learner writes down of its run: a line a step, trials to read, and its end.
+
+Everything is read here on the loop, where nothing changes meanwhile, and written by the worker.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mage_async.assembly import environment_of
+from mage_async.metrics import batch_metrics, batch_totals, check_names, trial_counts
+from mage_async.population import League
+from mage_async.run_records import read_lines
+from mage_async.trajectory import Group
+from mage_services.blocked import TimeBook
+from mage_services.desk import Desk
+from mage_services.startup import Startup
+from mage_services.training import Replayed, Training
+from mage_services.worker import Worker
+
+
+class Books:
+    """One learner's; those of earlier lives of the run are gone on with."""
+
+    def __init__(
+        self,
+        startup: Startup,
+        desk: Desk,
+        league: League,
+        training: Training,
+        worker: Worker,
+        warm_start_s: float,
+        time_book: TimeBook,
+    ) -> None:
+        self._run, self._config = startup.run, startup.config
+        self._desk, self._league = desk, league
+        self._training, self._worker, self._warm_start_s = training, worker, warm_start_s
+        self._units = environment_of(startup.config).facts.units
+        self._began = time.monotonic() - training.counters.get("train_s", 0.0)
+        self._last = time.monotonic()
+        self._totals: dict[str, float] = dict(training.counters.get("totals", {}))
+        self.time = time_book
+
+    def elapsed_s(self) -> float:
+        """Since training began, in all lives of the run."""
+        return time.monotonic() - self._began
+
+    def waited_s(self) -> float:
+        """Since the last step was written down."""
+        return time.monotonic() - self._last
+
+    async def complete(self, replayed: list[Replayed]) -> None:
+        """Add steps that were committed and perhaps not written down."""
+        known = {record["step"] for record in read_lines(self._run.metrics)}
+        for step in replayed:
+            record = self._record(
+                step.version, step.groups, step.metrics, 0.0, step.elapsed_s, step.time_s
+            )
+            if step.version not in known:
+                await self._worker.call(self._training.record, self._run.metrics, record)
+            self._began = time.monotonic() - step.time_s
+
+    async def step(
+        self, groups: list[Group], metrics: dict[str, Any], waited_s: float
+    ) -> dict[str, Any]:
+        """Write down a step that has been trained and committed; its line is returned."""
+        now = time.monotonic()
+        elapsed, self._last = now - self._last, now
+        version = self._training.trainer.version
+        record = self._record(version, groups, metrics, waited_s, elapsed, now - self._began)
+        await self._worker.call(self._training.record, self._run.metrics, record)
+        return record
+
+    async def keep_sample(self, groups: list[Group]) -> None:
+        """One trial of the batch as text, ten times a run, for people to read."""
+        version, steps = self._training.trainer.version, self._config.learner.steps
+        if version % max(1, steps // 10) == 0:
+            await self._worker.call(self._training.sample, groups[0].trials[0], version)
+
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint has to remember."""
+        return {
+            "next_grant": self._desk.ledger.next_grant,
+            "train_s": self.elapsed_s(),
+            "totals": self._totals,
+        }
+
+    async def write_end(self, parity: dict[str, float]) -> None:
+        """What only the learner knows of the run so far; written at checkpoints and at the end."""
+        counts = self._desk.counts()
+        end = {
+            "version": self._training.trainer.version,
+            "warm_start_s": self._warm_start_s,
+            "train_s": self.elapsed_s(),
+            "totals": self._totals,
+            "parity": parity,
+            "trials": trial_counts(counts),
+            "dropped_by_reason": dict(counts.dropped_by_reason),
+            "granted_again": counts.granted_again,
+            "fates": self._desk.fates(),
+            "blocked_s": self.shares(),
+        }
+        if self._league.is_on:
+            end["population"] = msgspec.to_builtins(self._league.table())
+        await self._worker.call(_write_whole, self._run.learner, json.dumps(end, indent=2))
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Seconds by state, of the learner and of every actor."""
+        return {"learner": self.time.seconds(), **self._desk.shares()}
+
+    def view(self) -> dict[str, Any]:
+        """What the terminal shows beside a step's metrics."""
+        return {
+            "trials": trial_counts(self._desk.counts()),
+            "blocked_s": self.shares(),
+            "faults": self._desk.faults[-3:],
+        }
+
+    def _record(
+        self,
+        step: int,
+        groups: list[Group],
+        metrics: dict[str, Any],
+        waited_s: float,
+        elapsed_s: float,
+        time_s: float,
+    ) -> dict[str, Any]:
+        """A step's line; the totals grow by it."""
+        shape = self._config.trial
+        record = {
+            "step": step,
+            "time_s": time_s,
+            **batch_metrics(groups, self._units, elapsed_s, shape.episodes),
+            **metrics,
+            "waiting_s": waited_s,
+            "groups_in_flight": self._desk.counts().groups.in_flight,
+        }
+        check_names(record)
+        for name, value in {**batch_totals(groups), "train_s": record["train_s"]}.items():
+            self._totals[name] = self._totals.get(name, 0) + value
+        return record
+
+
+def _write_whole(file: Path, text: str) -> None:
+    working = file.with_suffix(".part")
+    working.write_text(text)
+    os.replace(working, file)

@@ -1,0 +1,98 @@
+"""What a learner is made of, by its configuration."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from mage_async import config_file
+from mage_async.admission import SlotLedger
+from mage_async.admission_rules import RULES
+from mage_async.assembly import environment_of
+from mage_async.concurrency import Concurrency
+from mage_async.config import Config
+from mage_async.errors import RunError
+from mage_async.journal import Head
+from mage_async.matchmaking import Matchmaker
+from mage_async.population import League
+from mage_async.task_stream import TaskStream
+from mage_services.desk import DeskRules
+from mage_services.journal_file import JournalFile
+from mage_services.publishing import Shelf
+from mage_services.startup import Startup
+from mage_services.training import Begun
+
+
+def ledger_of(config: Config) -> SlotLedger:
+    """Slots of groups, by the configured rule."""
+    rules = config.admission
+    return SlotLedger(
+        rules.groups_per_step,
+        rules.max_staleness,
+        rules.trials_per_group,
+        rule=RULES[rules.rule],
+        lag=rules.lag,
+        concurrency=rules.max_groups_in_play,
+    )
+
+
+def matchmaker_of(config: Config, league: League) -> Matchmaker:
+    """Who plays what, and against whom."""
+    environment = environment_of(config)
+    return Matchmaker(
+        TaskStream(environment, config.seed).task,
+        environment,
+        league,
+        config.population,
+        seed=config.seed,
+        groups_per_step=config.admission.groups_per_step,
+    )
+
+
+def check_rivals(versions: Iterable[int], shelf: Shelf) -> None:
+    """Whether the weights of all rivals that the journal names are there.
+
+    Raises:
+        RunError: some are gone.
+    """
+    missing = [file for version in sorted(versions) if not (file := shelf.file(version)).is_file()]
+    if missing:
+        raise RunError(
+            f"the journal names rivals whose weights are gone: {', '.join(map(str, missing))}; "
+            "restore them, or begin the run anew"
+        )
+
+
+def pace_of(config: Config) -> Concurrency:
+    """How many groups may be in play."""
+    rules = config.admission
+    return Concurrency(
+        rules.max_groups_in_play, rules.groups_per_step, rules.max_staleness, rules.over_age_target
+    )
+
+
+def rules_of_desk(config: Config) -> DeskRules:
+    """What the desk needs to know."""
+    return DeskRules(
+        config.trial.episodes,
+        config.admission.grant_deadline_s,
+        config.admission.max_drops_in_a_row,
+        config.evaluation.every,
+        config.learner.steps,
+        config.admission.lag,
+        config_file.dump(config),
+        config.curriculum,
+    )
+
+
+def head_of(ledger: SlotLedger, rules: DeskRules, league: League) -> Head:
+    """What the journal begins with."""
+    head = ledger.head(rules.config, rules.deadline_s)
+    return msgspec.structs.replace(head, population=league.table() if league.is_on else None)
+
+
+def journal_of(startup: Startup, begun: Begun, head: Head) -> JournalFile:
+    """A new segment behind those of earlier lives."""
+    rules = startup.config.journal
+    return JournalFile(
+        startup.run.journal, begun.segments, head, rules.max_bytes, rules.segment_bytes
+    )
