@@ -55,7 +55,8 @@ from mage_async.wire import Hello, Publication, TrialResult
 from mage_async.wording import wording
 from mage_services.actor import Actor
 from mage_services.channel import LearnerChannel, PeerChannel
-from mage_services.desk import Desk, DeskRules
+from mage_services.desk import Desk
+from mage_services.desk_rules import DeskRules
 from mage_services.engines.scripted import (
     LogNormalPace,
     ScriptedEngine,

@@ -27,19 +27,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from mage_async.admission import OVER_AGE, Accepted, LedgerCounts, SlotLedger, Unknown
 from mage_async.concurrency import Concurrency
-from mage_async.config import Curriculum
-from mage_async.curriculum import UNLIMITED, horizon
+from mage_async.curriculum import horizon
 from mage_async.errors import RunError
-from mage_async.journal import Dropped, Head, Record
+from mage_async.journal import Dropped, Head
 from mage_async.population import League, version_of
 from mage_async.staleness import Lengths
-from mage_async.trajectory import Group, Task
+from mage_async.trajectory import Group
 from mage_async.weight_users import WeightUsers
 from mage_async.wire import (
     Acknowledge,
@@ -58,70 +56,13 @@ from mage_async.wire import (
     WhoAreYou,
 )
 from mage_services.channel import LearnerChannel, PeerGone
+from mage_services.desk_rules import DeskRules, Journal, Tasks, head_of
 from mage_services.door import Peer
+from mage_services.guests import SILENCE_S, Known, freest, shares
 
-SILENCE_S = 4.0
-"""An actor that has not spoken for so long is away: noticed within a tick more."""
 STALL_S = 2.0
 """Where so long passes between two ticks, it was this process that did not run."""
 EARLIER = "peers of an earlier life"
-FIRST_BEAT_S = 60.0
-"""From its welcome to its first heartbeat, while it makes its engine."""
-
-
-class Journal(Protocol):
-    """What the desk needs of `JournalFile`."""
-
-    def append(self, record: Record, then: Callable[[], None] | None = None) -> None:
-        """Write a record behind all earlier ones; call `then` when it is durable."""
-
-    def after(self, then: Callable[[], None]) -> None:
-        """Call `then` when all that was appended so far is durable."""
-
-    def why_full(self) -> str:
-        """Why no more trials may be taken in; empty while they may."""
-
-    def roll(self, head: Callable[[], Head]) -> None:
-        """Begin a new segment, if it is time; between two steps."""
-
-
-class Tasks(Protocol):
-    """Who says what the n-th group plays: a `TaskStream`, or a `Matchmaker` over one."""
-
-    def task(self, number: int) -> Task:
-        """The task of the `number`-th group."""
-        ...
-
-
-@dataclass(slots=True)
-class Known:
-    """A peer that was let in."""
-
-    hello: Hello
-    last_heard: float
-    beat: Heartbeat | None = None
-    is_away: bool = False
-    """Silent for too long: it is granted nothing until it speaks again."""
-
-    def patience_s(self) -> float:
-        """How long it may say nothing."""
-        return FIRST_BEAT_S if self.beat is None else SILENCE_S
-
-
-@dataclass(frozen=True, slots=True)
-class DeskRules:
-    """What the desk needs of the configuration."""
-
-    num_episodes: int
-    deadline_s: float
-    max_drops_in_a_row: int
-    evaluate_every: int
-    last_version: int
-    lag: int = 0
-    """Actors play with the weights of so many steps ago."""
-    config: str = ""
-    """As TOML, for the journal."""
-    curriculum: Curriculum = UNLIMITED
 
 
 @dataclass(slots=True)
@@ -196,7 +137,7 @@ class Desk:
         for sentence in self.channel.take_notes():
             self._note(sentence)
         for peer, known in self.peers.items():
-            if self._is_silent(known, now):
+            if self._published is not None and known.is_silent(now):
                 self._note(f"{peer}: silent for {known.patience_s():g} s")
                 known.is_away = True
                 self.ledger.peer_gone(peer)
@@ -264,10 +205,7 @@ class Desk:
 
     def head(self) -> Head:
         """All a new segment of the journal has to begin with."""
-        head = self.ledger.head(self.rules.config, self.rules.deadline_s)
-        if self.league is None or not self.league.is_on:
-            return head
-        return msgspec.structs.replace(head, population=self.league.table())
+        return head_of(self.ledger, self.rules, self.league)
 
     def keep_pace(self, busy_s: float) -> None:
         """A step kept the trainer busy so long: perhaps another number of groups may be in play."""
@@ -307,19 +245,7 @@ class Desk:
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Seconds by state of each actor, as it last said."""
-        return {
-            known.hello.name: dict(known.beat.blocked_s)
-            for known in self.peers.values()
-            if known.beat is not None
-        }
-
-    def counters(self) -> dict[str, float]:
-        """Engine counters summed over actors."""
-        total: dict[str, float] = {}
-        for known in self.peers.values():
-            for name, value in (known.beat.counters if known.beat else {}).items():
-                total[name] = total.get(name, 0.0) + value
-        return total
+        return shares(self.peers)
 
     def _greet(self, peer: Peer, hello: Hello) -> None:
         for other, known in list(self.peers.items()):
@@ -443,12 +369,6 @@ class Desk:
                 self._note(f"{owner}: has not come back after the learner's restart")
                 self.ledger.peer_gone(owner)
 
-    def _is_silent(self, known: Known, now: float) -> bool:
-        """An actor that was welcomed and has said nothing since, and nobody has noticed yet."""
-        if self._published is None or known.hello.role != "actor" or known.is_away:
-            return False
-        return now - known.last_heard > known.patience_s()
-
     def _expire(self, now: float) -> None:
         before, late = self.ledger.grants_in_flight(), self.ledger.late(now)
         self.ledger.expire(now)
@@ -473,7 +393,7 @@ class Desk:
         """Give lapsed groups, then free slots, to the actor with the most free credits."""
         if self._published is None or self._is_full or self._is_closed:
             return
-        while (peer := self._freest()) is not None:
+        while (peer := freest(self.peers, self.ledger.num_playing)) is not None:
             lapsed = self.ledger.lapsed()
             if lapsed:
                 grant = self.ledger.grant_again(
@@ -505,15 +425,6 @@ class Desk:
             deadline_s=rules.deadline_s,
             max_turns=played.max_turns,
         )
-
-    def _freest(self) -> Peer | None:
-        free = {
-            peer: known.hello.credits - self.ledger.num_playing(peer)
-            for peer, known in self.peers.items()
-            if known.hello.role == "actor" and not known.is_away
-        }
-        best = max(free, key=lambda peer: free[peer], default=None)
-        return best if best is not None and free[best] > 0 else None
 
     def _remember(self, publication: Publication) -> None:
         self._published = publication

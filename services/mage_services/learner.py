@@ -32,10 +32,10 @@ from mage_services.books import Books
 from mage_services.channel import LearnerChannel
 from mage_services.curve import keys_in, learner_keys
 from mage_services.desk import Desk
+from mage_services.desk_rules import head_of
 from mage_services.journal_file import JournalFile
 from mage_services.learner_parts import (
     check_rivals,
-    head_of,
     journal_of,
     ledger_of,
     matchmaker_of,

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-import msgspec
-
 from mage_async import config_file
 from mage_async.admission import SlotLedger
 from mage_async.admission_rules import RULES
@@ -15,7 +13,7 @@ from mage_async.journal import Head
 from mage_async.matchmaking import Matchmaker
 from mage_async.population import League
 from mage_async.task_stream import TaskStream
-from mage_services.desk import DeskRules
+from mage_services.desk_rules import DeskRules
 from mage_services.journal_file import JournalFile
 from mage_services.publishing import Shelf
 from mage_services.startup import Startup
@@ -82,12 +80,6 @@ def rules_of_desk(config: Config) -> DeskRules:
         config_file.dump(config),
         config.curriculum,
     )
-
-
-def head_of(ledger: SlotLedger, rules: DeskRules, league: League) -> Head:
-    """What the journal begins with."""
-    head = ledger.head(rules.config, rules.deadline_s)
-    return msgspec.structs.replace(head, population=league.table() if league.is_on else None)
 
 
 def journal_of(startup: Startup, begun: Begun, head: Head) -> JournalFile:

@@ -48,7 +48,9 @@ from mage_async.wire import (
     WhoAreYou,
 )
 from mage_services.channel import PeerGone
-from mage_services.desk import SILENCE_S, Desk, DeskRules
+from mage_services.desk import Desk
+from mage_services.desk_rules import DeskRules
+from mage_services.guests import SILENCE_S
 
 B, S, G = 2, 1, 2
 DEADLINE_S, SMALL_BYTES = 30.0, 3000

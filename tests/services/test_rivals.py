@@ -34,7 +34,8 @@ from mage_async.wire import (
     Welcome,
 )
 from mage_services.actor import Actor
-from mage_services.desk import Desk, DeskRules
+from mage_services.desk import Desk
+from mage_services.desk_rules import DeskRules
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.learner_parts import check_rivals
 from mage_services.play import Stage

@@ -24,7 +24,8 @@ from mage_async.trial_run import TrialRules
 from mage_async.wire import Hello, Publication
 from mage_async.wording import wording
 from mage_services.actor import Actor
-from mage_services.desk import Desk, DeskRules
+from mage_services.desk import Desk
+from mage_services.desk_rules import DeskRules
 from mage_services.engines.scripted import Pace, ScriptedEngine, UniformWords
 from mage_services.play import Stage
 from mage_services.testing import MemoryJournal, MemoryLearnerChannel

@@ -1,0 +1,62 @@
+"""What the desk stands on: a journal, somebody who says what is played, and a few numbers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from mage_async.admission import SlotLedger
+from mage_async.config import Curriculum
+from mage_async.curriculum import UNLIMITED
+from mage_async.journal import Head, Record
+from mage_async.population import League
+from mage_async.trajectory import Task
+
+
+class Journal(Protocol):
+    """What the desk needs of `JournalFile`."""
+
+    def append(self, record: Record, then: Callable[[], None] | None = None) -> None:
+        """Write a record behind all earlier ones; call `then` when it is durable."""
+
+    def after(self, then: Callable[[], None]) -> None:
+        """Call `then` when all that was appended so far is durable."""
+
+    def why_full(self) -> str:
+        """Why no more trials may be taken in; empty while they may."""
+
+    def roll(self, head: Callable[[], Head]) -> None:
+        """Begin a new segment, if it is time; between two steps."""
+
+
+class Tasks(Protocol):
+    """Who says what the n-th group plays: a `TaskStream`, or a `Matchmaker` over one."""
+
+    def task(self, number: int) -> Task:
+        """The task of the `number`-th group."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeskRules:
+    """What the desk needs of the configuration."""
+
+    num_episodes: int
+    deadline_s: float
+    max_drops_in_a_row: int
+    evaluate_every: int
+    last_version: int
+    lag: int = 0
+    """Actors play with the weights of so many steps ago."""
+    config: str = ""
+    """As TOML, for the journal."""
+    curriculum: Curriculum = UNLIMITED
+
+
+def head_of(ledger: SlotLedger, rules: DeskRules, league: League | None) -> Head:
+    """All that a new segment of the journal has to begin with."""
+    head = ledger.head(rules.config, rules.deadline_s)
+    if league is None or not league.is_on:
+        return head
+    return msgspec.structs.replace(head, population=league.table())

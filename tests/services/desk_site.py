@@ -1,0 +1,115 @@
+"""A desk with peers in memory, for the tests of its decisions; time is set by hand."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mage_async.admission import SlotLedger
+from mage_async.environments.catalogue import load
+from mage_async.policy_version import VersionRun
+from mage_async.task_stream import TaskStream
+from mage_async.trajectory import Segment, Task, Trial
+from mage_async.wire import (
+    GroupGrant,
+    Heartbeat,
+    Hello,
+    Message,
+    Publication,
+    TrialResult,
+)
+from mage_services.desk import Desk
+from mage_services.desk_rules import DeskRules
+from mage_services.testing import MemoryJournal, MemoryLearnerChannel, MemoryPeerChannel
+
+GROUPS_PER_STEP, MAX_STALENESS, TRIALS = 2, 1, 2
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Site:
+    """A desk with peers in memory, and the clock it looks at."""
+
+    now: float = 100.0
+    channel: MemoryLearnerChannel = field(default_factory=MemoryLearnerChannel)
+    journal: MemoryJournal = field(default_factory=MemoryJournal)
+
+    def __post_init__(self) -> None:
+        ledger = SlotLedger(GROUPS_PER_STEP, MAX_STALENESS, TRIALS, max_expiries=2)
+        rules = DeskRules(
+            num_episodes=3,
+            deadline_s=DEADLINE_S,
+            max_drops_in_a_row=3,
+            evaluate_every=2,
+            last_version=3,
+        )
+        tasks = TaskStream(load("rps"), 0)
+        self.desk = Desk(self.channel, ledger, self.journal, tasks, rules, lambda: self.now)
+
+    async def connect(self, name: str = "actor-0", credits: int = 10) -> MemoryPeerChannel:
+        """An actor that has said hello, or an evaluator where the name says so."""
+        role = "evaluator" if name == "evaluator" else "actor"
+        hello = Hello(role=role, name=name, build="test", config_digest="test", credits=credits)
+        peer = self.channel.connect(hello)
+        await self.hear()
+        return peer
+
+    async def say(self, peer: MemoryPeerChannel, *messages: Message) -> None:
+        """Messages of a peer, taken by the desk one by one."""
+        for message in messages:
+            await peer.send(message)
+            await self.hear()
+
+    async def hear(self) -> None:
+        self.desk.take(*await self.channel.receive())
+
+    def pass_time(self, seconds: float) -> None:
+        """As the learner's clock does it, tick by tick."""
+        for _ in range(round(seconds)):
+            self.now += 1.0
+            self.desk.tick()
+
+    def publish(self, version: int) -> None:
+        """As the learner does after a step."""
+        self.desk.trained(version)
+        self.desk.publish(publication(version))
+
+
+def publication(version: int) -> Publication:
+    return Publication(version=version, path=f"/weights/{version}", digest=f"d{version}")
+
+
+def heartbeat(name: str = "actor-0", completions: float = 1.0) -> Heartbeat:
+    counters = {"num_completions": completions}
+    return Heartbeat(name=name, counters=counters, blocked_s={"no grant": 2.0})
+
+
+def result(grant: GroupGrant, index: int) -> TrialResult:
+    """The shortest trial there can be."""
+    task = Task(grant.environment, grant.member, grant.seed, grant.seat)
+    segment = Segment(
+        np.ones(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), (VersionRun(0, 0, 0),)
+    )
+    trial = Trial(task, index, grant.num_episodes, (segment,), ())
+    return TrialResult(grant.grant, grant.epoch, trial)
+
+
+def results(*grants: GroupGrant) -> list[TrialResult]:
+    return [result(grant, index) for grant in grants for index in range(TRIALS)]
+
+
+async def read(peer: MemoryPeerChannel) -> list[Message]:
+    """All that waits for a peer; what was sent in memory has arrived."""
+    return [await peer.receive() for _ in range(len(peer._inbox._waiting))]
+
+
+def grants(messages: Sequence[Message]) -> list[GroupGrant]:
+    return [message for message in messages if isinstance(message, GroupGrant)]
+
+
+def run(main: Callable[[Site], Awaitable[None]]) -> None:
+    async def begin() -> None:
+        await main(Site())
+
+    asyncio.run(begin())

@@ -1,0 +1,137 @@
+"""Which weights the desk tells whom of, and how long they stay."""
+
+from dataclasses import replace
+
+from desk_site import GROUPS_PER_STEP, Site, grants, publication, read, results, run
+
+from mage_async.wire import (
+    Goodbye,
+    Loaded,
+    Publication,
+    Welcome,
+)
+from mage_services.guests import SILENCE_S
+
+
+def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() -> None:
+    async def main(site: Site) -> None:
+        site.desk.rules = replace(site.desk.rules, lag=1)
+        site.desk.ledger.lag = 1
+        actor, evaluator = await site.connect(), await site.connect("evaluator")
+        site.desk.open(publication(0))
+        await site.say(actor, Loaded(version=0))
+        for version in (1, 2):
+            granted = grants(await read(actor))
+            await site.say(actor, *results(*granted[-GROUPS_PER_STEP:]))
+            await site.say(actor, *results(*granted))
+            assert site.desk.take_batch() is not None
+            site.publish(version)
+        heard = await read(actor)
+        assert [m.version for m in heard if isinstance(m, Publication)] == [1]
+        assert {grant.version for grant in grants(heard)} == {1}
+        measured = [m.version for m in await read(evaluator) if isinstance(m, Publication)]
+        assert measured == [2]
+
+    run(main)
+
+
+def test_with_a_lag_a_restarted_learners_actors_get_the_weights_they_would_have_had() -> None:
+    async def main(site: Site) -> None:
+        site.desk.rules = replace(site.desk.rules, lag=1)
+        actor, evaluator = await site.connect(), await site.connect("evaluator")
+        site.desk.open(publication(4), publication(5))
+        assert (await read(actor))[0].version == 4
+        assert (await read(evaluator))[0].version == 5
+
+    run(main)
+
+
+def test_a_publication_comes_before_the_grants_made_at_its_version() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        actor = await site.connect()
+        await site.say(actor, Loaded(version=0), *results(*grants(await read(actor))))
+        site.desk.take_batch()
+        await read(actor)
+        site.publish(1)
+        published, *granted = await read(actor)
+        assert published == publication(1)
+        assert [grant.version for grant in grants(granted)] == [1, 1]
+
+    run(main)
+
+
+def test_the_evaluator_hears_of_measured_versions_and_the_last_only() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        actor, evaluator = await site.connect(credits=0), await site.connect("evaluator", 0)
+        for version in (1, 2, 3):
+            await site.say(actor, Loaded(version=version - 1))
+            site.desk.publish(publication(version))
+        assert await read(actor) == [
+            Welcome(version=0, weights_path="/weights/0"),
+            *map(publication, (1, 2, 3)),
+        ]
+        assert await read(evaluator) == [
+            Welcome(version=0, weights_path="/weights/0"),
+            *map(publication, (2, 3)),
+        ]
+
+    run(main)
+
+
+def test_an_actor_is_told_of_one_version_at_a_time_and_then_of_the_newest() -> None:
+    async def main(site: Site) -> None:
+        actor = await site.connect(credits=0)
+        site.desk.open(publication(0))
+        for version in (1, 2, 3):
+            site.desk.publish(publication(version))
+        assert [type(message) for message in await read(actor)] == [Welcome]
+        await site.say(actor, Loaded(version=0))
+        assert await read(actor) == [publication(3)]
+        await site.say(actor, Loaded(version=3))
+        assert await read(actor) == []
+
+    run(main)
+
+
+def test_weights_stay_while_a_peer_draws_with_them_or_was_told_of_them() -> None:
+    async def main(site: Site) -> None:
+        fast, slow = await site.connect("actor-0", 0), await site.connect("actor-1", 0)
+        site.desk.open(publication(0))
+        await site.say(fast, Loaded(version=0))
+        for version in (1, 2):
+            site.desk.publish(publication(version))
+        assert site.desk.unused([0, 1, 2]) == []  # `fast` was told of 1, `slow` of 0
+        await site.say(fast, Loaded(version=1), Loaded(version=2))
+        assert site.desk.unused([0, 1, 2]) == [1]
+        await site.say(slow, Goodbye(reason="tired"))
+        assert site.desk.unused([0, 1, 2]) == [0, 1]
+
+    run(main)
+
+
+def test_an_evaluator_hears_of_every_measured_version_and_each_stays_until_it_is_read() -> None:
+    async def main(site: Site) -> None:
+        evaluator = await site.connect("evaluator")
+        site.desk.open(publication(0))
+        for version in (1, 2, 3):
+            site.desk.publish(publication(version))
+        heard = [m.version for m in await read(evaluator) if isinstance(m, Publication)]
+        assert heard == [2, 3]  # every second one, and the last
+        assert site.desk.unused([0, 1, 2, 3]) == [1]
+        await site.say(evaluator, Loaded(version=2))
+        assert site.desk.unused([0, 1, 2, 3]) == [0, 1]
+
+    run(main)
+
+
+def test_weights_of_an_earlier_life_stay_until_its_peers_are_back_or_forgotten() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(2), earlier=[1, 2])
+        assert site.desk.unused([1, 2]) == []
+        site.now += SILENCE_S + 1
+        site.desk.tick()
+        assert site.desk.unused([1, 2]) == [1]
+
+    run(main)
