@@ -13,7 +13,8 @@ METRICS: dict[str, tuple[str, str]] = {
     "time_s": ("s", "Since the learner began to train."),
     "return_by_episode": (
         "reward/unit",
-        "Mean return of each episode over the trials of the batch.",
+        "Mean return of each episode over the trials of the batch; one that a curriculum has not "
+        "reached repeats the last.",
     ),
     "invalid_actions_per_trial": ("1", "Actions that were refused or could not be parsed."),
     "trials_per_s": ("1/s", "Trials trained per second since the last step."),
