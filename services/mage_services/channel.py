@@ -224,7 +224,7 @@ class PeerChannel:
         """How the learner knows this channel."""
         if keys is not None:
             keys.apply(self._socket)
-        self._link = PeerLink(self._socket, address)
+        self._link, self._address = PeerLink(self._socket, address), address
         self._poller = zmq.asyncio.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._link.monitor, zmq.POLLIN)
@@ -248,7 +248,10 @@ class PeerChannel:
                 await self.say_hello()
             taken = take_now(self._socket)
             if taken is None:
-                await readable(self._poller)
+                is_news = await readable(self._poller, self._link.patience_s())
+                if not is_news and self._link.has_ended():
+                    self._socket.disconnect(self._address)  # zmq connects a peer once an address
+                    self._socket.connect(self._address)
                 continue
             message = decode([_content(frame) for frame in taken], self._limits)
             if isinstance(message, Refusal):

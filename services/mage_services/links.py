@@ -25,6 +25,8 @@ _FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_WAIT_S, _NUM_WAITS = 0.25, 4
+"""zmq says within a millisecond of the end of a connection that it tries again."""
 MAX_FAILED_HANDSHAKES = 20
 """In a row, until a peer gives up: a learner that starts anew refuses to connect, and ends none."""
 
@@ -95,13 +97,22 @@ class LearnerLinks:
 
 
 class PeerLink:
-    """The one connection of a peer's socket."""
+    """The one connection of a peer's socket.
+
+    zmq makes a broken one anew by itself, and says at once that it will try; but not after bytes
+    that are no message of its own, or one over the limit: then the socket would stay alone for
+    ever, and nobody would notice. So it is asked for again where zmq does not say that it tries.
+    """
 
     def __init__(self, made: zmq.asyncio.Socket, address: str) -> None:
         self._socket, self._address = made, address
         self._num_made = self._num_failed = 0
         self._away_since: float | None = time.monotonic()
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
+        self._num_waits: int | None = None
+        """In vain, for zmq to say that it tries again; None where it is not in doubt."""
+        self._is_over = False
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        events |= _FAILED
         self.monitor = _monitor(made, events)
 
     def look(self) -> bool:
@@ -121,15 +132,39 @@ class PeerLink:
         """Since when there has been no connection, in seconds; 0 while there is one."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
+    def patience_s(self) -> float | None:
+        """How long to wait for news; None: for ever."""
+        return None if self._num_waits is None else _WAIT_S
+
+    def has_ended(self) -> bool:
+        """There was no news for `patience_s`: whether zmq has given the connection up.
+
+        Then it is the caller's to connect again. (Waits are counted, and not the time, in which
+        this process may have stood still.)
+        """
+        if self._num_waits is None:
+            return False
+        self._num_waits += 1
+        if self._num_waits < _NUM_WAITS:
+            return False
+        self._num_waits, self._is_over = None, True
+        return True
+
     def close(self) -> None:
         """Before the socket is closed."""
         _close(self._socket, self.monitor)
 
     def _take(self, kind: int) -> bool:
+        if kind == zmq.EVENT_CONNECT_RETRIED:
+            self._num_waits = None
+            return False
         if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._away_since, self._num_failed = None, 0
+            self._away_since, self._num_failed, self._num_waits = None, 0, None
             self._num_made += 1
-            return self._num_made > 1 and self._address.startswith("tcp://")
+            was_over, self._is_over = self._is_over, False
+            return was_over or (self._num_made > 1 and self._address.startswith("tcp://"))
+        if kind == zmq.EVENT_DISCONNECTED:
+            self._num_waits = 0
         if self._away_since is None:
             self._away_since = time.monotonic()
         if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:

@@ -116,9 +116,12 @@ def send_now(made: zmq.asyncio.Socket, frames: Sequence[Frame]) -> None:
     made.send_multipart(frames, zmq.DONTWAIT).result()
 
 
-async def readable(poller: zmq.asyncio.Poller) -> None:
-    """Wait until one of the sockets has something. Cancellation leaves everything where it is."""
-    await poller.poll()
+async def readable(poller: zmq.asyncio.Poller, timeout_s: float | None = None) -> bool:
+    """Wait until one of the sockets has something; False where none has after `timeout_s`.
+
+    Nothing is taken here: cancellation leaves everything where it is.
+    """
+    return bool(await poller.poll(None if timeout_s is None else round(1000 * timeout_s)))
 
 
 async def let_others_run() -> None:

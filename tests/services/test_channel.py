@@ -367,6 +367,29 @@ def test_a_frame_over_the_limit_ends_the_connection_and_not_the_learner(ipc: Sit
     run(main)
 
 
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_a_peer_whose_connection_zmq_has_given_up_makes_it_anew_and_says_hello(
+    kind: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        site, small = Site(kind, tmp_path), Limits(max_header_bytes=1000, max_tokens=1000)
+        with site.open:
+            learner = site.learner()
+            assert isinstance(learner, LearnerChannel)
+            peer = site.open.enter_context(PeerChannel(learner.address, hello(), limits=small))
+            assert await learner.receive() == (peer.peer, hello())
+            hearing = asyncio.create_task(peer.receive())
+            over = bytes(small.max_peer_frame_bytes() + 1)
+            learner._socket.send_multipart([peer.peer.encode(), over])
+            assert await learner.receive() == (peer.peer, hello())
+            learner.send(peer.peer, Welcome(version=3, weights_path="w"))
+            assert await hearing == Welcome(version=3, weights_path="w")
+            await peer.send(heartbeat(7))
+            assert await learner.receive() == (peer.peer, heartbeat(7))
+
+    run(main)
+
+
 def test_a_thousand_questions_get_a_thousand_answers(site: Site) -> None:
     async def main() -> None:
         learner = site.learner()
