@@ -71,7 +71,7 @@ class TrialResult:
 
 
 class TrialHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="TrialResult"):
-    """All of a `TrialResult` but the arrays."""
+    """All of a `TrialResult` but the arrays; a trial that was cut short is none."""
 
     grant: Natural
     epoch: Natural
@@ -93,6 +93,10 @@ class TrialHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[Frame]]:
     """Header and array frames of a trial, checked as the other side will."""
     trial = result.trial
+    if trial.cut_at is not None:
+        raise WireError(
+            f"a trial that was cut at episode {trial.cut_at} counts in evaluations alone: drop it"
+        )
     header = TrialHeader(
         grant=result.grant,
         epoch=result.epoch,

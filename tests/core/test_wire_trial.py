@@ -238,8 +238,8 @@ def test_a_reward_keeps_every_bit() -> None:
     assert decode(frames_of(example())).trial.turns[1].reward == 1 / 3
 
 
-def test_the_header_holds_every_field_of_a_trial() -> None:
-    fields = {field.name for field in dataclasses.fields(Trial)} - {"segments"}
+def test_the_header_holds_every_field_of_a_trial_that_can_be_trained() -> None:
+    fields = {field.name for field in dataclasses.fields(Trial)} - {"segments", "cut_at"}
     assert fields <= set(TrialHeader.__struct_fields__)
 
 
@@ -255,6 +255,7 @@ UNSOUND = [
     (with_turn(num_reused=7), "turn 1 reused 7 tokens of a prompt of 6"),
     (with_turn(action="x" * 40_000), "turn 1 has over 32768 characters of text"),
     (with_trial(example(), segments=()), "1 to 256 segments, got 0"),
+    (with_trial(example(), cut_at=1), "cut at episode 1 counts in evaluations alone"),
     (with_trial(example(), duration_s=float("nan")), "Expected `float`"),
     (with_trial(example(), num_prompt_tokens=-1), "Expected `int` >= 0"),
     (with_segment(versions=()), "segment 0 has sampled tokens and no version run"),
@@ -285,7 +286,7 @@ def test_an_unsound_trial_is_not_sent(result: TrialResult, sentence: str) -> Non
         (with_header(lambda h: h.update(num_tokens=[2**31 - 1])), "1 to 262144 tokens"),
         (with_header(lambda h: h.update(num_tokens=[5, 5])), "2 to 2 lists of version runs, got 1"),
         (with_header(lambda h: h["turns"][0].update(stop=11)), "turn 0 spans 2:11"),
-        (with_header(lambda h: h["turns"][0].update(kind=2)), "Invalid enum value 2"),
+        (with_header(lambda h: h["turns"][0].update(kind=3)), "Invalid enum value 3"),
         (with_header(lambda h: h["turns"][0].update(reward=float("inf"))), "turn 0 has reward inf"),
         (with_header(lambda h: h["versions"][0].reverse()), "got 2 after 6"),
         (with_header(lambda h: h.update(surprise=1)), "unknown field `surprise`"),
