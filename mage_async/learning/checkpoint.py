@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from mage_async.durable import sync
 from mage_async.errors import RunError
 from mage_async.learning.policy import export_hf
 from mage_async.learning.trainer import Trainer
@@ -43,23 +44,14 @@ def save_checkpoint(
     torch.save(trainer.state(), working / OPTIMIZER)
     (working / COUNTERS).write_text(json.dumps(counters | {"version": trainer.version}, indent=2))
     for file in working.iterdir():
-        _sync(file)
-    _sync(working)
+        sync(file)
+    sync(working)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(working, final)
-    _sync(folder)
+    sync(folder)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return final
-
-
-def _sync(path: Path) -> None:
-    """Make a file's content, or a folder's names, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mage_async.durable import sync
 from mage_async.errors import RunError
 from mage_async.journal import MAGIC, Head, Record, Segment, to_delete, write
 from mage_async.trial_frames import Frame
@@ -221,7 +222,7 @@ class JournalFile:
             self._file = -1
         self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._good = 0
-        sync_folder(self.folder)
+        sync(self.folder)
 
     def _tell(self, what: Callable[..., None], *args: object) -> None:
         if not self._loop.is_closed():
@@ -246,15 +247,6 @@ class JournalFile:
 def segment_file(folder: Path, number: int) -> Path:
     """Where a segment lies."""
     return folder / f"{number:08d}.log"
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _parts(items: list[_Item]) -> list[list[_Item]]:

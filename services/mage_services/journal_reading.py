@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mage_async.durable import sync
 from mage_async.errors import RunError, WireError
 from mage_async.journal import Head, Record, Segment, read, scan
-from mage_services.journal_file import sync_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def cut_tail(journal: JournalOnDisk) -> int:
             file.truncate(journal.torn_at)
             file.flush()
             os.fsync(file.fileno())
-    sync_folder(journal.torn.parent)
+    sync(journal.torn.parent)
     return lost
 
 

@@ -9,13 +9,13 @@ hears of something that can be computed again.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
 from mage_async.config import Config
+from mage_async.durable import sync
 from mage_async.learning.checkpoint import writing
 from mage_async.learning.snapshot import Snapshot
 from mage_async.run_directory import RunDirectory
@@ -151,19 +151,10 @@ class Publishing:
         loop = asyncio.get_running_loop()
         path = await loop.run_in_executor(self._thread, self._shelf.write, snapshot)
         if self._keeps(snapshot.version):
-            await loop.run_in_executor(self._thread, _make_durable, path)
+            for each in (path, path.parent):  # the file, and its name
+                await loop.run_in_executor(self._thread, sync, each)
         self._announce(
             Publication(version=snapshot.version, path=str(path.resolve()), digest=digest)
         )
         there = await loop.run_in_executor(self._thread, self._shelf.versions)
         await loop.run_in_executor(self._thread, self._shelf.remove, self._unused(there))
-
-
-def _make_durable(path: Path) -> None:
-    """Have a file, and its name, on the disk itself."""
-    for each in (path, path.parent):
-        descriptor = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
