@@ -23,7 +23,7 @@ from in_process import InProcess, prepare
 
 from mage_async import config_file, methods
 from mage_async.config import Config
-from mage_async.intervals import interval
+from mage_async.intervals import interval, paired
 
 CONFIG = Path(__file__).parents[1] / "configs/quickstart.toml"
 STEPS, TRIALS = 20, 512
@@ -107,7 +107,7 @@ def _report(found: dict[tuple[str, int], Any], seeds: list[int]) -> int:
         if not values:
             continue
         control = _last(found, arm.control, seeds)
-        gains = [values[seed] - control[seed] for seed in values if seed in control]
+        gains = paired(values, control)
         gain = interval(gains) if name != arm.control and len(gains) > 1 else None
         first = [found[name, seed]["heldout"]["return_by_episode"][0] for seed in values]
         row = {"arm": name, "control": arm.control, "first_episode": first, "gain": gain}

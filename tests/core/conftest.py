@@ -5,11 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from mage_async import config_file
+from mage_async.assembly import WORDS, environment_of
+from mage_async.inference.chat_files import load_chat
+from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.run_directory import RunDirectory
 
 _spec = importlib.util.spec_from_file_location("made_up", Path(__file__).with_name("made_up.py"))
 _made_up = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_made_up)
+
+
+@pytest.fixture(scope="session")
+def chat(tmp_path_factory):
+    """How the quickstart's policy reads and writes."""
+    folder = tmp_path_factory.mktemp("policy")
+    words = environment_of(config_file.load(config_file.find(None), [])).facts.words
+    save_tokenizer(build_tokenizer((*words, *WORDS)), folder)
+    return load_chat(folder)
 
 
 @pytest.fixture

@@ -6,13 +6,11 @@ import pytest
 
 from mage_async import config_file
 from mage_async.admission import SlotLedger
-from mage_async.assembly import WORDS, check, environment_of, rules_of
+from mage_async.assembly import check, environment_of, rules_of
 from mage_async.config import Curriculum
 from mage_async.curriculum import UNLIMITED, Horizon, horizon
 from mage_async.errors import ConfigError
-from mage_async.inference.chat_files import load_chat
 from mage_async.journal import Granted
-from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.recovery import replay
 from mage_async.scripted import scripted_trial
 from mage_async.trajectory import Kind, Task
@@ -20,13 +18,6 @@ from mage_async.trajectory import Kind, Task
 CONFIG = config_file.load(config_file.find(None), ["transcript.rules=true"])
 RPS = environment_of(CONFIG)
 TASK = Task("rps", "fixed-rock", 3)
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rps")
-    save_tokenizer(build_tokenizer((*RPS.facts.words, *WORDS)), folder)
-    return load_chat(folder)
 
 
 def test_the_stages_of_webarena_begin_after_100_and_200_steps_and_the_last_one_stays():

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from mage_async import config_file, methods
-from mage_async.assembly import WORDS, environment_of, rules_of
+from mage_async.assembly import environment_of, rules_of
 from mage_async.completion import Completion
 from mage_async.credit import CREDITS
 from mage_async.estimators import turn_advantages
-from mage_async.inference.chat_files import load_chat
-from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.scripted import scripted_trial
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
@@ -21,13 +19,6 @@ from mage_async.turn_table import build_table
 
 RPS = environment_of(config_file.load(config_file.find(None), []))
 TASK = Task("rps", "fixed-rock", 3)
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rps")
-    save_tokenizer(build_tokenizer((*RPS.facts.words, *WORDS)), folder)
-    return load_chat(folder)
 
 
 def rules(chat, *settings, episodes=2):

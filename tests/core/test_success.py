@@ -2,25 +2,14 @@
 
 from dataclasses import replace
 
-import pytest
-
 from mage_async import config_file
-from mage_async.assembly import WORDS, environment_of, rules_of
-from mage_async.inference.chat_files import load_chat
-from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.assembly import environment_of, rules_of
 from mage_async.score import score
 from mage_async.scripted import scripted_trial
 from mage_async.trajectory import Kind, Task, Trial, Turn
 
 CONFIG = config_file.load(config_file.find(None), [])
 ENVIRONMENT = environment_of(CONFIG)
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("policy")
-    save_tokenizer(build_tokenizer((*ENVIRONMENT.facts.words, *WORDS)), folder)
-    return load_chat(folder)
 
 
 def played(chat, seed, *, stops):
