@@ -21,8 +21,8 @@ def give_way(niceness: int) -> None:
     Linux may weigh sessions (`sched_autogroup`) instead of processes: a child has one of its own,
     which becomes as nice.
     """
-    niceness = max(niceness, os.getpriority(os.PRIO_PROCESS, 0))
-    os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, own))
     if sys.platform.startswith("linux") and os.getsid(0) == os.getpid():
         with suppress(OSError):  # a kernel without it, or a file system that may not be written
-            _AUTOGROUP.write_text(str(niceness))
+            _AUTOGROUP.write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
