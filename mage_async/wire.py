@@ -25,6 +25,9 @@ A peer on another machine, which sees no files of the run, begins with Enquiry a
     Fetch                ->
                          <-   Chunk, or NoFile
 
+This file is longer than most: all that may cross a socket, with its bounds, stands beside the one
+decoder that holds it to them.
+
 Malformed input is `WireError` with a sentence, and nothing else, whatever the bytes.
 """
 

@@ -15,6 +15,9 @@ become complete.
     Goodbye          the same, for good
     (a stranger's)   WhoAreYou, so that it says hello; a result is taken all the same
 
+This file is longer than most: its decisions share one ledger, one journal and the order of what is
+sent.
+
 What a peer is told follows from what the journal holds durably: a grant or an acknowledgement
 leaves when its record, and with it every earlier one, is on disk. While the journal has no space no
 result is taken in and nothing granted; afterwards each actor is welcomed again, and sends again

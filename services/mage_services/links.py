@@ -173,8 +173,8 @@ class PeerLink:
                 "`actor.key`, or has just refused this actor for its rate"
             )
         self._num_failed += kind != zmq.EVENT_DISCONNECTED
-        is_over = kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # zmq does not connect again
-        if is_over or self._num_failed >= MAX_FAILED_HANDSHAKES:
+        is_stranger = kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # trying again is no use
+        if is_stranger or self._num_failed >= MAX_FAILED_HANDSHAKES:
             raise PeerRefused(
                 f"{self._address} ends every connection in the handshake: no mage learner listens "
                 "there, it has another `learner.key`, or only one side has keys"

@@ -115,7 +115,7 @@ class Supervisor:
             if child.spec.name.startswith("actor-"):
                 child.terminate()
 
-    async def _live(self, spec: Spec) -> "BadEnd | None":
+    async def _live(self, spec: Spec) -> BadEnd | None:
         """One life of a process; None where it ended well."""
         self._num_starting += 1
         is_starting = True

@@ -1,4 +1,7 @@
-"""An actor between a learner in memory and an engine without a model; the test is the learner."""
+"""An actor between a learner in memory and an engine without a model; the test is the learner.
+
+Longer than most: every test speaks the learner's part through the same site.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,7 @@
-"""The channels over real sockets, and their twins in memory by the same sentences."""
+"""The channels over real sockets, and their twins in memory by the same sentences.
+
+Longer than most: each sentence is asked of both, so they stay together.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,6 +1,9 @@
 """The supervisor with real processes. Its learner, actors and evaluator are scripts of a few lines
 that stand in the way of the real modules: `mage_services` has no `__init__.py`, so the first folder
-on the path that has a `learner.py` wins."""
+on the path that has a `learner.py` wins.
+
+Longer than most: all tests start runs of the same scripts.
+"""
 
 import asyncio
 import json

@@ -4,6 +4,8 @@ The process (`sglang_process.py`) answers single requests. Here a turn is one re
 weights go to it one version after the other, and a process that has died is followed by another,
 with the newest weights, which plays the interrupted turns again from their prompts.
 
+This file is longer than most: turns, loads and deaths move one state together.
+
     queue      filled by                             emptied by            bounded by
     held       complete, while nothing may be asked  Serving, Loaded       trials
     warming    complete, where an equal prompt is    Began or Drew of      trials

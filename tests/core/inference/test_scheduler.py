@@ -1,4 +1,7 @@
-"""Contexts grow, share, lose their room and change weights, and every completion stays right."""
+"""Contexts grow, share, lose their room and change weights, and every completion stays right.
+
+Longer than most: all of it is asked of one small model and its reference.
+"""
 
 from dataclasses import replace
 
