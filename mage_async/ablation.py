@@ -141,6 +141,7 @@ def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
     return {
         **last,
         "wall_s": summary["wall_s"],
+        "processor_s": summary.get("processor_s", math.nan),
         "trials_per_s": summary["throughput"]["trials_per_s"],
         "staleness_mean": stale["mean"],
         "staleness_max": stale["max"],

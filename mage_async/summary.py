@@ -30,7 +30,7 @@ _SCORES = (
 _RATES = ("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s")
 
 
-def summarise(run: RunDirectory, *, wall_s: float) -> dict[str, Any]:
+def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) -> dict[str, Any]:
     """The content of `summary.json`.
 
     Returns are per unit of the environment, intervals half-widths at 95 %, staleness is in steps,
@@ -38,11 +38,14 @@ def summarise(run: RunDirectory, *, wall_s: float) -> dict[str, Any]:
 
     Args:
         wall_s: from the command to its end, warm start and evaluation included.
+        processor_s: what all its processes used of processors: what it costs on a machine that is
+            busy with other things too. None: not known.
     """
     records = read_records(run)
     parts = {
         **_identity(records),
         "wall_s": wall_s,
+        "processor_s": processor_s,
         "warm_start_s": records.learner.get("warm_start_s"),
         "evaluation": _evaluation(records.evaluation),
         "references": records.evaluation.get("references"),

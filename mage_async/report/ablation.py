@@ -15,7 +15,15 @@ NUM_COLOURS = 9
 POINTS = 15
 """Of a learning curve: each the mean of as many batches as it takes."""
 RETURN = "heldout_last_return"
-REACHED = (RETURN, "train_last_return", "trials_per_s", "wall_s", "staleness_mean", "staleness_max")
+REACHED = (
+    RETURN,
+    "train_last_return",
+    "trials_per_s",
+    "wall_s",
+    "processor_s",
+    "staleness_mean",
+    "staleness_max",
+)
 TREATED = (
     "over_bound_share",
     "over_bound_share_episode_1",

@@ -61,6 +61,8 @@ def facts(summary: Mapping[str, Any], max_staleness: int) -> Markup:
     staleness, cache = summary.get("staleness", {}), summary.get("prefix_cache", {})
     rates, mismatch = summary.get("throughput", {}), summary.get("logprob_mismatch", {})
     rows = [("wall time", duration(summary["wall_s"]), _warm(summary))]
+    if "processor_s" in summary:
+        rows.append(("processor time", duration(summary["processor_s"]), "of all processes"))
     if rates:
         speed = f"{figure(rates['generated_tokens_per_s'])} sampled tokens/s"
         rows.append(("trials/s", figure(rates["trials_per_s"]), speed))

@@ -53,7 +53,8 @@ def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
     target.root.mkdir(exist_ok=True)
     target.config.write_text(run.config.read_text())
     write_evaluation(target, sets, environment_of(config), version, {})
-    summary = summarise(target, wall_s=_wall_of(target, time.monotonic() - began))
+    wall_s, processor_s = _cost_of(target) or (time.monotonic() - began, time.process_time())
+    summary = summarise(target, wall_s=wall_s, processor_s=processor_s)
     if target is run:
         write_summary(run, summary)
         run.report.write_text(render(run, summary))
@@ -70,9 +71,12 @@ async def _play(
         return await Evaluator(config, environment, chat, engine, episodes).final(num_trials)
 
 
-def _wall_of(run: RunDirectory, wall_s: float) -> float:
-    """The run's own wall time where it is known."""
-    return json.loads(run.summary.read_text())["wall_s"] if run.summary.is_file() else wall_s
+def _cost_of(run: RunDirectory) -> tuple[float, float | None] | None:
+    """The run's own wall time, where it is known, and its processors', which older runs lack."""
+    if not run.summary.is_file():
+        return None
+    summary = json.loads(run.summary.read_text())
+    return summary["wall_s"], summary.get("processor_s")
 
 
 def newest(run: RunDirectory) -> tuple[Path, int]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import sys
@@ -69,7 +70,7 @@ def _supervise(run: RunDirectory, config: Config, view: View, given: argparse.Na
 
 def _finish(run: RunDirectory, view: View, wall_s: float) -> None:
     """Write what is known of the run, finished or not."""
-    summary = summarise(run, wall_s=wall_s)
+    summary = summarise(run, wall_s=wall_s, processor_s=sum(os.times()[:4]))
     write_summary(run, summary)
     run.report.write_text(render(run, summary))
     view.close(summary)

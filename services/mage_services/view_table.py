@@ -94,6 +94,8 @@ def _facts(summary: dict[str, Any]) -> list[str]:
     rates, trials = summary.get("throughput", {}), summary.get("trials", {})
     staleness, cache = summary.get("staleness", {}), summary.get("prefix_cache", {})
     lines = [f"wall {summary['wall_s']:.1f} s"]
+    if "processor_s" in summary:
+        lines[0] += f" ({summary['processor_s']:.0f} s of processors)"
     if "warm_start_s" in summary:
         lines[0] += f", warm start {summary['warm_start_s']:.1f} s of it"
     if rates:

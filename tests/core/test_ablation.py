@@ -17,6 +17,7 @@ FIGURES = {
     "train_last_return": 0.7,
     "trials_per_s": 200.0,
     "wall_s": 50.0,
+    "processor_s": 80.0,
     "staleness_mean": 1.0,
     "staleness_max": 2.0,
     "over_bound_share": 0.0,
@@ -67,10 +68,10 @@ def test_the_bound_of_a_mask_grows_with_the_lag():
 def test_a_finished_run_is_read_and_an_unfinished_one_is_missing(make_run):
     run = make_run(steps=20)
     assert not is_done(run)
-    write_summary(run, summarise(run, wall_s=40.0))
+    write_summary(run, summarise(run, wall_s=40.0, processor_s=60.0))
     assert is_done(run)
     each = read_cell(Cell(Setting("slots", "decoupled", 0, 1), 0), run)
-    assert each.row()["wall_s"] == 40.0
+    assert (each.row()["wall_s"], each.row()["processor_s"]) == (40.0, 60.0)
     assert len(each.curve) == 20
     assert each.curve[-1][0] == 20 * 144
     assert len(each.ages) == 1 + 3

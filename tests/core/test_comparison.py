@@ -23,7 +23,7 @@ def runs(make_run):
         for seed in seeds:
             settings = [f"credit.episode_discount={discount}", f"journal.max_bytes={10**9 + seed}"]
             place = make_run(f"{discount}-{seed}", seed=seed, settings=settings)
-            write_summary(place, summarise(place, wall_s=60.0 + seed))
+            write_summary(place, summarise(place, wall_s=60.0 + seed, processor_s=60.0))
             made.append(read_run(place))
     return made
 

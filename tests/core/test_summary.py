@@ -11,7 +11,7 @@ from mage_async.summary import summarise, write_summary
 
 
 def test_a_finished_run_has_every_key_of_the_specification(make_run, learned):
-    summary = summarise(make_run(), wall_s=96.3)
+    summary = summarise(make_run(), wall_s=96.3, processor_s=60.0)
     assert (summary["seed"], summary["steps"], summary["complete"]) == (0, 60, True)
     assert (summary["wall_s"], summary["warm_start_s"]) == (96.3, 14.7)
     assert set(summary["evaluation"]) == set(learned)
@@ -29,7 +29,7 @@ def test_a_finished_run_has_every_key_of_the_specification(make_run, learned):
 
 
 def test_each_evaluation_set_has_returns_intervals_and_trials(make_run, learned):
-    for name, score in summarise(make_run(), wall_s=1.0)["evaluation"].items():
+    for name, score in summarise(make_run(), wall_s=1.0, processor_s=60.0)["evaluation"].items():
         assert score["return_by_episode"] == pytest.approx(learned[name], abs=0.04)
         assert len(score["ci95_by_episode"]) == 3
         assert score["num_trials"] == 1024
@@ -47,7 +47,9 @@ def test_rates_are_means_over_time_and_not_over_steps(make_run):
     ]
     run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     # 100 trials in the first second, 60 in the next three
-    assert summarise(run, wall_s=1.0)["throughput"]["trials_per_s"] == pytest.approx(160 / 4)
+    assert summarise(run, wall_s=1.0, processor_s=60.0)["throughput"][
+        "trials_per_s"
+    ] == pytest.approx(160 / 4)
 
 
 def test_staleness_is_a_mean_over_tokens(make_run):
@@ -56,14 +58,14 @@ def test_staleness_is_a_mean_over_tokens(make_run):
     fresh |= {"generated_tokens_per_s": 3000.0, "staleness_mean": 0.0, "staleness_max": 0.0}
     stale |= {"generated_tokens_per_s": 1000.0, "staleness_mean": 1.0, "staleness_max": 1.0}
     run.metrics.write_text(json.dumps(fresh) + "\n" + json.dumps(stale) + "\n")
-    staleness = summarise(run, wall_s=1.0)["staleness"]
+    staleness = summarise(run, wall_s=1.0, processor_s=60.0)["staleness"]
     assert staleness["mean"] == pytest.approx(0.25)
     assert staleness["max"] == 1.0
     assert len(staleness["mean_by_episode"]) == 3
 
 
 def test_mismatch_is_the_largest_and_the_token_mean_of_parity_and_steps(make_run):
-    mismatch = summarise(make_run(), wall_s=1.0)["logprob_mismatch"]
+    mismatch = summarise(make_run(), wall_s=1.0, processor_s=60.0)["logprob_mismatch"]
     # step 1 and the parity at the end each measured 1728 tokens: 3e-8 and 5e-8, at most 9e-7
     assert mismatch["mean_abs"] == pytest.approx(4e-8)
     assert mismatch["max_abs"] == 9e-7
@@ -71,12 +73,12 @@ def test_mismatch_is_the_largest_and_the_token_mean_of_parity_and_steps(make_run
 
 
 def test_the_hit_rate_is_reused_of_all_prompt_tokens(make_run):
-    cache = summarise(make_run(), wall_s=1.0)["prefix_cache"]
+    cache = summarise(make_run(), wall_s=1.0, processor_s=60.0)["prefix_cache"]
     assert cache == {"hit_rate": 77400 / 90000, "reuse_rate": 1.0}
 
 
 def test_an_interrupted_run_says_what_is_known_and_no_more(make_run):
-    summary = summarise(make_run(steps=20, finished=False), wall_s=12.0)
+    summary = summarise(make_run(steps=20, finished=False), wall_s=12.0, processor_s=60.0)
     assert (summary["complete"], summary["steps"]) == (False, 20)
     assert "throughput" in summary
     assert "staleness" in summary
@@ -88,14 +90,15 @@ def test_a_run_that_ended_before_its_first_step_has_a_summary(make_run):
     run = make_run(finished=False)
     for file in (run.metrics, run.curve, run.samples):
         file.unlink()
-    summary = summarise(run, wall_s=1.0)
-    assert set(summary) == {"seed", "steps", "complete", "environment", "credit", "wall_s"}
+    summary = summarise(run, wall_s=1.0, processor_s=60.0)
+    costs = {"wall_s", "processor_s"}
+    assert set(summary) == {"seed", "steps", "complete", "environment", "credit"} | costs
 
 
 def test_an_evaluated_run_that_stopped_short_is_not_complete(make_run):
     run = make_run(steps=20)
     run.config.write_text(run.config.read_text().replace("steps = 20\n", "steps = 60\n"))
-    assert summarise(run, wall_s=1.0)["complete"] is False
+    assert summarise(run, wall_s=1.0, processor_s=60.0)["complete"] is False
 
 
 def test_a_half_written_last_line_was_never_written(make_run):
@@ -114,12 +117,12 @@ def test_a_damaged_line_is_named(make_run):
 
 def test_a_directory_without_a_configuration_is_no_run(tmp_path):
     with pytest.raises(RunError, match=r"no run directory: it has no config\.toml"):
-        summarise(RunDirectory(tmp_path), wall_s=1.0)
+        summarise(RunDirectory(tmp_path), wall_s=1.0, processor_s=60.0)
 
 
 def test_the_summary_is_written_as_json_and_leaves_no_draft(make_run):
     run = make_run(steps=3)
-    summary = summarise(run, wall_s=1.0)
+    summary = summarise(run, wall_s=1.0, processor_s=60.0)
     write_summary(run, summary)
     assert json.loads(run.summary.read_text()) == summary
     assert not list(run.root.glob("*.draft"))

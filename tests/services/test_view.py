@@ -87,6 +87,7 @@ def summary(**changes):
         "steps": 60,
         "complete": True,
         "wall_s": 96.3,
+        "processor_s": 140.2,
         "warm_start_s": 14.7,
         "environment": {"name": "rps", "units": 4},
         "evaluation": dict.fromkeys(names, score),
@@ -314,7 +315,15 @@ def table_text(content, run):
 def test_the_final_table_sets_the_controls_and_references_beside_the_return(run):
     text = table_text(summary(), run)
     assert text.count("+0.746 ±0.033") == 4
-    for said in ("held-out", "blind", "swapped", "train", "best response", "+0.950", "wall 96.3 s"):
+    for said in (
+        "held-out",
+        "blind",
+        "swapped",
+        "train",
+        "best response",
+        "+0.950",
+        "wall 96.3 s (140 s of processors)",
+    ):
         assert said in text
     *table, report = text.splitlines()
     assert report == f"report: {run.report}"
