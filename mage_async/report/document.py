@@ -13,10 +13,15 @@ def document(title: str, *content: Markup | None) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
-        tag("style", Markup(Path(__file__).with_name("style.css").read_text())),
+        tag("style", Markup(style())),
     )
     body = tag("body", tag("main", *content))
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def style() -> str:
+    """The rules of every page, and of charts elsewhere."""
+    return Path(__file__).with_name("style.css").read_text()
 
 
 def section(title: str, *content: Markup | None) -> Markup:
