@@ -4,7 +4,7 @@ import random
 
 from chaos_tap import Tap
 
-from mage_async.journal import Commit, Granted, Record, read, scan
+from mage_async.journal import Commit, Dropped, Granted, Published, Record, read, scan
 from mage_async.learning.checkpoint import checkpoints
 from mage_async.run_directory import RunDirectory
 from mage_async.run_records import read_lines
@@ -54,4 +54,6 @@ def _is_told(record: Record, tap: Tap, version: int) -> bool:
             return (record.grant.grant, record.grant.epoch) in tap.granted
         case Commit():
             return record.version <= version
+        case Published() | Dropped():
+            return True  # weights that are no longer needed by it may have been removed
     return False

@@ -110,15 +110,24 @@ class League:
         self._standings = dict(table.standings)
         self._newest = max(self._kept, default=None)
 
-    def wants(self, version: int) -> bool:
-        """Whether a version will be a rival when its weights are on disk."""
+    def takes(self, version: int) -> bool:
+        """Whether a version is a rival one day, for some time; its weights have to last."""
         rules = self._rules
-        is_due = rules.every > 0 and version % rules.every == 0
-        return rules.rivals > 0 and is_due and version not in self._kept
+        return rules.rivals > 0 and (not rules.every or version % rules.every == 0)
+
+    def wants(self, version: int) -> bool:
+        """Whether a version will be a rival when its weights are on disk, and is none yet.
+
+        Until they are, no group of this version or a newer one is granted: whom it meets does not
+        depend on how fast a disk is.
+        """
+        if not self._rules.every:
+            return self.takes(version) and (self._newest is None or version > self._newest)
+        return self.takes(version) and version not in self._kept
 
     def published(self, version: int) -> None:
         """The weights of a version are on disk, and the journal says so."""
-        if self.wants(version):
+        if self._rules.every and self.wants(version):
             self._kept.append(version)
             self._standings[name_of(version)] = Standing(rating=self.rating)
             while len(self._kept) > self._rules.kept:

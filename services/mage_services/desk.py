@@ -396,6 +396,8 @@ class Desk:
         """Give lapsed groups, then free slots, to the actor with the most free credits."""
         if self._published is None or self._is_full or self._is_closed:
             return
+        if self.league is not None and self.league.wants(self.ledger.version):
+            return  # `publish` comes back here
         while (peer := freest(self.peers, self.ledger.num_playing)) is not None:
             lapsed = self.ledger.lapsed()
             if lapsed:

@@ -99,8 +99,13 @@ class JournalFile:
 
     async def durable(self, record: Record) -> None:
         """Append a record and wait until it is durable. Cancellation leaves it to be written."""
+        self.append(record)
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Wait until all that was appended so far is durable. Cancellation leaves nothing."""
         is_durable = asyncio.Event()
-        self.append(record, is_durable.set)
+        self.after(is_durable.set)
         await is_durable.wait()
 
     def why_full(self) -> str:

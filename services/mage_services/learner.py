@@ -73,7 +73,9 @@ class Learner:
         self._startup, self._status, self._desk = startup, status, desk
         self._journal, self._league = journal, league
         self._shelf, self._earlier = shelf, shelf.versions()
-        self.publishing = Publishing(shelf, self._announce, desk.unused, league.wants)
+        self.publishing = Publishing(
+            shelf, self._announce, desk.unused, journal.settled, league.takes
+        )
         self._training, self._worker, self.books = training, worker, books
         self._checkpointed = training.trainer.version
         self._enter = books.time.enter
@@ -114,6 +116,8 @@ class Learner:
         waited_s, began = self.books.waited_s(), time.monotonic()
         self._enter("training")
         metrics = await self._worker.call(self._training.step, groups)
+        self._enter("publishing")
+        await self.publishing.wait_until_announced()  # the journal has versions in their order
         self._enter("journal sync")
         commit = await self._worker.call(self._training.commit, groups, self.books.elapsed_s())
         self._league.trained(groups)  # as a restarted learner does where it reads the commit
@@ -133,7 +137,6 @@ class Learner:
 
     async def _publish(self, digest: str) -> None:
         """Copy the weights and leave the rest to the publisher."""
-        await self.publishing.wait_until_announced()
         await self.publishing.offer(await self._worker.call(self._training.snapshot), digest)
 
     def _announce(self, publication: Publication) -> None:

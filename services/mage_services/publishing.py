@@ -1,7 +1,11 @@
 """Weights on their way to the engines: written and announced beside the training.
 
     task       waits for      then
-    publish    a snapshot     writes it, announces it, removes what nobody may read any more
+    publish    a snapshot     writes it, announces it
+               the journal    removes what nobody may read any more
+
+A restarted learner looks for the weights of everyone who is a rival by its journal, so none are
+removed before that is durable which says that they are not needed.
 
 The trainer makes a snapshot and goes on; it waits here only while the one before is still being
 written, never for an actor. A version is offered when its commit is durable, so whoever hears of it
@@ -9,7 +13,7 @@ hears of something that can be computed again.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -100,6 +104,7 @@ class Publishing:
     Args:
         announce: tells the peers; called in the event loop.
         unused: of some versions those that nobody may read, by the desk's books.
+        settled: waits until the journal holds durably what those books rest on.
         keeps: whether a version is to stay, for later lives of the run too.
     """
 
@@ -108,10 +113,11 @@ class Publishing:
         shelf: Shelf,
         announce: Callable[[Publication], None],
         unused: Callable[[list[int]], list[int]],
+        settled: Callable[[], Awaitable[None]],
         keeps: Callable[[int], bool] = lambda version: False,
     ) -> None:
         self._shelf, self._announce, self._unused = shelf, announce, unused
-        self._keeps = keeps
+        self._settled, self._keeps = settled, keeps
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
         self._offered: tuple[Snapshot, str] | None = None
         self._changed = asyncio.Condition()
@@ -157,4 +163,6 @@ class Publishing:
             Publication(version=snapshot.version, path=str(path.resolve()), digest=digest)
         )
         there = await loop.run_in_executor(self._thread, self._shelf.versions)
-        await loop.run_in_executor(self._thread, self._shelf.remove, self._unused(there))
+        if unused := self._unused(there):
+            await self._settled()
+            await loop.run_in_executor(self._thread, self._shelf.remove, unused)

@@ -17,12 +17,16 @@ def snapshot(version: int) -> Snapshot:
     return Snapshot(version, (place,), torch.full((2,), float(version)).view(torch.uint8))
 
 
+async def nothing() -> None:
+    """There is no journal to wait for."""
+
+
 def publish(files: WeightFiles, scenario) -> list[Publication]:
     """Run a scenario beside the publishing task; what was announced."""
     announced: list[Publication] = []
 
     async def main() -> None:
-        publishing = Publishing(files, announced.append, lambda there: there[:-2])
+        publishing = Publishing(files, announced.append, lambda there: there[:-2], nothing)
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
             task = tasks.create_task(publishing.run(), name="publish")
             await scenario(publishing)
@@ -74,3 +78,28 @@ def test_weights_that_cannot_be_written_end_the_learner_with_the_reason(tmp_path
     with pytest.raises(ExceptionGroup) as caught:
         publish(files, scenario)
     assert caught.group_contains(RunError, match="cannot write weights of version 0")
+
+
+def test_nothing_is_removed_before_the_journal_says_durably_that_nobody_needs_it(tmp_path) -> None:
+    files, asked, may_go = WeightFiles(tmp_path), asyncio.Event(), asyncio.Event()
+
+    async def settled() -> None:
+        asked.set()
+        await may_go.wait()
+
+    async def main() -> None:
+        publishing = Publishing(files, lambda _: None, lambda there: there[:-1], settled)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(publishing.run(), name="publish")
+            await publishing.offer(snapshot(0), "digest")
+            await publishing.wait_until_announced()
+            await publishing.offer(snapshot(1), "digest")
+            await asked.wait()
+            assert files.versions() == [0, 1]
+            may_go.set()
+            await publishing.wait_until_announced()
+            assert files.versions() == [1]
+            task.cancel()
+        publishing.close()
+
+    asyncio.run(main())

@@ -249,6 +249,33 @@ def test_a_restarted_learner_grants_what_it_would_have(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("every", [0, 2])
+def test_whom_a_group_meets_does_not_depend_on_when_weights_are_on_disk(
+    config: Config, tmp_path: Path, every: int
+) -> None:
+    """Between a step and its publication a peer may speak: it is granted nothing yet."""
+    rules = msgspec.structs.replace(config.population, every=every)
+    config = msgspec.structs.replace(config, population=rules)
+
+    async def main() -> None:
+        site = Site(config, WeightFiles(tmp_path), [first_head(0, 0)])
+        site.league.published(0)
+        assert len(await site.grants(0)) == 4
+        for version in (1, 2):
+            oldest = tuple(sorted(site.ledger.grants_in_flight())[:2])
+            step = Commit(version=version, grants=oldest, digest="d", tensors={}, time_s=1.0)
+            site.ledger.redo_commit(step)
+            site.desk.tick()
+            is_taken = site.league.takes(version)
+            assert site.ledger.num_in_play() == (2 if is_taken else 4)
+            site.league.published(version)
+            site.desk.publish(Publication(version=version, path="w", digest="d"))
+            assert site.ledger.num_in_play() == 4
+            assert site.league.rivals()[-1] == (version if is_taken else 0)
+
+    asyncio.run(main())
+
+
 def test_weights_that_the_journal_names_and_that_are_gone_are_named(tmp_path: Path) -> None:
     shelf = WeightFiles(tmp_path)
     shelf.file(2).write_bytes(b"weights")
