@@ -7,13 +7,12 @@ none, never waited for alone; a monitor nobody looks at holds up new connections
 import time
 
 import zmq
-import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from mage_async.errors import PeerRefused
 from mage_services.door import Door
 from mage_services.lobby import Lobby
-from mage_services.sockets import bytes_brought, cut, take_now
+from mage_services.sockets import Line, bytes_brought, cut, take_now
 from mage_services.unfinished import Unfinished
 
 _EVERY_MESSAGES = 32
@@ -34,7 +33,7 @@ MAX_FAILED_HANDSHAKES = 20
 class LearnerLinks:
     """The connections of the learner's socket; on TCP those that say nothing are ended."""
 
-    def __init__(self, made: zmq.asyncio.Socket, door: Door, lobby: Lobby) -> None:
+    def __init__(self, made: Line, door: Door, lobby: Lobby) -> None:
         self._socket, self._door, self._lobby = made, door, lobby
         self._countdown, self._next_count = 0, 0.0
         self._unfinished = Unfinished()
@@ -104,7 +103,7 @@ class PeerLink:
     ever, and nobody would notice. So it is asked for again where zmq does not say that it tries.
     """
 
-    def __init__(self, made: zmq.asyncio.Socket, address: str) -> None:
+    def __init__(self, made: Line, address: str) -> None:
         self._socket, self._address = made, address
         self._num_made = self._num_failed = 0
         self._away_since: float | None = time.monotonic()
@@ -182,7 +181,7 @@ class PeerLink:
         return False
 
 
-def _monitor(made: zmq.asyncio.Socket, events: int) -> zmq.asyncio.Socket:
+def _monitor(made: Line, events: int) -> Line:
     """A socket that gets the events of another.
 
     It stays registered with the loop while it lives; a blocking one would be registered anew for
@@ -190,13 +189,13 @@ def _monitor(made: zmq.asyncio.Socket, events: int) -> zmq.asyncio.Socket:
     """
     address = f"inproc://monitor.{id(made)}"
     made.monitor(address, events)
-    monitor = made.context.socket(zmq.PAIR)
+    monitor = made.context.socket(zmq.PAIR, Line)
     monitor.setsockopt(zmq.LINGER, 0)
     monitor.connect(address)
     return monitor
 
 
-def _next(monitor: zmq.asyncio.Socket) -> tuple[int, int, str] | None:
+def _next(monitor: Line) -> tuple[int, int, str] | None:
     """Kind, value and address of the next event, if there is one."""
     frames = take_now(monitor)
     if frames is None:
@@ -205,7 +204,7 @@ def _next(monitor: zmq.asyncio.Socket) -> tuple[int, int, str] | None:
     return int(event["event"]), int(event["value"]), event["endpoint"].decode()
 
 
-def _close(made: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket) -> None:
+def _close(made: Line, monitor: Line) -> None:
     if not monitor.closed:
         made.disable_monitor()
         monitor.close()

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -33,6 +34,7 @@ BACKLOG = 64
 HEARTBEAT_MS, SILENCE_MS = 5_000, 15_000
 _TCP_INFO_BYTES, _RECEIVED_AT = 136, 128
 """`tcpi_bytes_received` in Linux's `struct tcp_info`."""
+_AT_ONCE, _AT_ONCE_WITH_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 _LOOPBACK = ("127.0.0.1", "localhost")
 _LOG = logging.getLogger(__name__)
 
@@ -85,11 +87,26 @@ def check_address(address: str, *, has_keys: bool) -> None:
         )
 
 
+class Line(zmq.asyncio.Socket):
+    """A socket that the event loop waits for, and that is read and written at once.
+
+    zmq's asyncio makes a future and asks for an option for every frame, which costs more than the
+    frame itself; so what is there is taken from the socket beneath, and what can be sent goes there
+    (`take_now`, `send_now`).
+    """
+
+    beneath: zmq.Socket[bytes]
+
+    def __init__(self, context: zmq.asyncio.Context, kind: int, **options: Any) -> None:
+        super().__init__(context, kind, **options)
+        self.beneath = zmq.Socket.shadow(self.underlying)
+
+
 def open_socket(
     context: zmq.asyncio.Context, kind: int, address: str, max_frame_bytes: int
-) -> zmq.asyncio.Socket:
+) -> Line:
     """A socket with every limit set, neither bound nor connected."""
-    made = context.socket(kind)
+    made = context.socket(kind, Line)
     made.setsockopt(zmq.LINGER, 0)
     made.setsockopt(zmq.SNDHWM, HIGH_WATER_MESSAGES)
     made.setsockopt(zmq.RCVHWM, HIGH_WATER_MESSAGES)
@@ -103,17 +120,34 @@ def open_socket(
     return made
 
 
-def take_now(made: zmq.asyncio.Socket) -> list[zmq.Frame] | None:
-    """The next message, if one is there; it is taken only when it is returned."""
-    taken = made.recv_multipart(zmq.DONTWAIT, copy=False)  # its future is done when it is made
-    if isinstance(taken.exception(), zmq.Again):
+def take_now(made: Line) -> list[zmq.Frame] | None:
+    """The next message, if one is there; it is taken only when it is returned.
+
+    For the task that waits for the socket, which looks for more before it waits again.
+    """
+    take = made.beneath.recv
+    try:
+        frames = [take(_AT_ONCE, copy=False)]
+    except zmq.Again:
         return None
-    return taken.result()
+    while frames[-1].more:
+        frames.append(take(_AT_ONCE, copy=False))
+    return frames
 
 
-def send_now(made: zmq.asyncio.Socket, frames: Sequence[Frame]) -> None:
-    """Send without waiting; raises `zmq.Again` where that would wait."""
-    made.send_multipart(frames, zmq.DONTWAIT).result()
+def send_now(made: Line, frames: Sequence[Frame]) -> None:
+    """Send without waiting; raises `zmq.Again` where that would wait.
+
+    Any call may use up the one signal that something has come, for which another task waits: so
+    the loop is told to look for itself.
+    """
+    *first, last = frames
+    try:
+        for frame in first:
+            made.beneath.send(frame, _AT_ONCE_WITH_MORE)
+        made.beneath.send(last, _AT_ONCE)
+    finally:
+        made.get(zmq.EVENTS)
 
 
 async def readable(poller: zmq.asyncio.Poller, timeout_s: float | None = None) -> bool:

@@ -312,6 +312,26 @@ def test_a_flood_of_messages_does_not_starve_other_tasks(site: Site) -> None:
     run(main)
 
 
+def test_sending_does_not_hide_what_comes_in_meanwhile_from_who_waits_for_it(site: Site) -> None:
+    """zmq says once that something has come, to whichever call is the next one."""
+
+    async def main() -> None:
+        learner = site.learner()
+        peer = site.peer(learner)
+        await learner.receive()
+        for number in range(40):
+            waiting = asyncio.create_task(learner.receive())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await peer.send(heartbeat(number))
+            for _ in range(20):  # it comes in during one of these
+                learner.send(peer.peer, Welcome(version=number))
+            async with asyncio.timeout(5):
+                assert await waiting == (peer.peer, heartbeat(number))
+
+    run(main)
+
+
 def test_a_restarted_learner_asks_who_a_peer_is_and_lets_it_in_again(ipc: Site) -> None:
     async def main() -> None:
         first = ipc.learner()
