@@ -2,9 +2,14 @@
 
 A bucket holds at most `burst` tokens and gains `per_s` a second; whoever spends more than it holds
 is over its rate. So a peer may send `burst` at once, and `per_s` in the long run.
+
+A message that brought a trial which the learner takes is given back. So the rate of messages does
+not bound the work that a peer was granted, however fast it is done, and can be a small one: it is
+for what comes besides, a few messages a second from a peer of this build.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +20,7 @@ class Rate:
     burst: float
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(NamedTuple):
     """What a bucket held at a moment; below 0: more was spent than it held."""
 
     tokens: float
@@ -32,9 +36,11 @@ def spend(level: Level, amount: float, rate: Rate, *, now: float) -> Level:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one peer may send. The defaults are ten times what an actor of many trials sends."""
+    """What one peer may send."""
 
-    messages: Rate = Rate(5_000, 20_000)
+    messages: Rate = Rate(500, 2_000)
+    """At once: several times what an actor of many trials may have to send again. In the long run:
+    what one that fetches files at 2 GB/s asks for."""
     bytes: Rate = Rate(512 * 2**20, 1024 * 2**20)
     malformed: Rate = Rate(0.2, 32)
     """Messages that cannot be decoded: a peer of this build sends none, a bad line few."""
@@ -64,6 +70,10 @@ class Meter:
         if self._bytes.tokens < 0:
             return f"over {rates.bytes.per_s / 2**20:g} MiB a second"
         return ""
+
+    def was_wanted(self) -> None:
+        """A message brought a trial that was taken: it does not count."""
+        self._messages = self._messages._replace(tokens=self._messages.tokens + 1)
 
     def was_malformed(self, *, now: float) -> str:
         """Count a message that was none; why its sender is over its rate, or nothing."""

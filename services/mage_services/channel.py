@@ -150,7 +150,7 @@ class LearnerChannel:
                 raise
             self._door.forget(peer)
             raise PeerGone(f"{peer} is gone: its connection ended") from fault
-        self._door.num_sent += 1
+        self._door.sent(peer, message)
 
     def statistics(self) -> ChannelStatistics:
         """Who is connected, and what went wrong with whom."""

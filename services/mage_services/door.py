@@ -17,6 +17,7 @@ from mage_async.errors import WireError
 from mage_async.rates import DEFAULT_ALLOWANCE, Allowance, Meter
 from mage_async.wire import (
     DEFAULT_LIMITS,
+    Acknowledge,
     Enquiry,
     Fetch,
     Frame,
@@ -144,6 +145,16 @@ class Door:
     def bar(self, key: bytes, address: str, *, now: float) -> None:
         """A peer with this key was refused for its rate: it may not come again at once."""
         _remember(self._barred, (key, address), now + BARRED_S)
+
+    def sent(self, peer: Peer, message: Message) -> None:
+        """A message has left; one that takes a trial in gives the peer its allowance for it back.
+
+        A duplicate is nobody's work: sending one trial for ever is a flood like any other.
+        """
+        self.num_sent += 1
+        is_taken = isinstance(message, Acknowledge) and not message.is_duplicate
+        if is_taken and (meter := self._meters.get(peer)) is not None:
+            meter.was_wanted()
 
     def forget(self, peer: Peer) -> None:
         """The peer is gone; if it comes back it has to say hello."""

@@ -147,7 +147,7 @@ class MemoryLearnerChannel:
         if self._outboxes[peer].is_full():
             raise PeerGone(f"{peer} has stopped reading: {HIGH_WATER_MESSAGES} messages wait")
         self._outboxes[peer].put(peer, frames)
-        self._door.num_sent += 1
+        self._door.sent(peer, message)
 
     def statistics(self) -> ChannelStatistics:
         """As `LearnerChannel.statistics`."""

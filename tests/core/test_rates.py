@@ -44,3 +44,20 @@ def test_a_meter_says_which_rate_was_passed() -> None:
     assert meter.arrived(0, now=0.0) == "over 1 messages a second"
     assert meter.was_malformed(now=0.0) == ""
     assert meter.was_malformed(now=0.0) == "over 1 malformed messages"
+
+
+def test_messages_that_were_wanted_do_not_count_however_many_they_are() -> None:
+    meter = Meter(Allowance(Rate(1, 2), Rate(2**20, 2**20), Rate(1, 1)), now=0.0)
+    for _ in range(1000):
+        assert meter.arrived(0, now=0.0) == ""
+        meter.was_wanted()
+    reasons = [meter.arrived(0, now=0.0) for _ in range(3)]
+    assert reasons == ["", "", "over 1 messages a second"]
+
+
+def test_wanted_messages_are_no_store_for_later_ones() -> None:
+    meter = Meter(Allowance(Rate(1, 2), Rate(2**20, 2**20), Rate(1, 1)), now=0.0)
+    for _ in range(1000):
+        meter.was_wanted()
+    reasons = [meter.arrived(0, now=0.0) for _ in range(3)]
+    assert reasons == ["", "", "over 1 messages a second"]

@@ -1,7 +1,7 @@
 """The door and the lobby: who is let in, who is refused, and what is remembered of strangers."""
 
 from mage_async.rates import Allowance, Rate
-from mage_async.wire import Goodbye, Heartbeat, Hello, Refusal, WhoAreYou, encode
+from mage_async.wire import Acknowledge, Goodbye, Heartbeat, Hello, Refusal, WhoAreYou, encode
 from mage_services.door import (
     BARRED_S,
     HEARING_S,
@@ -86,6 +86,21 @@ def test_a_peer_within_its_rate_is_never_refused() -> None:
     door = opened()
     for number in range(1000):
         assert door.receive("a", encode(heartbeat()), now=number / 10).message == heartbeat()
+
+
+def test_a_peer_whose_trials_are_taken_is_not_over_its_messages_and_one_that_repeats_is() -> None:
+    taken = Acknowledge(grant=1, epoch=0, trial=0, is_duplicate=False)
+    again = Acknowledge(grant=1, epoch=0, trial=0, is_duplicate=True)
+    door = Door("b1", "c1", allowance=Allowance(messages=Rate(10, 20)))
+    door.receive("a", encode(hello()), now=0.0)
+    for _ in range(1000):
+        assert door.receive("a", encode(heartbeat()), now=0.0).message == heartbeat()
+        door.sent("a", taken)
+    for _ in range(19):
+        assert door.receive("a", encode(heartbeat()), now=0.0).message == heartbeat()
+        door.sent("a", again)
+    assert isinstance(door.receive("a", encode(heartbeat()), now=0.0).answer, Refusal)
+    assert door.statistics().num_sent == 1019
 
 
 def test_a_peer_over_its_bytes_is_refused() -> None:
