@@ -292,7 +292,14 @@ class Learner(Section):
     """Weight of the divergence from the policy that training began with, k3 per token; 0: none, and
     no second model in memory."""
     entropy: NonNegative
+    """What a nat of a sampled action's entropy is worth: at the first step."""
     final_entropy: NonNegative
+    """At the last one, linearly."""
+    entropy_ceiling: NonNegative
+    """In nats: a token of more entropy is given no bonus; 0: every one is. Such a bonus acts at
+    once, and what speaks against it as late as the data are old (Skywork-OR1, arXiv 2505.22312,
+    stops it by the batch's mean).
+    """
     grad_clip: Positive
     beta1: Share
     beta2: Share

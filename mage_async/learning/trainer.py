@@ -1,5 +1,6 @@
 """One step of the learner: a batch of sequences in, new weights and metrics out."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,9 +27,8 @@ class _Part:
     batch: Batch
     advantages: torch.Tensor
     behaviour: torch.Tensor
-    acts: torch.Tensor
-    """float32 [N]: 1 for tokens of actions, 0 for those of reflections, which get no entropy bonus
-    """
+    explores: torch.Tensor
+    """float32 [N]: 1 for tokens that get the entropy bonus, 0 for others"""
     proximal: torch.Tensor
     staleness: torch.Tensor
     turns: torch.Tensor
@@ -146,17 +146,23 @@ class Trainer:
         device = self.model.device
         packed = pack(sequences)
         batch = Batch.of(packed, device, self._sharpened(packed.kinds))
-        proximal, _ = token_logprobs(self.model, batch, self._temperature)
-        acts = torch.from_numpy((packed.kinds == Kind.ACT).astype(np.float32))
+        proximal, entropy = token_logprobs(self.model, batch, self._temperature)
         columns = [
             torch.from_numpy(packed.advantages),
             torch.from_numpy(packed.logprobs),
-            acts,
+            self._explores(packed.kinds, entropy),
             proximal,
             torch.from_numpy(self.version - packed.policy_versions),
             torch.from_numpy(packed.turns),
         ]
         return _Part(packed, batch, *(column.to(device) for column in columns), self._apart(batch))
+
+    def _explores(self, kinds: np.ndarray, entropy: torch.Tensor) -> torch.Tensor:
+        """Which tokens get the bonus: those of actions whose entropy, at the beginning of the step,
+        is below the ceiling; float32 [N].
+        """
+        acts = torch.from_numpy(kinds == Kind.ACT).to(entropy.device)
+        return (acts & (entropy < (self._rules.entropy_ceiling or math.inf))).float()
 
     def _sharpened(self, kinds: np.ndarray) -> np.ndarray | None:
         """How much sharper than at the temperature of actions each token was drawn: [N]."""
@@ -176,7 +182,7 @@ class Trainer:
         did.
         """
         inputs = head_inputs(self.model, part.batch, self._temperature)
-        rates = self._entropy_rate() * part.acts
+        rates = self._entropy_rate() * part.explores
         found = self._loss(inputs, part.tokens(), rates, scale, part.reference)
         self._optimizer.zero_grad(set_to_none=True)
         found.loss.backward()

@@ -52,7 +52,7 @@ def trainer(name, **options):
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_every_correction_trains_and_every_metric_is_explained(name):
-    taught = trainer(name)
+    taught = trainer(name, max_second_moment=0.5)  # of weights that are random
     before = [weight.detach().clone() for weight in taught.model.parameters()]
     metrics = taught.step([sequence(seed) for seed in range(6)])
     check_names(metrics)
@@ -74,6 +74,17 @@ def test_strategies_are_learned_at_the_temperature_they_were_drawn_at():
     assert torch.allclose(hot[:4], expected[:4], atol=1e-5)
     assert torch.equal(hot[4:], plain[4:])
     assert not torch.allclose(hot[:4], plain[:4], atol=1e-3)
+
+
+def test_tokens_above_the_entropy_ceiling_and_reflections_get_no_bonus():
+    norms = {}
+    for ceiling, kind in ((0.0, Kind.ACT), (9.0, Kind.ACT), (0.1, Kind.ACT), (0.0, Kind.REFLECT)):
+        taught = trainer("none", entropy=0.5, entropy_ceiling=ceiling, minibatches=1)
+        part = sequence(0)
+        part.columns[0], part.columns[4] = 0.0, kind
+        norms[ceiling, kind] = taught.step([part])["grad_norm"]
+    assert norms[0.0, Kind.ACT] == norms[9.0, Kind.ACT] > 0  # random weights: 3.4 nats a token
+    assert norms[0.1, Kind.ACT] == norms[0.0, Kind.REFLECT] == 0
 
 
 def test_a_mask_does_not_make_what_is_left_count_more():
