@@ -1,6 +1,6 @@
 """Four other methods beside the quickstart's own: what each one changes in the last episode.
 
-    python bench/methods.py [--run-dir DIR] [--seeds 0 1 2] [--only sge] [--only-report]
+    python bench/methods.py [--run-dir DIR] [--seeds 0 1 2] [--arms sge] [--only-report]
 
 Each arm is the quickstart with one thing changed by `--method`, at the same number of steps and
 trials, on-policy in one process (`in_process.py`). Seeds share tasks, evaluation and, where the
@@ -9,8 +9,6 @@ and is compared with the quickstart that has them, the others with the quickstar
 that is in the folder is not run again.
 """
 
-import argparse
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from arms import Job, arguments, results, run_missing
 from baseline import write_baseline
 from in_process import InProcess, prepare
 
@@ -56,39 +55,29 @@ ARMS = {
 
 def main() -> int:
     """Run what is missing, then report what there is."""
-    given = _arguments()
-    names = given.only or list(ARMS)
-    if not given.only_report:
-        for seed in given.seeds:
-            for name in names:
-                run(name, seed, given.run_dir)
-    found = {
-        (name, seed): json.loads(file.read_text())
-        for name in ARMS
-        for seed in given.seeds
-        if (file := _file(name, seed, given.run_dir)).exists()
-    }
-    return _report(found, given.seeds)
+    given = arguments(__doc__, "methods", ARMS)
+    run_missing(given, run, _prepared)
+    return _report(results(given, ARMS), given.seeds)
 
 
-def run(name: str, seed: int, folder: Path) -> None:
-    """Train one arm with one seed and write down what it is worth."""
-    file, began = _file(name, seed, folder), time.monotonic()
-    if file.exists():
-        return
-    config = config_of(name, seed)
-    warm = folder / ARMS[name].warm_start
-    warm.mkdir(parents=True, exist_ok=True)
-    lab = InProcess(config, prepare(config, warm))
+def run(job: Job, folder: Path) -> dict[str, Any]:
+    """Train one arm with one seed: what it is worth."""
+    began, policy = time.monotonic(), _prepared(job, folder)
+    lab = InProcess(config_of(*job), policy)
     curve = lab.train()
     heldout = lab.evaluate("heldout", TRIALS)
-    said = {
+    return {
         "curve": curve,
         "heldout": msgspec.to_builtins(heldout),
         "wall_s": time.monotonic() - began,
     }
-    file.write_text(json.dumps(said))
-    print(name, seed, [round(value, 3) for value in heldout.return_by_episode], flush=True)
+
+
+def _prepared(job: Job, folder: Path) -> Path:
+    """The warm-started policy, which arms of equal contexts share."""
+    warm = folder / ARMS[job[0]].warm_start
+    warm.mkdir(parents=True, exist_ok=True)
+    return prepare(config_of(*job), warm)
 
 
 def config_of(name: str, seed: int) -> Config:
@@ -100,45 +89,27 @@ def config_of(name: str, seed: int) -> Config:
     )
 
 
-def _report(found: dict[tuple[str, int], Any], seeds: list[int]) -> int:
+def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:
     rows = []
+    last = {arm: {seed: _returns(each)[-1] for seed, each in found[arm].items()} for arm in ARMS}
     for name, arm in ARMS.items():
-        values = _last(found, name, seeds)
+        values = last[name]
         if not values:
             continue
-        control = _last(found, arm.control, seeds)
-        gains = paired(values, control)
+        gains = paired(values, last[arm.control])
         gain = interval(gains) if name != arm.control and len(gains) > 1 else None
-        first = [found[name, seed]["heldout"]["return_by_episode"][0] for seed in values]
+        first = [_returns(each)[0] for each in found[name].values()]
         row = {"arm": name, "control": arm.control, "first_episode": first, "gain": gain}
         rows.append(row | {"last_episode": list(values.values())})
         beside = "" if gain is None else f"  {gain[0]:+.3f} ± {gain[1]:.3f} against {arm.control}"
-        last = " ".join(f"{value:+.3f}" for value in values.values())
-        print(f"{name:14} episode 3: {last}{beside}")
+        shown = " ".join(f"{value:+.3f}" for value in values.values())
+        print(f"{name:14} episode 3: {shown}{beside}")
     write_baseline("methods", {"steps": STEPS, "trials": TRIALS, "seeds": seeds, "rows": rows})
     return 0
 
 
-def _last(found: dict[tuple[str, int], Any], name: str, seeds: list[int]) -> dict[int, float]:
-    """Held-out return of the last episode by seed."""
-    return {
-        seed: found[name, seed]["heldout"]["return_by_episode"][-1]
-        for seed in seeds
-        if (name, seed) in found
-    }
-
-
-def _file(name: str, seed: int, folder: Path) -> Path:
-    return folder / f"{name}-{seed}.json"
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/methods"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", choices=ARMS, help="these arms alone")
-    parser.add_argument("--only-report", action="store_true", help="of the runs there are")
-    return parser.parse_args()
+def _returns(known: Any) -> list[float]:
+    return known["heldout"]["return_by_episode"]
 
 
 if __name__ == "__main__":

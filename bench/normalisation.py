@@ -9,58 +9,40 @@ that face one member (`["member"]`, agent-specific). Each run is on-policy in on
 Returns are in chips per hand, each divided by its stake.
 """
 
-import argparse
 import itertools
-import json
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
+from arms import Job, arguments, results, run_missing
 from baseline import write_baseline
 from in_process import InProcess, prepare
 
 from mage_async import config_file
 from mage_async.config import Config
 from mage_async.environments.kuhn import Kuhn
-from mage_async.intervals import interval
+from mage_async.intervals import interval, paired
 from mage_async.score import Score
 
 CONFIG = Path(__file__).parents[1] / "configs/kuhn.toml"
 STEPS, TRIALS, STAKES = 40, 1024, 50.0
 SCALES = {"batch": "[]", "group": '["group"]', "member": '["member"]'}
-Job = tuple[str, int]
 
 
 def main() -> int:
     """Run what is missing, then report what there is."""
-    given = _arguments()
-    given.run_dir.mkdir(parents=True, exist_ok=True)
-    jobs: list[Job] = [(scale, seed) for seed in given.seeds for scale in SCALES]
-    missing = [job for job in jobs if not _file(job, given.run_dir).exists()]
-    if missing and not given.only_report:
-        for seed in sorted({seed for _, seed in missing}):
-            prepare(_config("batch", seed), given.run_dir)
-        with ProcessPoolExecutor(given.parallel, mp_context=get_context("spawn")) as pool:
-            for job in pool.map(run, missing, itertools.repeat(given.run_dir)):
-                print(job, flush=True)
-    found = {
-        job: json.loads(_file(job, given.run_dir).read_text())
-        for job in jobs
-        if _file(job, given.run_dir).exists()
-    }
-    return _report(found)
+    given = arguments(__doc__, "normalisation", SCALES)
+    run_missing(given, run, lambda job, folder: prepare(_config(*job), folder))
+    return _report(results(given, SCALES))
 
 
-def run(job: Job, folder: Path) -> Job:
-    """Train one arm with one seed, and write down its last episode by member."""
+def run(job: Job, folder: Path) -> dict[str, Any]:
+    """Train one arm with one seed: its last episode by member, in chips."""
     config = _config(*job)
     lab = InProcess(config, prepare(config, folder))
     lab.train()
     kuhn = Kuhn(**config.environment.options)
-    sets = {split: _in_chips(lab.evaluate(split, TRIALS), kuhn) for split in ("train", "heldout")}
-    _file(job, folder).write_text(json.dumps(sets))
-    return job
+    return {split: _in_chips(lab.evaluate(split, TRIALS), kuhn) for split in ("train", "heldout")}
 
 
 def _config(scale: str, seed: int) -> Config:
@@ -79,20 +61,16 @@ def _in_chips(score: Score, kuhn: Kuhn) -> dict[str, float]:
     return {name: each[-1] / kuhn.stake(name) for name, each in score.by_member.items()}
 
 
-def _report(found: dict[Job, dict[str, dict[str, float]]]) -> int:
-    seeds = sorted({seed for _, seed in found})
+def _report(found: dict[str, dict[int, dict[str, dict[str, float]]]]) -> int:
     kuhn = Kuhn("contrasts", stakes=STAKES)
     rows = []
     for split, half in itertools.product(("train", "heldout"), ("all", "cheap", "dear")):
         values = {
-            scale: [
-                _mean(found[scale, seed][split], kuhn, half)
-                for seed in seeds
-                if (scale, seed) in found
-            ]
-            for scale in SCALES
+            scale: {seed: _mean(each[split], kuhn, half) for seed, each in runs.items()}
+            for scale, runs in found.items()
         }
-        rows.append({"split": split, "stakes": half, "values": values, "gains": _gains(values)})
+        shown = {scale: list(each.values()) for scale, each in values.items()}
+        rows.append({"split": split, "stakes": half, "values": shown, "gains": _gains(values)})
     print(f"{'':16} episode 3, chips a hand, by seed; then member minus other, 95 % over seeds")
     for row in rows:
         shown = "  ".join(
@@ -105,14 +83,10 @@ def _report(found: dict[Job, dict[str, dict[str, float]]]) -> int:
     return 0
 
 
-def _gains(values: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
+def _gains(values: dict[str, dict[int, float]]) -> dict[str, tuple[float, float]]:
     """How much better the scale per member does than the others, seed by seed."""
-    member = values["member"]
-    return {
-        other: interval([one - two for one, two in zip(member, values[other], strict=False)])
-        for other in ("batch", "group")
-        if min(len(member), len(values[other])) > 1
-    }
+    pairs = {other: paired(values["member"], values[other]) for other in ("batch", "group")}
+    return {other: interval(each) for other, each in pairs.items() if len(each) > 1}
 
 
 def _mean(by_member: dict[str, float], kuhn: Kuhn, half: str) -> float:
@@ -121,19 +95,6 @@ def _mean(by_member: dict[str, float], kuhn: Kuhn, half: str) -> float:
     low, high = wanted[half]
     chosen = [value for name, value in by_member.items() if low <= kuhn.stake(name) <= high]
     return sum(chosen) / len(chosen)
-
-
-def _file(job: Job, folder: Path) -> Path:
-    return folder / f"{job[0]}-{job[1]}.json"
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/normalisation"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--parallel", type=int, default=2)
-    parser.add_argument("--only-report", action="store_true", help="of the runs there are")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

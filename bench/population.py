@@ -11,19 +11,15 @@ anything of anyone (0 is an equilibrium); probabilities are of the two legal wor
 a run that has been measured is not run again.
 """
 
-import argparse
-import itertools
-import json
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
+from arms import Job, arguments, results, run_missing
 from baseline import write_baseline
 from in_process import InProcess, prepare
 from transformers import PreTrainedModel
@@ -53,32 +49,17 @@ ARMS = {
     "self-play": ("population.rivals=0.33", "population.every=0"),
 }
 MEASURES = ("episode 1", "episode 2", "episode 3", "swapped episode 3", "exploitability")
-Job = tuple[str, int]
 
 
 def main() -> int:
     """Run what is missing, then report what there is."""
-    given = _arguments()
-    given.run_dir.mkdir(parents=True, exist_ok=True)
-    jobs: list[Job] = [(arm, seed) for seed in given.seeds for arm in given.arms]
-    missing = [job for job in jobs if not _file(job, given.run_dir).exists()]
-    if missing and not given.only_report:
-        for seed in sorted({seed for _, seed in missing}):
-            prepare(_config("scripts", seed), given.run_dir)
-        with ProcessPoolExecutor(given.parallel, mp_context=get_context("spawn")) as pool:
-            for job in pool.map(run, missing, itertools.repeat(given.run_dir)):
-                print(job, flush=True)
-    return _report(
-        {
-            job: json.loads(_file(job, given.run_dir).read_text())
-            for job in jobs
-            if _file(job, given.run_dir).exists()
-        }
-    )
+    given = arguments(__doc__, "population", ARMS)
+    run_missing(given, run, lambda job, folder: prepare(_config(*job), folder))
+    return _report(results(given, ARMS))
 
 
-def run(job: Job, folder: Path) -> Job:
-    """Train one arm with one seed, and write down what it earns."""
+def run(job: Job, folder: Path) -> dict[str, Any]:
+    """Train one arm with one seed: what it earns."""
     config = _config(*job)
     policy = prepare(config, folder)
     lab, chat = InProcess(config, policy), load_chat(policy)
@@ -86,7 +67,7 @@ def run(job: Job, folder: Path) -> Job:
     before = exploitability(lab.model, chat, rules)
     curve = lab.train()
     heldout, swap = lab.evaluate("heldout", TRIALS), lab.evaluate("heldout", TRIALS, swap=True)
-    figures = {
+    return {
         **{f"episode {n + 1}": each for n, each in enumerate(heldout.return_by_episode)},
         "swapped episode 3": swap.return_by_episode[-1],
         "train episode 3": lab.evaluate("train", TRIALS).return_by_episode[-1],
@@ -96,8 +77,6 @@ def run(job: Job, folder: Path) -> Job:
         "population": msgspec.to_builtins(lab.league.table()),
         "curve": curve,
     }
-    _file(job, folder).write_text(json.dumps(figures))
-    return job
 
 
 def exploitability(model: PreTrainedModel, chat: ChatFormat, rules: TrialRules) -> float:
@@ -144,15 +123,12 @@ def _says(chat: ChatFormat, word: str) -> Completion:
     return Completion(tokens, np.zeros(len(tokens), np.float32), (VersionRun(0, 0, 0),), "stop", 0)
 
 
-def _report(found: Mapping[Job, dict[str, Any]]) -> int:
-    by_arm = {
-        arm: {seed: each for (other, seed), each in found.items() if other == arm} for arm in ARMS
-    }
+def _report(found: Mapping[str, Mapping[int, dict[str, Any]]]) -> int:
     rows = []
     for measure in MEASURES:
         values = {
             arm: {seed: each[measure] for seed, each in runs.items()}
-            for arm, runs in by_arm.items()
+            for arm, runs in found.items()
             if runs
         }
         rows.append({"measure": measure, "values": values, "gains": _gains(values)})
@@ -164,7 +140,7 @@ def _report(found: Mapping[Job, dict[str, Any]]) -> int:
             gain = row["gains"].get(arm)
             print(f"  {arm:14} {shown}" + (f"   {gain[0]:+.3f} ± {gain[1]:.3f}" if gain else ""))
     arms = {arm: list(changes) for arm, changes in ARMS.items()}
-    runs = {f"{arm}, seed {seed}": each for (arm, seed), each in sorted(found.items())}
+    runs = {f"{arm}, seed {n}": each for arm, same in found.items() for n, each in same.items()}
     write_baseline(
         "population", {"arms": arms, "steps": STEPS, "trials": TRIALS, "rows": rows, "runs": runs}
     )
@@ -183,20 +159,6 @@ def _gains(values: Mapping[str, Mapping[int, float]]) -> dict[str, tuple[float, 
 
 def _config(arm: str, seed: int) -> Config:
     return config_file.load(CONFIG, [*ARMS[arm], f"learner.steps={STEPS}", f"seed={seed}"])
-
-
-def _file(job: Job, folder: Path) -> Path:
-    return folder / f"{job[0].replace(' ', '-')}-{job[1]}.json"
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/population"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--parallel", type=int, default=1)
-    parser.add_argument("--only-report", action="store_true", help="of the runs there are")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":
