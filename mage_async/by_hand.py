@@ -1,12 +1,15 @@
 """A trial played by a person in the agent's place: says what to show and what may be answered.
 
-`said = next(hand)`, then `said = hand.send(answer)` until it stops; it never waits itself.
+`said = next(hand)`, then `said = hand.send(answer)` until it stops; it never waits itself. Against
+a version of the policy it also says what to sample for that one, which a completion answers.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from mage_async.environments.environment import Environment
+from mage_async.completion import Completion, Prompt
+from mage_async.duel_run import RivalSide, SidePlay
+from mage_async.environments.environment import AGENT, Environment, Play
 from mage_async.trajectory import Task
 
 
@@ -22,19 +25,38 @@ class Asked:
 MAX_SHOWN = 24
 """More choices than these are counted, not listed."""
 
-Hand = Generator[Asked, str, list[float]]
-"""Gives what to ask, takes the action; in the end returns the reward of every episode."""
+Hand = Generator[Asked | Prompt, str | Completion, list[float]]
+"""Gives what to ask or to sample, takes the answer; in the end returns the reward of every episode.
+"""
+Meet = Callable[[int], RivalSide]
+"""The rival of an episode."""
 
 
-def played_by_hand(environment: Environment, task: Task, num_episodes: int) -> Hand:
-    """One trial: the same task `num_episodes` times, in the words the agent is given."""
+def played_by_hand(
+    environment: Environment, task: Task, num_episodes: int, meet: Meet | None = None
+) -> Hand:
+    """One trial: the same task `num_episodes` times, in the words the agent is given.
+
+    Args:
+        meet: where the opponent is a version of the policy.
+    """
     earned: list[float] = []
     for episode in range(num_episodes):
-        play, said, reward = environment.begin(task, episode), [f"— episode {episode + 1} —"], 0.0
-        said.append(play.observation)
+        rival = None if meet is None else meet(episode)
+        play: Play
+        if rival is None:
+            play = environment.begin(task, episode)
+        else:
+            play = SidePlay(rival.duel, AGENT)
+            yield from _rivals_turns(rival)
+        said, reward = [f"— episode {episode + 1} —", play.observation], 0.0
         while choices := play.legal_actions():
             action = yield Asked(_lines(said), tuple(choices))
+            assert isinstance(action, str)
             outcome = play.act(action)
+            if rival is not None:
+                yield from _rivals_turns(rival)
+                outcome = rival.duel.hear(AGENT)
             reward += outcome.reward
             said = [] if outcome.is_valid else ["that is no legal action, and it counted as one:"]
             said.append(outcome.observation)
@@ -47,6 +69,16 @@ def played_by_hand(environment: Environment, task: Task, num_episodes: int) -> H
         else:
             yield Asked(f"{told}\nyou played against {task.member}", ())
     return earned
+
+
+def _rivals_turns(rival: RivalSide) -> Generator[Prompt, str | Completion, None]:
+    """Let a rival hear of the last action, and act until it is somebody else's turn."""
+    rival.listen()
+    while (prompt := rival.next_prompt()) is not None:
+        completion = yield prompt
+        assert isinstance(completion, Completion)
+        rival.receive(completion)
+        rival.listen()
 
 
 def shown(choices: Sequence[str]) -> str:

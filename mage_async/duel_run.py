@@ -11,7 +11,7 @@ trial, so they are neither trained on nor counted.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
 
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
@@ -29,6 +29,55 @@ from mage_async.environments.environment import (
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task, Trial
 from mage_async.trial_run import TrialRules, TrialRun, environment_speaking
+
+
+class RivalSide:
+    """The rival's side of one episode.
+
+    Raises:
+        EnvironmentFault: there is no seat for a rival.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        task: Task,
+        episode: int,
+        rules: TrialRules,
+        chat: ChatFormat,
+        *,
+        name: str,
+        version: int,
+    ) -> None:
+        with environment_speaking(task):
+            duel = environment.duel(task, episode)
+        if duel is None:
+            raise EnvironmentFault(f"{task.environment}: nobody can play the opponent's seat")
+        self.duel, self._version = duel, version
+        own_rules = replace(rules, num_episodes=1, max_turns=0, stops_on_success=False)
+        own_task = replace(task, seed=_luck(duel.chance))
+        side = SidePlay(duel, RIVAL)
+        self._run = _SideRun(
+            environment, own_task, 0, own_rules, chat, f"{name}.rival{episode}", lambda _: side
+        )
+
+    def next_prompt(self) -> Prompt | None:
+        """What to sample next for the rival; None while it is not its turn."""
+        prompt = self._run.next_prompt() if self.duel.turn == RIVAL else None
+        return None if prompt is None else replace(prompt, rival=self._version)
+
+    def receive(self, completion: Completion) -> None:
+        """Take the completion of the last prompt."""
+        self._run.receive(completion)
+
+    def listen(self) -> None:
+        """Let the rival hear what came of its last action, once it may; after every action."""
+        if self.duel.turn != AGENT and self._run.is_waiting:
+            self._run.hear(self.duel.hear(RIVAL))
+
+    def contexts(self) -> list[str]:
+        """Names of the contexts used so far, for an engine to release."""
+        return self._run.contexts()
 
 
 class DuelRun:
@@ -52,24 +101,20 @@ class DuelRun:
         name: str,
         version: int,
     ) -> None:
-        self._shared = _Shared(environment, rules, chat, name)
-        self._task, self._version = task, version
-        self._past_contexts: list[str] = []
-        self._rival: _SideRun | None = None
-        self._duel = self._meet(0)
-        self._agent = _SideRun(self._shared, task, index, rules, name, self._agents_play)
+        self._task, self._past_contexts = task, list[str]()
+        self._meet = partial(
+            RivalSide, environment, task, rules=rules, chat=chat, name=name, version=version
+        )
+        self._rival = self._meet(0)
+        self._agent = _SideRun(environment, task, index, rules, chat, name, self._agents_play)
 
     def next_prompt(self) -> Prompt | None:
         """What to sample next, for whichever side; None when the trial is over."""
-        if self._duel.turn != RIVAL or self._rival is None:
-            return self._agent.next_prompt()
-        prompt = self._rival.next_prompt()
-        return None if prompt is None else replace(prompt, rival=self._version)
+        return self._rival.next_prompt() or self._agent.next_prompt()
 
     def receive(self, completion: Completion) -> None:
         """Take the completion of the last prompt, and let both sides hear what came of it."""
-        duel, rival = self._duel, self._rival
-        assert rival is not None
+        rival, duel = self._rival, self._rival.duel
         is_rivals = duel.turn == RIVAL
         (rival if is_rivals else self._agent).receive(completion)
         if duel.turn is None and is_rivals and not self._agent.is_waiting:
@@ -77,15 +122,13 @@ class DuelRun:
                 f"{self._task.environment}, seed {self._task.seed}: an episode against "
                 f"{self._task.member!r} was over before the agent could act"
             )
-        if duel.turn != AGENT and rival.is_waiting:
-            rival.hear(duel.hear(RIVAL))
+        rival.listen()
         if duel.turn != RIVAL and self._agent.is_waiting:
             self._agent.hear(duel.hear(AGENT))
 
     def contexts(self) -> list[str]:
         """Names of the contexts used so far, for an engine to release."""
-        rivals = self._rival.contexts() if self._rival else []
-        return [*self._agent.contexts(), *self._past_contexts, *rivals]
+        return [*self._agent.contexts(), *self._past_contexts, *self._rival.contexts()]
 
     def cut_short(self) -> None:
         """As `TrialRun.cut_short`, whosever prompt it was."""
@@ -95,36 +138,15 @@ class DuelRun:
         """The agent's finished trial."""
         return self._agent.trial(duration_s)
 
-    def _agents_play(self, episode: int) -> "_SidePlay":
+    def _agents_play(self, episode: int) -> "SidePlay":
         """The agent comes to its next episode, and with it the rival."""
         if episode:
-            self._duel = self._meet(episode)
-        return _SidePlay(self._duel, AGENT)
-
-    def _meet(self, episode: int) -> Duel:
-        with environment_speaking(self._task):
-            duel = self._shared.environment.duel(self._task, episode)
-        if duel is None:
-            raise EnvironmentFault(f"{self._task.environment}: nobody can play the opponent's seat")
-        if self._rival is not None:
             self._past_contexts += self._rival.contexts()
-        rules = replace(self._shared.rules, num_episodes=1, max_turns=0, stops_on_success=False)
-        task = replace(self._task, seed=_luck(duel.chance))
-        name = f"{self._shared.name}.rival{episode}"
-        self._rival = _SideRun(self._shared, task, 0, rules, name, lambda _: _SidePlay(duel, RIVAL))
-        return duel
+            self._rival = self._meet(episode)
+        return SidePlay(self._rival.duel, AGENT)
 
 
-class _Shared(NamedTuple):
-    """What the trials of both sides have in common."""
-
-    environment: Environment
-    rules: TrialRules
-    chat: ChatFormat
-    name: str
-
-
-class _SidePlay(Play):
+class SidePlay(Play):
     """A duel as one side's `Play`."""
 
     def __init__(self, duel: Duel, side: Side) -> None:
@@ -153,15 +175,16 @@ class _SideRun(TrialRun):
 
     def __init__(
         self,
-        shared: _Shared,
+        environment: Environment,
         task: Task,
         index: int,
         rules: TrialRules,
+        chat: ChatFormat,
         name: str,
-        begin: Callable[[int], _SidePlay],
+        begin: Callable[[int], SidePlay],
     ) -> None:
         self._begin_side = begin
-        super().__init__(shared.environment, task, index, rules, shared.chat, name=name)
+        super().__init__(environment, task, index, rules, chat, name=name)
 
     def _begin(self) -> Play:
         return self._begin_side(self._episode)

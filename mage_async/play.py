@@ -22,19 +22,16 @@ def main() -> None:
         check_policy(run)
         if given.member is not None:
             environment = environment_of(config_file.load(run.config, []))
-            _check_member(environment, given.member, watches=given.watch)
+            _check_member(environment, given.member)
     except MageError as error:
         print(f"mage play: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     become("mage_services.play_by_hand", str(given.run_dir), *_passed_on(given))
 
 
-def _check_member(environment: Environment, member: str, *, watches: bool) -> None:
+def _check_member(environment: Environment, member: str) -> None:
     known = (*environment.members("train"), *environment.members("heldout"))
-    if version_of(member) is not None:
-        if not watches:
-            raise ConfigError(f"{member!r} plays against the agent alone: add --watch")
-    elif member not in known:
+    if version_of(member) is None and member not in known:
         raise ConfigError(f"no member {member!r}; there are {', '.join(sorted(known))}")
 
 
@@ -62,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--member",
         metavar="NAME",
-        help="who is hidden (any held-out one); or a "
+        help="whom you play against (any held-out one, hidden); or a "
         "version that the run has kept, such as policy-20",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="the task's luck (a new one)")

@@ -2,16 +2,20 @@
 
 import argparse
 import random
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
 from mage_async import config_file
 from mage_async.assembly import environment_of, rules_of
-from mage_async.by_hand import played_by_hand, shown
+from mage_async.by_hand import Hand, played_by_hand, shown
 from mage_async.chat import ChatFormat
+from mage_async.completion import Completion, Prompt
+from mage_async.duel_run import RivalSide
 from mage_async.environments.environment import Environment
 from mage_async.errors import MageError, RunError
 from mage_async.inference.chat_files import load_chat
@@ -46,19 +50,19 @@ def _main(run: RunDirectory, given: argparse.Namespace) -> None:
     config = config_file.load(run.config, [])
     environment = environment_of(config)
     task = drawn_task(environment, given.member, given.seed)
-    num_episodes = given.episodes or config.trial.episodes
-    ours = None if given.watch else at_the_table(environment, task, num_episodes, input)
     policy, version = newest(run)
     chat = load_chat(policy, thinking=config.transcript.thinking)
-    rules = rules_of(config, environment, chat, num_episodes)
+    rules = rules_of(config, environment, chat, given.episodes or config.trial.episodes)
 
     def make() -> Stage:
         return Stage(environment, rules, chat, make_engine(config, policy, "play"))
 
-    trial = uvloop.run(watched(make, task, WeightFiles(run.weights)))
+    ask = None if given.watch else heard
+    ours, trial = uvloop.run(played(make, task, WeightFiles(run.weights), ask))
     print(f"\nthe agent (version {version}) on the same task, against {task.member}:")
-    print(told(trial) if version_of(task.member) is None else spoken(trial, chat))
-    if ours is not None:
+    is_duel = version_of(task.member) is not None
+    print(spoken(trial, chat) if given.watch and is_duel else told(trial))
+    if ours:
         print(beside(ours, trial.episode_rewards()))
 
 
@@ -70,20 +74,34 @@ def drawn_task(environment: Environment, member: str | None, seed: int | None) -
     return Task(environment.facts.name, chosen, seed, source.choice(environment.seats()))
 
 
-def at_the_table(environment: Environment, task: Task, num_episodes: int, ask: Ask) -> list[float]:
-    """Let a person play; the rewards of the episodes.
+def heard(prompt: str) -> str:
+    """As `input`. Ctrl-C leaves at once, where an event loop would wait for the line's end."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return input(prompt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+async def at_the_table(
+    hand: Hand, ask: Ask, complete: Callable[[Prompt], Awaitable[Completion]]
+) -> list[float]:
+    """Let a person play; the rewards of the episodes. Cancellation leaves nothing.
 
     Args:
-        ask: shows a prompt and returns the line that was typed, as `input` does.
+        ask: shows a prompt and returns the line that was typed, as `input` does; nothing else goes
+            on meanwhile.
+        complete: draws what a version of the policy answers.
     """
-    print(environment.rules())
-    hand = played_by_hand(environment, task, num_episodes)
-    asked = next(hand)
+    wanted = next(hand)
     while True:
-        print(asked.text)
-        answer = ask(f"[{shown(asked.choices)}] > ").strip() if asked.choices else ""
         try:
-            asked = hand.send(answer)
+            if isinstance(wanted, Prompt):
+                wanted = hand.send(await complete(wanted))
+            else:
+                print(wanted.text)
+                choices = wanted.choices
+                wanted = hand.send(ask(f"[{shown(choices)}] > ").strip() if choices else "")
         except StopIteration as end:
             return end.value
 
@@ -108,20 +126,30 @@ def beside(ours: list[float], theirs: list[float]) -> str:
     )
 
 
-async def watched(make: Callable[[], Stage], task: Task, shelf: WeightFiles) -> Trial:
-    """The agent's trial on the task. Cancellation abandons it.
+async def played(
+    make: Callable[[], Stage], task: Task, shelf: WeightFiles, ask: Ask | None = None
+) -> tuple[list[float], Trial]:
+    """The rewards of a person, who plays first where there is one to `ask`; and the agent's trial
+    on the same task. Cancellation abandons both.
 
     Raises:
         RunError: against a version whose weights the run has not kept.
     """
-    version, stage = version_of(task.member), make()
+    version, stage, ours, meet = version_of(task.member), make(), list[float](), None
+    environment, rules = stage.environment, stage.rules
     async with stage.engine as engine:
         if version is not None:
             if not (file := shelf.file(version)).is_file():
                 kept = ", ".join(map(name_of, shelf.versions()))
                 raise RunError(f"{file} is not there: the run has kept {kept}")
             await engine.hold(version, file)
-        return await play_trial(stage.begin(task, 0, "play"), engine)
+            given = {"rules": rules, "chat": stage.chat, "name": "person", "version": version}
+            meet = partial(RivalSide, environment, task, **given)
+        if ask is not None:
+            print(environment.rules())
+            hand = played_by_hand(environment, task, rules.num_episodes, meet)
+            ours = await at_the_table(hand, ask, engine.complete)
+        return ours, await play_trial(stage.begin(task, 0, "play"), engine)
 
 
 def spoken(trial: Trial, chat: ChatFormat) -> str:

@@ -64,7 +64,7 @@ def play(
     asked: list[Prompt] = []
     while (prompt := run.next_prompt()) is not None:
         asked.append(prompt)
-        legal = list(run._duel.legal_actions()) or ["rock"]
+        legal = list(run._rival.duel.legal_actions()) or ["rock"]
         word = random.Random(f"{prompt.seed}/{prompt.tokens.tolist()}").choice(legal)
         run.receive(says(chat, word, 9 if prompt.rival is None else prompt.rival))
     return run.trial(), asked, run

@@ -1,5 +1,7 @@
 """A person in the agent's place: what is asked, what counts, what is shown beside it."""
 
+import asyncio
+
 import pytest
 
 from mage_async.by_hand import MAX_SHOWN, played_by_hand, shown
@@ -53,15 +55,18 @@ def test_many_choices_are_counted():
 
 @pytest.mark.parametrize("environment", ["rps", "scout", "kuhn", "tictactoe", "minesweeper"])
 def test_every_environment_can_be_played_at_the_table(environment, capsys):
-    played = load(environment)
-    task = drawn_task(played, None, 5)
+    found = load(environment)
+    task = drawn_task(found, None, 5)
     prompts = []
 
     def first_choice(prompt):
         prompts.append(prompt)
         return prompt[1:].split(" | ")[0].partition("] > ")[0]
 
-    earned = at_the_table(played, task, 2, first_choice)
+    async def nobody(prompt):
+        raise AssertionError("a script needs no engine")
+
+    earned = asyncio.run(at_the_table(played_by_hand(found, task, 2), first_choice, nobody))
     assert len(earned) == 2
     assert prompts
     assert task.member in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """An actor with its real engine plays groups against a version of the policy."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -39,7 +40,8 @@ from mage_services.desk_rules import DeskRules
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.learner_parts import check_rivals
 from mage_services.play import Stage
-from mage_services.play_by_hand import spoken, watched
+from mage_services.play_by_hand import played as played_once
+from mage_services.play_by_hand import spoken
 from mage_services.publishing import WeightFiles
 from mage_services.testing import MemoryJournal, MemoryLearnerChannel
 
@@ -284,10 +286,14 @@ def test_weights_that_the_journal_names_and_that_are_gone_are_named(tmp_path: Pa
         check_rivals({2, 4}, shelf)
 
 
-def test_a_trial_against_a_version_can_be_watched(
-    config: Config, policy: Path, rivals: list[Path], tmp_path: Path
+def test_a_trial_against_a_version_can_be_watched_or_played_by_a_person(
+    config: Config,
+    policy: Path,
+    rivals: list[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`mage play RUN_DIR --watch --member policy-7`."""
+    """`mage play RUN_DIR --member policy-7`, with and without `--watch`."""
     chat, environment = load_chat(policy), environment_of(config)
     shelf, task = WeightFiles(tmp_path), Task("kuhn", "policy-7", 3, 1)
     shelf.file(7).write_bytes(rivals[0].read_bytes())
@@ -296,10 +302,22 @@ def test_a_trial_against_a_version_can_be_watched(
         rules = rules_of(config, environment, chat, 2)
         return Stage(environment, rules, chat, EmbeddedEngine(policy, config.engine))
 
-    trial = asyncio.run(watched(make, task, shelf))
+    nobodys, trial = asyncio.run(played_once(make, task, shelf))
+    assert nobodys == []
     said = spoken(trial, chat)
     assert said.startswith("<|user|> episode 1 you second")
     assert said.count("episode") == 2
     assert "rewards: " in said
     with pytest.raises(RunError, match="the run has kept policy-7"):
-        asyncio.run(watched(make, Task("kuhn", "policy-9", 3, 1), shelf))
+        asyncio.run(played_once(make, Task("kuhn", "policy-9", 3, 1), shelf))
+    for seat in (0, 1):
+        sits = replace(task, seat=seat)
+        actions = [turn.action for turn in asyncio.run(played_once(make, sits, shelf))[1].turns]
+        moves = iter(actions)
+        ours, trial = asyncio.run(
+            played_once(make, sits, shelf, lambda prompt, moves=moves: next(moves))
+        )
+        assert [turn.action for turn in trial.turns] == actions
+        assert ours == trial.episode_rewards(), "who acts as the agent does earns as much"
+        assert next(moves, None) is None
+    assert "you played against policy-7" in capsys.readouterr().out
