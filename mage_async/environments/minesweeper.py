@@ -83,7 +83,7 @@ class MineSweeper(Environment):
             "train": names[num_heldout:],
             "heldout": names[:num_heldout],
         }
-        self._board = lru_cache(maxsize=4096)(self._make_board)
+        self._cached = lru_cache(maxsize=4096)(self._make_board)
         self.facts = Facts(
             name="minesweeper",
             num_seats=1,
@@ -105,7 +105,11 @@ class MineSweeper(Environment):
 
     def family(self, member: str) -> str:
         """Its difficulty: how many cells a player that knows the mines has to open."""
-        return f"clicks-{self._board(member).num_clicks()}"
+        return f"clicks-{self.board(member).num_clicks()}"
+
+    def board(self, member: str) -> Board:
+        """Where its mines lie, and what follows from it."""
+        return self._cached(member)
 
     def seats(self) -> tuple[int, ...]:
         """The agent is alone."""
@@ -124,7 +128,7 @@ class MineSweeper(Environment):
 
     def begin(self, task: Task, episode: int) -> MineSweeperPlay:
         """Start an episode, with the opening that all episodes of the task have."""
-        board = self._board(task.member)
+        board = self.board(task.member)
         chance = Chance(task.seed, 0)
         openings = board.openings()
         opening = openings[chance.choose("opening", (1,) * len(openings))]
