@@ -69,10 +69,16 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     standings: dict[str, Standing] = {}
 
 
-class League:
-    """Who is in the population, and how good everyone is."""
+ALONE = Population(matchmaker="decks", rivals=0.0, every=0, kept=1, keep="newest")
+"""The environment's members, and nobody else."""
 
-    def __init__(self, rules: Population, facts: Facts) -> None:
+
+class League:
+    """Who is in the population, and how good everyone is; without arguments, of a run that asks for
+    neither.
+    """
+
+    def __init__(self, rules: Population = ALONE, facts: Facts | None = None) -> None:
         self._rules, self._facts = rules, facts
         self.rating = 0.0
         """Of the agent."""
@@ -105,7 +111,7 @@ class League:
 
     def begin(self, table: Table | None) -> None:
         """Take over what the journal says."""
-        table = table or Table()
+        table = table if table is not None and self.is_on else Table()
         self._kept, self.rating = list(table.rivals), table.rating
         self._standings = dict(table.standings)
         self._newest = max(self._kept, default=None)
@@ -164,6 +170,7 @@ class League:
 
     def _score(self, value: float) -> float:
         """0 for the least that the environment declares, 1 for the most."""
+        assert self._facts is not None, "whoever rates knows the environment"
         least, most = self._facts.min_return, self._facts.max_return
         return min(1.0, max(0.0, (value - least) / (most - least)))
 

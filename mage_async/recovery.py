@@ -44,13 +44,11 @@ class LastConfig:
             yield record
 
 
-def replay(
-    records: Iterable[Record], ledger: SlotLedger, league: League | None = None
-) -> Iterator[Committed]:
+def replay(records: Iterable[Record], ledger: SlotLedger, league: League) -> Iterator[Committed]:
     """Redo records on a new ledger, and yield each step; the first record is a `Head`.
 
     Afterwards the ledger holds what it held when the last record was written, and so does the
-    league, where one is given.
+    league.
 
     Raises:
         RunError: the records contradict each other.
@@ -64,8 +62,7 @@ def replay(
                 else:
                     ledger.keep_only(record)
                 config = record.config
-                if league is not None:
-                    league.begin(record.population)
+                league.begin(record.population)
             case Granted():
                 ledger.redo_grant(record)
             case TrialResult():
@@ -79,12 +76,11 @@ def replay(
                         "between them are missing"
                     )
                 groups = ledger.redo_commit(record)
-                if league is not None and groups is not None:
+                if groups is not None:
                     league.trained(groups)
                 yield Committed(record, groups, config)
             case Published():
-                if league is not None:
-                    league.published(record.version)
+                league.published(record.version)
 
 
 def plays_alike(one: Config, other: Config) -> bool:

@@ -86,8 +86,8 @@ class Desk:
     """Sentences about what peers did wrong, oldest first, at most 20."""
     users: WeightUsers = field(default_factory=WeightUsers)
     """Who may still read which weights. An actor is told of one version at a time."""
-    league: League | None = None
-    """Versions of the policy that sit in opponents' seats, and ratings; None: there are none."""
+    league: League = field(default_factory=League)
+    """Versions of the policy that sit in opponents' seats, and ratings."""
     weights_of: Callable[[int], Path] = lambda version: Path(f"v{version}")
     """Where a version lies."""
     pace: Concurrency | None = None
@@ -171,8 +171,7 @@ class Desk:
     def rivals(self) -> set[int]:
         """Versions whose weights somebody plays against, or will."""
         playing = {version_of(member) for member in self.ledger.members_in_flight()}
-        kept = self.league.kept() if self.league is not None else set[int]()
-        return kept | {version for version in playing if version is not None}
+        return self.league.kept() | {version for version in playing if version is not None}
 
     @property
     def is_open(self) -> bool:
@@ -396,7 +395,7 @@ class Desk:
         """Give lapsed groups, then free slots, to the actor with the most free credits."""
         if self._published is None or self._is_full or self._is_closed:
             return
-        if self.league is not None and self.league.wants(self.ledger.version):
+        if self.league.wants(self.ledger.version):
             return  # `publish` comes back here
         while (peer := freest(self.peers, self.ledger.num_playing)) is not None:
             lapsed = self.ledger.lapsed()

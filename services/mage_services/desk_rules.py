@@ -54,9 +54,7 @@ class DeskRules:
     curriculum: Curriculum = UNLIMITED
 
 
-def head_of(ledger: SlotLedger, rules: DeskRules, league: League | None) -> Head:
+def head_of(ledger: SlotLedger, rules: DeskRules, league: League) -> Head:
     """All that a new segment of the journal has to begin with."""
     head = ledger.head(rules.config, rules.deadline_s)
-    if league is None or not league.is_on:
-        return head
-    return msgspec.structs.replace(head, population=league.table())
+    return msgspec.structs.replace(head, population=league.table()) if league.is_on else head

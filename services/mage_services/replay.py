@@ -14,6 +14,7 @@ from mage_async.config import Config
 from mage_async.errors import MageError, RunError
 from mage_async.journal import first_needed
 from mage_async.learning.checkpoint import checkpoints
+from mage_async.population import League
 from mage_async.recovery import replay
 from mage_async.run_directory import RunDirectory
 from mage_services.journal_reading import JournalOnDisk, open_journal
@@ -36,7 +37,7 @@ def _replay(run: RunDirectory, to_step: int | None) -> None:
     config, journal = config_file.load(run.config, []), open_journal(run.journal)
     training, first = _begin(run, config, journal)
     version = began = training.trainer.version
-    for committed in replay(journal.records(first), _ledger(config)):
+    for committed in replay(journal.records(first), _ledger(config), League()):
         if to_step is not None and committed.commit.version > to_step:
             break
         if committed.commit.version > version:

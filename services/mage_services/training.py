@@ -83,7 +83,7 @@ class Training:
         startup: Startup,
         report: Callable[[Progress], None],
         ledger: SlotLedger,
-        league: League | None = None,
+        league: League,
     ) -> "Begun":
         """The policy as it was when the run ended, and what its journal says of groups.
 
@@ -122,9 +122,7 @@ class Training:
         training.adopt(config)
         return training
 
-    def recover(
-        self, journal: JournalOnDisk, ledger: SlotLedger, league: League | None = None
-    ) -> list[Replayed]:
+    def recover(self, journal: JournalOnDisk, ledger: SlotLedger, league: League) -> list[Replayed]:
         """Fill ledger and league from the journal, and train its steps behind this version again.
 
         Raises:

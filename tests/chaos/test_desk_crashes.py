@@ -31,6 +31,7 @@ from mage_async.journal import (
     write,
 )
 from mage_async.policy_version import VersionRun
+from mage_async.population import League
 from mage_async.recovery import REPLAYED_DIFFERENTLY, replay
 from mage_async.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
@@ -315,7 +316,7 @@ class World:
         first = first_needed(segments, self.checkpoint)
         assert first is not None, "the journal lacks what the checkpoint needs"
         files = [file for file in self.disk.files if file.number >= first]
-        for committed in replay(self.disk.records(files), ledger):
+        for committed in replay(self.disk.records(files), ledger, League()):
             version, grants = committed.commit.version, committed.commit.grants
             assert self.committed.setdefault(version, grants) == grants
             if version > self.checkpoint:

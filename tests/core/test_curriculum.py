@@ -11,6 +11,7 @@ from mage_async.config import Curriculum
 from mage_async.curriculum import UNLIMITED, Horizon, horizon
 from mage_async.errors import ConfigError
 from mage_async.journal import Granted
+from mage_async.population import League
 from mage_async.recovery import replay
 from mage_async.scripted import scripted_trial
 from mage_async.trajectory import Kind, Task
@@ -74,7 +75,7 @@ def test_a_group_granted_again_or_read_from_the_journal_keeps_its_horizon():
     assert (again.num_episodes, again.max_turns, again.epoch) == (2, 3, 1)
     later = SlotLedger(groups_per_step=1, max_staleness=1, trials_per_group=2)
     written = [ledger.head("", math.inf), Granted(peer="b", version=0, grant=again)]
-    assert list(replay(written, later)) == []
+    assert list(replay(written, later, League())) == []
     later.peer_gone("b")
     found = later.grant_again(grant.grant, peer="c", now=0.0, deadline_s=1.0)
     assert (found.num_episodes, found.max_turns) == (2, 3)

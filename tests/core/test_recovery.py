@@ -21,6 +21,7 @@ from mage_async.journal import (
     write,
 )
 from mage_async.policy_version import VersionRun
+from mage_async.population import League
 from mage_async.recovery import first_difference, plays_alike, replay
 from mage_async.trajectory import Segment, Task, Trial
 from mage_async.wire import TrialResult
@@ -125,7 +126,7 @@ def test_a_replayed_ledger_is_the_one_that_wrote_the_journal(moves: list[int], r
     for move in moves:
         play.do(move)
     again = SlotLedger(B, S, G, max_expiries=2, rule=RULES[rule])
-    done = list(replay(on_disk(play.records), again))
+    done = list(replay(on_disk(play.records), again, League()))
     assert [
         [(g.grant, [t.index for t in g.trials]) for g in one.groups or []] for one in done
     ] == play.batches
@@ -145,7 +146,7 @@ def test_a_later_head_stands_for_all_before_it(moves: list[int], data: st.DataOb
     heads = [n for n, record in enumerate(play.records) if isinstance(record, Head)]
     start = data.draw(st.sampled_from(heads))
     again = SlotLedger(B, S, G, max_expiries=2)
-    list(replay(on_disk(play.records[start:]), again))
+    list(replay(on_disk(play.records[start:]), again, League()))
     for ledger in (play.ledger, again):
         for owner in ledger.owners():
             ledger.peer_gone(owner)
@@ -163,7 +164,7 @@ def test_groups_given_up_between_two_lives_stay_given_up() -> None:
     play.roll()
     play.grant()
     again = SlotLedger(B, S, G)
-    list(replay(on_disk(play.records), again))
+    list(replay(on_disk(play.records), again, League()))
     assert again.grants_in_flight() == play.ledger.grants_in_flight() == {2}
     assert again.counts() == play.ledger.counts()
 
@@ -173,18 +174,18 @@ def test_a_result_known_before_the_crash_is_a_duplicate_after_it() -> None:
     for move in (0, 0, 3, 3, 3, 3, 12):
         play.do(move)
     again = SlotLedger(B, S, G)
-    list(replay(on_disk(play.records), again))
+    list(replay(on_disk(play.records), again, League()))
     assert again.version == 1
     assert type(again.receive(result(0, 0, 0))).__name__ == "Duplicate"
 
 
 def test_missing_steps_are_named() -> None:
     with pytest.raises(RunError, match="the journal has step 3 after 0"):
-        list(replay([first_head(0, 0), commit(3, [])], SlotLedger(B, S, G)))
+        list(replay([first_head(0, 0), commit(3, [])], SlotLedger(B, S, G), League()))
 
 
 def test_a_step_whose_trials_were_deleted_has_no_groups() -> None:
-    (one,) = replay([first_head(0, 2), commit(1, [0, 1])], SlotLedger(B, S, G))
+    (one,) = replay([first_head(0, 2), commit(1, [0, 1])], SlotLedger(B, S, G), League())
     assert one.groups is None
 
 
