@@ -5,7 +5,7 @@ what is left out is what makes a run asynchronous and durable. Tasks, seeds and 
 fixed sets are those of a whole run of the same configuration.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from mage_async.assembly import environment_of, rules_of
 from mage_async.batch import training_sequences
 from mage_async.config import Config
 from mage_async.curriculum import horizon
-from mage_async.duel_run import DuelRun
+from mage_async.duel_run import Run, begin_trial
 from mage_async.environments.environment import Split
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
@@ -25,12 +25,12 @@ from mage_async.learning.policy import load_policy
 from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.trainer import Trainer
 from mage_async.matchmaking import Matchmaker
-from mage_async.population import League, version_of
+from mage_async.population import League
 from mage_async.score import Score, score
 from mage_async.task_stream import TaskStream, evaluation_tasks, swapped
-from mage_async.trajectory import Group, Task, Trial
-from mage_async.trial_run import TrialRules, TrialRun
+from mage_async.trajectory import Group, Trial
 
+Look = Callable[[list[Group]], None]
 FINAL_SEED = 2
 """Of the final sets, as `mage_services.evaluator` has it."""
 
@@ -83,15 +83,19 @@ class InProcess:
         """The trainer's."""
         return self._trainer.model
 
-    def train(self) -> list[list[float]]:
-        """All steps; each one's mean return per unit of every episode."""
-        return [self._step(step) for step in range(self._config.learner.steps)]
+    def train(self, look: Look = lambda groups: None) -> list[list[float]]:
+        """All steps; each one's mean return per unit of every episode.
+
+        Args:
+            look: is shown each batch before it is trained.
+        """
+        return [self._step(step, look) for step in range(self._config.learner.steps)]
 
     def evaluate(self, split: Split, num_trials: int, *, swap: bool = False) -> Score:
         """The final set of a split, as a whole run plays it."""
         episodes = self._config.evaluation.episodes
         rules = rules_of(self._config, self._environment, self._chat, episodes)
-        runs: list[TrialRun | DuelRun] = []
+        runs: list[Run] = []
         self._num_sets += 1
         for number, task in enumerate(
             evaluation_tasks(self._environment, split, num_trials, FINAL_SEED)
@@ -99,11 +103,11 @@ class InProcess:
             other = swapped(task, self._environment, split) if swap else None
             name = f"e{self._num_sets}.{number}"
             runs.append(
-                TrialRun(self._environment, task, 0, rules, self._chat, name=name, swap=other)
+                begin_trial(self._environment, task, 0, rules, self._chat, name=name, swap=other)
             )
         return score(self._play(runs), self._environment)
 
-    def _step(self, step: int) -> list[float]:
+    def _step(self, step: int, look: Look) -> list[float]:
         """Play one batch with the weights there are, and train on it."""
         size = self._config.admission.trials_per_group
         count = self._config.admission.groups_per_step
@@ -111,6 +115,7 @@ class InProcess:
         trials = self._play(self._begin(step, numbers, size))
         parts = [tuple(trials[place * size : (place + 1) * size]) for place in range(count)]
         groups = [Group(number, step, part) for number, part in zip(numbers, parts, strict=True)]
+        look(groups)
         self._trainer.step(training_sequences(groups, self._config))
         model = self._trainer.model
         weights = as_weights(
@@ -135,7 +140,7 @@ class InProcess:
             self._rivals[self._trainer.version] = held
         self._rivals = {version: self._rivals[version] for version in versions}
 
-    def _begin(self, step: int, numbers: range, size: int) -> list[TrialRun | DuelRun]:
+    def _begin(self, step: int, numbers: range, size: int) -> list[Run]:
         """The trials of some groups, group by group, under the horizon of the step."""
         episodes = self._config.trial.episodes
         rules = rules_of(self._config, self._environment, self._chat, episodes)
@@ -143,21 +148,14 @@ class InProcess:
         rules = rules.under(self._environment, played.num_episodes, played.max_turns)
         tasks = ((number, self._tasks.task(number)) for number in numbers)
         return [
-            self._trial(task, index, rules, f"{number}.{index}")
+            begin_trial(self._environment, task, index, rules, self._chat, name=f"{number}.{index}")
             for number, task in tasks
             for index in range(size)
         ]
 
-    def _trial(self, task: Task, index: int, rules: TrialRules, name: str) -> TrialRun | DuelRun:
-        environment, chat = self._environment, self._chat
-        version = version_of(task.member)
-        if version is None:
-            return TrialRun(environment, task, index, rules, chat, name=name)
-        return DuelRun(environment, task, index, rules, chat, name=name, version=version)
-
-    def _play(self, runs: Sequence[TrialRun | DuelRun]) -> list[Trial]:
+    def _play(self, runs: Sequence[Run]) -> list[Trial]:
         """Play trials, as many at once as there are lanes."""
-        waiting, playing = list(reversed(runs)), dict[str, TrialRun | DuelRun]()
+        waiting, playing = list(reversed(runs)), dict[str, Run]()
         schedulers = [self._scheduler, *self._rivals.values()]
         while waiting or playing:
             while waiting and len(playing) < self._lanes:
@@ -169,7 +167,7 @@ class InProcess:
                     self._ask(run, playing)
         return [run.trial() for run in runs]
 
-    def _ask(self, run: TrialRun | DuelRun, playing: dict[str, TrialRun | DuelRun]) -> None:
+    def _ask(self, run: Run, playing: dict[str, Run]) -> None:
         """Submit a trial's next prompt, or let go of a trial that is over."""
         prompt = run.next_prompt()
         if prompt is not None:

@@ -27,6 +27,7 @@ from mage_async.environments.environment import (
     Side,
 )
 from mage_async.errors import EnvironmentFault
+from mage_async.population import version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trial_run import TrialRules, TrialRun, environment_speaking
 
@@ -144,6 +145,26 @@ class DuelRun:
             self._past_contexts += self._rival.contexts()
             self._rival = self._meet(episode)
         return SidePlay(self._rival.duel, AGENT)
+
+
+Run = TrialRun | DuelRun
+
+
+def begin_trial(
+    environment: Environment,
+    task: Task,
+    index: int,
+    rules: TrialRules,
+    chat: ChatFormat,
+    *,
+    name: str,
+    swap: Task | None = None,
+) -> Run:
+    """A trial about to be played; a duel where its member is a version of the policy."""
+    version = version_of(task.member)
+    if version is None:
+        return TrialRun(environment, task, index, rules, chat, name=name, swap=swap)
+    return DuelRun(environment, task, index, rules, chat, name=name, version=version)
 
 
 class SidePlay(Play):

@@ -8,15 +8,12 @@ from dataclasses import dataclass, replace
 
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
-from mage_async.duel_run import DuelRun
+from mage_async.duel_run import Run, begin_trial
 from mage_async.environments.environment import Environment
 from mage_async.errors import ContextFull, TurnOverdue
-from mage_async.population import version_of
 from mage_async.trajectory import Task, Trial
-from mage_async.trial_run import TrialRules, TrialRun
+from mage_async.trial_run import TrialRules
 from mage_services.engines.engine import Engine
-
-Run = TrialRun | DuelRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +27,9 @@ class Stage:
 
     def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> Run:
         """A trial about to be played; against a version of the policy where that is its member."""
-        version = version_of(task.member)
-        if version is not None:
-            return DuelRun(
-                self.environment, task, index, self.rules, self.chat, name=name, version=version
-            )
-        return TrialRun(self.environment, task, index, self.rules, self.chat, name=name, swap=swap)
+        return begin_trial(
+            self.environment, task, index, self.rules, self.chat, name=name, swap=swap
+        )
 
     def under(self, num_episodes: int, max_turns: int) -> "Stage":
         """The same with another horizon."""
