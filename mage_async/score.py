@@ -4,7 +4,7 @@ behaviour.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import or_
 
@@ -73,21 +73,25 @@ def score(trials: Sequence[Trial], environment: Environment) -> Score:
     """Score trials of equal length that were played independently of each other."""
     facts = environment.facts
     rewards = [_rewards(trial, facts) for trial in trials]
-    rows = [[reward / facts.units for reward in row] for row in rewards]
     members = [trial.task.member for trial in trials]
-    families = [family_of(member, environment) for member in members]
-    names = {"family": families, "seat": [str(trial.task.seat) for trial in trials]}
-    if len(set(members)) <= MOST_MEMBERS:
-        names["member"] = members
+    names = {
+        "family": [family_of(member, environment) for member in members],
+        "seat": [str(trial.task.seat) for trial in trials],
+        "member": members,
+    }
+    parts = {kind: _parts(each, rewards, facts) for kind, each in names.items()}
+    by_member = _returns(parts["member"])
+    if len(by_member) > MOST_MEMBERS:
+        del parts["member"]
     whole = _part(rewards, facts)
     counts = [round(share * len(trials)) for share in whole.won_by_episode]
     return Score(
         **msgspec.structs.asdict(whole),
-        best_within=_means([list(accumulate(row, max)) for row in rows]),
+        best_within=_means([list(accumulate(row, max)) for row in _per_unit(rewards, facts)]),
         won_bounds_by_episode=[wilson(count, len(trials)) for count in counts],
-        by_family=_by(families, rows),
-        by_member=_by(members, rows),
-        parts={kind: _parts(each, rewards, facts) for kind, each in names.items()},
+        by_family=_returns(parts["family"]),
+        by_member=by_member,
+        parts=parts,
         invalid_actions_per_trial=_mean([trial.num_invalid() for trial in trials]),
         probes_by_episode=_probes(trials, environment),
         cut_short=_mean([trial.cut_at is not None for trial in trials]),
@@ -110,7 +114,7 @@ def _parts(names: Sequence[str], rewards: Sequence[list[float]], facts: Facts) -
 
 
 def _part(rewards: Sequence[list[float]], facts: Facts) -> Part:
-    rows = [[reward / facts.units for reward in row] for row in rewards]
+    rows = _per_unit(rewards, facts)
     won = [[facts.is_won(reward) for reward in row] for row in rewards]
     return Part(
         num_trials=len(rows),
@@ -122,6 +126,14 @@ def _part(rewards: Sequence[list[float]], facts: Facts) -> Part:
     )
 
 
+def _per_unit(rewards: Sequence[list[float]], facts: Facts) -> list[list[float]]:
+    return [[reward / facts.units for reward in row] for row in rewards]
+
+
+def _returns(parts: Mapping[str, Part]) -> dict[str, list[float]]:
+    return {name: part.return_by_episode for name, part in parts.items()}
+
+
 def family_of(member: str, environment: Environment) -> str:
     """The kind a member belongs to; all versions of the policy are of one."""
     return environment.family(member) if version_of(member) is None else ITSELF
@@ -129,16 +141,6 @@ def family_of(member: str, environment: Environment) -> str:
 
 def _means(rows: Sequence[Sequence[float]]) -> list[float]:
     return [_mean(column) for column in zip(*rows, strict=True)]
-
-
-def _by(names: Sequence[str], rows: Sequence[list[float]]) -> dict[str, list[float]]:
-    grouped: dict[str, list[list[float]]] = defaultdict(list)
-    for name, row in zip(names, rows, strict=True):
-        grouped[name].append(row)
-    return {
-        name: [_mean(column) for column in zip(*grouped[name], strict=True)]
-        for name in sorted(grouped)
-    }
 
 
 def _probes(trials: Sequence[Trial], environment: Environment) -> list[float]:
