@@ -8,7 +8,8 @@ for itself, and an attack has what the honest actor leaves of the others (where 
 too, begin it with `nice -n -15`). The flooding ones have a known key, a new one a window: the one
 before is barred. Measured are the honest actor's trials a second in an attack's window over the
 mean of the windows before and after it, the median of the rounds, and what the learner's channel
-took from the attackers.
+took from the attackers. A round in which the machine's own host kept a fiftieth of its processors
+for others is left out.
 
 The last line is the verdict, and the exit status 1 where an attack costs 5 % or more, the honest
 actor is refused, a peer without a known key gets a message in, or a flood is not refused in every
@@ -17,40 +18,38 @@ window (as where other programs leave the attackers no processor).
 
 import argparse
 import asyncio
-import contextlib
 import os
-import secrets
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvloop
-import zmq
+from attackers import WAYS
 from baseline import write_baseline
 
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Segment, Task, Trial
-from mage_async.wire import Acknowledge, Heartbeat, Hello, TrialResult, encode
+from mage_async.wire import Acknowledge, Hello, TrialResult
 from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.curve import actor_keys, learner_keys, make_keys
 
-NUM_ROUNDS, WINDOW_S, SETTLE_S = 5, 2.4, 0.3
+NUM_ROUNDS, WINDOW_S, SETTLE_S = 7, 2.4, 0.3
 NUM_TOKENS, CREDITS = 2048, 16
-NICENESS = 15
-"""Of attackers, more than the honest actor's."""
+KINDS = tuple(WAYS)
+MOST_STOLEN = 0.02
+"""Of a window's processors, by the machine's host: a round with more is left out."""
 FIRST_PROCESSOR, *others = sorted(os.sched_getaffinity(0))
-OTHER_PROCESSORS = others or [FIRST_PROCESSOR]
+OTHER_PROCESSORS, NUM_PROCESSORS = others or [FIRST_PROCESSOR], 1 + len(others)
+ATTACKERS = str(Path(__file__).with_name("attackers.py"))
 LEAST_RATIO = 0.95
-NUM_HALF_OPEN = 1000
 HELLO = Hello(role="actor", name="honest", build="b", config_digest="c", credits=CREDITS)
-BEAT = Heartbeat(name="flood", counters={}, blocked_s={})
 
 
 def example(index: int) -> TrialResult:
@@ -76,82 +75,17 @@ async def be_honest(address: str, keys: Path) -> None:
             await channel.send(result)
 
 
-def dealer(address: str, keys: Path | None, server: bytes = b"") -> zmq.Socket:
-    """A socket that does as it likes, with or without keys."""
-    made = zmq.Context.instance().socket(zmq.DEALER)
-    made.setsockopt(zmq.LINGER, 0)
-    made.setsockopt(zmq.SNDTIMEO, 50)
-    if keys is not None:
-        pair = actor_keys(keys)
-        made.curve_publickey, made.curve_secretkey = pair.public, pair.secret
-        made.curve_serverkey = server or pair.learner
-    made.setsockopt(zmq.ROUTING_ID, f"flood/{secrets.token_hex(4)}".encode())
-    made.connect(address)
-    return made
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What happened in `WINDOW_S` seconds."""
 
-
-def flood(address: str, keys: Path | None, server: bytes, frames: list[bytes]) -> None:
-    """Send the same message for ever; a socket that stays stuck is made anew."""
-    made, stuck = dealer(address, keys, server), 0
-    made.send_multipart(encode(HELLO_OF_FLOOD))
-    while True:
-        try:
-            made.send_multipart(frames)
-            stuck = 0
-        except zmq.Again:
-            stuck += 1
-        if stuck >= 4:
-            made.close()
-            made, stuck = dealer(address, keys, server), 0
-
-
-HELLO_OF_FLOOD = Hello(role="actor", name="flood", build="b", config_digest="c", credits=1)
-
-
-def hold_half_open(address: str) -> None:
-    """Open raw connections that say nothing, and again those that were ended, for ever."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    held: list[socket.socket] = []
-    while True:
-        for one in held[: len(held) // 10]:
-            one.close()
-        del held[: len(held) // 10]
-        while len(held) < NUM_HALF_OPEN:
-            one = socket.socket()
-            one.settimeout(1.0)
-            with contextlib.suppress(OSError):
-                one.connect((host, int(port)))
-            held.append(one)
-        time.sleep(0.1)
-
-
-def attack(kind: str, address: str, keys: Path) -> None:
-    """Never returns."""
-    beat, oversize = [bytes(f) for f in encode(BEAT)], [bytes(3 * 2**20)]
-    learner = actor_keys(keys).learner
-    stranger = keys.parent / "stranger"
-    ways = {
-        "no keys": lambda: flood(address, None, b"", beat),
-        "wrong keys": lambda: flood(address, stranger, learner, beat),
-        "garbage": lambda: flood(address, keys, b"", [b"garbage" * 100]),
-        "oversize": lambda: flood(address, keys, b"", oversize),
-        "too many": lambda: flood(address, keys, b"", beat),
-        f"half-open x {NUM_HALF_OPEN:,}": lambda: hold_half_open(address),
-    }
-    print("ready", flush=True)
-    sys.stdin.readline()
-    os.nice(NICENESS)
-    ways[kind]()
-
-
-KINDS = (
-    "no keys",
-    "wrong keys",
-    "garbage",
-    "oversize",
-    "too many",
-    f"half-open x {NUM_HALF_OPEN:,}",
-)
+    trials_per_s: float
+    """Of the honest actor."""
+    stolen: float
+    """Share of all processors that the machine's host kept."""
+    num_messages: int = 0
+    """Of the attacker, let in."""
+    num_refused: int = 0
 
 
 class Bench:
@@ -159,6 +93,7 @@ class Bench:
 
     def __init__(self, channel: LearnerChannel, folder: Path) -> None:
         self.channel, self.folder = channel, folder
+        self.attackers = begin(ATTACKERS, channel.address)
         self.num_honest = self.num_hostile = 0
         self.has_begun = asyncio.Event()
 
@@ -174,35 +109,41 @@ class Bench:
                 self.has_begun.set()
                 self.channel.send(peer, answer)
 
-    async def window(self) -> float:
-        """Honest trials a second, over a window."""
-        before, began = self.num_honest, time.perf_counter()
+    async def window(self) -> Window:
+        """What happens from now on."""
+        before, began, stolen_s = self.num_honest, time.perf_counter(), host_took_s()
         await asyncio.sleep(WINDOW_S)
-        return (self.num_honest - before) / (time.perf_counter() - began)
+        duration_s = time.perf_counter() - began
+        stolen = (host_took_s() - stolen_s) / (duration_s * NUM_PROCESSORS)
+        return Window((self.num_honest - before) / duration_s, stolen)
 
-    async def attacked(self, kind: str, number: int) -> tuple[float, float, int, int]:
-        """A quiet window, one under attack; how many hostile messages came in, and how many peers
-        were refused."""
+    async def attacked(self, kind: str, number: int) -> Window:
+        """A window in which an attack begins and goes on."""
+        assert self.attackers.stdin is not None
+        assert self.attackers.stdout is not None
         keys = self.folder / f"attack{number}"  # known, and not barred yet
-        process = begin("--attack", kind, self.channel.address, str(keys))
-        assert process.stdout is not None
-        assert process.stdin is not None
-        await asyncio.to_thread(process.stdout.readline)
-        quiet, before = await self.window(), self.num_hostile
-        num_refused = self.channel.statistics().num_refused
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        attacked = await self.window()
-        process.kill()
-        await asyncio.to_thread(process.wait)
+        num_messages, num_refused = self.num_hostile, self.channel.statistics().num_refused
+        print(f"{kind}\t{keys}", file=self.attackers.stdin, flush=True)
+        window = await self.window()
+        print("stop", file=self.attackers.stdin, flush=True)
+        await asyncio.to_thread(self.attackers.stdout.readline)
         await asyncio.sleep(SETTLE_S)
-        num_refused = self.channel.statistics().num_refused - num_refused
-        return quiet, attacked, self.num_hostile - before, num_refused
+        return replace(
+            window,
+            num_messages=self.num_hostile - num_messages,
+            num_refused=self.channel.statistics().num_refused - num_refused,
+        )
+
+
+def host_took_s() -> float:
+    """Seconds of processor that the machine's host kept from it so far."""
+    ticks = Path("/proc/stat").read_text().split(maxsplit=9)[8]
+    return int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def begin(*arguments: str) -> subprocess.Popen[str]:
-    """Start a process of this script, on the processors that the learner leaves."""
-    command = [sys.executable, __file__, *arguments]
+    """Start a script, on the processors that the learner leaves."""
+    command = [sys.executable, *arguments]
     begun = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     os.sched_setaffinity(begun.pid, OTHER_PROCESSORS)
     return begun
@@ -225,64 +166,68 @@ def prepare(folder: Path) -> Path:
 async def measure(folder: Path) -> dict[str, Any]:
     """All attacks in turn; figures by attack."""
     os.sched_setaffinity(0, [FIRST_PROCESSOR])
-    keys = prepare(folder)
-    rows: dict[str, Any] = {kind: {"windows": [], "messages_in": 0, "refused": 0} for kind in KINDS}
-    with LearnerChannel(
-        "tcp://127.0.0.1:0",
-        build="b",
-        config_digest="c",
-        keys=learner_keys(keys),
-    ) as channel:
+    keys = learner_keys(prepare(folder))
+    with LearnerChannel("tcp://127.0.0.1:0", build="b", config_digest="c", keys=keys) as channel:
         bench = Bench(channel, folder)
-        honest = begin("--honest", channel.address, str(keys))
+        honest = begin(__file__, "--honest", channel.address, str(folder / "keys"))
         serving = asyncio.create_task(bench.serve())
         await bench.has_begun.wait()
         await bench.window()  # warm
-        windows = [
-            (kind, *await bench.attacked(kind, number))
-            for number, kind in enumerate(KINDS * NUM_ROUNDS)
-        ]
-        quiets = [quiet for _, quiet, *_ in windows] + [await bench.window()]
-        for (kind, before, attacked, num, num_refused), after in zip(
-            windows, quiets[1:], strict=True
-        ):
-            rows[kind]["windows"].append((before, attacked, after))
-            rows[kind]["messages_in"] += num
-            rows[kind]["refused"] += num_refused
+        quiets, attacked = [await bench.window()], []
+        for number, kind in enumerate(KINDS * NUM_ROUNDS):
+            attacked.append(await bench.attacked(kind, number))
+            quiets.append(await bench.window())
         statistics_ = channel.statistics()
-        is_served = any(peer.startswith("honest/") for peer in statistics_.peers)
         serving.cancel()
-        honest.kill()
-        honest.wait()
+        for process in (honest, bench.attackers):
+            process.kill()
+            process.wait()
+    rounds = list(zip(quiets, attacked, quiets[1:], strict=False))
     return {
-        "attacks": rows,
-        "honest_is_served": is_served,
+        "attacks": {kind: figures_of(rounds[at :: len(KINDS)]) for at, kind in enumerate(KINDS)},
+        "honest_is_served": any(peer.startswith("honest/") for peer in statistics_.peers),
         "turned_away": statistics_.num_turned_away,
         "malformed": statistics_.num_malformed(),
         "notes": channel.take_notes(),
     }
 
 
+def figures_of(rounds: list[tuple[Window, Window, Window]]) -> dict[str, Any]:
+    """Of one kind of attack: windows before, in and after it."""
+    kept = [one for one in rounds if max(window.stolen for window in one) <= MOST_STOLEN]
+    if not kept:
+        sys.exit("the machine's host kept its processors in every round: measure again")
+    windows = [[window.trials_per_s for window in one] for one in kept]
+    ratios = [2 * attacked / (before + after) for before, attacked, after in windows]
+    return {
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "trials_per_s": windows,
+        "left_out": len(rounds) - len(kept),
+        "messages_in": sum(window.num_messages for _, window, _ in rounds),
+        "refused": sum(window.num_refused for _, window, _ in rounds),
+    }
+
+
 def conclude(figures: dict[str, Any]) -> bool:
     """Print the table, write the figures; whether every attack was kept out."""
-    print(
-        f"{'attack':<20} {'quiet/s':>8} {'attacked/s':>10} {'ratio':>6}  least … most   "
-        "messages in, peers refused"
-    )
+    print(f"{'attack':<20} quiet/s attacked/s  ratio  least … most   messages in, peers refused")
     is_good = figures["honest_is_served"]
     for kind, row in figures["attacks"].items():
-        ratios = [2 * attacked / (before + after) for before, attacked, after in row["windows"]]
-        quiet, attacked, _ = (statistics.median(one) for one in zip(*row["windows"], strict=True))
-        row |= {"ratio": statistics.median(ratios), "ratios": ratios}
-        spread = f"{min(ratios):.3f} … {max(ratios):.3f}"
+        quiet, attacked, _ = (statistics.median(w) for w in zip(*row["trials_per_s"], strict=True))
+        spread = f"{min(row['ratios']):.3f} … {max(row['ratios']):.3f}"
         print(
-            f"{kind:<20} {quiet:>8,.0f} {attacked:>10,.0f} {row['ratio']:>6.3f}  {spread}  "
+            f"{kind:<20} {quiet:>7,.0f} {attacked:>10,.0f}  {row['ratio']:.3f}  {spread}  "
             f"{row['messages_in']:,}, {row['refused']}"
         )
         is_good &= row["ratio"] > LEAST_RATIO
         is_good &= not (kind in ("no keys", "wrong keys") and row["messages_in"])
         is_good &= kind not in ("garbage", "too many") or row["refused"] == NUM_ROUNDS
-    print(f"turned away {figures['turned_away']:,}, malformed {figures['malformed']:,}")
+    num_left_out = sum(row["left_out"] for row in figures["attacks"].values())
+    print(
+        f"turned away {figures['turned_away']:,}, malformed {figures['malformed']:,}; left out, as "
+        f"the machine's host kept its processors: {num_left_out} of {NUM_ROUNDS * len(KINDS)}"
+    )
     sizes = {"window_s": WINDOW_S, "credits": CREDITS, "num_tokens": NUM_TOKENS}
     write_baseline("peers", sizes | figures)
     worst = min(row["ratio"] for row in figures["attacks"].values())
@@ -294,12 +239,9 @@ def conclude(figures: dict[str, Any]) -> bool:
 def main() -> None:
     """Measure, or be one of the processes that it starts."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--attack", nargs=3, metavar=("KIND", "ADDRESS", "KEYS"))
     parser.add_argument("--honest", nargs=2, metavar=("ADDRESS", "KEYS"))
     given = parser.parse_args()
-    if given.attack:
-        attack(given.attack[0], given.attack[1], Path(given.attack[2]))
-    elif given.honest:
+    if given.honest:
         uvloop.run(be_honest(given.honest[0], Path(given.honest[1])))
     else:
         with tempfile.TemporaryDirectory() as folder:
