@@ -32,6 +32,7 @@ def dealer(address: str, keys: Path | None, server: bytes = b"") -> zmq.Socket[b
     made = zmq.Context.instance().socket(zmq.DEALER)
     made.setsockopt(zmq.LINGER, 0)
     made.setsockopt(zmq.SNDTIMEO, 50)
+    made.setsockopt(zmq.SNDHWM, 16)
     if keys is not None:
         pair = actor_keys(keys)
         made.curve_publickey, made.curve_secretkey = pair.public, pair.secret
@@ -116,6 +117,7 @@ WAYS: dict[str, Callable[[str, Path], None]] = {
 def main() -> None:
     """Attack the address given as the input says."""
     address = sys.argv[1]
+    print("ready", flush=True)
     for line in sys.stdin:
         kind, _, keys = line.rstrip("\n").partition("\t")
         child = os.fork()

@@ -1,4 +1,4 @@
-"""What hostile peers cost an honest one: `python bench/peers.py` (3 min), from a checkout's root.
+"""What hostile peers cost an honest one: `python bench/peers.py` (4 min), from a checkout's root.
 
 A learner's channel on TCP with keys answers one honest actor, in a process of its own, that sends
 trials of 2,048 tokens with 16 credits as fast as they are acknowledged. Windows without and with an
@@ -9,7 +9,9 @@ too, begin it with `nice -n -15`). The flooding ones have a known key, a new one
 before is barred. Measured are the honest actor's trials a second in an attack's window over the
 mean of the windows before and after it, the median of the rounds, and what the learner's channel
 took from the attackers. A round in which the machine's own host kept a fiftieth of its processors
-for others is left out.
+for others is left out. Before that, each attack is made without the honest actor: the time of the
+learner's processor that it takes then bounds what it can cost others, and hardly depends on what
+else the machine does.
 
 The last line is the verdict, and the exit status 1 where an attack costs 5 % or more, the honest
 actor is refused, a peer without a known key gets a message in, or a flood is not refused in every
@@ -40,7 +42,7 @@ from mage_async.wire import Acknowledge, Hello, TrialResult
 from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.curve import actor_keys, learner_keys, make_keys
 
-NUM_ROUNDS, WINDOW_S, SETTLE_S = 7, 2.4, 0.3
+NUM_ALONE, NUM_ROUNDS, WINDOW_S, SETTLE_S = 3, 5, 2.4, 0.3
 NUM_TOKENS, CREDITS = 2048, 16
 KINDS = tuple(WAYS)
 MOST_STOLEN = 0.02
@@ -81,6 +83,8 @@ class Window:
 
     trials_per_s: float
     """Of the honest actor."""
+    busy: float
+    """Of the learner's process, in processors."""
     stolen: float
     """Share of all processors that the machine's host kept."""
     num_messages: int = 0
@@ -111,28 +115,34 @@ class Bench:
 
     async def window(self) -> Window:
         """What happens from now on."""
-        before, began, stolen_s = self.num_honest, time.perf_counter(), host_took_s()
+        before, began = self.num_honest, time.perf_counter()
+        busy_s, stolen_s = time.process_time(), host_took_s()
         await asyncio.sleep(WINDOW_S)
         duration_s = time.perf_counter() - began
+        busy = (time.process_time() - busy_s) / duration_s
         stolen = (host_took_s() - stolen_s) / (duration_s * NUM_PROCESSORS)
-        return Window((self.num_honest - before) / duration_s, stolen)
+        return Window((self.num_honest - before) / duration_s, busy, stolen)
 
     async def attacked(self, kind: str, number: int) -> Window:
         """A window in which an attack begins and goes on."""
         assert self.attackers.stdin is not None
-        assert self.attackers.stdout is not None
         keys = self.folder / f"attack{number}"  # known, and not barred yet
         num_messages, num_refused = self.num_hostile, self.channel.statistics().num_refused
         print(f"{kind}\t{keys}", file=self.attackers.stdin, flush=True)
         window = await self.window()
         print("stop", file=self.attackers.stdin, flush=True)
-        await asyncio.to_thread(self.attackers.stdout.readline)
+        await self.hear_of_attackers()
         await asyncio.sleep(SETTLE_S)
         return replace(
             window,
             num_messages=self.num_hostile - num_messages,
             num_refused=self.channel.statistics().num_refused - num_refused,
         )
+
+    async def hear_of_attackers(self) -> None:
+        """Wait until they are ready, or over."""
+        assert self.attackers.stdout is not None
+        await asyncio.to_thread(self.attackers.stdout.readline)
 
 
 def host_took_s() -> float:
@@ -154,7 +164,7 @@ def prepare(folder: Path) -> Path:
     keys = folder / "keys"
     make_keys(keys)
     make_keys(folder / "stranger")
-    for number in range(NUM_ROUNDS * len(KINDS)):
+    for number in range((NUM_ALONE + NUM_ROUNDS) * len(KINDS)):
         own = folder / f"attack{number}"
         make_keys(own)
         shutil.copy2(own / "actor.key", keys / f"attack{number}.key")
@@ -169,12 +179,14 @@ async def measure(folder: Path) -> dict[str, Any]:
     keys = learner_keys(prepare(folder))
     with LearnerChannel("tcp://127.0.0.1:0", build="b", config_digest="c", keys=keys) as channel:
         bench = Bench(channel, folder)
-        honest = begin(__file__, "--honest", channel.address, str(folder / "keys"))
         serving = asyncio.create_task(bench.serve())
+        await bench.hear_of_attackers()
+        alone = [await bench.attacked(kind, n) for n, kind in enumerate(KINDS * NUM_ALONE)]
+        honest = begin(__file__, "--honest", channel.address, str(folder / "keys"))
         await bench.has_begun.wait()
         await bench.window()  # warm
         quiets, attacked = [await bench.window()], []
-        for number, kind in enumerate(KINDS * NUM_ROUNDS):
+        for number, kind in enumerate(KINDS * NUM_ROUNDS, len(alone)):
             attacked.append(await bench.attacked(kind, number))
             quiets.append(await bench.window())
         statistics_ = channel.statistics()
@@ -184,7 +196,10 @@ async def measure(folder: Path) -> dict[str, Any]:
             process.wait()
     rounds = list(zip(quiets, attacked, quiets[1:], strict=False))
     return {
-        "attacks": {kind: figures_of(rounds[at :: len(KINDS)]) for at, kind in enumerate(KINDS)},
+        "attacks": {
+            kind: figures_of(alone[at :: len(KINDS)], rounds[at :: len(KINDS)])
+            for at, kind in enumerate(KINDS)
+        },
         "honest_is_served": any(peer.startswith("honest/") for peer in statistics_.peers),
         "turned_away": statistics_.num_turned_away,
         "malformed": statistics_.num_malformed(),
@@ -192,14 +207,15 @@ async def measure(folder: Path) -> dict[str, Any]:
     }
 
 
-def figures_of(rounds: list[tuple[Window, Window, Window]]) -> dict[str, Any]:
-    """Of one kind of attack: windows before, in and after it."""
+def figures_of(alone: list[Window], rounds: list[tuple[Window, Window, Window]]) -> dict[str, Any]:
+    """Of one kind of attack: without an honest actor; windows before, in and after it."""
     kept = [one for one in rounds if max(window.stolen for window in one) <= MOST_STOLEN]
     if not kept:
         sys.exit("the machine's host kept its processors in every round: measure again")
     windows = [[window.trials_per_s for window in one] for one in kept]
     ratios = [2 * attacked / (before + after) for before, attacked, after in windows]
     return {
+        "busy_alone": [window.busy for window in alone],
         "ratio": statistics.median(ratios),
         "ratios": ratios,
         "trials_per_s": windows,
@@ -211,14 +227,18 @@ def figures_of(rounds: list[tuple[Window, Window, Window]]) -> dict[str, Any]:
 
 def conclude(figures: dict[str, Any]) -> bool:
     """Print the table, write the figures; whether every attack was kept out."""
-    print(f"{'attack':<20} quiet/s attacked/s  ratio  least … most   messages in, peers refused")
+    print(
+        f"{'attack':<20} learner's time  quiet/s attacked/s  ratio  least … most   "
+        "messages in, peers refused"
+    )
     is_good = figures["honest_is_served"]
     for kind, row in figures["attacks"].items():
         quiet, attacked, _ = (statistics.median(w) for w in zip(*row["trials_per_s"], strict=True))
         spread = f"{min(row['ratios']):.3f} … {max(row['ratios']):.3f}"
+        busy = statistics.median(row["busy_alone"])
         print(
-            f"{kind:<20} {quiet:>7,.0f} {attacked:>10,.0f}  {row['ratio']:.3f}  {spread}  "
-            f"{row['messages_in']:,}, {row['refused']}"
+            f"{kind:<20} {busy:>14.1%}  {quiet:>7,.0f} {attacked:>10,.0f}  {row['ratio']:.3f}  "
+            f"{spread}  {row['messages_in']:,}, {row['refused']}"
         )
         is_good &= row["ratio"] > LEAST_RATIO
         is_good &= not (kind in ("no keys", "wrong keys") and row["messages_in"])
