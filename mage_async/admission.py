@@ -24,21 +24,22 @@ token, if actors play a grant with weights at least as new as its `version`.
 That is the rule `slots`; `mage_async/admission_rules.py` has others, whose groups are in flight and
 end in the same ways, and `concurrency` may admit fewer to be played at once than the rule does.
 
-This file is longer than most: the bound, its proof and every transition it rests on stand together.
+This file is longer than most: the bound, its proof and every transition it rests on stand together;
+what one group in flight holds is in `slots.py`.
 
 A result counts once by (grant, trial index), whichever epoch of the grant it comes from. Time is an
 argument, in seconds of any clock that does not go back.
 """
 
-import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from mage_async.admission_rules import SLOTS, Flow, Place, Rule
 from mage_async.journal import Commit, Granted, Head
-from mage_async.trajectory import Group, Task, Trial
+from mage_async.slots import Slot
+from mage_async.tallies import LedgerCounts, Tally
+from mage_async.trajectory import Group, Task
 from mage_async.wire import GroupGrant, TrialResult
 
 OVER_AGE = "over age"
@@ -65,68 +66,6 @@ class Unknown:
     """No trial that was granted: a fault of the peer."""
 
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """What became of groups, or of trials. Always, `granted = trained + dropped + in_flight`."""
-
-    granted: int
-    trained: int
-    dropped: int
-    in_flight: int
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerCounts:
-    """A snapshot. A group granted again counts once; all trials of a dropped group are dropped."""
-
-    groups: Tally
-    trials: Tally
-    acknowledged: int
-    """Trials received for the first time, those of groups dropped later among them."""
-    duplicate: int
-    unknown: int
-    granted_again: int
-    """Grants after the first, of any group."""
-    dropped_by_reason: Mapping[str, int]
-    """Groups."""
-    drops_in_a_row: int
-    """Groups dropped since the last step was published."""
-
-
-@dataclass(slots=True)
-class Slot:
-    """One group in flight."""
-
-    grant: int
-    task: Task
-    num_episodes: int
-    version: int
-    epoch: int
-    peer: str | None
-    """Who plays it; None while it is lapsed, complete or in training."""
-    deadline: float
-    trials: list[Trial | None]
-    granted: float = 0.0
-    """When, the last time."""
-    num_beside: int = 1
-    """Groups in play then, itself among them."""
-    num_expired: int = 0
-    max_turns: int = 0
-    """Of an episode; 0: no limit but the environment's."""
-
-    def is_complete(self) -> bool:
-        """All of its trials are here."""
-        return None not in self.trials
-
-    def held(self) -> tuple[int, ...]:
-        """Indices of the trials that are here."""
-        return tuple(i for i, trial in enumerate(self.trials) if trial is not None)
-
-    def group(self) -> Group:
-        """The complete group."""
-        return Group(self.grant, self.version, tuple(t for t in self.trials if t is not None))
 
 
 @dataclass(slots=True)
@@ -235,7 +174,7 @@ class SlotLedger:
         )
         self._slots[slot.grant] = slot
         self.next_grant += 1
-        return _message(slot, deadline_s, self.lag)
+        return slot.message(deadline_s, self.lag)
 
     def grant_again(self, grant: int, *, peer: str, now: float, deadline_s: float) -> GroupGrant:
         """Give a group of `lapsed` to another peer: same task and seed, next epoch."""
@@ -245,7 +184,7 @@ class SlotLedger:
         slot.peer, slot.deadline, slot.epoch = peer, now + deadline_s, slot.epoch + 1
         slot.granted, slot.num_beside = now, self.num_in_play()
         self._events["granted_again"] += 1
-        return _message(slot, deadline_s, self.lag)
+        return slot.message(deadline_s, self.lag)
 
     def receive(self, result: TrialResult) -> Accepted | Duplicate | Unknown:
         """Take a trial in; acknowledge it when the journal holds it durably."""
@@ -352,7 +291,7 @@ class SlotLedger:
         mine = [slot for slot in self._slots.values() if slot.peer == peer]
         for slot in mine:
             slot.deadline = now + deadline_s
-        return [_message(slot, deadline_s, self.lag) for slot in mine]
+        return [slot.message(deadline_s, self.lag) for slot in mine]
 
     def head(self, config: str, deadline_s: float) -> Head:
         """All but the trials, for the journal. No batch is in training."""
@@ -366,7 +305,7 @@ class SlotLedger:
                 Granted(
                     peer=slot.peer,
                     version=slot.version,
-                    grant=_message(slot, deadline_s, self.lag),
+                    grant=slot.message(deadline_s, self.lag),
                 )
                 for slot in self._slots.values()
             ),
@@ -387,7 +326,7 @@ class SlotLedger:
             granted_again=head.granted_again,
         )
         for granted in head.groups:
-            self._put(granted)
+            self._slots[granted.grant.grant] = Slot.redone(granted)
 
     def keep_only(self, head: Head) -> None:
         """A later head of the journal: what it does not name was dropped before it was written."""
@@ -399,7 +338,7 @@ class SlotLedger:
         """Redo what the journal says of a grant, the first or a later one."""
         slot = self._slots.get(granted.grant.grant)
         if slot is None:
-            self._put(granted)
+            self._slots[granted.grant.grant] = Slot.redone(granted)
             self.next_grant = max(self.next_grant, granted.grant.grant + 1)
         else:
             slot.peer, slot.epoch = granted.peer, granted.grant.epoch
@@ -448,7 +387,7 @@ class SlotLedger:
         )
         return LedgerCounts(
             groups=groups,
-            trials=_times(groups, self.trials_per_group),
+            trials=groups.times(self.trials_per_group),
             acknowledged=self._events["acknowledged"],
             duplicate=self._events["duplicate"],
             unknown=self._events["unknown"],
@@ -481,48 +420,8 @@ class SlotLedger:
             return f"group {slot.grant} is another task than the trial's"
         return ""
 
-    def _put(self, granted: Granted) -> None:
-        message = granted.grant
-        self._slots[message.grant] = Slot(
-            grant=message.grant,
-            task=Task(message.environment, message.member, message.seed, message.seat),
-            num_episodes=message.num_episodes,
-            version=granted.version,
-            epoch=message.epoch,
-            peer=granted.peer,
-            deadline=math.inf,
-            trials=[None] * message.num_trials,
-            max_turns=message.max_turns,
-        )
-
     def _end(self, slot: Slot, reason: str) -> None:
         known = reason in self._dropped or len(self._dropped) < MAX_REASONS
         self._dropped[reason if known else "other reasons"] += 1
         self._drops_in_a_row += 1
         del self._slots[slot.grant]
-
-
-def _message(slot: Slot, deadline_s: float, lag: int) -> GroupGrant:
-    return GroupGrant(
-        grant=slot.grant,
-        epoch=slot.epoch,
-        environment=slot.task.environment,
-        member=slot.task.member,
-        seat=slot.task.seat,
-        seed=slot.task.seed,
-        num_trials=len(slot.trials),
-        num_episodes=slot.num_episodes,
-        version=max(0, slot.version - lag),
-        deadline_s=deadline_s,
-        held=slot.held(),
-        max_turns=slot.max_turns,
-    )
-
-
-def _times(groups: Tally, trials_per_group: int) -> Tally:
-    return Tally(
-        granted=groups.granted * trials_per_group,
-        trained=groups.trained * trials_per_group,
-        dropped=groups.dropped * trials_per_group,
-        in_flight=groups.in_flight * trials_per_group,
-    )

@@ -4,8 +4,8 @@ person reads.
 
 from collections.abc import Mapping, Sequence
 
-from mage_async.admission import LedgerCounts
 from mage_async.policy_version import PROVENANCES, tokens_by_provenance
+from mage_async.tallies import LedgerCounts
 from mage_async.trajectory import Group, Trial
 
 METRICS: dict[str, tuple[str, str]] = {

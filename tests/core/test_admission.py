@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from mage_async.admission import MAX_REASONS, Accepted, Duplicate, SlotLedger, Tally, Unknown
+from mage_async.admission import MAX_REASONS, Accepted, Duplicate, SlotLedger, Unknown
 from mage_async.admission_rules import RULES
 from mage_async.policy_version import VersionRun
+from mage_async.tallies import Tally
 from mage_async.trajectory import Segment, Task, Trial
 from mage_async.wire import GroupGrant, TrialResult, decode, encode
 
