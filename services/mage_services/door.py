@@ -38,8 +38,9 @@ MAX_COUNTED_PEERS = 1024
 are forgotten."""
 MAX_PEERS = 1024
 """Let in at one time."""
-HEARING_S = 0.25
-"""From a refusal until the connection of one who goes on sending is ended: it may read why."""
+HEARING_S, HEARING_MESSAGES = 0.25, 64
+"""From a refusal until the connection of one who goes on sending is ended: it may read why. Who
+floods does not; to drop what it sends meanwhile would be all that the learner does."""
 BARRED_S = 60.0
 """How long a key is not let in from where it was refused for its rate."""
 
@@ -64,7 +65,23 @@ class Verdict:
     """End the connection."""
 
 
-NOTHING = Verdict()
+NOTHING, END = Verdict(), Verdict(is_over=True)
+
+
+@dataclass(slots=True)
+class Hearing:
+    """Of a peer that was refused: since when, or since its connection was last ended."""
+
+    since: float
+    num_messages: int = 0
+
+    def receive(self, now: float) -> Verdict:
+        """It goes on sending."""
+        self.num_messages += 1
+        if now - self.since <= HEARING_S and self.num_messages <= HEARING_MESSAGES:
+            return NOTHING
+        self.since, self.num_messages = now, 0
+        return END
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +122,16 @@ class Door:
     _enquirers: dict[Peer, Enquiry] = field(default_factory=dict)
     """Who may fetch files: they were told of the run."""
     _meters: dict[Peer, Meter] = field(default_factory=dict)
-    _refused: dict[Peer, float] = field(default_factory=dict)
-    """For their rate, and when."""
+    _refused: dict[Peer, Hearing] = field(default_factory=dict)
+    """For their rate."""
     _barred: dict[tuple[bytes, str], float] = field(default_factory=dict)
     """Key and address, and until when."""
     _notes: list[str] = field(default_factory=list)
 
     def receive(self, peer: Peer, frames: Sequence[Frame], *, now: float) -> Verdict:
         """What to do with a peer's frames that arrived at `now`, in seconds."""
-        if peer in self._refused:
-            return Verdict(is_over=now - self._refused[peer] > HEARING_S)
+        if (hearing := self._refused.get(peer)) is not None:
+            return hearing.receive(now)
         meter = self._meter(peer, now)
         if reason := meter.arrived(sum(map(len, frames)), now=now):
             return self._refuse(peer, reason, now)
@@ -232,7 +249,7 @@ class Door:
         reason = f"{peer} is refused: {reason}"[:500]
         self.num_refused += 1
         self._note(reason)
-        _remember(self._refused, peer, now)
+        _remember(self._refused, peer, Hearing(now))
         said_hello = self.peers.pop(peer, None) is not None
         return Verdict(Goodbye(reason=reason) if said_hello else None, Refusal(reason=reason))
 

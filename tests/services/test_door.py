@@ -82,6 +82,16 @@ def test_a_refused_peer_is_not_listened_to_and_its_connection_ends_a_moment_late
     assert door.receive("b", encode(hello("b")), now=HEARING_S * 2).message == hello("b")
 
 
+def test_the_connection_of_a_refused_peer_that_floods_ends_at_once_and_again_if_it_comes_back() -> (
+    None
+):
+    door = opened()
+    while not door.statistics().num_refused:
+        door.receive("a", encode(heartbeat()), now=0.0)
+    verdicts = [door.receive("a", encode(heartbeat()), now=0.0) for _ in range(130)]
+    assert [number for number, one in enumerate(verdicts) if one.is_over] == [64, 129]
+
+
 def test_a_peer_within_its_rate_is_never_refused() -> None:
     door = opened()
     for number in range(1000):
