@@ -1,8 +1,8 @@
 """The hostile peers of `peers.py`: each line of this program's input begins an attack, the next one
 ends it.
 
-An attack is a child of low priority, forked when all is read and nothing of zmq's has begun. A line
-names its kind and, after a tab, the directory of its keys.
+An attack is a child that runs where nobody else wants to, forked when all is read and nothing of
+zmq's has begun. A line names its kind and, after a tab, the directory of its keys.
 """
 
 import contextlib
@@ -12,16 +12,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
 
-from mage_async.wire import Heartbeat, Hello, encode
+from mage_async.wire import DEFAULT_LIMITS, Frame, Heartbeat, Hello, encode
 from mage_services.curve import actor_keys
 
-NICENESS = 15
-"""More than the honest actor's."""
 NUM_HALF_OPEN = 1000
 HELLO = Hello(role="actor", name="flood", build="b", config_digest="c", credits=1)
 BEAT = Heartbeat(name="flood", counters={}, blocked_s={})
@@ -42,7 +40,9 @@ def dealer(address: str, keys: Path | None, server: bytes = b"") -> zmq.Socket[b
     return made
 
 
-def flood(address: str, keys: Path | None, frames: list[bytes], server: bytes = b"") -> None:
+def flood(
+    address: str, keys: Path | None, frames: Sequence[Frame | zmq.Frame], server: bytes = b""
+) -> None:
     """Send the same message for ever; a socket that stays stuck is made anew."""
     made, stuck = dealer(address, keys, server), 0
     made.send_multipart(encode(HELLO))
@@ -90,8 +90,8 @@ def with_garbage(address: str, keys: Path) -> None:
 
 
 def with_oversize(address: str, keys: Path) -> None:
-    """A known key, and frames over the limit."""
-    flood(address, keys, [bytes(3 * 2**20)])
+    """A known key, and frames over the limit, which take no copying to send."""
+    flood(address, keys, [zmq.Frame(bytes(DEFAULT_LIMITS.max_frame_bytes() + 1), copy=False)])
 
 
 def with_too_many(address: str, keys: Path) -> None:
@@ -122,7 +122,7 @@ def main() -> None:
         kind, _, keys = line.rstrip("\n").partition("\t")
         child = os.fork()
         if child == 0:
-            os.nice(NICENESS)
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             WAYS[kind](address, Path(keys))
         sys.stdin.readline()
         os.kill(child, signal.SIGKILL)
