@@ -26,13 +26,14 @@ from in_process import InProcess, prepare
 from scout_plot import draw
 
 from mage_async import config_file
+from mage_async.config import Config
 from mage_async.environments.scout_values import (
     Payoffs,
     cumulative_threshold,
     differential_threshold,
 )
 
-STEPS, GROUPS, TRIALS = 14, 8, 128
+STEPS, GROUPS, TRIALS = 14, 32, 128
 TOLERANCE = 0.05
 CONFIG = Path(__file__).parents[1] / "configs/scout.toml"
 DISCOUNTS = {
@@ -57,6 +58,11 @@ class Cell:
         """Where its result is kept."""
         return folder / f"{self.credit}-{self.cost}-{self.discount}-{self.seed}.json"
 
+    def distance(self) -> float:
+        """From the threshold; what is near it is run first."""
+        limit = threshold(self.credit, self.cost)
+        return 1.0 if limit is None else abs(self.discount - limit)
+
 
 def main() -> int:
     """Run what is missing, then report what there is."""
@@ -68,6 +74,7 @@ def main() -> int:
         for arm, discounts in DISCOUNTS.items()
         for discount in discounts
     ]
+    cells.sort(key=Cell.distance)
     missing = [cell for cell in cells if not cell.file(given.run_dir).exists()]
     if missing and not given.only_report:
         policy = prepare(config_file.load(CONFIG, []), given.run_dir)
@@ -79,17 +86,7 @@ def main() -> int:
 
 def run(cell: Cell, policy: Path) -> Cell:
     """Train one cell and write down what it does with codes it has not met."""
-    config = config_file.load(
-        CONFIG,
-        [
-            f"environment.options={{cost={cell.cost}}}",
-            f"credit.kind={cell.credit}",
-            f"credit.episode_discount={cell.discount}",
-            f"learner.steps={STEPS}",
-            f"admission.groups_per_step={GROUPS}",
-            f"seed={cell.seed}",
-        ],
-    )
+    config = config_of(cell.credit, cell.cost, cell.discount, cell.seed, GROUPS)
     lab = InProcess(config, policy)
     lab.train()
     found = lab.evaluate("heldout", TRIALS)
@@ -102,6 +99,21 @@ def run(cell: Cell, policy: Path) -> Cell:
     }
     cell.file(policy.parent).write_text(json.dumps(asdict(cell) | result))
     return cell
+
+
+def config_of(credit: str, cost: float, discount: float, seed: int, groups: int) -> Config:
+    """`scout.toml`, shortened, with what a cell changes."""
+    return config_file.load(
+        CONFIG,
+        [
+            f"environment.options={{cost={cost}}}",
+            f"credit.kind={credit}",
+            f"credit.episode_discount={discount}",
+            f"learner.steps={STEPS}",
+            f"admission.groups_per_step={groups}",
+            f"seed={seed}",
+        ],
+    )
 
 
 def threshold(credit: str, cost: float) -> float | None:

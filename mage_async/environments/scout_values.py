@@ -74,6 +74,13 @@ def differential_threshold(payoffs: Payoffs) -> float:
     return (payoffs.cost + payoffs.safe) / (payoffs.cost + 1)
 
 
+def gain_of_scouting(payoffs: Payoffs, weights: Sequence[float]) -> float:
+    """What scouting in the first episode and naming the key ever after is worth beyond passing all
+    along, per dial, by weights of the episodes.
+    """
+    return sum(weights[1:]) * (1 - payoffs.safe) - weights[0] * (payoffs.cost + payoffs.safe)
+
+
 @cache
 def solve(
     codes: tuple[Code, ...],

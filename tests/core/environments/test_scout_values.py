@@ -9,6 +9,7 @@ from mage_async.environments.scout_values import (
     cumulative_weights,
     differential_threshold,
     differential_weights,
+    gain_of_scouting,
     solve,
 )
 
@@ -93,6 +94,17 @@ def test_thresholds_are_those_of_the_closed_forms() -> None:
     assert cumulative_threshold(CHEAP, 3) == pytest.approx(0.7956, abs=1e-4)
     assert differential_threshold(DEAR) == pytest.approx(2.3 / 3)
     assert cumulative_threshold(DEAR, 3) is None
+
+
+def test_at_its_threshold_scouting_gains_nothing_and_beyond_it_what_the_best_plan_does() -> None:
+    at = cumulative_threshold(CHEAP, 3)
+    assert at is not None
+    assert gain_of_scouting(CHEAP, cumulative_weights(3, at)) == pytest.approx(0, abs=1e-9)
+    weights = cumulative_weights(3, 0.845)
+    best = solve(ONE_DIAL, weights, CHEAP)
+    passing = sum(weights) * CHEAP.safe
+    assert gain_of_scouting(CHEAP, weights) == pytest.approx(best.total - passing)
+    assert gain_of_scouting(CHEAP, weights) == pytest.approx(0.0913, abs=1e-4)
 
 
 @pytest.mark.parametrize(
