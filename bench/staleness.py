@@ -66,6 +66,14 @@ class Study:
 
 
 _FASTER = "--set learner.learning_rate=0.002 --set learner.final_learning_rate=0.0004"
+_OPEN = "--set learner.entropy_ceiling=0.0"
+_AGES = (
+    ("sync 0, ppo, lag 4", "sync 0, decoupled, lag 4"),
+    ("sync 0, decoupled, lag 4", "sync 0, decoupled"),
+    ("sync 0, decoupled, lag 8", "sync 0, decoupled"),
+    ("sync 0, none, lag 4", "sync 0, decoupled, lag 4"),
+    ("slots 1, decoupled", "sync 0, decoupled"),
+)
 STUDIES = (
     Study(
         "quickstart",
@@ -104,13 +112,15 @@ STUDIES = (
             "--config kuhn --rules sync --bounds 0 --corrections ppo none --lags 4",
             "--config kuhn --rules slots --bounds 1 --corrections decoupled",
         ),
+        _AGES,
+    ),
+    Study(
+        "kuhn without a ceiling",
         (
-            ("sync 0, ppo, lag 4", "sync 0, decoupled, lag 4"),
-            ("sync 0, decoupled, lag 4", "sync 0, decoupled"),
-            ("sync 0, decoupled, lag 8", "sync 0, decoupled"),
-            ("sync 0, none, lag 4", "sync 0, decoupled, lag 4"),
-            ("slots 1, decoupled", "sync 0, decoupled"),
+            f"--config kuhn --rules sync --bounds 0 --corrections decoupled --lags 0 4 8 {_OPEN}",
+            f"--config kuhn --rules sync --bounds 0 --corrections ppo --lags 4 {_OPEN}",
         ),
+        _AGES,
     ),
 )
 
