@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mage_async.config import Admission
 from mage_async.report.curves import curve_points
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import duration, figure, percent, signed, words
@@ -56,18 +57,17 @@ def unfinished(records: RunRecords, summary: Mapping[str, Any]) -> str:
     return text
 
 
-def facts(summary: Mapping[str, Any], max_staleness: int) -> Markup:
+def facts(summary: Mapping[str, Any], rules: Admission) -> Markup:
     """The run's own figures as a strip of small tiles."""
     staleness, cache = summary.get("staleness", {}), summary.get("prefix_cache", {})
     rates, mismatch = summary.get("throughput", {}), summary.get("logprob_mismatch", {})
-    rows = [("wall time", duration(summary["wall_s"]), _warm(summary))]
-    if "processor_s" in summary:
-        rows.append(("processor time", duration(summary["processor_s"]), "of all processes"))
+    rows = [("wall time", duration(summary["wall_s"]), _spent(summary))]
     if rates:
         speed = f"{figure(rates['generated_tokens_per_s'])} sampled tokens/s"
         rows.append(("trials/s", figure(rates["trials_per_s"]), speed))
     if staleness:
-        bound = f"max {figure(staleness['max'])} of {max_staleness} allowed"
+        behind = f" + {rules.lag} of lag" if rules.lag else ""
+        bound = f"max {figure(staleness['max'])} of {rules.max_staleness}{behind} allowed"
         rows.append(("staleness, mean", f"{staleness['mean']:.2f}", bound))
     if cache:
         again = f"{percent(cache['reuse_rate'])} of what was known before"
@@ -131,9 +131,12 @@ def _levels(references: Mapping[str, Sequence[float]]) -> Markup:
     return tag("p", "To compare, in the last episode: " + " · ".join(said), cls="note")
 
 
-def _warm(summary: Mapping[str, Any]) -> str:
-    warm_start = summary.get("warm_start_s")
-    return "" if warm_start is None else f"warm start {duration(warm_start)} of it"
+def _spent(summary: Mapping[str, Any]) -> str:
+    parts = {"warm start {} of it": "warm_start_s", "{} of processors": "processor_s"}
+    known = [
+        said.format(duration(summary[name])) for said, name in parts.items() if name in summary
+    ]
+    return "; ".join(known)
 
 
 def _last(score: Score) -> str:

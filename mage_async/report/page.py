@@ -30,7 +30,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     return document(
         title,
         headline(records, summary),
-        facts(summary, records.config.admission.max_staleness),
+        facts(summary, records.config.admission),
         *_results(records, summary),
         *_population(records, summary["environment"]["units"]),
         *_process(records),
