@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import uvloop
 
+from mage_async.rates import Allowance, Rate
 from mage_async.wire import Heartbeat, Hello
 from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.unfinished import MAX_BYTES
@@ -17,6 +18,8 @@ MORE, LONG, COMMAND = 1, 2, 4
 PART = bytes([MORE | LONG]) + (2**20).to_bytes(8, "big") + bytes(2**20)
 HELLO = Hello(role="actor", name="good", build="b1", config_digest="c1", credits=2)
 BEAT = Heartbeat(name="good", counters={}, blocked_s={})
+UNBOUNDED = Allowance(messages=Rate(1e9, 1e9))
+"""Of the good one, who shows that the learner still answers as fast as it can."""
 
 
 def send_without_end(address: str) -> bytes:
@@ -36,7 +39,9 @@ def send_without_end(address: str) -> bytes:
 def test_it_costs_its_connection_and_not_the_learner() -> None:
     async def main() -> None:
         with (
-            LearnerChannel("tcp://127.0.0.1:0", build="b1", config_digest="c1") as learner,
+            LearnerChannel(
+                "tcp://127.0.0.1:0", build="b1", config_digest="c1", allowance=UNBOUNDED
+            ) as learner,
             PeerChannel(learner.address, HELLO) as good,
         ):
             assert await learner.receive() == (good.peer, HELLO)
