@@ -184,8 +184,6 @@ GAPS = {
     ("minesweeper", "minesweeper, warm start"): 0.3,
 }
 """By how much single-episode RL of the same budget, or no RL, has to stay below, in every seed."""
-PROCESSOR = "processor_s.txt"
-"""Of a run's folder: the processor time of all its processes."""
 
 
 def run(case: Case, seed: int, folder: Path, actors: int) -> Summary:
@@ -197,26 +195,9 @@ def run(case: Case, seed: int, folder: Path, actors: int) -> Summary:
         command += ["--actors", str(actors), "--seed", str(seed), "--run-dir", str(run_dir)]
         for change in case.changes:
             command += ["--set", change]
-        used = _processor_time(command, os.environ | {"XDG_CACHE_HOME": str(folder / "cache")})
-        (run_dir / PROCESSOR).write_text(f"{used:.1f}\n")
-    summary = json.loads((run_dir / "summary.json").read_text())
-    if (run_dir / PROCESSOR).exists():
-        summary["processor_s"] = float((run_dir / PROCESSOR).read_text())
-    return summary
-
-
-def _processor_time(command: list[str], environment: dict[str, str]) -> float:
-    """Seconds of a processor, of a command and all that it started and waited for.
-
-    Raises:
-        CalledProcessError: it failed.
-    """
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as running:
-        _, status, used = os.wait4(running.pid, 0)
-        running.returncode = os.waitstatus_to_exitcode(status)
-    if running.returncode:
-        raise subprocess.CalledProcessError(running.returncode, command)
-    return used.ru_utime + used.ru_stime
+        own_cache = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=own_cache)
+    return json.loads((run_dir / "summary.json").read_text())
 
 
 def main() -> None:
