@@ -17,15 +17,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from mage_async import config_file
 from mage_async.ablate import Ablation, read_ablation
 from mage_async.ablation import Cell, Finished, is_done, read_cell
+from mage_async.ablation_progress import Progress
 from mage_async.errors import MageError, RunError
 from mage_async.launch import EXIT_USAGE
 from mage_async.report.ablation import render_ablation
 from mage_async.run_directory import RunDirectory
 from mage_services.plots import write_png
+
+Outcome = Literal["done", "failed", "left for later"]
 
 
 def main() -> int:
@@ -46,10 +50,11 @@ def run(ablation: Ablation) -> int:
     ablation.root.mkdir(parents=True, exist_ok=True)
     with _alone(ablation.root):
         missing = [cell for cell in ablation.configs if not _found(ablation, cell)]
-        done = len(ablation.configs) - len(missing)
-        print(f"{len(ablation.configs)} runs, {done} of them done", flush=True)
+        num_runs = len(ablation.configs)
+        progress = Progress(num_runs, num_runs - len(missing), ablation.parallel)
+        print(progress.begin(), flush=True)
         try:
-            outcomes = asyncio.run(_run_all(ablation, missing))
+            outcomes = asyncio.run(_run_all(ablation, missing, progress))
         except asyncio.CancelledError:
             print("stopped; the same call goes on")
             return 128 + signal.SIGTERM
@@ -70,17 +75,24 @@ def _alone(root: Path) -> Iterator[None]:
         yield
 
 
-async def _run_all(ablation: Ablation, missing: Sequence[Cell]) -> list[str]:
+async def _run_all(
+    ablation: Ablation, missing: Sequence[Cell], progress: Progress
+) -> list[Outcome]:
     """What became of each. Cancellation ends the runs under way."""
     room = asyncio.Semaphore(ablation.parallel)
     until = time.monotonic() + ablation.for_s
 
-    async def one(cell: Cell) -> str:
+    async def one(cell: Cell) -> Outcome:
         async with room:
-            outcome = await _run(ablation, cell) if time.monotonic() < until else "left for later"
-        if outcome != "left for later":
+            began = time.monotonic()
+            outcome = await _run(ablation, cell) if began < until else "left for later"
+            took_s = time.monotonic() - began
+        if outcome == "done":
             write_files(ablation)
-            print(f"{cell.name()}: {outcome}", flush=True)
+            found = read_cell(cell, _directory(ablation, cell))
+            print(progress.done(found, took_s), flush=True)
+        elif outcome == "failed":
+            print(progress.failed(cell, str(_log(ablation, cell))), flush=True)
         return outcome
 
     whole = asyncio.current_task()
@@ -92,14 +104,14 @@ async def _run_all(ablation: Ablation, missing: Sequence[Cell]) -> list[str]:
     return [task.result() for task in running]
 
 
-async def _run(ablation: Ablation, cell: Cell) -> str:
+async def _run(ablation: Ablation, cell: Cell) -> Outcome:
     """One run in a process of its own. Cancellation ends it and all its processes."""
     run = _directory(ablation, cell)
     shutil.rmtree(run.root, ignore_errors=True)  # it was interrupted
     config = ablation.root / f"{cell.name()}.toml"
     config.write_text(config_file.dump(ablation.configs[cell]))
     command = ["-m", "mage_async.launch", "--config", str(config), "--run-dir", str(run.root)]
-    with (ablation.root / f"{cell.name()}.log").open("wb") as log:
+    with _log(ablation, cell).open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *command,
@@ -159,6 +171,11 @@ def _found(ablation: Ablation, cell: Cell) -> bool:
             "give the same --config and --set, or another --run-dir"
         )
     return True
+
+
+def _log(ablation: Ablation, cell: Cell) -> Path:
+    """What its run printed."""
+    return ablation.root / f"{cell.name()}.log"
 
 
 def _directory(ablation: Ablation, cell: Cell) -> RunDirectory:

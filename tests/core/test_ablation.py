@@ -7,6 +7,7 @@ import pytest
 
 from mage_async.ablate import read_ablation
 from mage_async.ablation import Cell, Finished, Setting, cells, is_done, read_cell
+from mage_async.ablation_progress import Progress
 from mage_async.errors import ConfigError
 from mage_async.intervals import interval, paired, standard_error
 from mage_async.report.ablation import render_ablation
@@ -75,6 +76,20 @@ def test_a_finished_run_is_read_and_an_unfinished_one_is_missing(make_run):
     assert len(each.curve) == 20
     assert each.curve[-1][0] == 20 * 144
     assert len(each.ages) == 1 + 3
+
+
+def test_after_each_run_a_line_says_how_far_the_matrix_is():
+    progress = Progress(135, 11, parallel=2)
+    assert progress.begin() == "135 runs, 11 of them done"
+    run = finished(Setting("slots", "decoupled", 0, 1), 0)
+    assert progress.done(run, 80.0) == (
+        "[12/135] slots-1-decoupled-seed0: last held-out episode 0.70, 80 s; about 1 h 22 min left"
+    )
+    assert progress.done(run, 100.0).endswith("; about 1 h 32 min left")  # 122 runs of 90 s, by two
+    failed = progress.failed(Cell(run.cell.setting, 1), "a/b.log")
+    assert failed == "[13/135] slots-1-decoupled-seed1: failed, see a/b.log"
+    progress.num_done = 134
+    assert progress.done(run, 90.0).endswith("0.70, 90 s")
 
 
 def test_the_page_shows_every_setting_with_its_interval():

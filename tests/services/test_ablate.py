@@ -62,7 +62,7 @@ def test_a_matrix_runs_reports_resumes_and_refuses_another_configuration(tmp_pat
     command = [sys.executable, "-m", "mage_async.ablate", "--run-dir", str(tmp_path), *SMALL]
     first = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert first.returncode == 0, first.stdout + first.stderr
-    assert "slots-1-decoupled-seed0: done" in first.stdout
+    assert "[1/1] slots-1-decoupled-seed0: last held-out episode" in first.stdout
     assert (tmp_path / "runs.csv").read_text().count("\n") == 2
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "1 runs, 1 of them done" in again.stdout
