@@ -3,6 +3,8 @@
 task      waits for                       then
 a cell    room among `parallel` runs      starts its run, waits for its end, writes the report again
 
+The picture, which takes seconds to draw, is drawn once, when the call ends.
+
 A run that fails costs the matrix its cell, and the exit status. SIGINT and SIGTERM end the runs
 under way; the next call begins those anew.
 """
@@ -58,7 +60,9 @@ def run(ablation: Ablation) -> int:
         except asyncio.CancelledError:
             print("stopped; the same call goes on")
             return 128 + signal.SIGTERM
-        write_files(ablation)
+        finally:
+            if finished := write_files(ablation):
+                write_png(ablation.root / "ablation.png", finished)
     left = outcomes.count("left for later")
     print(f"{left} runs left; call again" if left else f"report: {ablation.root / 'report.html'}")
     return 1 if "failed" in outcomes else 0
@@ -88,8 +92,7 @@ async def _run_all(
             outcome = await _run(ablation, cell) if began < until else "left for later"
             took_s = time.monotonic() - began
         if outcome == "done":
-            write_files(ablation)
-            found = read_cell(cell, _directory(ablation, cell))
+            found = next(run for run in write_files(ablation) if run.cell == cell)
             print(progress.done(found, took_s), flush=True)
         elif outcome == "failed":
             print(progress.failed(cell, str(_log(ablation, cell))), flush=True)
@@ -137,15 +140,14 @@ def finished_runs(ablation: Ablation) -> list[Finished]:
     return [read_cell(cell, run) for cell, run in runs if is_done(run)]
 
 
-def write_files(ablation: Ablation) -> None:
-    """The report, the table and the picture of what is done."""
+def write_files(ablation: Ablation) -> list[Finished]:
+    """The report and the table of what is done, which is returned."""
     finished = finished_runs(ablation)
-    if not finished:
-        return
-    page = render_ablation(finished, num_cells=len(ablation.configs), title=ablation.title)
-    (ablation.root / "report.html").write_text(page)
-    write_csv(ablation.root / "runs.csv", finished)
-    write_png(ablation.root / "ablation.png", finished)
+    if finished:
+        page = render_ablation(finished, num_cells=len(ablation.configs), title=ablation.title)
+        (ablation.root / "report.html").write_text(page)
+        write_csv(ablation.root / "runs.csv", finished)
+    return finished
 
 
 def write_csv(file: Path, finished: Sequence[Finished]) -> None:

@@ -50,8 +50,10 @@ def test_the_picture_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
     figures = {"heldout_last_return": 0.5}
     curve = [(144, 1.0, 0.1), (288, 2.0, 0.4)]
     runs = [
-        Finished(Cell(Setting("slots", "decoupled", 0, bound), 0), figures, curve, [{bound: 1.0}])
-        for bound in (1, 2)
+        Finished(Cell(Setting(rule, "decoupled", 0, bound), seed), figures, curve, [{bound: 1.0}])
+        for rule in ("slots", "count")
+        for bound in (0, 20)
+        for seed in (0, 1)
     ]
     write_png(tmp_path / "ablation.png", runs)
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
@@ -64,6 +66,7 @@ def test_a_matrix_runs_reports_resumes_and_refuses_another_configuration(tmp_pat
     assert first.returncode == 0, first.stdout + first.stderr
     assert "[1/1] slots-1-decoupled-seed0: last held-out episode" in first.stdout
     assert (tmp_path / "runs.csv").read_text().count("\n") == 2
+    assert any((tmp_path / f"ablation.{kind}").exists() for kind in ("png", "txt"))
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "1 runs, 1 of them done" in again.stdout
     other = [*command, "--set", "learner.entropy=0.5"]
