@@ -4,6 +4,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from mage_async.ablation import Cell, Finished
+from mage_async.report.numbers import duration
 
 
 @dataclass(slots=True)
@@ -40,9 +41,4 @@ class Progress:
         if self.num_done == self.num_runs:
             return ""
         left_s = statistics.fmean(self._took_s) * (self.num_runs - self.num_done) / self.parallel
-        return f"; about {_duration(left_s)} left"
-
-
-def _duration(seconds: float) -> str:
-    minutes = max(1, round(seconds / 60))
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+        return f"; about {duration(left_s)} left"

@@ -85,7 +85,7 @@ def test_after_each_run_a_line_says_how_far_the_matrix_is():
     assert progress.done(run, 80.0) == (
         "[12/135] slots-1-decoupled-seed0: last held-out episode 0.70, 80 s; about 1 h 22 min left"
     )
-    assert progress.done(run, 100.0).endswith("; about 1 h 32 min left")  # 122 runs of 90 s, by two
+    assert progress.done(run, 100.0).endswith("; about 1 h 31 min left")  # 122 runs of 90 s, by two
     failed = progress.failed(Cell(run.cell.setting, 1), "a/b.log")
     assert failed == "[13/135] slots-1-decoupled-seed1: failed, see a/b.log"
     progress.num_done = 134
