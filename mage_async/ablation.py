@@ -126,6 +126,29 @@ def read_cell(cell: Cell, run: RunDirectory) -> Finished:
     return Finished(cell, _figures(records, summary), _curve(records), _ages(records))
 
 
+def bounds_that_did_not_act(finished: Iterable[Finished]) -> str:
+    """A sentence on the settings in which no token was as old as the bound allows; empty where
+    there are none.
+
+    Age is then not what they differ in, whatever their returns say: where actors are slower than
+    the learner, nothing waits long enough.
+    """
+    oldest = dict[Setting, float]()
+    for run in finished:
+        own = run.cell.setting
+        oldest[own] = max(oldest.get(own, 0.0), run.figures["staleness_max"])
+    idle = [own for own in oldest if oldest[own] < own.place()]
+    if not idle:
+        return ""
+    bound = max(own.place() for own in idle)
+    reached = max(oldest[own] for own in idle if own.place() == bound)
+    return (
+        f"In {len(idle)} of {len(oldest)} settings no token was as old as the bound allows (at "
+        f"{bound} steps: {reached:g} at most): there it limited nothing, and what tells them apart "
+        "is chance. `--lags` sets the age itself."
+    )
+
+
 def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
     stale, trials = summary["staleness"], summary["trials"]
     last = {

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from mage_async.ablation import Finished, Setting
+from mage_async.ablation import Finished, Setting, bounds_that_did_not_act
 from mage_async.intervals import interval
 from mage_async.report.chart import line_chart
 from mage_async.report.document import document, section
@@ -55,7 +55,7 @@ def render_ablation(finished: Sequence[Finished], *, num_cells: int, title: str)
     return document(
         "What staleness costs · mage",
         tag("h1", "What staleness costs", tag("small", f"{title} · {said}")),
-        tag("p", note, cls="note"),
+        tag("p", f"{note} {bounds_that_did_not_act(finished)}", cls="note"),
         section("Final return", _returns(runs)),
         section("While training", _curves(runs)),
         section("How old the trained tokens were", _ages(runs)),

@@ -23,7 +23,7 @@ from typing import Literal
 
 from mage_async import config_file
 from mage_async.ablate import Ablation, read_ablation
-from mage_async.ablation import Cell, Finished, is_done, read_cell
+from mage_async.ablation import Cell, Finished, bounds_that_did_not_act, is_done, read_cell
 from mage_async.ablation_progress import Progress
 from mage_async.errors import MageError, RunError
 from mage_async.launch import EXIT_USAGE
@@ -63,6 +63,7 @@ def run(ablation: Ablation) -> int:
         finally:
             if finished := write_files(ablation):
                 write_png(ablation.root / "ablation.png", finished)
+                print(bounds_that_did_not_act(finished) or "every bound was reached", flush=True)
     left = outcomes.count("left for later")
     print(f"{left} runs left; call again" if left else f"report: {ablation.root / 'report.html'}")
     return 1 if "failed" in outcomes else 0

@@ -6,7 +6,15 @@ from html.parser import HTMLParser
 import pytest
 
 from mage_async.ablate import read_ablation
-from mage_async.ablation import Cell, Finished, Setting, cells, is_done, read_cell
+from mage_async.ablation import (
+    Cell,
+    Finished,
+    Setting,
+    bounds_that_did_not_act,
+    cells,
+    is_done,
+    read_cell,
+)
 from mage_async.ablation_progress import Progress
 from mage_async.errors import ConfigError
 from mage_async.intervals import interval, paired, standard_error
@@ -106,6 +114,16 @@ def test_the_page_shows_every_setting_with_its_interval():
     assert "slots 2, ppo" in page
     assert "± 0.0248" in page  # of 0.70, 0.71, 0.72: 4.303 * 0.01 / sqrt(3)
     assert "src=" not in page
+
+
+def test_bounds_that_limited_nothing_are_named_and_those_that_did_are_not():
+    reached = [finished(Setting("slots", "none", 0, 2), seed) for seed in range(2)]  # 2 steps
+    assert bounds_that_did_not_act(reached) == ""
+    idle = finished(Setting("slots", "none", 0, 8), 0)
+    said = bounds_that_did_not_act([*reached, idle])
+    assert said.startswith("In 1 of 2 settings no token was as old as the bound allows (at 8 steps")
+    assert "2 at most" in said
+    assert said in render_ablation([*reached, idle], num_cells=3, title="").replace("&#x27;", "'")
 
 
 def test_a_single_run_makes_a_page_without_intervals():
