@@ -3,7 +3,10 @@
 
 Instead of bounding every token, leave out the few largest squared log-ratios, until the mean over
 the rest is at most the bound; a second moment has no signs that cancel and, unlike a variance of
-ratios, no heavy tail of its own. "The batch" is a minibatch here.
+ratios, no heavy tail of its own. As in the authors' code, and not in the paper's formula, only
+tokens are looked at that would be pushed further away: made likelier and rewarded, or less likely
+and punished (those that PPO would clip); what pulls a token back is never left out. "The batch" is
+a minibatch here.
 """
 
 import torch
@@ -14,7 +17,10 @@ from mage_async.learning.corrections.surrogate import Surrogate, Tokens, nowhere
 def m2po(tokens: Tokens, *, max_second_moment: float) -> Surrogate:
     """`-keep r A` with `r = current / behaviour`; `keep` is as large as the bound admits."""
     gap = tokens.logprobs - tokens.behaviour
-    is_masked = ~largest_set_under(gap.detach() ** 2, max_second_moment)
+    is_pushed = gap.detach() * tokens.advantages > 0
+    is_masked = is_pushed.clone()
+    kept = largest_set_under(gap.detach()[is_pushed] ** 2, max_second_moment)
+    is_masked[is_pushed] = ~kept
     ratio = gap.exp()
     losses = (-ratio * tokens.advantages).masked_fill(is_masked, 0.0)
     weights = ratio.detach().masked_fill(is_masked, 0.0)

@@ -159,11 +159,21 @@ def test_dppo_leaves_out_what_moved_too_far_in_the_direction_it_is_pushed():
 
 
 def test_m2po_leaves_out_the_fewest_tokens_that_bring_the_second_moment_under_its_bound():
-    behaviour = [0.4, 0.2, 0.4 / 3]
-    given = tokens([0.4, 0.4, 0.4], behaviour, [1.0, 1.0, 1.0])  # log-ratios 0, ln 2, ln 3
-    made = m2po(given, max_second_moment=0.25)  # (0 + 0.48) / 2 = 0.24; with the third 0.56
+    behaviour = [0.4 / 1.1, 0.2, 0.4 / 3]
+    given = tokens([0.4, 0.4, 0.4], behaviour, [1.0, 1.0, 1.0])  # log-ratios ln 1.1, ln 2, ln 3
+    made = m2po(given, max_second_moment=0.25)  # (0.01 + 0.48) / 2 = 0.245; with the third 0.57
     assert made.is_masked.tolist() == [False, False, True]
-    assert gradient(made, given).tolist() == close([-1.0, -2.0, 0.0])
+    assert gradient(made, given).tolist() == close([-1.1, -2.0, 0.0])
+
+
+def test_m2po_never_leaves_out_what_pulls_a_token_back_nor_counts_what_is_worth_nothing():
+    # fivefold and punished, a fifth and rewarded; four times as likely, worth nothing; a quarter
+    # and punished; threefold and rewarded
+    current, behaviour = [0.5, 0.1, 0.4, 0.1, 0.6], [0.1, 0.5, 0.1, 0.4, 0.2]
+    given = tokens(current, behaviour, [-1.0, 1.0, 0.0, -1.0, 1.0])
+    made = m2po(given, max_second_moment=1.21)  # ln(3) ** 2 = 1.207; with ln(4) ** 2 1.56
+    assert made.is_masked.tolist() == [False, False, False, True, False]
+    assert gradient(made, given).tolist() == close([5.0, -0.2, 0.0, 0.0, -3.0])
 
 
 def test_the_largest_set_under_a_bound_is_made_of_the_smallest_values():
