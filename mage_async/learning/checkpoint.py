@@ -62,7 +62,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
     """Take back optimizer and counters (the model was loaded from the folder itself)."""
     try:
-        state = torch.load(checkpoint / OPTIMIZER, weights_only=True)
+        state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
         counters = json.loads((checkpoint / COUNTERS).read_text())
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(
