@@ -62,13 +62,26 @@ def packed_attention(
     Returns:
         [1, T, N, D], and no weights.
     """
-    folded = (_fold(tensor, boundaries) for tensor in (query, key, value))
+    folded = [_fold(tensor, boundaries) for tensor in (query, key, value)]
     is_grouped = query.shape[1] != key.shape[1]
+    if is_grouped and lacks_grouped_kernel(query.device, query.dtype):
+        each = query.shape[1] // key.shape[1]
+        folded[1:] = (tensor.repeat_interleave(each, dim=1) for tensor in folded[1:])
+        is_grouped = False
     out = functional.scaled_dot_product_attention(
         *folded, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=is_grouped
     )
     places = out.transpose(1, 2).flatten(0, 1)
     return places[boundaries.unfold][None], None
+
+
+def lacks_grouped_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch, for fewer key heads than heads, would keep all weights, [S, N, L, L] a layer.
+
+    On CUDA only its flash kernel shares key heads, which takes 16 bits; keys and values that are
+    repeated instead go to a kernel that keeps none.
+    """
+    return device.type == "cuda" and dtype not in (torch.bfloat16, torch.float16)
 
 
 def _fold(tensor: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:

@@ -1,0 +1,44 @@
+"""Which of torch's attention kernels packed attention can come to."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from mage_async.learning import attention
+from mage_async.learning.attention import Boundaries, lacks_grouped_kernel, packed_attention
+
+
+def attend():
+    """Seven tokens of two sequences, four heads that share two key heads."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 7, 8) for heads in (4, 2, 2))
+    boundaries = Boundaries.of(torch.tensor([3, 4]))
+    module = torch.nn.Module()
+    return packed_attention(module, query, key, value, None, scaling=0.3, boundaries=boundaries)[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "lacks"),
+    [
+        ("cuda", torch.float32, True),
+        ("cuda", torch.bfloat16, False),
+        ("cuda", torch.float16, False),
+        ("cpu", torch.float32, False),
+    ],
+)
+def test_only_16_bits_on_a_gpu_share_key_heads_without_keeping_all_weights(device, dtype, lacks):
+    assert lacks_grouped_kernel(torch.device(device), dtype) == lacks
+
+
+def test_repeated_key_heads_attend_as_shared_ones_do(monkeypatch):
+    shared, asked = attend(), []
+    kernel = functional.scaled_dot_product_attention
+
+    def watched(query, key, value, **options):
+        asked.append((query.shape[1], key.shape[1], value.shape[1], options["enable_gqa"]))
+        return kernel(query, key, value, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(attention, "lacks_grouped_kernel", lambda device, dtype: True)
+    assert torch.allclose(attend(), shared, atol=1e-6)
+    assert asked == [(4, 4, 4, False)]
