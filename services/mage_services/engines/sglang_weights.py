@@ -48,7 +48,7 @@ class Loader:
         self._manager, self._has_sessions = manager, has_sessions
         self._port, self._group = 0, ""
         self._kept: Any = None
-        """What was handed over last: its memory is read until the next update."""
+        """What was handed over last: its memory is read until that update is answered."""
 
     async def prepare(self, version: int, path: Path) -> Update:
         """Do what needs no pause.
@@ -65,9 +65,17 @@ class Loader:
         if reason:
             raise PolicyError(reason)
         if path.suffix == ".safetensors" and path.is_relative_to(SHARED):
+            self._forget_last()
             bucket = await asyncio.to_thread(_bucket, path)
             return partial(self._in_session, partial(self._hand_over, version, bucket))
         return partial(self._read, version, path)
+
+    def _forget_last(self) -> None:
+        """Free what was handed over last, before as much again is taken: SGLang has copied it."""
+        self._kept = None
+        if torch.cuda.is_available():
+            torch.cuda.ipc_collect()
+            torch.cuda.empty_cache()
 
     async def _read(self, version: int, path: Path) -> str:
         from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
