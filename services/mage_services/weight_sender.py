@@ -1,9 +1,11 @@
 """The learner's side of `weight_group.py`: published versions in memory, sent to who asks."""
 
 import json
+import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from mage_async.learning.snapshot import Place, Snapshot
 from mage_services.weight_group import HOST, PATIENCE, SENDING, Manifest, join, store_of
 
 FOREVER = timedelta(days=365)
+ENGINES_MAY_DIE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+"""Give up what was being sent; by default NCCL's watchdog would end the whole process."""
 BUCKET_BYTES = 512 << 20
 """What a receiver holds beside its weights."""
 
@@ -33,6 +37,7 @@ class WeightSender:
     def __init__(self, folder: Path, backend: str, is_measured: Callable[[int], bool]) -> None:
         self._folder, self._backend, self._is_measured = folder, backend, is_measured
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.environ.setdefault(*ENGINES_MAY_DIE)
         self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
         self._snapshots: dict[int, Snapshot] = {}
         self._queues: dict[str, queue.SimpleQueue[tuple[int, int]]] = {}
@@ -102,9 +107,27 @@ class WeightSender:
                 return
 
     def _send(self, snapshot: Snapshot, pg: Any) -> None:
-        for bucket in buckets_of(snapshot.places):
-            flat = snapshot.data[bucket[0].start : bucket[-1].end]
-            torch.distributed.broadcast(flat, src=0, group=pg)
+        with beside_training(snapshot.data.device):
+            for bucket in buckets_of(snapshot.places):
+                flat = snapshot.data[bucket[0].start : bucket[-1].end]
+                torch.distributed.broadcast(flat, src=0, group=pg)
+
+
+@contextmanager
+def beside_training(device: torch.device) -> Iterator[None]:
+    """On a GPU: a stream of its own, and its end is awaited by this thread alone.
+
+    NCCL orders the current stream behind what it sends. The trainer's is the default one: there it
+    would stand still until the engine has taken the weights.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.default_stream(device))  # the copy of the weights
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 def buckets_of(places: Sequence[Place], most_bytes: int = BUCKET_BYTES) -> list[list[Place]]:
