@@ -50,7 +50,7 @@ class Trainer:
     """The model under training, with its optimizer.
 
     A step trains one batch and makes one policy version; inside it the batch is cut into
-    `minibatches`, one optimizer update each. Trials are cut whole, in an order drawn from (seed,
+    `minibatches`, one optimizer update each. Segments are cut whole, in an order drawn from (seed,
     version).
     """
 
