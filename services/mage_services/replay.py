@@ -41,7 +41,9 @@ def _replay(run: RunDirectory, to_step: int | None) -> None:
         if to_step is not None and committed.commit.version > to_step:
             break
         if committed.commit.version > version:
-            training.redo(committed)
+            _, difference = training.redo(committed)
+            if difference:
+                raise RunError(difference)
             version = committed.commit.version
             print(f"step {version}: {committed.commit.digest} as committed", flush=True)
     print(f"{version - began} steps from step {began} on: every digest agrees")

@@ -76,6 +76,8 @@ class Training:
         """What a checkpoint remembered: `next_grant`, `train_s`, `totals`."""
         self.digests: dict[int, str] = {}
         """Of the weights after each step that the journal was read for."""
+        self.difference = ""
+        """Of a GPU: how steps computed again first came out otherwise."""
         self._run, self._own, self._config = run, config, config
 
     @staticmethod
@@ -104,6 +106,7 @@ class Training:
         steps = training.recover(journal, ledger, league)
         if steps:
             origin += f" and {len(steps)} steps of the journal"
+            origin += f" ({training.difference})" if training.difference else ""
         _forget_after(run.metrics, "step", training.trainer.version)
         _forget_after(run.curve, "version", training.trainer.version)
         return Begun(training, origin, journal.segments, steps, lost_bytes)
@@ -112,6 +115,8 @@ class Training:
     def of(run: RunDirectory, config: Config, checkpoint: Path | None) -> "Training":
         """A trainer at a checkpoint, or where the run began."""
         torch.set_num_threads(config.learner.threads)
+        if is_on_gpu(config):
+            torch.cuda.set_device(config.learner.device)  # where this thread's kernels are launched
         source = checkpoint or run.policy
         model = load_policy(source, config.policy.dtype, config.learner.device)
         bound = _bound(config)
@@ -126,7 +131,8 @@ class Training:
         """Fill ledger and league from the journal, and train its steps behind this version again.
 
         Raises:
-            RunError: a step comes out otherwise than it did, or cannot be found.
+            RunError: a step comes out otherwise than it did, or cannot be found. (On a GPU sums
+                have no fixed order: there it is said in `difference`, and the run goes on.)
         """
         version = self.trainer.version
         if not journal.segments:
@@ -144,7 +150,10 @@ class Training:
         for committed in replay(records, ledger, league):
             self.digests[committed.commit.version] = committed.commit.digest
             if committed.commit.version > version:
-                metrics = self.redo(committed)
+                metrics, difference = self.redo(committed)
+                if difference and not is_on_gpu(self._own):
+                    raise RunError(difference)
+                self.difference = self.difference or difference
                 steps.append(_replayed(committed, metrics, before_s))
             before_s = committed.commit.time_s
         if ledger.version < version:
@@ -157,11 +166,12 @@ class Training:
             ledger.drop_all(REPLAYED_DIFFERENTLY)
         return steps
 
-    def redo(self, committed: Committed) -> dict[str, Any]:
-        """Train a step of the journal again; its metrics.
+    def redo(self, committed: Committed) -> tuple[dict[str, Any], str]:
+        """Train a step of the journal again; its metrics, and where other weights come out than
+        were committed, a sentence with the first tensor that differs.
 
         Raises:
-            RunError: other weights came out, and which tensor differs first.
+            RunError: trials of the step are gone.
         """
         commit = committed.commit
         if committed.groups is None:
@@ -169,13 +179,13 @@ class Training:
         self.adopt(config_file.loads(committed.config))
         metrics = self.step(committed.groups)
         tensors = tensor_digests(self.trainer.model)
-        if overall(tensors) != commit.digest:
-            raise RunError(
-                f"step {commit.version} computed again gives other weights, first in "
-                f"{first_difference(commit, tensors)}: {overall(tensors)} instead of "
-                f"{commit.digest}; another machine, library or number of threads computes otherwise"
-            )
-        return metrics
+        if overall(tensors) == commit.digest:
+            return metrics, ""
+        return metrics, (
+            f"step {commit.version} computed again gives other weights, first in "
+            f"{first_difference(commit, tensors)}: {overall(tensors)} instead of "
+            f"{commit.digest}; another machine, library or number of threads computes otherwise"
+        )
 
     def adopt(self, config: Config) -> None:
         """Train under another configuration from here on: a resumed run may change it."""
@@ -259,6 +269,11 @@ class Begun:
     """Steps behind the checkpoint."""
     lost_bytes: int
     """Of a torn tail of the journal, which nobody had been told of."""
+
+
+def is_on_gpu(config: Config) -> bool:
+    """Whether the learner computes on one."""
+    return torch.device(config.learner.device).type == "cuda"
 
 
 def _replayed(committed: Committed, metrics: dict[str, Any], before_s: float) -> Replayed:

@@ -1,0 +1,99 @@
+"""Steps of the journal that are computed again, and come out otherwise."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mage_async import config_file
+from mage_async.admission import SlotLedger
+from mage_async.config import Config
+from mage_async.errors import RunError
+from mage_async.journal import Commit, Record, Segment, first_head
+from mage_async.learning.digest import overall, tensor_digests
+from mage_async.learning.trainer import Trainer
+from mage_async.population import League
+from mage_async.run_directory import RunDirectory
+from mage_services.training import Training
+
+
+class Journal:
+    """One step of no groups, whose weights are said to have had a digest."""
+
+    def __init__(self, config: Config, digest: str, tensors: dict[str, str]) -> None:
+        self.segments = [Segment(1, 0, 0, 1)]
+        self._config = config_file.dump(config)
+        self._commit = Commit(version=1, grants=(), digest=digest, tensors=tensors, time_s=1.0)
+
+    def records(self, first: int) -> Iterator[Record]:
+        head = msgspec.structs.replace(first_head(0, 0), config=self._config)
+        return iter([head, self._commit])
+
+
+@pytest.fixture
+def training(tmp_path: Path, request: pytest.FixtureRequest) -> Training:
+    """Of a device, with a step that changes nothing."""
+    config = config_file.load(config_file.find(None), [f"learner.device={request.param}"])
+    shape = Qwen3Config(
+        vocab_size=32,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
+    trainer = Trainer(Qwen3ForCausalLM(shape), config.learner, 1.0, 0, max_staleness=1)
+    made = Training(trainer, RunDirectory(tmp_path), config, {})
+    made.step = lambda groups: {"loss": 0.0}  # type: ignore[method-assign]
+    return made
+
+
+def recover(training: Training, digest: str, tensors: dict[str, str]) -> int:
+    journal: Any = Journal(training._own, digest, tensors)
+    return len(training.recover(journal, SlotLedger(2, 1, 2), League()))
+
+
+@pytest.mark.parametrize("training", ["cpu", "cuda:0"], indirect=True)
+def test_a_step_that_comes_out_as_it_was_is_taken(training: Training) -> None:
+    tensors = tensor_digests(training.trainer.model)
+    assert recover(training, overall(tensors), tensors) == 1
+    assert training.difference == ""
+
+
+@pytest.mark.parametrize("training", ["cpu"], indirect=True)
+def test_on_a_processor_other_weights_end_the_run_with_the_first_tensor(training: Training) -> None:
+    tensors = tensor_digests(training.trainer.model)
+    tensors["model.norm.weight"] = "other"
+    with pytest.raises(RunError, match="step 1 computed again gives other weights, first in model"):
+        recover(training, "other", tensors)
+
+
+@pytest.mark.parametrize("training", ["cuda:0"], indirect=True)
+def test_on_a_gpu_other_weights_are_said_and_the_run_goes_on(training: Training) -> None:
+    tensors = tensor_digests(training.trainer.model)
+    tensors["model.norm.weight"] = "other"
+    assert recover(training, "other", tensors) == 1
+    assert "first in model.norm.weight" in training.difference
+
+
+def test_a_learner_on_a_gpu_launches_its_kernels_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[str] = []
+
+    class Chosen(Exception):
+        """Before anything is loaded."""
+
+    def choose(device: str) -> None:
+        chosen.append(device)
+        raise Chosen
+
+    monkeypatch.setattr(torch.cuda, "set_device", choose)
+    config = config_file.load(config_file.find(None), ["learner.device=cuda:7"])
+    with pytest.raises(Chosen):
+        Training.of(RunDirectory(tmp_path), config, None)
+    assert chosen == ["cuda:7"]
