@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from mage_async.config import Engine as EngineRules
 from mage_async.errors import ConfigError
 from mage_services.engines import sglang_messages as say
-from mage_services.engines import sglang_versions
+from mage_services.engines import sglang_versions, sglang_weights
 from mage_services.engines.sglang_arguments import chosen, known_names
 from mage_services.engines.sglang_replies import drew, nothing, spans_of
 from mage_services.engines.warming import Warming
@@ -216,6 +217,19 @@ def test_what_another_key_says_cannot_be_said_twice() -> None:
     rules = msgspec.structs.replace(RULES, devices=[], server={"max_running_requests": 3})
     with pytest.raises(ConfigError, match=r"engine\.server: `max_running_requests` follows"):
         chosen(rules, Path("/m"), dtype="float32", has_gpu=True)
+
+
+def test_weights_handed_over_last_are_freed_before_as_much_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = sglang_weights.Loader(None, has_sessions=False)
+    loader._kept = np.zeros(1)
+    last, alive = weakref.ref(loader._kept), []
+    monkeypatch.setattr(sglang_weights, "SHARED", tmp_path)
+    monkeypatch.setattr(sglang_weights, "unreadable", lambda path: "")
+    monkeypatch.setattr(sglang_weights, "_bucket", lambda path: alive.append(last() is not None))
+    asyncio.run(loader.prepare(2, tmp_path / "v000002.safetensors"))
+    assert alive == [False]
 
 
 def test_equal_prompts_wait_for_the_first_of_them() -> None:
