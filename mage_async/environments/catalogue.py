@@ -3,7 +3,10 @@
 import difflib
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, cast
 
 from mage_async.environments.environment import Environment, Facts
@@ -79,10 +82,7 @@ def _find(name: str, address: str) -> type:
     module_name, _, class_name = address.partition(":")
     if not module_name or not class_name.isidentifier():
         raise ConfigError(f"environment {name!r}: write it as `module:Class`")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"environment {name!r}: cannot import {module_name!r}: {error}") from None
+    module = _imported(name, module_name)
     found = getattr(module, class_name, None)
     if found is None:
         classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
@@ -93,6 +93,23 @@ def _find(name: str, address: str) -> type:
         kind = type(found).__name__
         raise ConfigError(f"environment {name!r}: `{class_name}` is a {kind}, not a class")
     return found
+
+
+def _imported(name: str, module_name: str) -> ModuleType:
+    """A module; one of the user's own may also lie in the current folder, whichever process asks.
+
+    The processes of a run have no such entry on their path (`PYTHONSAFEPATH`), so that a checkout
+    does not stand before what is installed. The folder therefore comes last.
+    """
+    if name not in _KNOWN and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"environment {name!r}: cannot import {module_name!r}: {error}; "
+            "start in the folder it lies in, or put that on PYTHONPATH"
+        ) from None
 
 
 def _check_options(name: str, found: type, options: dict[str, Any]) -> None:

@@ -1,6 +1,9 @@
 """The catalogue: finding an environment, or saying clearly why there is none."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -55,6 +58,19 @@ def test_a_class_of_ones_own_is_loaded_by_its_address() -> None:
     assert environment.volume == 1
 
 
+def test_a_module_in_the_current_folder_is_found_by_processes_that_run_without_it_on_their_path(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mygame.py").write_text(
+        "import colorsys\nfrom mage_async.environments.rps import Rps\nclass Coin(Rps): pass\n"
+    )
+    (tmp_path / "colorsys.py").write_text("raise ValueError('what is installed comes first')\n")
+    load = "from mage_async.environments import catalogue; catalogue.load('mygame:Coin')"
+    safely = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", load]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | safely, check=True)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -81,7 +97,7 @@ def test_a_class_of_ones_own_is_loaded_by_its_address() -> None:
             "nowhere.at.all:Quiet",
             {},
             "environment 'nowhere.at.all:Quiet': cannot import 'nowhere.at.all': "
-            "No module named 'nowhere'",
+            "No module named 'nowhere'; start in the folder it lies in, or put that on PYTHONPATH",
         ),
         (
             "own:Quit",
