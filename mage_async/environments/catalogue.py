@@ -6,10 +6,12 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any, cast
 
 from mage_async.environments.environment import Environment, Facts
+from mage_async.environments.foreign_code import own_code
 from mage_async.errors import ConfigError
 
 _CLASSES = {
@@ -42,6 +44,7 @@ _PROTOCOL = (
     "is_probe",
     "references",
 )
+_WITH_DEFAULT = ("is_probe",)
 
 
 def names() -> tuple[str, ...]:
@@ -65,7 +68,8 @@ def load(name: str, **options: Any) -> Environment:
     found = _find(name, _KNOWN.get(name, name))
     _check_protocol(name, found)
     _check_options(name, found, options)
-    environment = found(**options)
+    with nullcontext() if name in _KNOWN else own_code(name):
+        environment = found(**options)
     if not isinstance(getattr(environment, "facts", None), Facts):
         raise ConfigError(f"environment {name!r}: its `facts` must be a `Facts`; {_ADVICE}")
     return cast("Environment", environment)
@@ -103,13 +107,21 @@ def _imported(name: str, module_name: str) -> ModuleType:
     """
     if name not in _KNOWN and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    try:
-        return importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"environment {name!r}: cannot import {module_name!r}: {error}; "
-            "start in the folder it lies in, or put that on PYTHONPATH"
-        ) from None
+    with own_code(name):
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if not _is_missing(module_name, error.name):
+                raise
+            raise ConfigError(
+                f"environment {name!r}: cannot import {module_name!r}: {error}; "
+                "start in the folder it lies in, or put that on PYTHONPATH"
+            ) from None
+
+
+def _is_missing(module_name: str, not_found: str | None) -> bool:
+    """Whether it is the module itself, or a package it lies in, and not what it imports."""
+    return not_found is not None and f"{module_name}.".startswith(f"{not_found}.")
 
 
 def _check_options(name: str, found: type, options: dict[str, Any]) -> None:
@@ -136,6 +148,12 @@ def _parameters(found: type) -> Mapping[str, inspect.Parameter]:
 
 
 def _check_protocol(name: str, found: type) -> None:
-    lacking = [f"`{each}`" for each in _PROTOCOL if not callable(getattr(found, each, None))]
+    lacking = [f"`{each}`" for each in _PROTOCOL if not _has(found, each)]
     if lacking:
         raise ConfigError(f"environment {name!r}: lacks {', '.join(lacking)}; {_ADVICE}")
+
+
+def _has(found: type, method: str) -> bool:
+    """Whether a class has a method that does something: more than the protocol's `...`."""
+    own = getattr(found, method, None)
+    return callable(own) and (method in _WITH_DEFAULT or own is not getattr(Environment, method))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mage_async.environments import catalogue
+from mage_async.environments.environment import Environment, Split
 from mage_async.environments.rps import Rps
 from mage_async.environments.scout import Scout
 from mage_async.errors import ConfigError
@@ -33,11 +34,20 @@ class Faceless(Scout):
         pass
 
 
+class Half(Environment):
+    """Inherits the protocol, and does next to nothing itself."""
+
+    facts = Scout().facts
+
+    def members(self, split: Split) -> tuple[str, ...]:
+        return (f"{split}-1",)
+
+
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module of the user's own."""
     module = ModuleType("own")
-    vars(module).update(Quiet=Quiet, Faceless=Faceless, NotOne=dict, number=3)
+    vars(module).update(Quiet=Quiet, Faceless=Faceless, Half=Half, NotOne=dict, number=3)
     monkeypatch.setitem(sys.modules, "own", module)
 
 
@@ -122,3 +132,36 @@ def test_a_class_that_is_no_environment_hears_what_it_lacks() -> None:
         catalogue.load("own:NotOne")
     with pytest.raises(ConfigError, match=r"its `facts` must be a `Facts`"):
         catalogue.load("own:Faceless")
+
+
+@pytest.mark.usefixtures("own")
+def test_what_is_inherited_of_the_protocol_alone_is_lacking_but_for_its_defaults() -> None:
+    lacking = "`family`, `seats`, `rules`, `begin`, `script`, `swaps`, `references`; inherit"
+    with pytest.raises(ConfigError, match=f"'own:Half': lacks {lacking}"):
+        catalogue.load("own:Half")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("class Game:\n    def (\n", "line 2: SyntaxError: invalid syntax"),
+        ("x = 1\nimport numpyy\n", "line 2: ModuleNotFoundError: No module named 'numpyy'"),
+        ("x = {}\n\nx['dice']\n", "line 3: KeyError: 'dice'"),
+        (
+            "from mage_async.environments.rps import Rps\nclass Game(Rps):\n"
+            "    def __init__(self):\n        raise ValueError('no dice\\nat all')\n",
+            "line 4: ValueError: no dice",
+        ),
+    ],
+)
+def test_what_own_code_raises_is_said_in_a_line_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sentence: str
+) -> None:
+    file = tmp_path / "raising_game.py"
+    file.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    with pytest.raises(ConfigError) as caught:
+        catalogue.load("raising_game:Game")
+    assert str(caught.value) == f"environment 'raising_game:Game': {file}, {sentence}"
+    assert caught.value.__cause__ is not None
