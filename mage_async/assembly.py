@@ -8,6 +8,7 @@ from mage_async.completion import Sampling
 from mage_async.config import Config, Learner
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
+from mage_async.environments.rehearsal import rehearse
 from mage_async.errors import ConfigError
 from mage_async.population import name_of, version_of
 from mage_async.tags import Tags
@@ -69,7 +70,9 @@ def rules_of(
 
 def check(config: Config) -> None:
     """Everything that types cannot say, before any process starts."""
-    environment = environment_of(config)
+    environment, name = environment_of(config), config.environment.name
+    if ":" in name:
+        rehearse(name, environment, config.evaluation.episodes)
     for split in ("train", "heldout"):
         if not environment.members(split):
             raise ConfigError(f"environment {environment.facts.name!r} has no {split} members")
