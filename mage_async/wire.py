@@ -188,9 +188,10 @@ class Refusal(Fields):
 
 
 class WhoAreYou(Fields):
-    """Answer to anything but a Hello from an unknown peer, as after a restart of the learner.
+    """Answer to anything but a Hello from an unknown peer, as after a restart of the learner; once,
+    until it says hello.
 
-    What the peer had sent was not taken, and not acknowledged.
+    What the peer had sent, and sends before it says hello, is not taken, and not acknowledged.
     """
 
 

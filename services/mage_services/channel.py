@@ -214,6 +214,8 @@ class PeerChannel:
         """
         check_address(address, has_keys=keys is not None)
         self._hello = hello
+        self._owes_hello = False
+        """The learner asked, which it does once, or the link is new: `receive` may be cancelled."""
         self._limits = limits
         self._context = zmq.asyncio.Context()
         most = limits.max_peer_frame_bytes()
@@ -244,7 +246,8 @@ class PeerChannel:
         """
         while True:
             await let_others_run()
-            if self._link.look():  # what was under way on the broken link is lost
+            self._owes_hello |= self._link.look()  # what was under way on the broken one is lost
+            if self._owes_hello:
                 await self.say_hello()
             taken = take_now(self._socket)
             if taken is None:
@@ -258,7 +261,7 @@ class PeerChannel:
                 raise PeerRefused(message.reason)
             if not isinstance(message, WhoAreYou):
                 return message
-            await self.say_hello()
+            self._owes_hello = True
 
     async def send(self, message: Message) -> None:
         """Hand a message to zmq; waits only while 1,024 are unsent because the learner is away.
@@ -278,6 +281,7 @@ class PeerChannel:
     async def say_hello(self) -> None:
         """Say it again. Cancellation leaves it unsaid."""
         await self.send(self._hello)
+        self._owes_hello = False
 
     def leave(self, reason: str, linger_s: float) -> None:
         """Say goodbye and close; blocks at most `linger_s`."""

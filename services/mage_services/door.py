@@ -1,9 +1,13 @@
 """Who may talk to the learner: pure decisions on arriving frames, shared by every kind of channel.
 
-A peer that said a fitting Hello is let in; anything else from a stranger is answered, not
-delivered. What cannot be decoded is counted under the peer that sent it and goes no further. A peer
-over its rate is refused with a sentence; what it sends after that is not looked at, and where it
-goes on its connection is ended and its key barred there for a while.
+A peer that said a fitting Hello is let in; anything else from a stranger is not delivered. It is
+asked who it is, once until it says so: a learner that begins finds all that its peers have said
+since the last one, and each hello is answered with a Welcome, on which everything that was not
+acknowledged is sent again.
+
+What cannot be decoded is counted under the peer that sent it and goes no further. A peer over its
+rate is refused with a sentence; what it sends after that is not looked at, and where it goes on its
+connection is ended and its key barred there for a while.
 
 Everything remembered of peers is bounded: strangers cannot fill the memory.
 """
@@ -119,6 +123,8 @@ class Door:
     num_refused: int = 0
     num_turned_away: int = 0
     faults: dict[Peer, Faults] = field(default_factory=dict)
+    _asked: dict[Peer, WhoAreYou] = field(default_factory=dict)
+    """Strangers who have not said yet who they are."""
     _enquirers: dict[Peer, Enquiry] = field(default_factory=dict)
     """Who may fetch files: they were told of the run."""
     _meters: dict[Peer, Meter] = field(default_factory=dict)
@@ -166,9 +172,12 @@ class Door:
     def sent(self, peer: Peer, message: Message) -> None:
         """A message has left; one that takes a trial in gives the peer its allowance for it back.
 
-        A duplicate is nobody's work: sending one trial for ever is a flood like any other.
+        A duplicate is nobody's work: sending one trial for ever is a flood like any other. A
+        question that could not be sent is asked again.
         """
         self.num_sent += 1
+        if isinstance(message, WhoAreYou):
+            _remember(self._asked, peer, message)
         is_taken = isinstance(message, Acknowledge) and not message.is_duplicate
         if is_taken and (meter := self._meters.get(peer)) is not None:
             meter.was_wanted()
@@ -176,6 +185,7 @@ class Door:
     def forget(self, peer: Peer) -> None:
         """The peer is gone; if it comes back it has to say hello."""
         self.peers.pop(peer, None)
+        self._asked.pop(peer, None)
 
     def take_notes(self) -> list[str]:
         """Sentences for the screen that nobody has taken yet."""
@@ -195,6 +205,8 @@ class Door:
 
     def _sort(self, peer: Peer, message: Message) -> Verdict:
         """What to do with a message, by who it is from."""
+        if isinstance(message, Hello | Enquiry):
+            self._asked.pop(peer, None)
         if isinstance(message, Hello):
             return self._receive_hello(peer, message)
         if isinstance(message, Enquiry):
@@ -202,9 +214,10 @@ class Door:
         if isinstance(message, Fetch) and peer in self._enquirers:
             return Verdict(message)
         if peer not in self.peers:
-            return NOTHING if isinstance(message, Goodbye) else Verdict(answer=WhoAreYou())
+            is_answered = peer in self._asked or isinstance(message, Goodbye)
+            return NOTHING if is_answered else Verdict(answer=WhoAreYou())
         if isinstance(message, Goodbye):
-            del self.peers[peer]
+            self.forget(peer)
         self.num_received += 1
         return Verdict(message)
 

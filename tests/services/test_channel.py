@@ -352,6 +352,33 @@ def test_a_restarted_learner_asks_who_a_peer_is_and_lets_it_in_again(ipc: Site) 
     run(main)
 
 
+def test_a_learner_that_restarts_twice_asks_once_each_time_and_has_its_peer_in_the_end(
+    ipc: Site,
+) -> None:
+    async def main() -> None:
+        first = ipc.learner()
+        peer = ipc.peer(first)
+        await first.receive()
+        first.close()
+        for number in range(100):
+            await peer.send(heartbeat(number))
+        second = ipc.learner(first.address)
+        outbox = asyncio.create_task(peer.receive())
+        assert (await second.receive())[1] == hello()
+        assert second.statistics().num_sent == 1
+        second.close()  # before it has welcomed anybody
+        third = ipc.learner(first.address)
+        await peer.send(heartbeat(100))
+        name, said = await third.receive()
+        assert said == hello()
+        third.send(name, Welcome(version=2))
+        assert await outbox == Welcome(version=2)
+        await peer.send(heartbeat(101))
+        assert await third.receive() == (name, heartbeat(101))
+
+    run(main)
+
+
 def test_peers_may_connect_before_the_learner_is_there(ipc: Site) -> None:
     async def main() -> None:
         address = ipc_address(ipc.directory)

@@ -1,5 +1,7 @@
 """Peers that fall silent, go, come back or are strangers, as the desk sees them."""
 
+import asyncio
+
 import pytest
 from desk_site import DEADLINE_S, Site, grants, heartbeat, publication, read, result, run
 
@@ -194,6 +196,24 @@ def test_a_stranger_is_asked_who_it_is_and_its_result_is_taken_all_the_same() ->
         assert site.desk.counts().acknowledged == 1
         await site.say(before, heartbeat("actor-3"))  # and is no fault
         assert site.desk.shares() == {}
+
+    run(main)
+
+
+def test_whoever_a_new_learner_does_not_know_is_welcomed_once_however_much_it_had_sent() -> None:
+    async def main(site: Site) -> None:
+        actor = site.channel.connect(
+            Hello(role="actor", name="actor-0", build="test", config_digest="test", credits=2)
+        )
+        await site.channel._inbox.take()  # the learner before has heard that hello
+        for _ in range(100):
+            await actor.send(heartbeat())
+        site.desk.open(publication(0))
+        hearing = asyncio.create_task(site.hear())
+        assert isinstance(await actor.receive(), Welcome)
+        await hearing
+        assert not site.channel._inbox._waiting  # no second hello
+        assert len(grants(await read(actor))) == 2
 
     run(main)
 

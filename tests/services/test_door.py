@@ -1,7 +1,16 @@
 """The door and the lobby: who is let in, who is refused, and what is remembered of strangers."""
 
 from mage_async.rates import Allowance, Rate
-from mage_async.wire import Acknowledge, Goodbye, Heartbeat, Hello, Refusal, WhoAreYou, encode
+from mage_async.wire import (
+    Acknowledge,
+    Enquiry,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Refusal,
+    WhoAreYou,
+    encode,
+)
 from mage_services.door import (
     BARRED_S,
     HEARING_S,
@@ -141,6 +150,36 @@ def test_a_stranger_is_asked_who_it_is_and_a_farewell_is_not_answered() -> None:
     door = Door("b1", "c1")
     assert door.receive("a", encode(heartbeat()), now=0.0) == Verdict(answer=WhoAreYou())
     assert door.receive("a", encode(Goodbye(reason="")), now=0.0) == NOTHING
+
+
+def test_a_stranger_is_asked_once_until_it_says_hello_or_its_connection_ends() -> None:
+    door, asked = Door("b1", "c1"), Verdict(answer=WhoAreYou())
+    assert door.receive("a", encode(heartbeat()), now=0.0) == asked
+    assert door.receive("a", encode(heartbeat()), now=0.0) == asked  # the first could not be sent
+    door.sent("a", WhoAreYou())
+    for _ in range(100):
+        assert door.receive("a", encode(heartbeat()), now=0.0) == NOTHING
+    door.receive("a", encode(hello()), now=0.0)
+    assert door.receive("a", encode(heartbeat()), now=0.0).message == heartbeat()
+    for _ in range(2):
+        door.forget("a")
+        assert door.receive("a", encode(heartbeat()), now=0.0) == asked
+        door.sent("a", WhoAreYou())
+
+
+def test_who_enquired_and_speaks_before_its_hello_is_asked_again() -> None:
+    door = Door("b1", "c1")
+    door.sent("a", WhoAreYou())
+    door.receive("a", encode(Enquiry(name="far", build="b1")), now=0.0)
+    assert door.receive("a", encode(heartbeat()), now=0.0) == Verdict(answer=WhoAreYou())
+
+
+def test_questions_to_strangers_cannot_fill_the_memory() -> None:
+    door = Door("b1", "c1")
+    for number in range(MAX_COUNTED_PEERS + 1):
+        door.sent(f"stranger-{number}", WhoAreYou())
+    verdicts = [door.receive(f"stranger-{n}", encode(heartbeat()), now=0.0) for n in (0, 1)]
+    assert verdicts == [Verdict(answer=WhoAreYou()), NOTHING]
 
 
 def test_a_known_key_may_enter_unless_it_was_refused_there_a_moment_ago() -> None:
