@@ -152,6 +152,10 @@ class LearnerChannel:
             raise PeerGone(f"{peer} is gone: its connection ended") from fault
         self._door.sent(peer, message)
 
+    def forget(self, peer: Peer) -> None:
+        """Let a peer in no more: when it speaks again it is asked who it is."""
+        self._door.forget(peer)
+
     def statistics(self) -> ChannelStatistics:
         """Who is connected, and what went wrong with whom."""
         return self._door.statistics()

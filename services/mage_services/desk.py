@@ -11,7 +11,8 @@ become complete.
     GroupDrop        frees the slot, counts the reason
     Loaded           frees older weights; where there are newer ones, a Publication
     Heartbeat        remembers it; a peer that stops beating is away: its groups are granted again,
-                     and when it is back a new Welcome says which it may go on with
+                     and when it is back a new Welcome says which it may go on with; in the end it
+                     is forgotten, and the weights that it may read with it
     Goodbye          the same, for good
     (a stranger's)   WhoAreYou, so that it says hello; a result is taken all the same
 
@@ -140,11 +141,8 @@ class Desk:
         self._forgive_stall(now)
         for sentence in self.channel.take_notes():
             self._note(sentence)
-        for peer, known in self.peers.items():
-            if self._published is not None and known.is_silent(now):
-                self._note(f"{peer}: silent for {known.patience_s():g} s")
-                known.is_away = True
-                self.ledger.peer_gone(peer)
+        for peer, known in list(self.peers.items()):
+            self._look_after(peer, known, now)
         self._forget_strangers(now)
         self._expire(now)
         self._look_for_space()
@@ -295,6 +293,19 @@ class Desk:
             self.ledger.postpone(gap, now + self.rules.deadline_s)
             for known in self.peers.values():
                 known.last_heard = now
+
+    def _look_after(self, peer: Peer, known: Known, now: float) -> None:
+        """Whether it speaks. Nothing is sent to one that is away, so nothing else tells its end: a
+        machine that vanished would keep the weights it was told of, and its place, for ever.
+        """
+        if self._published is not None and known.is_silent(now):
+            self._note(f"{peer}: silent for {known.patience_s():g} s")
+            known.is_away = True
+            self.ledger.peer_gone(peer)
+        elif known.is_lost(now):
+            self._note(f"{peer}: forgotten, it has been silent for {now - known.last_heard:.0f} s")
+            self.channel.forget(peer)
+            self._gone(peer)
 
     def _result(self, peer: Peer, result: TrialResult) -> None:
         if self._look_for_space():

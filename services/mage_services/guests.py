@@ -11,6 +11,10 @@ SILENCE_S = 4.0
 FIRST_BEAT_S = 60.0
 """From its welcome to its first heartbeat, while it makes its engine."""
 
+LOST = 30
+"""Times its patience: an actor silent for so long is taken for lost. Two minutes, by when the
+supervisor has ended a local one; half an hour for one that makes its engine."""
+
 
 @dataclass(slots=True)
 class Known:
@@ -30,6 +34,10 @@ class Known:
         """An actor that has said nothing for too long, and nobody has noticed yet."""
         is_expected = self.hello.role == "actor" and not self.is_away
         return is_expected and now - self.last_heard > self.patience_s()
+
+    def is_lost(self, now: float) -> bool:
+        """An actor that is away, for so long that nobody waits for it."""
+        return self.is_away and now - self.last_heard > LOST * self.patience_s()
 
 
 def freest(peers: Mapping[Peer, Known], num_playing: Callable[[Peer], int]) -> Peer | None:

@@ -149,6 +149,10 @@ class MemoryLearnerChannel:
         self._outboxes[peer].put(peer, frames)
         self._door.sent(peer, message)
 
+    def forget(self, peer: Peer) -> None:
+        """As `LearnerChannel.forget`."""
+        self._door.forget(peer)
+
     def statistics(self) -> ChannelStatistics:
         """As `LearnerChannel.statistics`."""
         return self._door.statistics()

@@ -211,6 +211,9 @@ class World:
                 return
         raise PeerGone(f"{peer} is gone")
 
+    def forget(self, peer: str) -> None:
+        """`say` asks the desk itself whom it knows."""
+
     def take_notes(self) -> list[str]:
         return []
 

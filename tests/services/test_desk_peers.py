@@ -14,7 +14,7 @@ from mage_async.wire import (
     WhoAreYou,
     decode,
 )
-from mage_services.guests import FIRST_BEAT_S, SILENCE_S
+from mage_services.guests import FIRST_BEAT_S, LOST, SILENCE_S
 from mage_services.testing import MemoryPeerChannel
 
 
@@ -137,6 +137,42 @@ def test_an_actor_that_never_beats_is_silent_in_the_end() -> None:
         site.now += FIRST_BEAT_S + 1
         site.desk.tick()
         assert site.desk.faults == [f"{actor.peer}: silent for 60 s"]
+
+    run(main)
+
+
+def test_an_actor_that_is_silent_for_good_is_forgotten_and_welcomed_if_it_speaks_after_all() -> (
+    None
+):
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        actor = await site.connect(credits=1)
+        await site.say(actor, heartbeat())
+        await read(actor)
+        site.pass_time(LOST * SILENCE_S)
+        assert list(site.desk.peers) == list(site.channel.statistics().peers) == [actor.peer]
+        site.pass_time(1)
+        assert not site.desk.peers
+        assert not site.channel.statistics().peers
+        assert site.desk.faults[-1] == f"{actor.peer}: forgotten, it has been silent for 121 s"
+        await actor.send(heartbeat())
+        hearing = asyncio.create_task(site.hear())
+        assert isinstance(await actor.receive(), Welcome)
+        await hearing
+        assert list(site.desk.peers) == [actor.peer]
+        assert len(grants(await read(actor))) == 1
+
+    run(main)
+
+
+def test_an_actor_that_makes_a_large_engine_is_not_forgotten() -> None:
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        actor = await site.connect()
+        site.pass_time(LOST * FIRST_BEAT_S)
+        assert list(site.desk.peers) == [actor.peer]
+        site.pass_time(1)
+        assert not site.desk.peers
 
     run(main)
 

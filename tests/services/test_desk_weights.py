@@ -2,7 +2,16 @@
 
 from dataclasses import replace
 
-from desk_site import GROUPS_PER_STEP, Site, grants, publication, read, results, run
+from desk_site import (
+    GROUPS_PER_STEP,
+    Site,
+    grants,
+    heartbeat,
+    publication,
+    read,
+    results,
+    run,
+)
 
 from mage_async.wire import (
     Goodbye,
@@ -10,7 +19,7 @@ from mage_async.wire import (
     Publication,
     Welcome,
 )
-from mage_services.guests import SILENCE_S
+from mage_services.guests import LOST, SILENCE_S
 
 
 def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() -> None:
@@ -106,6 +115,26 @@ def test_weights_stay_while_a_peer_draws_with_them_or_was_told_of_them() -> None
         await site.say(fast, Loaded(version=1), Loaded(version=2))
         assert site.desk.unused([0, 1, 2]) == [1]
         await site.say(slow, Goodbye(reason="tired"))
+        assert site.desk.unused([0, 1, 2]) == [0, 1]
+
+    run(main)
+
+
+def test_weights_that_an_actor_was_told_of_before_its_machine_vanished_do_not_stay_for_ever() -> (
+    None
+):
+    async def main(site: Site) -> None:
+        site.desk.open(publication(0))
+        vanished = await site.connect("far")
+        await site.say(vanished, heartbeat("far"))  # and never says what it has loaded
+        site.pass_time(LOST * SILENCE_S)
+        other = await site.connect()
+        await site.say(other, Loaded(version=0))
+        for version in (1, 2):
+            site.desk.publish(publication(version))
+            await site.say(other, Loaded(version=version))
+        assert site.desk.unused([0, 1, 2]) == [1]
+        site.pass_time(1)
         assert site.desk.unused([0, 1, 2]) == [0, 1]
 
     run(main)
