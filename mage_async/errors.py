@@ -2,7 +2,7 @@
 
 MageError
 ├── ConfigError         a configuration cannot be run as written
-├── TrialFault          one trial cannot be played on, which costs its group and no more
+├── TrialFault          one trial cannot be played on or sent: costs its group and no more
 │   ├── EnvironmentFault    an environment raised, or broke a fact it declared
 │   ├── TurnOverdue         a turn was not drawn by its deadline
 │   ├── TurnLost            the engine died of a turn again and again
@@ -23,7 +23,7 @@ class ConfigError(MageError):
 
 
 class TrialFault(MageError):
-    """One trial cannot be played on; costs its group, and the run goes on."""
+    """One trial cannot be played on or sent; costs its group, and the run goes on."""
 
 
 class EnvironmentFault(TrialFault):

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config import Config
-from mage_async.errors import RunError, TrialFault
+from mage_async.errors import RunError, TrialFault, WireError
 from mage_async.inference.chat_files import load_chat
 from mage_async.trajectory import Task
 from mage_async.wire import (
@@ -208,11 +208,21 @@ class Actor:
         return sent | set(grant.held)
 
     async def _trial(self, stage: Stage, grant: GroupGrant, task: Task, index: int) -> None:
+        """Play a trial and send it. Cancellation abandons it, unless it was finished.
+
+        Raises:
+            TrialFault: it holds what no message may, as a policy that has collapsed writes. Were
+                that to end the actor, the next one would be granted the same seeds, and end too.
+        """
         name = f"{grant.grant}.{grant.epoch}.{index}"
         trial = await play_trial(stage.begin(task, index, name), stage.engine)
         result = TrialResult(grant=grant.grant, epoch=grant.epoch, trial=trial)
         self._unacknowledged[grant.grant, index] = result
-        await self._channel.send(result)
+        try:
+            await self._channel.send(result)
+        except WireError as fault:
+            del self._unacknowledged[grant.grant, index]
+            raise TrialFault(f"trial {index} cannot be sent: {fault}") from fault
 
     async def _give_up(self, grant: GroupGrant, reason: str) -> None:
         await self._channel.send(

@@ -117,7 +117,8 @@ class Site:
         moves = ("rock", "paper", "scissors")
         self.engine = ScriptedEngine(answers or UniformWords(chat, tags, moves), pace, version=0)
         words = wording(environment, 3, rules=False)
-        rules = TrialRules(3, Sampling(), 1, tags, words, keeps_history=True, reflects=False)
+        sampling = Sampling(max_tokens=8192)
+        rules = TrialRules(3, sampling, 1, tags, words, keeps_history=True, reflects=False)
         self.learner = MemoryLearnerChannel()
         hello = Hello(role="actor", name="actor-0", build="test", config_digest="test", credits=8)
         self._peer = self.learner.connect(hello)
@@ -320,6 +321,28 @@ def test_defect_5_a_trial_that_outgrows_the_engine_costs_its_group_and_not_the_r
         assert {m.grant for m in heard if isinstance(m, TrialResult)} == {1}
 
     run(main, answers=outgrown)
+
+
+def test_a_trial_that_no_message_may_hold_costs_its_group_and_not_the_actor(
+    run: Run, chat: ChatFormat
+) -> None:
+    def endless(prompt: Prompt, turn: int) -> Answer:
+        is_long = prompt.context.startswith("0.0.1.") and turn == 2
+        return Answer(chat.encode(" rock" * (7000 if is_long else 1)), -1.0)
+
+    async def main(site: Site) -> None:
+        site.say(grant(0), grant(1))
+        heard = [await site.hear() for _ in range(4)]
+        (drop,) = (message for message in heard if isinstance(message, GroupDrop))
+        assert (drop.grant, drop.epoch) == (0, 0)
+        assert drop.reason == "trial 1 cannot be sent: turn 2 has over 32768 characters of text"
+        sent = {(m.grant, m.trial.index) for m in heard if isinstance(m, TrialResult)}
+        assert sent == {(0, 0), (1, 0), (1, 1)}
+        site.say(welcome(), grant(2))
+        again = {(m.grant, m.trial.index) for m in await site.results(5)}
+        assert again == {*sent, (2, 0), (2, 1)}  # the other is not sent again
+
+    run(main, answers=endless)
 
 
 def groups_being_played() -> set[str]:
