@@ -16,6 +16,7 @@ from mage_async.assembly import check
 from mage_async.config import Config
 from mage_async.errors import ConfigError, MageError, RunError
 from mage_async.run_directory import RunDirectory
+from mage_async.run_lock import take_lock
 
 EXIT_USAGE = 2
 COMMANDS = {
@@ -65,9 +66,10 @@ def _launch(given: argparse.Namespace) -> None:
         raise ConfigError(f"--learner must be 1 in this version, got {given.learner}")
     if given.actors < 1:
         raise ConfigError(f"--actors must be at least 1, got {given.actors}")
-    run = _open_run(given, config)
-    resume = ("--resume",) if given.resume else ()
-    become("mage_services.run", str(run.root), "--actors", str(given.actors), *resume)
+    run, lock = _open_run(given, config)
+    os.set_inheritable(lock, True)
+    options = ("--actors", str(given.actors), "--lock", str(lock))
+    become("mage_services.run", str(run.root), *options, *(["--resume"] if given.resume else []))
 
 
 def _arguments() -> argparse.Namespace:
@@ -122,20 +124,27 @@ def _config(given: argparse.Namespace) -> Config:
     return config
 
 
-def _open_run(given: argparse.Namespace, config: Config) -> RunDirectory:
-    """Make the run's directory, and write the resolved configuration into it."""
+def _open_run(given: argparse.Namespace, config: Config) -> tuple[RunDirectory, int]:
+    """Make the run's directory, lock it, and write the resolved configuration into it.
+
+    Returns: the run, and the descriptor of its lock.
+    """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = f"{config.environment.name.replace(':', '-')}-{stamp}"
     run = RunDirectory((given.run_dir or Path("runs") / name).resolve())
-    if run.config.exists() and not given.resume:
-        raise RunError(f"{run.root} holds a run already: add --resume, or choose another --run-dir")
     try:
-        run.logs.mkdir(parents=True, exist_ok=True)
+        run.root.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(run)
+        if run.config.exists() and not given.resume:
+            raise RunError(
+                f"{run.root} holds a run already: add --resume, or choose another --run-dir"
+            )
+        run.logs.mkdir(exist_ok=True)
         run.checkpoints.mkdir(exist_ok=True)
         run.config.write_text(config_file.dump(config))
     except OSError as error:
         raise RunError(f"{run.root} cannot be written: {error.strerror}") from error
-    return run
+    return run, lock
 
 
 def _say(error: MageError) -> int:

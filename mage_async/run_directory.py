@@ -17,6 +17,11 @@ class RunDirectory:
         return self.root / "config.toml"
 
     @property
+    def lock(self) -> Path:
+        """Held by the process that runs it; see `mage_async/run_lock.py`."""
+        return self.root / ".lock"
+
+    @property
     def policy(self) -> Path:
         """The model directory the run began from; its tokenizer serves every later version."""
         return self.root / "policy"

@@ -16,6 +16,7 @@ from mage_async.config import Config
 from mage_async.errors import MageError
 from mage_async.report import render
 from mage_async.run_directory import RunDirectory
+from mage_async.run_lock import take_lock
 from mage_async.summary import summarise, write_summary
 from mage_services.curve import actor_keys, keys_in, learner_keys
 from mage_services.engines.sglang_versions import installed
@@ -33,12 +34,24 @@ def main() -> None:
     view = make_view(config, run, is_terminal=sys.stdout.isatty())
     began = time.monotonic()
     try:
+        _hold_lock(run, given.lock)
         code = _supervise(run, config, view, given)
         _finish(run, view, time.monotonic() - began)
     except MageError as error:
         view.close(None)
         sys.exit(f"mage: {error}")
     sys.exit(code)
+
+
+def _hold_lock(run: RunDirectory, passed_on: int | None) -> None:
+    """Hold the run's lock until this process ends, and let no child have it.
+
+    Raises: RunError: no lock was passed on, and another process holds it.
+    """
+    if passed_on is None:
+        take_lock(run)
+    else:
+        os.set_inheritable(passed_on, False)
 
 
 def _supervise(run: RunDirectory, config: Config, view: View, given: argparse.Namespace) -> int:
@@ -80,6 +93,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Supervise a run.")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--actors", type=int, required=True)
+    parser.add_argument("--lock", type=int, help="the descriptor that holds the run's lock")
     parser.add_argument("--resume", action="store_true")
     return parser.parse_args()
 

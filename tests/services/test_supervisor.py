@@ -24,7 +24,9 @@ import uvloop
 
 from mage_async import config_file
 from mage_async.errors import RunError
+from mage_async.launch import EXIT_USAGE
 from mage_async.run_directory import RunDirectory
+from mage_async.run_lock import take_lock
 from mage_services import supervisor as supervisor_module
 from mage_services.supervisor import Supervisor, until_signalled
 from mage_services.view import make_view
@@ -422,6 +424,72 @@ def test_an_exhausted_budget_is_exit_code_1_and_one_line_for_the_person(site: Si
     )
     assert ended.returncode == 1
     assert ended.stderr == "mage: actor-0 ended with exit code 2: the disk is full\n"
+
+
+def descriptors_of(pid: int) -> set[str]:
+    """What a process has open."""
+    return {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+@pytest.fixture
+def resumed(site: Site) -> Iterator["subprocess.Popen[str]"]:
+    """`mage --resume` of the site's run, whose processes live and said so."""
+    for name in ("learner", "evaluator"):
+        site.plan(name, "lives")
+    site.plan("actor-0", "fails", "lives")
+    site.run.config.write_text(config_file.dump(config_file.load(config_file.find(None), [])))
+    with subprocess.Popen(resume(site.run), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "the disk is full" not in (line := process.stdout.readline()):
+            assert line, "it ended"
+        yield process
+        process.kill()
+
+
+def resume(run: RunDirectory, *more: str) -> list[str]:
+    start = [sys.executable, "-m", "mage_async.launch", "--resume", "--actors", "1"]
+    return [*start, "--run-dir", str(run.root), *more]
+
+
+def test_a_run_that_lives_is_not_resumed_beside_itself(
+    site: Site, resumed: "subprocess.Popen[str]"
+) -> None:
+    before = site.run.config.read_text()
+    second = subprocess.run(
+        resume(site.run, "--set", "seed=7"), capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert second.returncode == EXIT_USAGE
+    assert second.stderr == (
+        f"mage: {site.run.root} is being run by another process: wait for it or end it, or choose "
+        "another --run-dir\n"
+    )
+    assert site.run.config.read_text() == before
+    assert (site.run.root / "sockets").is_dir()
+    assert len(site.lives("learner")) == 1
+
+
+def test_a_killed_supervisor_leaves_nobody_who_holds_its_run(
+    site: Site, resumed: "subprocess.Popen[str]"
+) -> None:
+    lock = str(site.run.lock)
+    assert lock in descriptors_of(resumed.pid)
+    children = Path(f"/proc/{resumed.pid}/task/{resumed.pid}/children").read_text().split()
+    assert len(children) >= 2
+    assert all(lock not in descriptors_of(int(child)) for child in children)
+    resumed.kill()
+    resumed.wait()
+    os.close(take_lock(site.run))
+
+
+def test_a_supervisor_that_no_launch_started_locks_its_run_itself(site: Site) -> None:
+    site.run.config.write_text(config_file.dump(config_file.load(config_file.find(None), [])))
+    lock = take_lock(site.run)
+    command = [sys.executable, "-m", "mage_services.run", str(site.run.root), "--actors", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    os.close(lock)
+    assert ended.returncode == 1
+    assert "is being run by another process" in ended.stderr
+    assert not (site.run.root / "learner.lives").exists()
 
 
 def test_engines_see_their_own_gpu_and_the_evaluators_is_the_last(tmp_path: Path) -> None:
