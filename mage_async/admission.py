@@ -124,9 +124,9 @@ class SlotLedger:
         """Of all groups in flight, those in training among them."""
         return set(self._slots).union(*self._in_training)
 
-    def members_in_flight(self) -> set[str]:
-        """Of groups that are not in training."""
-        return {slot.task.member for slot in self._slots.values()}
+    def members_in_play(self) -> set[str]:
+        """Of groups granted and not complete: whom somebody plays against, or will again."""
+        return {slot.task.member for slot in self._slots.values() if not slot.is_complete()}
 
     def life(self, grant: int, now: float) -> tuple[float, float]:
         """Of a group that was completed just now: the time since its grant, and the mean number of

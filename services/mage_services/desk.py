@@ -168,8 +168,12 @@ class Desk:
         return [version for version in self.users.unused(versions, newest) if version not in kept]
 
     def rivals(self) -> set[int]:
-        """Versions whose weights somebody plays against, or will."""
-        playing = {version_of(member) for member in self.ledger.members_in_flight()}
+        """Versions whose weights somebody plays against, or will.
+
+        A complete group needs none, in training or not: to a restarted learner groups that were in
+        training are in flight again, and it must not miss weights that were removed meanwhile.
+        """
+        playing = {version_of(member) for member in self.ledger.members_in_play()}
         return self.league.kept() | {version for version in playing if version is not None}
 
     @property

@@ -286,6 +286,21 @@ def test_a_groups_life_is_since_its_grant_beside_the_mean_number_in_play() -> No
     assert slots.num_in_play() == 3
 
 
+def test_members_are_in_play_until_their_groups_are_complete() -> None:
+    slots = ledger()
+    first, second = (
+        slots.grant(Task("kuhn", who, 0), num_episodes=3, peer="a", now=0.0, deadline_s=10.0)
+        for who in ("policy-0", "policy-5")
+    )
+    slots.receive(result(first, 0))
+    slots.peer_gone("a")
+    assert slots.members_in_play() == {"policy-0", "policy-5"}
+    slots.receive(result(first, 1))
+    assert slots.members_in_play() == {"policy-5"}
+    complete(slots, second)
+    assert slots.members_in_play() == set()
+
+
 def test_no_more_groups_are_in_play_than_concurrency_admits() -> None:
     slots = ledger(max_staleness=3, concurrency=1)
     first = grant(slots)

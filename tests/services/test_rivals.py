@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from desk_site import result
 from safetensors.torch import load_file, save_file
 
 from mage_async import config_file
@@ -28,6 +29,7 @@ from mage_async.wire import (
     Goodbye,
     GroupGrant,
     Hello,
+    Loaded,
     Message,
     Publication,
     Rival,
@@ -274,6 +276,46 @@ def test_whom_a_group_meets_does_not_depend_on_when_weights_are_on_disk(
             site.desk.publish(Publication(version=version, path="w", digest="d"))
             assert site.ledger.num_in_play() == 4
             assert site.league.rivals()[-1] == (version if is_taken else 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_learner_killed_in_a_step_misses_no_weights_of_whom_its_batch_met(
+    config: Config, tmp_path: Path, every: int
+) -> None:
+    """The batch is complete and not committed when a new version takes its opponent's place."""
+    rules = msgspec.structs.replace(config.population, rivals=1.0, every=every, kept=1)
+    config = msgspec.structs.replace(config, population=rules)
+    shelf = WeightFiles(tmp_path)
+    there = [Published(version=v, path=str(shelf.file(v)), digest="d") for v in (0, 1)]
+    for version in (0, 1):
+        shelf.file(version).write_bytes(b"weights")
+
+    async def main() -> None:
+        records = [first_head(0, 0), there[0]]
+        first = Site(config, shelf, records)
+        granted = await first.grants(0)
+        assert [each.member for each in granted] == ["policy-0"] * 4
+        *others, last = [result(each, index) for each in granted for index in range(NUM_TRIALS)]
+        for message in (Loaded(version=0), *others):
+            first.desk.take("a/0", message)
+        assert first.desk.take_batch() is not None
+        step = Commit(version=1, grants=(), digest="d", tensors={}, time_s=1.0)
+        first.ledger.redo_commit(step)
+        for record in (step, there[1]):
+            first.journal.append(record)
+        first.league.published(1)
+        first.desk.publish(Publication(version=1, path="w", digest="d"))
+        first.desk.take("a/0", Loaded(version=1))
+        assert first.desk.unused([0, 1]) == [], "one trial against it is still played"
+        first.desk.take("a/0", last)
+        assert first.desk.take_batch() is not None
+        shelf.remove(first.desk.unused([0, 1]))
+        assert shelf.versions() == [1]
+        again = Site(config, shelf, [*records, *first.journal.durable_records()])
+        check_rivals(again.desk.rivals(), shelf)
+        assert again.desk.take_batch() is not None, "its groups are there to be trained"
 
     asyncio.run(main())
 
