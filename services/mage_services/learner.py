@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from mage_async.admission import SlotLedger
 from mage_async.assembly import environment_of
+from mage_async.durable import sync
 from mage_async.journal import Published
 from mage_async.learning.warm_start import Progress
 from mage_async.population import League
@@ -39,6 +40,7 @@ from mage_services.learner_parts import (
     journal_of,
     ledger_of,
     matchmaker_of,
+    newest_checkpoint,
     pace_of,
     rules_of_desk,
 )
@@ -65,7 +67,7 @@ class Learner:
         desk: Desk,
         league: League,
         journal: JournalFile,
-        training: Training,
+        begun: Begun,
         worker: Worker,
         shelf: Shelf,
         books: Books,
@@ -76,8 +78,8 @@ class Learner:
         self.publishing = Publishing(
             shelf, self._announce, desk.unused, journal.settled, league.takes
         )
-        self._training, self._worker, self.books = training, worker, books
-        self._checkpointed = training.trainer.version
+        self._training, self._worker, self.books = begun.training, worker, books
+        self._checkpointed = newest_checkpoint(begun)
         self._enter = books.time.enter
 
     async def train(self) -> dict[str, float]:
@@ -243,7 +245,7 @@ async def main(startup: Startup, status: Status) -> None:
         check_rivals(desk.rivals(), shelf)
         status.send("fact", text=shelf.describe())
         books = Books(startup, desk, league, training, worker, warm_start_s, time_book)
-        learner = Learner(startup, status, desk, league, journal, training, worker, shelf, books)
+        learner = Learner(startup, status, desk, league, journal, begun, worker, shelf, books)
         try:
             blobs = Blobs(channel, rules.config, startup.run.policy, shelf.file)
             await _live(channel, desk, blobs, learner, journal, status, begun.replayed)
@@ -262,6 +264,8 @@ async def _begin(
     began = time.monotonic()
     _announce(startup, status)
     begun = await worker.call(Training.begin, startup, _reporter(status), ledger, league)
+    if startup.run.checkpoints.exists():  # who was killed may not have come to it
+        await worker.call(sync, startup.run.checkpoints)
     status.send("fact", text=begun.training.describe())
     status.send("policy", origin=begun.origin, warm_start_s=time.monotonic() - began)
     if begun.lost_bytes:

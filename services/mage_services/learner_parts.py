@@ -82,9 +82,18 @@ def rules_of_desk(config: Config) -> DeskRules:
     )
 
 
+def newest_checkpoint(begun: Begun) -> int:
+    """Version of the newest checkpoint; before the first, 0: there the run began."""
+    return begun.training.trainer.version - len(begun.replayed)
+
+
 def journal_of(startup: Startup, begun: Begun, head: Head) -> JournalFile:
-    """A new segment behind those of earlier lives."""
+    """A new segment behind those of earlier lives. Their last may have been killed between its
+    checkpoint and the deletion of what that made unnecessary.
+    """
     rules = startup.config.journal
-    return JournalFile(
+    journal = JournalFile(
         startup.run.journal, begun.segments, head, rules.max_bytes, rules.segment_bytes
     )
+    journal.compact(newest_checkpoint(begun))
+    return journal

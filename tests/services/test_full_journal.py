@@ -1,0 +1,122 @@
+"""A learner that begins with a journal that is full: it makes space, and goes on."""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desk_site import GROUPS_PER_STEP, Site, grants, publication, read, results
+
+from mage_async import config_file
+from mage_async.journal import Commit, Dropped, first_head
+from mage_async.population import League
+from mage_async.run_directory import RunDirectory
+from mage_services.blocked import TimeBook
+from mage_services.books import Books
+from mage_services.journal_file import JournalFile
+from mage_services.journal_reading import open_journal
+from mage_services.learner import Learner
+from mage_services.learner_parts import journal_of
+from mage_services.process import Status
+from mage_services.publishing import WeightFiles
+from mage_services.startup import Startup
+from mage_services.training import Begun
+from mage_services.worker import Worker
+
+STEPS = 5
+SMALL = ("journal.max_bytes=5000", "journal.segment_bytes=1000")
+
+
+@dataclass
+class Trainer:
+    version: int = STEPS
+
+
+@dataclass
+class Trained:
+    """A policy that has been trained already; of its checkpoints only the versions are kept."""
+
+    trainer: Trainer = field(default_factory=Trainer)
+    counters: dict[str, Any] = field(default_factory=dict)
+    checkpoints: list[int] = field(default_factory=list)
+
+    def checkpoint(self, counters: dict[str, Any]) -> None:
+        self.checkpoints.append(self.trainer.version)
+
+
+async def fill(startup: Startup) -> None:
+    """A life that ends with its journal full, behind its last step."""
+    rules = startup.config.journal
+    startup.run.journal.mkdir()
+    journal = JournalFile(
+        startup.run.journal, [], first_head(0, 0), rules.max_bytes, rules.segment_bytes
+    )
+    for version in range(1, STEPS + 1):
+        journal.append(Dropped(grant=version, reason="x" * 1000))
+        step = Commit(version=version, grants=(), digest="d", tensors={}, time_s=1.0)
+        await journal.durable(step)
+        journal.roll(lambda version=version: first_head(version, 0))
+    await journal.settled()
+    assert "waiting for a checkpoint" in journal.why_full()
+    journal.close()
+
+
+def learner_of(startup: Startup, site: Site, begun: Begun) -> Learner:
+    worker, league, shelf = Worker(), League(), WeightFiles(startup.run.weights)
+    books = Books(startup, site.desk, league, begun.training, worker, 0.0, TimeBook("preparing"))
+    return Learner(
+        startup,
+        Status(),
+        site.desk,
+        league,
+        site.journal,  # type: ignore[arg-type]
+        begun,
+        worker,
+        shelf,
+        books,
+    )
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "made"),
+    [
+        (0, [STEPS]),  # killed before there was any
+        (2, [STEPS]),  # killed before the one that would have made space was whole
+        (STEPS, []),  # killed between the checkpoint and the deletion of segments
+    ],
+)
+def test_a_journal_that_is_full_as_a_learner_begins_is_freed(
+    tmp_path: Path, checkpoint: int, made: list[int]
+) -> None:
+    config = config_file.load(config_file.find(None), list(SMALL))
+    startup = Startup(RunDirectory(tmp_path), config, "", "", "learner", "", False)
+
+    async def main() -> None:
+        await fill(startup)
+        training, found = Trained(), open_journal(startup.run.journal)
+        replayed: list[Any] = [None] * (STEPS - checkpoint)
+        begun = Begun(training, "", found.segments, replayed, 0)  # type: ignore[arg-type]
+        journal = journal_of(startup, begun, first_head(STEPS, 0))
+        site = Site(journal=journal)  # type: ignore[arg-type]
+        learner = learner_of(startup, site, begun)
+        site.desk.open(publication(STEPS))
+        actor = await site.connect()
+        await journal.settled()
+        granted = grants(await read(actor))
+        site.desk.tick()  # where it is full it is seen, and nothing is taken in
+        batch = asyncio.create_task(learner._batch())
+        while journal.why_full():  # noqa: ASYNC110 - freed in the loop's next rounds
+            await asyncio.sleep(0)
+        site.desk.tick()
+        await site.say(actor, *results(*granted))
+        assert len(await batch) == GROUPS_PER_STEP
+        assert training.checkpoints == made
+        journal.close()
+        learner.publishing.close()
+
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await main()
+
+    asyncio.run(limited())
