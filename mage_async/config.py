@@ -338,8 +338,8 @@ class Journal(Section):
     """What is kept on disk of grants, trials and steps."""
 
     max_bytes: Count
-    """Above half of it, segments that a checkpoint has made unnecessary are deleted; at it, no
-    trial is taken in until there is space."""
+    """Above half of it, and on a full disk, segments that a checkpoint has made unnecessary are
+    deleted; at it, no trial is taken in until there is space."""
     segment_bytes: Count
     """A segment that has become so long is followed by a new one after the next step."""
 

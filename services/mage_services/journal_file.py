@@ -6,6 +6,9 @@
 Whatever waits when the thread comes back is written together and synced once (group commit). Where
 the disk is full the thread keeps what it has, says why, and tries again every `RETRY_S`; what was
 written half is cut off first.
+
+Which segments may be deleted is decided by heads that are durable, so that no deletion has to wait
+for a write: a write may be waiting for the space.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from mage_async.durable import sync
@@ -34,7 +38,7 @@ class _Item:
     opens: Path | None = None
     """Begin this segment first."""
     deletes: Sequence[Path] = ()
-    """Delete these when all before is durable."""
+    """Delete these, whatever has been written."""
     then: Then | None = None
 
 
@@ -63,6 +67,10 @@ class JournalFile:
     max_bytes: int
     segment_bytes: int
     _reason: str = field(default="", init=False)
+    _checkpoint: int = field(default=-1, init=False)
+    """Version of the newest one that `compact` was told of."""
+    _begun: int = field(default=0, init=False)
+    """Number of the newest segment whose head is durable."""
     _queue: list[_Item] = field(default_factory=list, init=False)
     _condition: threading.Condition = field(default_factory=threading.Condition, init=False)
     _is_closing: bool = field(default=False, init=False)
@@ -78,6 +86,7 @@ class JournalFile:
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
+        self._begun = self.segments[-1].number if self.segments else 0
         self._begin(self.head)
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
@@ -125,11 +134,11 @@ class JournalFile:
             self._begin(head())
 
     def compact(self, checkpoint_version: int) -> None:
-        """Delete what a durable checkpoint has made unnecessary, where space is short."""
-        doomed = to_delete(self.segments, checkpoint_version, self.max_bytes // 2)
-        self.segments = [segment for segment in self.segments if segment.number not in doomed]
-        if doomed:
-            self._put(_Item(deletes=[segment_file(self.folder, number) for number in doomed]))
+        """Delete what a durable checkpoint has made unnecessary, where space is short: now, when
+        later heads are durable, and, all of it, when the disk is full.
+        """
+        self._checkpoint = checkpoint_version
+        self._free()
 
     def statistics(self) -> JournalStatistics:
         """A snapshot; reading it changes nothing."""
@@ -154,7 +163,20 @@ class JournalFile:
         pieces = [MAGIC, *write(head)]
         size = sum(map(len, pieces))
         self.segments.append(Segment(number, head.version, head.oldest_version(), size))
-        self._put(_Item(pieces, opens=segment_file(self.folder, number)))
+        file = segment_file(self.folder, number)
+        self._put(_Item(pieces, opens=file, then=partial(self._has_begun, number)))
+
+    def _has_begun(self, number: int) -> None:
+        self._begun = number
+        self._free()
+
+    def _free(self) -> None:
+        most = 0 if self._reason else self.max_bytes // 2
+        begun = [segment for segment in self.segments if segment.number <= self._begun]
+        doomed = to_delete(begun, self._checkpoint, most)
+        self.segments = [segment for segment in self.segments if segment.number not in doomed]
+        if doomed:
+            self._put(_Item(deletes=[segment_file(self.folder, number) for number in doomed]))
 
     def _grow(self, num_bytes: int) -> None:
         last = self.segments[-1]
@@ -175,6 +197,7 @@ class JournalFile:
     def _work(self) -> None:
         try:
             while items := self._take():
+                _delete(items)
                 for part in _parts(items):
                     self._write(part)
         except OSError as error:
@@ -195,10 +218,9 @@ class JournalFile:
             with self._condition:
                 if self._condition.wait_for(lambda: self._is_closing, RETRY_S):
                     return
+                later = list(self._queue)
+            _delete(later)
         self._num_syncs += 1
-        for item in items:
-            for file in item.deletes:
-                file.unlink(missing_ok=True)
         self._tell(self._settle, items)
 
     def _try_to_write(self, items: list[_Item]) -> bool:
@@ -243,6 +265,7 @@ class JournalFile:
 
     def _say(self, reason: str) -> None:
         self._reason = reason
+        self._free()
 
     def _fail(self, reason: str) -> None:
         if not self._failure.done():
@@ -262,6 +285,13 @@ def _parts(items: list[_Item]) -> list[list[_Item]]:
             parts.append([])
         parts[-1].append(item)
     return parts
+
+
+def _delete(items: list[_Item]) -> None:
+    """Delete what they name; some of it may be gone, deleted while a write before them waited."""
+    for item in items:
+        for file in item.deletes:
+            file.unlink(missing_ok=True)
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -214,8 +214,84 @@ def test_a_budget_used_up_is_full_until_a_checkpoint_frees_segments(tmp_path: Pa
         journal.compact(5)
         assert journal.why_full() == ""
         await journal.durable(dropped(6))
+        journal.close()
         assert not segment_file(tmp_path, 1).exists()
         assert on_disk(tmp_path, 0)[-1] == dropped(6)
+
+    run(main)
+
+
+@pytest.mark.parametrize("max_bytes", [6000, LARGE])
+def test_a_full_disk_waits_for_no_write_before_it_deletes_what_a_checkpoint_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int
+) -> None:
+    write = os.write
+    is_full = False
+    first = segment_file(tmp_path, 1)
+
+    def write_while_there_is_space(file: int, data: memoryview) -> int:
+        if is_full and first.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    async def main() -> None:
+        nonlocal is_full
+        journal, told = made(tmp_path, max_bytes=max_bytes, roll_at=1000), asyncio.Event()
+        for version in range(1, 4):
+            await journal.durable(dropped(version, 1000))
+            journal.roll(lambda version=version: first_head(version, 0))
+        await journal.durable(dropped(4))
+        is_full = True
+        journal.append(dropped(5, 1000), told.set)
+        while not journal.why_full():  # noqa: ASYNC110 - heard in the loop's next rounds
+            await asyncio.sleep(0)
+        assert "No space left on device" in journal.why_full()
+        journal.compact(3)
+        await told.wait()
+        assert on_disk(tmp_path, 3) == [dropped(3, 1000), dropped(4), dropped(5, 1000)]
         journal.close()
 
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(module.os, "write", write_while_there_is_space)
+    run(main)
+    assert not first.exists()
+    assert not segment_file(tmp_path, 2).exists()
+
+
+def test_nothing_is_deleted_before_the_head_that_makes_it_unnecessary_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    is_full, refused = False, asyncio.Event()
+    loop: asyncio.AbstractEventLoop
+
+    def write_some(file: int, data: memoryview) -> int:
+        if is_full:
+            loop.call_soon_threadsafe(refused.set)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    async def main() -> None:
+        nonlocal is_full, loop
+        loop = asyncio.get_running_loop()
+        journal = made(tmp_path, max_bytes=100, roll_at=1)
+        for version in range(1, 3):
+            await journal.durable(dropped(version))
+            journal.roll(lambda version=version: first_head(version, 0))
+        await journal.durable(dropped(3))
+        is_full = True
+        journal.roll(lambda: first_head(3, 0))
+        journal.compact(3)
+        for _ in range(3):
+            refused.clear()
+            await refused.wait()
+        there = [segment_file(tmp_path, n).exists() for n in (1, 2, 3)]
+        assert there == [False, True, True], "without version 3's head the second is needed"
+        is_full = False
+        await journal.settled()
+        journal.close()
+        assert [segment_file(tmp_path, n).exists() for n in (2, 3)] == [False, True]
+
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(module.os, "write", write_some)
     run(main)
