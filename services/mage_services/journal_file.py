@@ -151,7 +151,7 @@ class JournalFile:
         await asyncio.shield(self._failure)
 
     def close(self) -> None:
-        """Write what is pending, as far as there is space, and end the thread."""
+        """Write what is pending, up to the first that there is no space for, and end the thread."""
         with self._condition:
             self._is_closing = True
             self._condition.notify()
@@ -198,8 +198,8 @@ class JournalFile:
         try:
             while items := self._take():
                 _delete(items)
-                for part in _parts(items):
-                    self._write(part)
+                if not all(self._write(part) for part in _parts(items)):
+                    return  # what follows rests on it
         except OSError as error:
             self._tell(self._fail, f"{self.folder} cannot be written: {error}")
         finally:
@@ -212,16 +212,19 @@ class JournalFile:
             items, self._queue = self._queue, []
         return items
 
-    def _write(self, items: list[_Item]) -> None:
-        """Make some items durable, and tell; only the first may open a segment."""
+    def _write(self, items: list[_Item]) -> bool:
+        """Make some items durable, and tell; only the first may open a segment. False where there
+        was no space until the end.
+        """
         while not self._try_to_write(items):
             with self._condition:
                 if self._condition.wait_for(lambda: self._is_closing, RETRY_S):
-                    return
+                    return False
                 later = list(self._queue)
             _delete(later)
         self._num_syncs += 1
         self._tell(self._settle, items)
+        return True
 
     def _try_to_write(self, items: list[_Item]) -> bool:
         """Whether there was space."""

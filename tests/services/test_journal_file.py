@@ -295,3 +295,34 @@ def test_nothing_is_deleted_before_the_head_that_makes_it_unnecessary_is_durable
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     monkeypatch.setattr(module.os, "write", write_some)
     run(main)
+
+
+def test_a_journal_closed_on_a_full_disk_has_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What still fits may rest on what did not, as a step does on its trials."""
+    write = os.write
+    is_tight = False
+
+    def write_if_short(file: int, data: memoryview) -> int:
+        if is_tight and len(data) > 1000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    async def main() -> None:
+        nonlocal is_tight
+        journal = made(tmp_path)
+        await journal.durable(dropped(0))
+        is_tight = True
+        journal.append(dropped(1, 1000))
+        while not journal.why_full():  # noqa: ASYNC110 - heard in the loop's next rounds
+            await asyncio.sleep(0)
+        told: list[int] = []
+        journal.append(dropped(2), lambda: told.append(2))
+        journal.close()
+        await asyncio.sleep(0)
+        assert told == []
+        assert on_disk(tmp_path) == [dropped(0)]
+
+    monkeypatch.setattr(module.os, "write", write_if_short)
+    run(main)
