@@ -6,14 +6,18 @@ another process, the rest is asked for from there. The digest of the whole file,
 chunk, says at the end whether the parts belong together.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from mage_async.blob_frames import Chunk
 from mage_async.trial_frames import DEFAULT_LIMITS
-from mage_async.wire import Fetch
+from mage_async.wire import Enquiry, Fetch
 
 WINDOW = 4
 CHUNK_BYTES = DEFAULT_LIMITS.max_chunk_bytes
+MAX_WAITING = 1 + 2 * WINDOW
+"""An enquiry, what a peer asks for again, and as much once more: what it had asked for before may
+still be on its way to it, and takes it on."""
 
 
 @dataclass(slots=True)
@@ -74,3 +78,36 @@ class Download:
         if self.num_bytes is None:
             return self._asked == self.have  # one, which says how long the file is
         return self._asked < min(self.num_bytes, self.have + WINDOW * CHUNK_BYTES)
+
+
+@dataclass(slots=True)
+class Questions:
+    """The other end: what one peer has asked, and nobody has answered yet.
+
+    A peer asks for what follows. Whoever asks for anything else has given up what it asked for
+    before: it is not answered, for it would take the place of what is waited for.
+    """
+
+    _waiting: deque[Enquiry | Fetch] = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, question: Enquiry | Fetch) -> None:
+        """Remember a question; one too many is not answered, for a peer counts its own."""
+        if isinstance(question, Enquiry):
+            self._waiting.clear()
+        elif not all(_follows(question, other) for other in self._waiting):
+            enquiries = [other for other in self._waiting if isinstance(other, Enquiry)]
+            self._waiting = deque(enquiries)
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append(question)
+
+    def next(self) -> Enquiry | Fetch:
+        """The one to answer now; there is one."""
+        return self._waiting.popleft()
+
+
+def _follows(fetch: Fetch, other: Enquiry | Fetch) -> bool:
+    """Whether a peer may ask for a part and still wait for the answer to another question."""
+    return isinstance(other, Enquiry) or (fetch.name == other.name and fetch.offset > other.offset)

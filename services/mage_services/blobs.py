@@ -1,7 +1,8 @@
 """Files for peers on other machines: what the learner answers to Enquiry and Fetch.
 
-    queue     filled by             emptied by    bound
-    asked     the inbox             the task      WINDOW chunks a peer, which says when it has one
+    queue       filled by       emptied by    bound
+    turns       the inbox       the task      one a peer that waits for an answer
+    questions   the inbox       the task      MAX_WAITING a peer, which says when it has a chunk
 
 A peer is given the files of the model's directory and published weights, by name and by nothing
 else. One thread reads them; a file's digest is computed once, when it is first asked for.
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mage_async.blob import CHUNK_BYTES, WINDOW
+from mage_async.blob import CHUNK_BYTES, Questions
 from mage_async.wire import BlobFile, Chunk, Enquiry, Fetch, Message, NoFile, Prospectus
 from mage_services.channel import LearnerChannel, PeerGone
 from mage_services.door import Peer
@@ -42,31 +43,36 @@ class Blobs:
     ) -> None:
         self._channel, self._config = channel, config
         self._policy, self._weights = policy, weights
-        self._asked: asyncio.Queue[tuple[Peer, Enquiry | Fetch]] = asyncio.Queue()
-        self._waiting: dict[Peer, int] = {}
+        self._turns: asyncio.Queue[Peer] = asyncio.Queue()
+        self._questions: dict[Peer, Questions] = {}
         self._digests: dict[_Stamp, str] = {}
 
     def take(self, peer: Peer, message: Enquiry | Fetch) -> None:
-        """Remember a question; one too many of a peer is not answered, for it counts its own."""
-        if self._waiting.get(peer, 0) < WINDOW:
-            self._waiting[peer] = self._waiting.get(peer, 0) + 1
-            self._asked.put_nowait((peer, message))
+        """Remember a question, as `Questions` does."""
+        if peer not in self._questions:
+            self._questions[peer] = Questions()
+            self._turns.put_nowait(peer)
+        self._questions[peer].take(message)
 
     def num_waiting(self, peer: Peer) -> int:
-        """Questions of a peer that are not answered yet."""
-        return self._waiting.get(peer, 0)
+        """Questions of a peer that nobody looks at yet."""
+        return len(self._questions.get(peer, ()))
 
     async def run(self) -> None:
-        """Answer what is asked. Cancellation leaves a question unanswered: it is asked again."""
+        """Answer what is asked, peer by peer in turn. Cancellation leaves a question unanswered: it
+        is asked again.
+        """
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="blobs") as reader:
             while True:
-                peer, message = await self._asked.get()
-                answer = await loop.run_in_executor(reader, self._answer, message)
-                self._waiting[peer] -= 1
-                if not self._waiting[peer]:
-                    del self._waiting[peer]
+                peer = await self._turns.get()
+                questions = self._questions[peer]
+                answer = await loop.run_in_executor(reader, self._answer, questions.next())
                 self._send(peer, answer)
+                if questions:
+                    self._turns.put_nowait(peer)
+                else:
+                    del self._questions[peer]
 
     def _send(self, peer: Peer, answer: Message) -> None:
         try:

@@ -1,14 +1,15 @@
 """A file in chunks: whatever is lost on the way, it arrives whole and in order."""
 
 import random
+from collections import deque
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async import blob
-from mage_async.blob import CHUNK_BYTES, WINDOW, Download
+from mage_async.blob import CHUNK_BYTES, MAX_WAITING, WINDOW, Download, Questions
 from mage_async.blob_frames import Chunk
-from mage_async.wire import Fetch
+from mage_async.wire import Enquiry, Fetch
 
 NAME, DIGEST = "weights/3", "0" * 32
 
@@ -85,3 +86,93 @@ def test_with_any_losses_every_byte_comes_once_and_in_order(num_bytes, seed, los
     finally:
         blob.CHUNK_BYTES = size
     assert taken == whole
+
+
+def fetches(*offsets: int, name: str = NAME) -> list[Fetch]:
+    return [Fetch(name=name, offset=offset) for offset in offsets]
+
+
+def waiting(*questions: Enquiry | Fetch) -> list[Enquiry | Fetch]:
+    """What is left to answer of some questions."""
+    asked = Questions()
+    for question in questions:
+        asked.take(question)
+    return [asked.next() for _ in range(len(asked))]
+
+
+def test_what_is_asked_for_again_is_answered_and_what_was_asked_before_it_is_not() -> None:
+    assert waiting(*fetches(1, 2, 3)) == fetches(1, 2, 3)
+    assert waiting(*fetches(1, 2, 3, 0, 1)) == fetches(0, 1)
+    assert waiting(*fetches(1, 2, 3, 3)) == fetches(3)
+    assert waiting(*fetches(1, 2), *fetches(7, name="weights/4")) == fetches(7, name="weights/4")
+
+
+def test_an_enquiry_begins_anew_and_is_answered_whatever_is_asked_after_it() -> None:
+    enquiry = Enquiry(name="far", build="b1")
+    asked = [*fetches(1, 2), enquiry, *fetches(5, 0)]
+    assert waiting(*asked) == [enquiry, *fetches(0)]
+    assert waiting(enquiry, enquiry) == [enquiry]
+
+
+def test_more_questions_than_credits_are_not_remembered() -> None:
+    assert waiting(*fetches(*range(100))) == fetches(*range(MAX_WAITING))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 600), st.integers(0, 2**32))
+def test_a_file_is_whole_when_nothing_is_under_way_whenever_its_peer_asked_again(
+    num_bytes, seed
+) -> None:
+    """Chunks of 16 bytes. Both directions are queues, of which a broken link loses the oldest; a
+    peer that is welcomed asks again though nothing is lost.
+    """
+    source = random.Random(seed)
+    size, blob.CHUNK_BYTES = blob.CHUNK_BYTES, 16
+    try:
+        ends = Ends(num_bytes)
+        moves = {"take": ends.take, "answer": ends.answer, "hear": ends.hear}
+        speeds = [source.choice([1, 4, 16]) for _ in moves]
+        num_again = source.randrange(4)
+        while num_again or not ends.are_idle():
+            if num_again and source.random() < 0.05:
+                num_again -= 1
+                ends.ask_again(source.choice([0.0, source.random(), 1.0]))
+            moves[source.choices(list(moves), speeds)[0]]()
+    finally:
+        blob.CHUNK_BYTES = size
+    assert ends.download.is_complete
+
+
+class Ends:
+    """A download, the questions of its peer, and what is on its way between them."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.download, self.questions = Download(NAME), Questions()
+        self.going, self.coming = deque(self.download.requests()), deque()
+
+    def are_idle(self) -> bool:
+        return not (self.going or len(self.questions) or self.coming)
+
+    def take(self) -> None:
+        if self.going:
+            self.questions.take(self.going.popleft())
+
+    def answer(self) -> None:
+        if len(self.questions):
+            fetch = self.questions.next()
+            data = b"x" * min(16, self.num_bytes - fetch.offset)
+            self.coming.append(Chunk(NAME, fetch.offset, self.num_bytes, DIGEST, data))
+
+    def hear(self) -> None:
+        if self.coming:
+            self.download.takes(self.coming.popleft())
+            self.going += self.download.requests()
+
+    def ask_again(self, share: float) -> None:
+        """After a share of what was on its way was lost."""
+        for way in (self.going, self.coming):
+            for _ in range(round(share * len(way))):
+                way.popleft()
+        self.download.link_broke()
+        self.going += self.download.requests()

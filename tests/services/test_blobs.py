@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from mage_async.blob import CHUNK_BYTES
+from mage_async import blob
+from mage_async.blob import CHUNK_BYTES, WINDOW, Download
 from mage_async.errors import PeerRefused, RunError
 from mage_async.wire import (
+    Chunk,
     Enquiry,
     Fetch,
     Hello,
@@ -21,12 +23,16 @@ from mage_async.wire import (
     Publication,
     Welcome,
 )
+from mage_services import blobs
 from mage_services.blobs import Blobs
 from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.fetching import Fetching
 from mage_services.joined import JoinedChannel, fetch_policy
+from mage_services.testing import MemoryLearnerChannel
 
 HELLO = Hello(role="actor", name="far", build="b1", config_digest="c1", credits=2)
+PATIENCE_S = 30.0
+"""For a loaded machine; nothing here takes a tenth of a second on an idle one."""
 ENQUIRY = Enquiry(name="far", build="b1")
 
 
@@ -250,8 +256,38 @@ def test_who_has_not_enquired_is_asked_who_he_is_before_he_gets_files(root: Path
 def test_more_questions_than_credits_are_not_answered(root: Path) -> None:
     async def main() -> None:
         async with serving(Learner(root)) as learner:
-            for _ in range(10):
-                learner.blobs.take("far/1", Fetch(name="weights/1", offset=0))
-            assert learner.blobs.num_waiting("far/1") == 4
+            for number in range(20):
+                learner.blobs.take("far/1", Fetch(name="weights/1", offset=number))
+            assert learner.blobs.num_waiting("far/1") == 2 * WINDOW + 1
 
+    run(main)
+
+
+def test_a_file_arrives_though_its_peer_asks_again_before_what_it_asked_first_is_answered(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        channel = MemoryLearnerChannel()
+        peer = channel.connect(HELLO)
+        served = Blobs(channel, "seed = 0", root / "policy", lambda version: root / f"v{version}")
+        download, whole = Download("weights/2"), (root / "v2").read_bytes()
+        (first,) = download.requests()
+        download.takes(Chunk(first.name, 0, len(whole), blobs.digest_of(root / "v2"), whole[:16]))
+        _lost, *waiting = download.requests()
+        for fetch in waiting:
+            served.take(peer.peer, fetch)
+        download.link_broke()
+        answering = asyncio.create_task(served.run())
+        async with asyncio.timeout(PATIENCE_S):
+            while not download.is_complete:
+                for fetch in download.requests():
+                    served.take(peer.peer, fetch)
+                chunk = await peer.receive()
+                assert isinstance(chunk, Chunk)
+                download.takes(chunk)
+        answering.cancel()
+
+    for module in (blob, blobs):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 16)
+    (root / "v2").write_bytes(bytes(range(250)))
     run(main)
