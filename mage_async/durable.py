@@ -11,3 +11,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Replace a file's content, on the disk itself: all of it or, where that fails, nothing."""
+    draft = file.with_name(f".{file.name}.part")
+    draft.write_text(text)
+    sync(draft)
+    os.replace(draft, file)
+    sync(file.parent)

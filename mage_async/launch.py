@@ -14,6 +14,7 @@ from typing import NoReturn
 from mage_async import config_file, methods
 from mage_async.assembly import check
 from mage_async.config import Config
+from mage_async.durable import write_whole
 from mage_async.errors import ConfigError, MageError, RunError
 from mage_async.run_directory import RunDirectory
 from mage_async.run_lock import take_lock
@@ -141,7 +142,7 @@ def _open_run(given: argparse.Namespace, config: Config) -> tuple[RunDirectory, 
             )
         run.logs.mkdir(exist_ok=True)
         run.checkpoints.mkdir(exist_ok=True)
-        run.config.write_text(config_file.dump(config))
+        write_whole(run.config, config_file.dump(config))
     except OSError as error:
         raise RunError(f"{run.root} cannot be written: {error.strerror}") from error
     return run, lock

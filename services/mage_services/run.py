@@ -13,7 +13,8 @@ import uvloop
 
 from mage_async import config_file
 from mage_async.config import Config
-from mage_async.errors import MageError
+from mage_async.durable import write_whole
+from mage_async.errors import MageError, RunError
 from mage_async.report import render
 from mage_async.run_directory import RunDirectory
 from mage_async.run_lock import take_lock
@@ -71,22 +72,43 @@ def _supervise(run: RunDirectory, config: Config, view: View, given: argparse.Na
     except* MageError as group:
         raise first_failure(group) from None
     finally:
-        run.supervisor.write_text(json.dumps({"blocked_s": supervisor.time.seconds()}) + "\n")
         shutil.rmtree(run.shared_weights, ignore_errors=True)
         if is_ours:
             shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+        _write_time(run, supervisor, view)
     if number is None:
         return 0
     view.line(f"ended by {signal.Signals(number).name}; go on with --resume --run-dir {run.root}")
     return 128 + number
 
 
+def _write_time(run: RunDirectory, supervisor: Supervisor, view: View) -> None:
+    """Where the supervisor's time went. That it cannot be written, as on a full disk, is said, and
+    does not stand before the reason for which the run ended.
+    """
+    try:
+        times = {"blocked_s": supervisor.time.seconds()}
+        write_whole(run.supervisor, json.dumps(times) + "\n")
+    except OSError as error:
+        view.line(f"{run.supervisor} cannot be written: {error.strerror}")
+
+
 def _finish(run: RunDirectory, view: View, wall_s: float) -> None:
-    """Write what is known of the run, finished or not."""
+    """Write what is known of the run, finished or not.
+
+    Raises: RunError: its disk is full, or some file of it is damaged.
+    """
     summary = summarise(run, wall_s=wall_s, processor_s=sum(os.times()[:4]))
-    write_summary(run, summary)
-    run.report.write_text(render(run, summary))
+    page = render(run, summary)
     view.close(summary)
+    try:
+        write_summary(run, summary)
+        run.report.write_text(page)
+    except OSError as error:
+        raise RunError(
+            f"{run.root}: no summary and report can be written: {error.strerror}; make room, then "
+            "--resume"
+        ) from error
 
 
 def _arguments() -> argparse.Namespace:

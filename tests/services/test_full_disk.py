@@ -1,0 +1,99 @@
+"""What a full disk leaves of a run: one line for the person, and files that the next start can
+read.
+"""
+
+import argparse
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mage_async import config_file, launch
+from mage_async.config import Config
+from mage_async.errors import RunError
+from mage_async.run_directory import RunDirectory
+from mage_async.run_records import read_document
+from mage_services import run as run_module
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Files can be made and emptied, and take no byte."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+class Lines:
+    """A view that remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.summary: dict[str, Any] | None = None
+
+    def event(self, process: str, event: dict[str, Any]) -> None:
+        raise AssertionError(process, event)
+
+    def line(self, text: str) -> None:
+        self.said.append(text)
+
+    def close(self, summary: dict[str, Any] | None) -> None:
+        self.summary = summary
+
+
+@pytest.fixture
+def config() -> Config:
+    return config_file.load(config_file.find(None), [])
+
+
+@pytest.fixture
+def run(tmp_path: Path, config: Config) -> RunDirectory:
+    directory = RunDirectory(tmp_path / "run")
+    directory.root.mkdir()
+    directory.config.write_text(config_file.dump(config))
+    return directory
+
+
+def test_a_run_that_ends_on_a_full_disk_says_why_and_leaves_nothing_in_shared_memory(
+    run: RunDirectory, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ends(supervisor: object) -> None:
+        raise ExceptionGroup("", [RunError("learner ended with exit code 2")])
+
+    monkeypatch.setattr(run_module, "until_signalled", ends)
+    run.supervisor.write_text('{"blocked_s": {}}\n')
+    run.shared_weights.mkdir()
+    view, given = Lines(), argparse.Namespace(actors=1, resume=False)
+    with full_disk(), pytest.raises(RunError, match="learner ended with exit code 2"):
+        run_module._supervise(run, config, view, given)
+    assert view.said == [f"{run.supervisor} cannot be written: File too large"]
+    assert not run.shared_weights.exists()
+    assert not (run.root / "sockets").exists()
+    assert read_document(run.supervisor) == {"blocked_s": {}}
+
+
+def test_a_summary_that_cannot_be_written_is_shown_and_said_in_one_line(run: RunDirectory) -> None:
+    view = Lines()
+    with full_disk(), pytest.raises(RunError, match="no summary and report"):
+        run_module._finish(run, view, 1.0)
+    assert view.summary is not None
+
+
+def test_a_configuration_that_cannot_be_written_leaves_the_old_one(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = run.config.read_text()
+    command = ["mage", "--resume", "--run-dir", str(run.root), "--set", "seed=7"]
+    monkeypatch.setattr(sys, "argv", command)
+    with full_disk(), pytest.raises(SystemExit) as ended:
+        launch.launch()
+    assert ended.value.code == launch.EXIT_USAGE
+    assert capsys.readouterr().err == f"mage: {run.root} cannot be written: File too large\n"
+    assert run.config.read_text() == before
