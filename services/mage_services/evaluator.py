@@ -22,6 +22,7 @@ from mage_async.config import Config
 from mage_async.environments.environment import Environment, Split
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
+from mage_async.json_lines import append_lines
 from mage_async.readable import readable
 from mage_async.run_directory import RunDirectory
 from mage_async.score import Score, score
@@ -204,8 +205,7 @@ class Follower:
     async def _sample(self, evaluator: Evaluator, version: int) -> None:
         """Write a few held-out trials down; the same tasks for the first and the last version."""
         lines = await evaluator.samples("heldout", 6, version)
-        with self._run.samples.open("a") as out:
-            out.writelines(json.dumps(line | {"split": "heldout"}) + "\n" for line in lines)
+        append_lines(self._run.samples, (line | {"split": "heldout"} for line in lines))
 
     async def _point(self, evaluator: Evaluator, version: int) -> None:
         """One point of the curve; the last version is measured by the final sets instead."""
@@ -217,8 +217,7 @@ class Follower:
             "time_s": time.monotonic() - self._began,
             "sets": {name: msgspec.to_builtins(value) for name, value in sets.items()},
         }
-        with self._run.curve.open("a") as out:
-            out.write(json.dumps(line) + "\n")
+        append_lines(self._run.curve, [line])
         self._status.send(
             "curve", version=version, sets={n: s.return_by_episode for n, s in sets.items()}
         )

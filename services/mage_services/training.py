@@ -6,6 +6,7 @@ lock.
 """
 
 import json
+import math
 import os
 import shutil
 import time
@@ -20,6 +21,7 @@ from mage_async import config_file
 from mage_async.admission import SlotLedger
 from mage_async.batch import training_sequences
 from mage_async.config import Config
+from mage_async.durable import write_whole
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.journal import Commit, Segment, first_head, first_needed
@@ -299,9 +301,21 @@ def _prepare(startup: Startup, report: Callable[[Progress], None]) -> str:
 
 
 def _forget_after(file: Path, key: str, version: int) -> None:
-    """What came after the version that a run goes on from has not happened, nor has half a line."""
-    if file.is_file():
-        whole = file.read_text().split("\n")[:-1]
-        text = "".join(line + "\n" for line in whole if json.loads(line)[key] <= version)
-        if text != file.read_text():
-            file.write_text(text)
+    """What came after the version that a run goes on from has not happened, nor has half a line,
+    behind which somebody may have written on.
+    """
+    if not file.is_file():
+        return
+    text = file.read_text()
+    lines = text.split("\n")[:-1]
+    kept = "".join(f"{line}\n" for line in lines if _number(line, key) <= version)
+    if kept != text:
+        write_whole(file, kept)
+
+
+def _number(line: str, key: str) -> float:
+    """What a line of JSON has under a key; infinite where it is no such line."""
+    try:
+        return json.loads(line)[key]
+    except json.JSONDecodeError:
+        return math.inf

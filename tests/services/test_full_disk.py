@@ -3,6 +3,7 @@ read.
 """
 
 import argparse
+import asyncio
 import resource
 import sys
 from collections.abc import Iterator
@@ -15,9 +16,17 @@ import pytest
 from mage_async import config_file, launch
 from mage_async.config import Config
 from mage_async.errors import RunError
+from mage_async.json_lines import append_lines
 from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_document
+from mage_async.run_records import read_document, read_lines
 from mage_services import run as run_module
+from mage_services.evaluator import Follower
+from mage_services.process import Status
+from mage_services.startup import Startup
+from mage_services.training import _forget_after
+
+WHOLE = '{"version": 10, "sets": {}}\n'
+HALF = '{"version": 20, "se'
 
 
 @contextmanager
@@ -46,6 +55,13 @@ class Lines:
 
     def close(self, summary: dict[str, Any] | None) -> None:
         self.summary = summary
+
+
+class Measures:
+    """An evaluator without an engine."""
+
+    async def curve(self, num_trials: int) -> dict[str, Any]:
+        return {}
 
 
 @pytest.fixture
@@ -97,3 +113,36 @@ def test_a_configuration_that_cannot_be_written_leaves_the_old_one(
     assert ended.value.code == launch.EXIT_USAGE
     assert capsys.readouterr().err == f"mage: {run.root} cannot be written: File too large\n"
     assert run.config.read_text() == before
+
+
+def test_what_the_evaluator_measures_stands_behind_whole_lines(
+    run: RunDirectory, config: Config
+) -> None:
+    startup = Startup(run, config, "", "", "evaluator", "", resume=False)
+    follower = Follower(startup, Status(), None)
+    run.curve.write_text(WHOLE + HALF)
+    asyncio.run(follower._point(Measures(), 30))
+    assert [line["version"] for line in read_lines(run.curve)] == [10, 30]
+
+
+@pytest.mark.parametrize("left", [None, "", HALF, WHOLE, WHOLE + HALF, WHOLE + "\n"])
+def test_a_line_is_appended_to_whatever_was_left(run: RunDirectory, left: str | None) -> None:
+    if left is not None:
+        run.curve.write_text(left)
+    append_lines(run.curve, [{"version": 30}, {"version": 40}])
+    before = [10] if left and left.startswith(WHOLE) else []
+    assert [line["version"] for line in read_lines(run.curve)] == [*before, 30, 40]
+
+
+def test_a_line_that_does_not_fit_leaves_those_before_it(run: RunDirectory) -> None:
+    run.curve.write_text(WHOLE)
+    with full_disk(), pytest.raises(OSError, match="too large"):
+        append_lines(run.curve, [{"version": 30}])
+    assert run.curve.read_text() == WHOLE
+
+
+def test_a_learner_begins_behind_half_a_line_that_somebody_wrote_on(run: RunDirectory) -> None:
+    later = '{"version": 40, "sets": {}}\n'
+    run.curve.write_text(WHOLE + HALF + later.replace("40", "30") + WHOLE + later + HALF)
+    _forget_after(run.curve, "version", 30)
+    assert run.curve.read_text() == WHOLE + WHOLE
