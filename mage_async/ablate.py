@@ -21,6 +21,7 @@ from mage_async.assembly import check
 from mage_async.config import Config
 from mage_async.errors import ConfigError, MageError
 from mage_async.launch import EXIT_USAGE, become
+from mage_async.policy_source import local_policy
 
 FINAL_TRIALS = 512
 """Tasks of a final set: a return within ± 0.03, and a tenth of a run's time."""
@@ -73,6 +74,7 @@ def read_ablation(arguments: Sequence[str]) -> Ablation:
 def _config(file: Path, assignments: list[str]) -> Config:
     config = config_file.load(file, assignments)
     check(config)
+    local_policy(config.policy.source)
     return config
 
 

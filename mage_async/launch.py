@@ -16,6 +16,7 @@ from mage_async.assembly import check
 from mage_async.config import Config
 from mage_async.durable import write_whole
 from mage_async.errors import ConfigError, MageError, RunError
+from mage_async.policy_source import local_policy
 from mage_async.run_directory import RunDirectory
 from mage_async.run_lock import take_lock
 
@@ -67,6 +68,8 @@ def _launch(given: argparse.Namespace) -> None:
         raise ConfigError(f"--learner must be 1 in this version, got {given.learner}")
     if given.actors < 1:
         raise ConfigError(f"--actors must be at least 1, got {given.actors}")
+    if not given.resume:  # a run keeps the policy it began from
+        local_policy(config.policy.source)
     run, lock = _open_run(given, config)
     os.set_inheritable(lock, True)
     options = ("--actors", str(given.actors), "--lock", str(lock))

@@ -20,6 +20,7 @@ from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.policy import build_tiny, export_hf, load_policy
 from mage_async.learning.warm_start import Progress, warm_start
+from mage_async.policy_source import TINY, local_policy
 from mage_async.scripted import random_task, scripted_trial, word_tokens
 from mage_async.trajectory import Trial
 
@@ -28,7 +29,7 @@ def prepare_policy(
     config: Config, directory: Path, build: str, report: Callable[[Progress], None]
 ) -> str:
     """Make `directory` the model directory of version 0; says in a few words where it came from."""
-    if config.warm_start.steps == 0 and config.policy.source != "tiny":
+    if config.warm_start.steps == 0 and config.policy.source != TINY:
         directory.symlink_to(_source(config.policy.source), target_is_directory=True)
         return f"{config.policy.source}, as it is"
     cached = cache_folder() / _key(config, build)
@@ -50,7 +51,7 @@ def cache_folder() -> Path:
 def _make(config: Config, directory: Path, report: Callable[[Progress], None]) -> None:
     """Build and clone; every step is a function of the configuration and its seed."""
     environment = environment_of(config)
-    if config.policy.source == "tiny":
+    if config.policy.source == TINY:
         words = (*environment.facts.words, *WORDS)
         build_tiny(config.policy.tiny, words, config.seed, directory)
         source = directory
@@ -80,12 +81,8 @@ def _demonstrations(config: Config, directory: Path) -> tuple[list[Trial], froze
 
 def _source(name: str) -> Path:
     """A local directory, or a model of the hub, downloaded once."""
-    if Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
-            raise PolicyError(f"{name}: no config.json, so this is no HuggingFace model directory")
-        return Path(name).resolve()
-    if name.startswith((".", "/", "~")):
-        raise PolicyError(f'policy.source {name!r} is no directory; give one, a hub id, or "tiny"')
+    if folder := local_policy(name):
+        return folder
     try:
         return Path(snapshot_download(name))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -1,0 +1,41 @@
+"""Where a policy comes from, as far as that can be said before any process starts."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mage_async import launch
+from mage_async.errors import PolicyError
+from mage_async.policy_source import local_policy
+
+
+@pytest.mark.parametrize("source", ["/nope", "./nope", "~/nope", "models/qwen/nope"])
+def test_a_path_that_is_not_there_is_no_hub_id(source: str) -> None:
+    with pytest.raises(PolicyError, match=f"policy.source '{source}' is no directory"):
+        local_policy(source)
+
+
+@pytest.mark.parametrize("source", ["tiny", "gpt2", "Qwen/Qwen3-4B"])
+def test_a_hub_id_and_the_tiny_model_are_no_paths(source: str) -> None:
+    assert local_policy(source) is None
+
+
+def test_a_directory_is_one_with_a_model_in_it(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=f"{tmp_path}: no config.json"):
+        local_policy(str(tmp_path))
+    (tmp_path / "config.json").touch()
+    assert local_policy(str(tmp_path)) == tmp_path.resolve()
+
+
+def test_it_is_looked_for_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    given = ["mage", "--set", "policy.source=/nope", "--run-dir", str(run_dir)]
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit) as left:
+        launch.main()
+    assert left.value.code == launch.EXIT_USAGE
+    assert capsys.readouterr().err.startswith("mage: policy.source '/nope' is no directory")
+    assert not run_dir.exists()
