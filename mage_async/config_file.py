@@ -6,6 +6,7 @@ itself. What a run records, compares and digests is the whole, without a trace o
 """
 
 import difflib
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -15,6 +16,9 @@ import msgspec
 
 from mage_async.config import Config, Section
 from mage_async.errors import ConfigError
+
+LARGEST = 2**63 - 1
+"""Of whole numbers, in TOML."""
 
 
 def load(path: Path, assignments: list[str]) -> Config:
@@ -37,6 +41,8 @@ def loads(text: str) -> Config:
 
 def parse(tree: dict[str, Any], where: str) -> Config:
     """Turn plain data into a `Config`; `where` begins the error."""
+    if unwritable := _unwritable(tree):
+        raise ConfigError(f"{where}: {unwritable}")
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
@@ -137,6 +143,21 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _unwritable(value: Any, path: str = "") -> str:
+    """What is wrong with the first number that the files of a run could not hold; "" of none."""
+    if isinstance(value, dict):
+        inside = ((f"{path}.{key}".removeprefix("."), each) for key, each in value.items())
+    elif isinstance(value, list):
+        inside = ((f"{path}[{number}]", each) for number, each in enumerate(value))
+    elif isinstance(value, float) and not math.isfinite(value):
+        return f"`{path}` must be a finite number, got {value}"
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        return f"`{path}` must be at most {LARGEST}, got {value}"
+    else:
+        return ""
+    return next(filter(None, (_unwritable(each, where) for where, each in inside)), "")
 
 
 def _explain(message: str, tree: dict[str, Any]) -> str:

@@ -42,6 +42,12 @@ def test_what_is_printed_reads_back_as_the_same_configuration(file: Path, tmp_pa
         ("admission.groups_per_step=0", "`$.admission.groups_per_step` must be at least 1, got 0"),
         ("engine.kind=vllm", "`$.engine.kind` must be one of 'embedded', 'sglang', got 'vllm'"),
         ("learner.steps=few", "`$.learner.steps` must be int, got 'few'"),
+        ("learner.learning_rate=inf", "`learner.learning_rate` must be a finite number, got inf"),
+        (
+            "environment.options={odds=[1.0, nan]}",
+            "`environment.options.odds[1]` must be a finite number, got nan",
+        ),
+        (f"seed={2**63}", f"`seed` must be at most {2**63 - 1}, got {2**63}"),
         ("sampling.temperature=0", "`$.sampling.temperature` must be greater than 0.0, got 0"),
     ],
 )
