@@ -10,6 +10,7 @@ from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.environments.rehearsal import rehearse
 from mage_async.errors import ConfigError
+from mage_async.least_context import chat_in_words, least_context
 from mage_async.population import name_of, version_of
 from mage_async.tags import Tags
 from mage_async.trajectory import Task
@@ -79,6 +80,7 @@ def check(config: Config) -> None:
     _check_population(config, environment)
     _check_engine(config)
     curriculum.check(config.curriculum, config.trial)
+    _check_room(config, environment)
     estimators.check(config.advantage, config.transcript)
     information.check(config.credit, environment)
     _check_sending(config)
@@ -102,6 +104,21 @@ def _check_engine(config: Config) -> None:
         raise ConfigError(
             'engine.arithmetic = "exact" is the embedded engine\'s; for SGLang set '
             "engine.server = { enable_deterministic_inference = true }"
+        )
+
+
+def _check_room(config: Config, environment: Environment) -> None:
+    """A trial has room in the engine, at least one that a script plays, as training ends."""
+    chat, stops = chat_in_words(), config.trial.stop_on_success
+    last = curriculum.horizon(config.curriculum, config.learner.steps, config.trial.episodes)
+    rules = rules_of(config, environment, chat, last.num_episodes, stops_on_success=stops)
+    rules = rules.under(environment, last.num_episodes, last.max_turns)
+    least = least_context(environment, rules, chat)
+    if config.engine.max_tokens < least:
+        raise ConfigError(
+            f"engine.max_tokens must be at least {least}, which a trial of {last.num_episodes} "
+            f"episodes of {config.environment.name!r} needs for its words alone; "
+            f"got {config.engine.max_tokens}"
         )
 
 

@@ -82,6 +82,18 @@ def test_too_few_contexts_for_a_group_are_refused() -> None:
         check(config)
 
 
+@pytest.mark.parametrize("change", ["engine.max_tokens=10", "engine.max_tokens=97"])
+def test_an_engine_without_room_for_a_trial_is_refused(change: str) -> None:
+    config = config_file.load(config_file.find(None), [change])
+    with pytest.raises(ConfigError, match=r"engine.max_tokens must be at least 98.*of 3 episodes"):
+        check(config)
+
+
+def test_the_room_wanted_is_that_of_the_horizon_in_which_training_ends() -> None:
+    changes = ["engine.max_tokens=20", "curriculum.turns=[1, 2]", "learner.steps=20"]
+    check(config_file.load(config_file.find(None), [*changes, "trial.episodes=1"]))
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -1,0 +1,51 @@
+"""How long the contexts of a trial become at least, said before there is a tokenizer.
+
+Scripted trials are told in a chat of whole words: a token a word, a tag, a role. No tokenizer that
+we know joins words across a space, and a chat template writes no less than who speaks; so whatever
+the policy, its prompts are as long or longer.
+"""
+
+import random
+import re
+from collections.abc import Sequence
+
+from mage_async.chat import ChatFormat, Message
+from mage_async.environments.environment import Environment
+from mage_async.scripted import random_task, scripted_trial
+from mage_async.trial_run import TrialRules
+
+NUM_TRIALS = 3
+"""They differ in length, and of one that is too long only its group is lost."""
+_MARKS = re.compile(r"(<\|user\|>|<\|assistant\|>|</?action>|</?remark>)")
+
+
+def least_context(environment: Environment, rules: TrialRules, chat: ChatFormat) -> int:
+    """Tokens of the longest context, one to draw among them, in the shortest of a few trials.
+
+    Args:
+        chat: `chat_in_words()`, as is that of the rules.
+    """
+    source, members = random.Random(0), environment.members("train")
+    tasks = [random_task(environment, members, source) for _ in range(NUM_TRIALS)]
+    trials = [scripted_trial(environment, task, 0, rules, chat) for task in tasks]
+    return min(max(turn.start for turn in trial.turns) + 1 for trial in trials)
+
+
+def chat_in_words() -> ChatFormat:
+    """A chat in which each word is a token, numbered as they come."""
+    ids: dict[str, int] = {}
+
+    def encode(text: str) -> list[int]:
+        words = (word for part in _MARKS.split(text) for word in part.split())
+        return [ids.setdefault(word, len(ids)) for word in words]
+
+    def decode(tokens: Sequence[int]) -> str:
+        words = list(ids)
+        return " ".join(words[token] for token in tokens)
+
+    return ChatFormat(encode, decode, _render, stop_tokens=())
+
+
+def _render(messages: list[Message], opens: bool) -> str:
+    said = "".join(f"<|{each['role']}|> {each['content']}" for each in messages)
+    return said + ("<|assistant|>" if opens else "")
