@@ -82,6 +82,8 @@ def check(config: Config) -> None:
     curriculum.check(config.curriculum, config.trial)
     _check_room(config, environment)
     estimators.check(config.advantage, config.transcript)
+    if config.learner.steps:
+        estimators.check_group(config.advantage, config.admission.trials_per_group)
     information.check(config.credit, environment)
     _check_sending(config)
     _check_loss(config.learner)

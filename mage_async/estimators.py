@@ -57,6 +57,23 @@ def check(rules: Advantage, transcript: Transcript) -> None:
         )
 
 
+def check_group(rules: Advantage, trials_per_group: int) -> None:
+    """Refuse groups in which nothing is compared with anything, so that nothing is learned.
+
+    Raises:
+        ConfigError: with the key, what was got and what to write.
+    """
+    alone = rules.estimator == "leave_one_out" or {"kind", "episode", "index"} <= set(
+        rules.baseline
+    )
+    if trials_per_group == 1 and alone and "group" in rules.baseline and not rules.anchor_weight:
+        raise ConfigError(
+            "admission.trials_per_group must be at least 2 with advantage.baseline = "
+            f"{rules.baseline} and the estimator {rules.estimator!r}, got 1: a turn is compared "
+            "with turns of other trials of its group, and every advantage would be 0"
+        )
+
+
 def _compared(table: TurnTable, rules: Advantage, taken: np.ndarray) -> np.ndarray:
     is_inside = rules.penalise == "return"
     rows = replace(table, returns=table.returns - taken) if is_inside else table

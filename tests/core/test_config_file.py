@@ -94,6 +94,13 @@ def test_the_room_wanted_is_that_of_the_horizon_in_which_training_ends() -> None
     check(config_file.load(config_file.find(None), [*changes, "trial.episodes=1"]))
 
 
+def test_groups_of_one_trial_are_refused_where_there_is_training() -> None:
+    alone = ["admission.trials_per_group=1"]
+    with pytest.raises(ConfigError, match=r"admission.trials_per_group must be at least 2 with"):
+        check(config_file.load(config_file.find(None), alone))
+    check(config_file.load(config_file.find(None), [*alone, "learner.steps=0"]))
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

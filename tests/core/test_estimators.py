@@ -153,6 +153,32 @@ def test_what_an_estimator_cannot_do_is_said_before_a_run(changes, said):
         estimators.check(rules(**changes), SHIPPED.transcript)
 
 
+SAME_TURN = ["group", "kind", "episode", "index"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_refused"),
+    [
+        ({"baseline": SAME_TURN}, True),
+        ({"estimator": "leave_one_out"}, True),
+        ({}, False),
+        ({"baseline": ["member", *SAME_TURN[1:]]}, False),
+        ({"baseline": SAME_TURN, "anchor_weight": 1.0}, False),
+    ],
+)
+def test_a_group_of_one_is_refused_where_it_teaches_nothing(changes, is_refused):
+    own, two_groups = rules(**changes), [0, 0, 1, 1]
+    rows = table([1.0, 2.0, 4.0, 8.0], group=two_groups, trial=two_groups, index=[0, 1, 0, 1])
+    taught = estimated(rows, **changes)
+    assert any(taught) == (not is_refused)
+    if is_refused:
+        with pytest.raises(ConfigError, match="must be at least 2 with"):
+            estimators.check_group(own, 1)
+    else:
+        estimators.check_group(own, 1)
+    estimators.check_group(own, 2)
+
+
 def test_the_shipped_configuration_passes_and_a_table_can_be_estimated_as_it_says():
     estimators.check(SHIPPED.advantage, SHIPPED.transcript)
     rows = replace(table([1.0, 3.0]), member=np.array([0, 0]))
