@@ -9,6 +9,7 @@ import difflib
 import math
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -17,6 +18,7 @@ import msgspec
 from mage_async.config import Config, Section
 from mage_async.errors import ConfigError
 
+BOUNDS = {">=": "at least", ">": "greater than", "<=": "at most", "<": "less than"}
 LARGEST = 2**63 - 1
 """Of whole numbers, in TOML."""
 
@@ -26,7 +28,7 @@ def load(path: Path, assignments: list[str]) -> Config:
     tree = _resolved(path)
     for assignment in assignments:
         _assign(tree, assignment)
-    return parse(tree, str(path.name))
+    return parse(tree, str(path))
 
 
 def read(data: bytes, where: str) -> Config:
@@ -79,14 +81,14 @@ def _resolved(path: Path) -> dict[str, Any]:
     if name is None:
         return own
     if not isinstance(name, str):
-        raise ConfigError(f"{path.name}: `base` must be the path of a file, got {name!r}")
+        raise ConfigError(f"{path}: `base` must be the path of a file, got {name!r}")
     file = path.parent / name
     if not file.is_file():
-        raise ConfigError(f"{path.name}: its base {name!r} is not there: {file}")
+        raise ConfigError(f"{path}: its base {name!r} is not there: {file}")
     below = _read(file)
     if "base" in below:
         raise ConfigError(
-            f"{path.name}: its base {name!r} has a base itself, {below['base']!r}; there is one "
+            f"{path}: its base {name!r} has a base itself, {below['base']!r}; there is one "
             "level: name that one, or copy its keys"
         )
     return _over(below, own, Config)
@@ -111,7 +113,7 @@ def _is_section(hint: Any) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return _tree(path.read_bytes(), path.name)
+        return _tree(path.read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -166,22 +168,52 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     path = path.strip("`") or "$"
     if unknown := re.search(r"unknown field `(.+)`", what):
         return _unknown(unknown[1], path)
-    if missing := re.search(r"missing required field `(.+)`", what):
-        return f"`{path}` lacks the key `{missing[1]}`"
+    if "missing required field" in what:
+        return _incomplete(list(_lacking(tree, Config)))
     if "Invalid enum value" in what:
         choices = ", ".join(map(repr, _choices(path)))
-        return f"`{path}` must be one of {choices}, got {_lookup(tree, path)!r}"
+        return f"`{_key(path)}` must be one of {choices}, got {_lookup(tree, path)!r}"
     bound = what.removeprefix("Expected ").split(", got ")[0].replace("`", "")
-    bound = re.sub(r"^(int|float) >= (\S+)$", r"at least \2", bound)
-    bound = re.sub(r"^(int|float) > (\S+)$", r"greater than \2", bound)
-    return f"`{path}` must be {bound}, got {_lookup(tree, path)!r}"
+    bound = re.sub(r"^(?:int|float) (>=|>|<=|<) (\S+)$", _in_words, bound)
+    return f"`{_key(path)}` must be {bound}, got {_lookup(tree, path)!r}"
+
+
+def _in_words(bound: re.Match[str]) -> str:
+    return f"{BOUNDS[bound[1]]} {bound[2]}"
+
+
+def _key(path: str, *names: str) -> str:
+    """A key as `--set` takes it; msgspec begins a path with a dollar."""
+    return ".".join([*path.split(".")[1:], *names])
 
 
 def _unknown(key: str, path: str) -> str:
     known = _keys_at(path)
     near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
-    return f"unknown key `{key}` at `{path}` ({hint})"
+    hint = f"did you mean `{_key(path, near[0])}`?" if near else f"known: {', '.join(known)}"
+    return f"unknown key `{_key(path, key)}` ({hint})"
+
+
+def _incomplete(keys: list[str]) -> str:
+    """A whole file lacks keys where another version wrote it, such as that of an older run."""
+    section, _, name = keys[0].rpartition(".")
+    is_section = _is_section(_hint(f"$.{keys[0]}"))
+    line = f"the section [{keys[0]}]" if is_section else f"`{name} = …`"
+    place = f" under [{section}]" if section and not is_section else ""
+    return (
+        f"lacks {', '.join(f'`{key}`' for key in keys)}: add {line}{place}"
+        f"{', and so on' if len(keys) > 1 else ''} (another version may have written the file); "
+        "mage_async/config.py says what each key means"
+    )
+
+
+def _lacking(tree: dict[str, Any], section: type[Section], path: str = "$") -> Iterator[str]:
+    """Keys of a section that are not there, and of those below it that are."""
+    for name, hint in get_type_hints(section).items():
+        if name not in tree:
+            yield _key(path, name)
+        elif _is_section(hint) and isinstance(tree[name], dict):
+            yield from _lacking(tree[name], hint, f"{path}.{name}")
 
 
 def _keys_at(path: str) -> list[str]:

@@ -1,5 +1,6 @@
 """What a person is told about a configuration that cannot be run."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,18 +38,21 @@ def test_what_is_printed_reads_back_as_the_same_configuration(file: Path, tmp_pa
     [
         (
             "admission.max_stalenes=1",
-            "unknown key `max_stalenes` at `$.admission` (did you mean `max_staleness`?)",
+            "unknown key `admission.max_stalenes` (did you mean `admission.max_staleness`?)",
         ),
-        ("admission.groups_per_step=0", "`$.admission.groups_per_step` must be at least 1, got 0"),
-        ("engine.kind=vllm", "`$.engine.kind` must be one of 'embedded', 'sglang', got 'vllm'"),
-        ("learner.steps=few", "`$.learner.steps` must be int, got 'few'"),
+        ("admission.groups_per_step=0", "`admission.groups_per_step` must be at least 1, got 0"),
+        ("engine.kind=vllm", "`engine.kind` must be one of 'embedded', 'sglang', got 'vllm'"),
+        ("learner.steps=few", "`learner.steps` must be int, got 'few'"),
+        ("lerner.steps=3", "unknown key `lerner` (did you mean `learner`?)"),
+        ("admission.lag=9", "`admission.lag` must be at most 8, got 9"),
+        ("sampling.top_p=1.5", "`sampling.top_p` must be at most 1.0, got 1.5"),
         ("learner.learning_rate=inf", "`learner.learning_rate` must be a finite number, got inf"),
         (
             "environment.options={odds=[1.0, nan]}",
             "`environment.options.odds[1]` must be a finite number, got nan",
         ),
         (f"seed={2**63}", f"`seed` must be at most {2**63 - 1}, got {2**63}"),
-        ("sampling.temperature=0", "`$.sampling.temperature` must be greater than 0.0, got 0"),
+        ("sampling.temperature=0", "`sampling.temperature` must be greater than 0.0, got 0"),
     ],
 )
 def test_a_wrong_key_or_value_is_answered_with_what_to_write(
@@ -56,16 +60,40 @@ def test_a_wrong_key_or_value_is_answered_with_what_to_write(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         config_file.load(config_file.find(None), [assignment])
-    assert str(caught.value) == f"quickstart.toml: {sentence}"
+    assert str(caught.value) == f"{config_file.find(None)}: {sentence}"
 
 
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
-    text = config_file.find(None).read_text().replace("max_staleness = 1\n", "")
+@pytest.mark.parametrize(
+    ("gone", "sentence"),
+    [
+        (
+            ["entropy_ceiling"],
+            "lacks `learner.entropy_ceiling`: add `entropy_ceiling = …` under [learner] (another ",
+        ),
+        (["heads"], "lacks `policy.tiny.heads`: add `heads = …` under [policy.tiny] (another "),
+        (
+            ["seed"],
+            "lacks `seed`: add `seed = …` (another version may have written the file); mage",
+        ),
+        (["thinking", "lag"], "lacks `transcript.thinking`, `admission.lag`: add `thinking = …` "),
+    ],
+)
+def test_what_is_missing_in_a_file_is_named_with_the_file_and_what_to_add(
+    gone: list[str], sentence: str, tmp_path: Path
+) -> None:
+    lines = config_file.find(None).read_text().splitlines()
+    file = tmp_path / "run-3" / "config.toml"
+    file.parent.mkdir()
+    file.write_text("\n".join(line for line in lines if line.partition(" = ")[0] not in gone))
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{file}: {sentence}')}"):
+        config_file.load(file, [])
+
+
+def test_a_missing_section_is_named_as_one(tmp_path: Path) -> None:
+    text = config_file.find(None).read_text()
     file = tmp_path / "mine.toml"
-    file.write_text(text)
-    with pytest.raises(
-        ConfigError, match=r"mine.toml: `\$.admission` lacks the key `max_staleness`"
-    ):
+    file.write_text(text[: text.index("[supervision]")])
+    with pytest.raises(ConfigError, match=r"lacks `supervision`: add the section \[supervision\]"):
         config_file.load(file, [])
 
 

@@ -42,7 +42,7 @@ def test_without_stages_nothing_is_limited():
     [
         ("curriculum.turns=[4, 2]", r"curriculum.turns must not shrink .*\[4, 2\]"),
         ("curriculum.episodes=[1, 2]", r"must end with trial.episodes = 3, got \[1, 2\]"),
-        ("curriculum.turns=[0]", r"`\$.curriculum.turns\[0\]` must be at least 1, got 0"),
+        ("curriculum.turns=[0]", r"`curriculum.turns\[0\]` must be at least 1, got 0"),
     ],
 )
 def test_a_curriculum_that_leads_elsewhere_is_refused(setting, sentence):

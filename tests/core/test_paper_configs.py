@@ -145,8 +145,11 @@ def test_options_of_another_environment_do_not_shine_through(tmp_path):
         ('base = "nothing.toml"\n', r"mine.toml: its base 'nothing.toml' is not there: .*nothing"),
         ("base = 3\n", r"mine.toml: `base` must be the path of a file, got 3"),
         ('base = "middle.toml"\n', r"its base 'middle.toml' has a base itself, 'whole.toml'"),
-        ('base = "whole.toml"\n[learner]\nstep = 3\n', r"unknown key `step` .*mean `steps`"),
-        ('base = "whole.toml"\nlearner = 3\n', r"mine.toml: `\$.learner` must be object, got 3"),
+        (
+            'base = "whole.toml"\n[learner]\nstep = 3\n',
+            r"key `learner.step` .*mean `learner.steps`",
+        ),
+        ('base = "whole.toml"\nlearner = 3\n', r"mine.toml: `learner` must be object, got 3"),
     ],
 )
 def test_a_base_that_cannot_be_used_is_said(tmp_path, text, sentence):
