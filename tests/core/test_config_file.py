@@ -97,6 +97,14 @@ def test_a_missing_section_is_named_as_one(tmp_path: Path) -> None:
         config_file.load(file, [])
 
 
+def test_numbers_are_looked_for_however_deep_dotted_keys_are_nested() -> None:
+    text = config_file.find(None).read_text()
+    deep = f"options.{'.'.join('a' * 3000)} = "
+    config_file.read(text.replace("options = {}", f"{deep}1").encode(), "deep.toml")
+    with pytest.raises(ConfigError, match=r"a\.a\.a` must be a finite number, got nan"):
+        config_file.read(text.replace("options = {}", f"{deep}nan").encode(), "deep.toml")
+
+
 def test_an_unknown_file_is_answered_with_the_shipped_ones() -> None:
     with pytest.raises(
         ConfigError, match=r"no configuration file 'quikstart'; shipped ones: .*quickstart"
