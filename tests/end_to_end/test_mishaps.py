@@ -1,7 +1,9 @@
 """Mishaps outside of us: each ends in a clear line, nothing hangs, nothing is left behind."""
 
+import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +13,16 @@ import pytest
 
 Start = Callable[..., Any]
 RAISES = """
+from itertools import count
 from mage_async.environments.rps import Rps
+
+BEGUN = count()
 
 class Cursed(Rps):
     def begin(self, task, episode):
-        raise ValueError("the dice are gone")
+        if next(BEGUN) > 50:  # more than are begun before any process starts
+            raise ValueError("the dice are gone")
+        return super().begin(task, episode)
 """
 
 
@@ -78,8 +85,8 @@ def test_an_environment_that_raises_ends_the_run_with_its_words(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     (tmp_path / "cursed_game.py").write_text(RAISES)
-    path = environment.get("PYTHONPATH", "")
-    monkeypatch.setitem(environment, "PYTHONPATH", f"{tmp_path}:{path}" if path else str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(environment, "PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     changes = ("environment.name=cursed_game:Cursed", "supervision.max_restarts=0")
     output = _ended(start(tmp_path / "run", "--actors", "1", changes=changes))
     assert "ValueError: the dice are gone" in output
