@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from mage_async.arguments import positive
 from mage_async.errors import MageError, RunError
 from mage_async.launch import EXIT_USAGE, become
 from mage_async.run_directory import RunDirectory
@@ -33,9 +34,9 @@ def _arguments() -> argparse.Namespace:
         "controls take away.",
     )
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--trials", type=int, default=1024, metavar="N", help="per set (1024)")
+    parser.add_argument("--trials", type=positive, default=1024, metavar="N", help="per set (1024)")
     parser.add_argument(
-        "--episodes", type=int, metavar="K", help="of a trial; may differ from the training's"
+        "--episodes", type=positive, metavar="K", help="of a trial; may differ from the training's"
     )
     return parser.parse_args()
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from mage_async import config_file
+from mage_async.arguments import positive
 from mage_async.assembly import environment_of
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError, MageError
@@ -63,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "version that the run has kept, such as policy-20",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="the task's luck (a new one)")
-    parser.add_argument("--episodes", type=int, metavar="K", help="(as in training)")
+    parser.add_argument("--episodes", type=positive, metavar="K", help="(as in training)")
 
 
 if __name__ == "__main__":

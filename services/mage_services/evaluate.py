@@ -5,12 +5,13 @@ the summary and the report of the run where the number of episodes is the run's 
 """
 
 import argparse
-import json
+import math
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from mage_async import config_file
@@ -20,6 +21,7 @@ from mage_async.errors import MageError
 from mage_async.inference.chat_files import load_chat
 from mage_async.report import render
 from mage_async.run_directory import RunDirectory
+from mage_async.run_records import read_document
 from mage_async.score import Score
 from mage_async.summary import summarise, write_summary
 from mage_services.engines.choice import make_engine
@@ -46,19 +48,31 @@ def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
     own = config.evaluation.episodes
     policy, version = newest(run)
     began = time.monotonic()
-    sets = uvloop.run(_play(config, policy, version, num_trials, episodes or own))
     target = (
         run if episodes in (None, own) else replace(run, root=run.root / f"episodes_{episodes}")
     )
-    target.root.mkdir(exist_ok=True)
-    target.config.write_text(run.config.read_text())
+    cost = _cost_of(target)
+    sets = uvloop.run(_play(roomy(config, episodes), policy, version, num_trials, episodes or own))
+    if target is not run:
+        target.root.mkdir(exist_ok=True)
+        target.config.write_text(run.config.read_text())
     write_evaluation(target, sets, environment_of(config), version, {})
-    wall_s, processor_s = _cost_of(target) or (time.monotonic() - began, time.process_time())
+    wall_s, processor_s = cost or (time.monotonic() - began, time.process_time())
     summary = summarise(target, wall_s=wall_s, processor_s=processor_s)
     if target is run:
         write_summary(run, summary)
         run.report.write_text(render(run, summary))
     make_view(config, target, is_terminal=sys.stdout.isatty()).close(summary)
+
+
+def roomy(config: Config, episodes: int | None) -> Config:
+    """With contexts that hold more episodes than the run's own trials have."""
+    own = max(config.trial.episodes, config.evaluation.episodes)
+    if episodes is None or episodes <= own:
+        return config
+    max_tokens = math.ceil(config.engine.max_tokens * episodes / own)
+    engine = msgspec.structs.replace(config.engine, max_tokens=max_tokens)
+    return msgspec.structs.replace(config, engine=engine)
 
 
 async def _play(
@@ -73,10 +87,8 @@ async def _play(
 
 def _cost_of(run: RunDirectory) -> tuple[float, float | None] | None:
     """The run's own wall time, where it is known, and its processors', which older runs lack."""
-    if not run.summary.is_file():
-        return None
-    summary = json.loads(run.summary.read_text())
-    return summary["wall_s"], summary.get("processor_s")
+    summary = read_document(run.summary)
+    return (summary["wall_s"], summary.get("processor_s")) if "wall_s" in summary else None
 
 
 def newest(run: RunDirectory) -> tuple[Path, int]:

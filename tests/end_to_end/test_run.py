@@ -91,11 +91,12 @@ def test_evaluate_plays_more_episodes_than_training_did(
     finished: tuple[Path, str], environment: dict[str, str]
 ) -> None:
     command = [sys.executable, "-m", "mage_async.evaluate", str(finished[0])]
-    command += ["--trials", "24", "--episodes", "4"]
+    command += ["--trials", "24", "--episodes", "6"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    document = json.loads((finished[0] / "episodes_4" / "evaluation.json").read_text())
-    assert len(document["sets"]["heldout"]["return_by_episode"]) == 4
+    document = json.loads((finished[0] / "episodes_6" / "evaluation.json").read_text())
+    assert len(document["sets"]["heldout"]["return_by_episode"]) == 6
+    assert document["sets"]["heldout"]["cut_short"] == 0  # there is room for twice as many
 
 
 @pytest.mark.slow
