@@ -1,10 +1,10 @@
 """`python -m mage_async.compare RUN_DIR …`, also `mage report`: runs side by side in one page."""
 
 import argparse
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mage_async.errors import MageError, RunError
 from mage_async.launch import EXIT_USAGE
@@ -12,7 +12,10 @@ from mage_async.report import render
 from mage_async.report.arms import Run
 from mage_async.report.comparison import compare, lines
 from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_records
+from mage_async.run_records import read_document, read_records
+
+SUMMARY_PARTS = ("environment", "seed", "complete")
+"""Of every summary, whatever became of its run."""
 
 
 def main() -> None:
@@ -25,13 +28,21 @@ def main() -> None:
         sys.exit(EXIT_USAGE)
 
 
-def _report(places: Sequence[RunDirectory], output: Path | None) -> None:
+def _report(named: Sequence[RunDirectory], output: Path | None) -> None:
+    places = list({place.root.resolve(): place for place in named}.values())
+    if len(places) < len(named):
+        print("a run that is named twice is taken once")
     runs = [read_run(place) for place in places]
-    if len(runs) == 1:
-        page, file = render(places[0], runs[0].summary), output or places[0].report
-    else:
-        page, file = compare(runs), output or Path("comparison.html")
-        _print(runs)
+    try:
+        page = compare(runs) if len(runs) > 1 else render(places[0], runs[0].summary)
+        rows = lines(runs) if len(runs) > 1 else []
+    except KeyError as error:
+        raise RunError(
+            f"a file of {' or '.join(str(place.root) for place in places)} lacks {error}: it is "
+            "damaged, or another version wrote it; `mage evaluate` writes the summary anew"
+        ) from error
+    _print(rows)
+    file = output or (Path("comparison.html") if len(runs) > 1 else places[0].report)
     try:
         file.write_text(page)
     except OSError as error:
@@ -48,12 +59,15 @@ def read_run(place: RunDirectory) -> Run:
     records = read_records(place)
     if not place.summary.is_file():
         raise RunError(f"{place.root} has no {place.summary.name}: it has not ended")
-    return Run(records, json.loads(place.summary.read_text()))
+    summary = read_document(place.summary)
+    missing = [name for name in SUMMARY_PARTS if name not in summary]
+    if missing:
+        raise RunError(f"{place.summary} lacks {', '.join(missing)}: it is damaged")
+    return Run(records, summary)
 
 
-def _print(runs: Sequence[Run]) -> None:
-    rows = lines(runs)
-    width = max(len(row["arm"]) for row in rows)
+def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+    width = max((len(row["arm"]) for row in rows), default=0)
     for row in rows:
         print(
             f"{row['arm']:<{width}}  {row['runs']} runs  held-out, last episode {row['last']}  "

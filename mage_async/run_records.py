@@ -63,15 +63,22 @@ def read_document(file: Path) -> Record:
 
     Raises: RunError: it is damaged.
     """
-    return _parsed(file, file.read_text(), "") if file.is_file() else {}
+    return _parsed(file, _text(file), "") if file.is_file() else {}
 
 
 def read_lines(file: Path) -> list[Record]:
     """Every finished line; what a killed process left of a last one was never written."""
     if not file.is_file():
         return []
-    *lines, _ = file.read_text().split("\n")
+    *lines, _ = _text(file).split("\n")
     return [_parsed(file, line, f", line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except UnicodeDecodeError as error:
+        raise RunError(f"{file}: damaged: byte {error.start} is no text") from None
 
 
 def _parsed(file: Path, text: str, where: str) -> Record:

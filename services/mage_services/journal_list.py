@@ -38,9 +38,15 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
         count = export(results, load_chat(run.policy), given.export)
         print(f"{count} trials in {given.export}")
         return
+    is_empty = True
     for record in records:
+        is_empty = False
         kind, text = line_of(record)
         print(f"{kind:<12} {text}")
+    if is_empty:
+        steps = [record.version for record in journal.records(0) if isinstance(record, Commit)]
+        there = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
+        print(f"nothing matches; the journal has {there}")
     if journal.torn is not None:
         print(f"{journal.torn.name} has a torn tail, from byte {journal.torn_at} on")
 

@@ -2,14 +2,17 @@
 
 import math
 import re
+from argparse import ArgumentTypeError
 
 import pytest
 
-from mage_async.compare import read_run
+from mage_async.arguments import positive
+from mage_async.compare import _report, read_run
 from mage_async.errors import RunError
 from mage_async.intervals import interval
 from mage_async.report.arms import arms, paired
 from mage_async.report.comparison import compare, lines
+from mage_async.run_directory import RunDirectory
 from mage_async.summary import summarise, write_summary
 
 LAST = ("evaluation", "heldout", "return_by_episode", -1)
@@ -88,3 +91,52 @@ def test_a_single_run_is_no_comparison(runs):
 def test_a_run_that_has_not_ended_is_refused(make_run):
     with pytest.raises(RunError, match=r"no summary\.json: it has not ended"):
         read_run(make_run())
+
+
+def summarised(make_run, *names):
+    """Runs that have ended."""
+    made = [make_run(name) for name in names]
+    for place in made:
+        write_summary(place, summarise(place, wall_s=60.0, processor_s=60.0))
+    return made
+
+
+def test_a_run_that_is_named_twice_is_taken_once(make_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (place,) = summarised(make_run, "a")
+    _report([RunDirectory(place.root / ".." / "a"), place], None)
+    said = capsys.readouterr().out
+    assert "named twice is taken once" in said
+    assert f"report: {place.report}" in said
+    assert not (tmp_path / "comparison.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (b'{"seed": 0, "env', r"summary\.json: damaged"),
+        (b"{}", r"summary\.json lacks environment, seed, complete: it is damaged"),
+        (b"\xff\xfe{", r"summary\.json: damaged: byte 0 is no text"),
+    ],
+)
+def test_a_damaged_summary_is_said_in_a_sentence(make_run, damage, says):
+    (place,) = summarised(make_run, "a")
+    place.summary.write_bytes(damage)
+    with pytest.raises(RunError, match=says):
+        _report([place], None)
+
+
+@pytest.mark.parametrize("others", [(), ("b",)])
+def test_what_a_file_of_a_run_lacks_is_named(make_run, tmp_path, others):
+    (place, *rest) = summarised(make_run, "a", *others)
+    lines_ = place.metrics.read_text().splitlines()
+    place.metrics.write_text("".join(line.replace("time_s", "time") + "\n" for line in lines_))
+    with pytest.raises(RunError, match="lacks 'time_s': it is damaged, or another version"):
+        _report([place, *rest], tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
+def test_a_number_of_trials_or_episodes_is_above_0(text):
+    with pytest.raises(ArgumentTypeError, match=f"a whole number above 0, got {text!r}"):
+        positive(text)
+    assert positive("12") == 12
