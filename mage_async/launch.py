@@ -82,8 +82,10 @@ def _arguments() -> argparse.Namespace:
         description="Train a language agent that learns to learn: actors play, a learner trains.",
         epilog="mage evaluate RUN_DIR plays a finished run's policy against fixed sets of tasks; "
         "mage replay RUN_DIR computes a run again from its journal; mage journal RUN_DIR lists it; "
-        "mage report RUN_DIR … compares runs; "
-        "mage play RUN_DIR lets you play.",
+        "mage report RUN_DIR … compares runs; mage play RUN_DIR lets you play; "
+        "mage ablate says what staleness costs; mage keys makes keys for other machines, from "
+        "which mage actor joins a run. Each has its own --help. What the keys of a configuration "
+        "mean is said in mage_async/config.py.",
     )
     parser.add_argument("--config", help="a TOML file, or the name of a shipped one (quickstart)")
     parser.add_argument("--actors", type=int, default=4, metavar="N", help="actor processes (4)")
@@ -157,4 +159,4 @@ def _say(error: MageError) -> int:
 
 
 if __name__ == "__main__":
-    launch()
+    main()
