@@ -25,6 +25,7 @@ from mage_async.durable import write_whole
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.journal import Commit, Segment, first_head, first_needed
+from mage_async.json_lines import append_lines
 from mage_async.learning.checkpoint import (
     checkpoints,
     restore_checkpoint,
@@ -250,8 +251,8 @@ class Training:
 
     def record(self, file: Path, line: dict[str, Any]) -> None:
         """Append one line of JSON."""
-        with writing(f"a line to {file}"), file.open("a") as out:
-            out.write(json.dumps(line) + "\n")
+        with writing(f"a line to {file}"):
+            append_lines(file, [line])
 
     def sample(self, trial: Trial, version: int) -> None:
         """Write a trial down as text, for people to read."""
