@@ -1,5 +1,6 @@
 """From the configuration to the objects it describes, in one place for every process."""
 
+from dataclasses import replace
 from typing import Literal
 
 from mage_async import curriculum, estimators, information
@@ -80,7 +81,6 @@ def check(config: Config) -> None:
     _check_population(config, environment)
     _check_engine(config)
     curriculum.check(config.curriculum, config.trial)
-    _check_room(config, environment)
     estimators.check(config.advantage, config.transcript)
     if config.learner.steps:
         estimators.check_group(config.advantage, config.admission.trials_per_group)
@@ -93,6 +93,7 @@ def check(config: Config) -> None:
             "policy.tiny: hidden_size must be a multiple of heads, and heads of kv_heads; "
             f"got {shape.hidden_size}, {shape.heads}, {shape.kv_heads}"
         )
+    _check_room(config, environment)
 
 
 def _check_engine(config: Config) -> None:
@@ -115,6 +116,7 @@ def _check_room(config: Config, environment: Environment) -> None:
     last = curriculum.horizon(config.curriculum, config.learner.steps, config.trial.episodes)
     rules = rules_of(config, environment, chat, last.num_episodes, stops_on_success=stops)
     rules = rules.under(environment, last.num_episodes, last.max_turns)
+    rules = replace(rules, max_reflection_tokens=1)  # remarks may be as short as that
     least = least_context(environment, rules, chat)
     if config.engine.max_tokens < least:
         raise ConfigError(

@@ -303,7 +303,7 @@ def test_who_is_trained_on_is_not_held_out_and_nobody_has_a_versions_name() -> N
     with pytest.raises(ConfigError, match="'random' cannot be trained on and held out"):
         check(config_file.load(config_file.find("kuhn"), changes))
     for shared, sentence in (
-        (f"{__name__}:Shared", "'rock' cannot be trained on and held out"),
+        (f"{__name__}:Shared", "'fixed-paper' cannot be trained on and held out"),
         (f"{__name__}:Named", "'policy-3' is the name of a version of the policy"),
     ):
         changes = [f"environment.name={shared}", "environment.options={}"]
@@ -331,18 +331,25 @@ def test_versions_are_held_by_our_engine_and_kept_on_disk(changes: list[str]) ->
         check(config_file.load(config_file.find("kuhn"), ["population.rivals=0.5", *changes]))
 
 
-class Shared(Rps):
-    """Its only opponent is in both splits."""
+class Few(Rps):
+    """Whoever is not met takes the other's place."""
+
+    def swaps(self, member: str, split: str) -> tuple[str, ...]:
+        return tuple(each for each in self.members(split) if each != member)
+
+
+class Shared(Few):
+    """Its opponents are in both splits."""
 
     def members(self, split: str) -> tuple[str, ...]:
-        return ("rock",)
+        return ("fixed-rock", "fixed-paper")
 
 
-class Named(Rps):
+class Named(Few):
     """An opponent has a version's name."""
 
     def members(self, split: str) -> tuple[str, ...]:
-        return ("policy-3",) if split == "train" else ("paper",)
+        return ("fixed-rock", "policy-3") if split == "train" else ("fixed-paper", "fixed-scissors")
 
 
 def test_the_catalogue_says_who_has_a_second_seat() -> None:
