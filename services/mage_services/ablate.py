@@ -12,6 +12,7 @@ under way; the next call begins those anew.
 import asyncio
 import csv
 import fcntl
+import os
 import shutil
 import signal
 import sys
@@ -29,6 +30,7 @@ from mage_async.errors import MageError, RunError
 from mage_async.launch import EXIT_USAGE
 from mage_async.report.ablation import render_ablation
 from mage_async.run_directory import RunDirectory
+from mage_async.run_lock import take_lock
 from mage_services.plots import write_png
 
 Outcome = Literal["done", "failed", "left for later"]
@@ -47,11 +49,13 @@ def run(ablation: Ablation) -> int:
     """Run what is missing, and write the report; 1 where a run failed.
 
     Raises: RunError: a run lies there that was another one, or is damaged, or somebody else runs
-        the same matrix.
+        the same matrix or a cell of it.
     """
     ablation.root.mkdir(parents=True, exist_ok=True)
     with _alone(ablation.root):
         missing = [cell for cell in ablation.configs if not _found(ablation, cell)]
+        for cell in missing:
+            _check_that_nobody_runs(_directory(ablation, cell))
         num_runs = len(ablation.configs)
         progress = Progress(num_runs, num_runs - len(missing), ablation.parallel)
         print(progress.begin(), flush=True)
@@ -174,6 +178,15 @@ def _found(ablation: Ablation, cell: Cell) -> bool:
             "give the same --config and --set, or another --run-dir"
         )
     return True
+
+
+def _check_that_nobody_runs(run: RunDirectory) -> None:
+    """A killed `mage ablate` leaves its runs alive; what is missing is removed and begun anew.
+
+    Raises: RunError: this one lives.
+    """
+    if run.root.is_dir():
+        os.close(take_lock(run))
 
 
 def _log(ablation: Ablation, cell: Cell) -> Path:

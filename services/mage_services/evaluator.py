@@ -19,6 +19,7 @@ import msgspec
 from mage_async.assembly import environment_of, rules_of
 from mage_async.chat import ChatFormat
 from mage_async.config import Config
+from mage_async.durable import write_whole
 from mage_async.environments.environment import Environment, Split
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
@@ -130,7 +131,7 @@ def write_evaluation(
         "environment": asdict(environment.facts),
         "blocked_s": blocked_s,
     }
-    run.evaluation.write_text(json.dumps(document, indent=2))
+    write_whole(run.evaluation, json.dumps(document, indent=2))
 
 
 class Follower:

@@ -1,5 +1,6 @@
 """Cells of a matrix as processes: what is done is read, what is missing is run."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from mage_async.ablate import read_ablation
 from mage_async.ablation import Cell, Finished, Setting
 from mage_async.errors import RunError
+from mage_async.run_directory import RunDirectory
+from mage_async.run_lock import take_lock
 from mage_services import ablate
 from mage_services.plots import write_png
 
@@ -34,6 +37,17 @@ def test_two_matrices_never_run_in_one_folder(tmp_path: Path) -> None:
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
     with ablate._alone(tmp_path), pytest.raises(RunError, match="another `mage ablate` runs"):
         ablate.run(ablation)
+
+
+def test_a_cell_that_a_killed_call_left_alive_is_not_removed(tmp_path: Path) -> None:
+    ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
+    run = RunDirectory(tmp_path / "slots-1-decoupled-seed0")
+    run.root.mkdir()
+    lock = take_lock(run)
+    with pytest.raises(RunError, match="seed0 is being run by another process"):
+        ablate.run(ablation)
+    os.close(lock)
+    assert ablate.run(ablation) == 0
 
 
 def test_without_matplotlib_a_sentence_stands_where_the_picture_would(
