@@ -52,19 +52,24 @@ def open_journal(folder: Path) -> JournalOnDisk:
     return JournalOnDisk(files[: len(segments)], segments, torn, found.good_bytes)
 
 
-def cut_tail(journal: JournalOnDisk) -> int:
-    """Cut a torn tail off, durably, and a segment that never got its head; returns lost bytes."""
-    if journal.torn is None:
-        return 0
-    lost = journal.torn.stat().st_size - journal.torn_at
-    if journal.torn not in journal.files:
-        journal.torn.unlink()
-    else:
-        with journal.torn.open("r+b") as file:
-            file.truncate(journal.torn_at)
-            file.flush()
-            os.fsync(file.fileno())
-    sync(journal.torn.parent)
+def make_durable(journal: JournalOnDisk) -> int:
+    """Have on the disk itself what was read, and nothing behind it; returns how many bytes of a
+    torn tail, or of a segment that never got its head, were cut off.
+
+    Whoever was killed between writing and syncing had told nobody; whoever goes on from what was
+    written acknowledges it as held.
+    """
+    lost = 0
+    if journal.torn is not None:
+        lost = journal.torn.stat().st_size - journal.torn_at
+        if journal.torn in journal.files:
+            os.truncate(journal.torn, journal.torn_at)
+        else:
+            journal.torn.unlink()
+            sync(journal.torn.parent)
+    for last in journal.files[-1:]:  # before another segment is begun, the one before is synced
+        sync(last)
+        sync(last.parent)
     return lost
 
 

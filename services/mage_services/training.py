@@ -51,7 +51,7 @@ from mage_async.recovery import (
 )
 from mage_async.run_directory import RunDirectory
 from mage_async.trajectory import Group, Trial
-from mage_services.journal_reading import JournalOnDisk, cut_tail, open_journal
+from mage_services.journal_reading import JournalOnDisk, make_durable, open_journal
 from mage_services.startup import Startup
 
 
@@ -105,7 +105,7 @@ class Training:
         if found:
             origin = f"from checkpoint {found[-1].name}"
         journal = open_journal(run.journal)
-        lost_bytes = cut_tail(journal)
+        lost_bytes = make_durable(journal)
         steps = training.recover(journal, ledger, league)
         if steps:
             origin += f" and {len(steps)} steps of the journal"

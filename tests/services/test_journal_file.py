@@ -11,8 +11,9 @@ import pytest
 from mage_async.errors import RunError
 from mage_async.journal import Dropped, Head, Record, first_head
 from mage_services import journal_file as module
+from mage_services import journal_reading
 from mage_services.journal_file import JournalFile, segment_file
-from mage_services.journal_reading import cut_tail, open_journal
+from mage_services.journal_reading import make_durable, open_journal
 
 LARGE = 10**9
 
@@ -25,7 +26,7 @@ def made(
     folder: Path, *, version: int = 0, max_bytes: int = LARGE, roll_at: int = LARGE
 ) -> JournalFile:
     found = open_journal(folder)
-    cut_tail(found)
+    make_durable(found)
     return JournalFile(folder, found.segments, first_head(version, 0), max_bytes, roll_at)
 
 
@@ -98,6 +99,21 @@ def test_after_waits_for_what_was_appended_before_it(tmp_path: Path) -> None:
         journal.close()
 
     run(main)
+
+
+def test_what_an_earlier_life_wrote_is_synced_before_anybody_goes_on_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        journal = made(tmp_path)
+        await journal.durable(dropped(0))
+        journal.close()
+
+    run(main)
+    synced: list[Path] = []
+    monkeypatch.setattr(journal_reading, "sync", synced.append)
+    assert make_durable(open_journal(tmp_path)) == 0  # whole; was it synced?
+    assert synced == [segment_file(tmp_path, 1), tmp_path]
 
 
 @pytest.mark.parametrize("lost", [1, 10, 10**5])
