@@ -46,8 +46,8 @@ def test_the_example_is_an_environment_that_can_be_run() -> None:
         ("references = lambda self, *_: None", "references('train', 3) must be a dictionary of tu"),
         ("members = lambda self, split: 'left'", "members('train') must be a tuple of names, got"),
         (
-            "facts = replace(FACTS, words=('left', 'right', 'pays', 'nothing'))",
-            "play.observation must be made of facts.words, unless facts.has_open_text, got 'press'",
+            "facts = replace(FACTS, words=('left', 'right', 'green', 'blue', 'over'))",
+            "play.observation must be made of facts.words, unless facts.has_open_text, got 'red'",
         ),
         ("facts = replace(FACTS, words=('left'))", "facts.words must be a tuple of words, got 'l"),
         ("facts = replace(FACTS, units=0)", "facts.units must be a whole number from 1, got 0"),
@@ -72,10 +72,10 @@ def test_what_is_wrong_in_every_trial_is_said_before_any_process_starts(
 ) -> None:
     (folder / "faulty.py").write_text(
         "from dataclasses import replace\n"
-        "from buttons import Buttons, Outcome, Presses\n"
+        "from buttons import Buttons, Outcome, Visit\n"
         "FACTS = Buttons.facts\n"
         "def plays(**changed):\n"
-        "    return lambda self, *task: type('Play', (Presses,), changed)(*task)\n"
+        "    return lambda self, *task: type('Play', (Visit,), changed)(*task)\n"
         f"class Faulty(Buttons):\n    {inside}\n"
     )
     with pytest.raises(ConfigError, match=f"^environment 'faulty:Faulty': .*{re.escape(sentence)}"):
