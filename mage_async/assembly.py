@@ -116,7 +116,8 @@ def _check_room(config: Config, environment: Environment) -> None:
     last = curriculum.horizon(config.curriculum, config.learner.steps, config.trial.episodes)
     rules = rules_of(config, environment, chat, last.num_episodes, stops_on_success=stops)
     rules = rules.under(environment, last.num_episodes, last.max_turns)
-    rules = replace(rules, max_reflection_tokens=1)  # remarks may be as short as that
+    if not config.warm_start.steps:  # or else its remarks are as long as those it was cloned from
+        rules = replace(rules, max_reflection_tokens=1)
     least = least_context(environment, rules, chat)
     if config.engine.max_tokens < least:
         raise ConfigError(

@@ -130,6 +130,13 @@ def test_the_room_wanted_is_that_of_the_horizon_in_which_training_ends() -> None
     check(config_file.load(config_file.find(None), [*changes, "trial.episodes=1"]))
 
 
+def test_remarks_need_the_room_of_those_they_are_cloned_from() -> None:
+    planning = ["trial.strategy=turn"]
+    with pytest.raises(ConfigError, match=r"engine.max_tokens must be at least 190"):
+        check(config_file.load(config_file.find(None), planning))
+    check(config_file.load(config_file.find(None), [*planning, "warm_start.steps=0"]))
+
+
 def test_groups_of_one_trial_are_refused_where_there_is_training() -> None:
     alone = ["admission.trials_per_group=1"]
     with pytest.raises(ConfigError, match=r"admission.trials_per_group must be at least 2 with"):

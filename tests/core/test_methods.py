@@ -17,7 +17,7 @@ def configured(method, name="kuhn", **changes):
 def test_every_method_is_a_valid_configuration_of_every_environment(method, name):
     if (method, name) == ("metacure", "tictactoe"):
         pytest.skip("tictactoe has no Bayes filter")
-    room = {"engine.max_tokens": 200}  # for a strategy before each action
+    room = {"engine.max_tokens": 256}  # for a strategy before each action
     check(configured(method, name, **room))
 
 
