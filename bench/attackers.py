@@ -1,8 +1,8 @@
 """The hostile peers of `peers.py`: each line of this program's input begins an attack, the next one
 ends it.
 
-An attack is a child that runs where nobody else wants to, forked when all is read and nothing of
-zmq's has begun. A line names its kind and, after a tab, the directory of its keys.
+An attack is a child, forked when all is read and nothing of zmq's has begun. A line names its kind
+and, after a tab, the directory of its keys.
 """
 
 import contextlib
@@ -104,6 +104,17 @@ def half_open(address: str, keys: Path) -> None:
     hold_half_open(address)
 
 
+def sends_nothing(address: str, keys: Path) -> None:
+    """As busy as an attack, and none."""
+    while True:
+        encode(BEAT)
+
+
+def no_attacker(address: str, keys: Path) -> None:
+    """Not even busy."""
+    signal.pause()
+
+
 WAYS: dict[str, Callable[[str, Path], None]] = {
     "no keys": without_keys,
     "wrong keys": with_wrong_keys,
@@ -111,6 +122,8 @@ WAYS: dict[str, Callable[[str, Path], None]] = {
     "oversize": with_oversize,
     "too many": with_too_many,
     f"half-open x {NUM_HALF_OPEN:,}": half_open,
+    "sends nothing": sends_nothing,
+    "no attacker": no_attacker,
 }
 
 
@@ -122,7 +135,6 @@ def main() -> None:
         kind, _, keys = line.rstrip("\n").partition("\t")
         child = os.fork()
         if child == 0:
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             WAYS[kind](address, Path(keys))
         sys.stdin.readline()
         os.kill(child, signal.SIGKILL)

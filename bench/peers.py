@@ -4,15 +4,17 @@ checkout's root.
 A learner's channel on TCP with keys answers one honest actor, in a process of its own, that sends
 trials of 2,048 tokens with 16 credits as fast as they are acknowledged. Windows without and with an
 attack alternate. What is compared is the work that an attack makes for the learner, and not the
-processor that it burns, which is another machine's where it matters: so the learner has a processor
-for itself, and an attack has what the honest actor leaves of the others (where other programs run
-too, begin it with `nice -n -15`). The flooding ones have a known key, a new one a window: the one
-before is barred. Measured are the honest actor's trials a second in an attack's window over the
-mean of the windows before and after it, the median of the rounds, and what the learner's channel
-took from the attackers. A round in which the machine's own host kept a fiftieth of its processors
-for others is left out of that (where all are, all count, and there is no pass). Before the rounds
-each attack is made without the honest actor: the time of the learner's processor that it takes then
-bounds what it can cost others, and hardly depends on what else the machine does.
+processor that it burns, which is another machine's where it matters: so the learner and the honest
+actor share one processor, the attacker has the others, and it keeps them as busy where it does not
+attack: it makes its messages and sends none (processors share more than a name; what the beside
+costs is the row `no attacker`, whose windows leave them idle). Where other programs run too, begin
+it with `nice -n -15`. The flooding ones have a known key, a new one a window: the one before is
+barred. Measured are the honest actor's trials a second in an attack's window over the mean of the
+windows before and after it, the median of the rounds, and what the learner's channel took from the
+attackers. A round in which the machine's own host kept a fiftieth of its processors for others is
+left out of that (where all are, all count, and there is no pass). Before the rounds each attack is
+made without the honest actor: the time of the learner's processor that it takes then bounds what it
+can cost others, and hardly depends on what else the machine does.
 
 All attacks are made in windows of 2.4 s, which hold the whole cost of a flood that is then barred
 for a minute. `--sustained` makes the flood of sound messages in windows of 20 s, in which it goes
@@ -117,9 +119,10 @@ class Plan:
         return (self.num_alone + self.num_rounds) * len(self.kinds)
 
 
-FLOOD = "too many"
-FIRST = Plan("first_window", tuple(WAYS), frozenset(WAYS) - {FLOOD}, 2.4, 3, 5)
-SUSTAINED = Plan("sustained", (FLOOD,), frozenset([FLOOD]), 20.0, 1, 4)
+FLOOD, SILENT, NOBODY = "too many", "sends nothing", "no attacker"
+ATTACKS = tuple(kind for kind in WAYS if kind not in (SILENT, NOBODY))
+FIRST = Plan("first_window", (*ATTACKS, NOBODY), frozenset(ATTACKS) - {FLOOD}, 2.4, 3, 5)
+SUSTAINED = Plan("sustained", (FLOOD, NOBODY), frozenset([FLOOD]), 20.0, 1, 4)
 
 
 class Bench:
@@ -127,7 +130,7 @@ class Bench:
 
     def __init__(self, channel: LearnerChannel, folder: Path, window_s: float) -> None:
         self.channel, self.folder, self.window_s = channel, folder, window_s
-        self.attackers = begin(ATTACKERS, channel.address)
+        self.attackers = begin(OTHER_PROCESSORS, ATTACKERS, channel.address)
         self.num_honest = self.num_hostile = 0
         self.has_begun = asyncio.Event()
 
@@ -154,7 +157,7 @@ class Bench:
         return Window((self.num_honest - before) / duration_s, busy, stolen)
 
     async def attacked(self, kind: str, number: int) -> Window:
-        """A window in which an attack begins and goes on."""
+        """A window in which an attack begins and goes on, or none."""
         assert self.attackers.stdin is not None
         keys = self.folder / f"attack{number}"  # known, and not barred yet
         num_messages, num_refused = self.num_hostile, self.channel.statistics().num_refused
@@ -181,11 +184,11 @@ def host_took_s() -> float:
     return int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
-def begin(*arguments: str) -> subprocess.Popen[str]:
-    """Start a script, on the processors that the learner leaves."""
+def begin(processors: list[int], *arguments: str) -> subprocess.Popen[str]:
+    """Start a script on some processors."""
     command = [sys.executable, *arguments]
     begun = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    os.sched_setaffinity(begun.pid, OTHER_PROCESSORS)
+    os.sched_setaffinity(begun.pid, processors)
     return begun
 
 
@@ -214,13 +217,15 @@ async def measure(folder: Path, plan: Plan) -> dict[str, Any]:
         attacks = enumerate(plan.kinds * (plan.num_alone + plan.num_rounds))
         first = islice(attacks, plan.num_alone * len(plan.kinds))
         alone = [await bench.attacked(kind, number) for number, kind in first]
-        honest = begin(__file__, "--honest", channel.address, str(folder / "keys"))
+        honest = begin(
+            [FIRST_PROCESSOR], __file__, "--honest", channel.address, str(folder / "keys")
+        )
         await bench.has_begun.wait()
-        await bench.window()  # warm
-        quiets, attacked = [await bench.window()], []
+        await bench.attacked(SILENT, 0)  # warm
+        quiets, attacked = [await bench.attacked(SILENT, 0)], []
         for number, kind in attacks:
             attacked.append(await bench.attacked(kind, number))
-            quiets.append(await bench.window())
+            quiets.append(await bench.attacked(SILENT, number))
         statistics_ = channel.statistics()
         serving.cancel()
         for process in (honest, bench.attackers):
@@ -253,6 +258,7 @@ def figures_of(alone: list[Window], rounds: list[tuple[Window, Window, Window]])
         "rounds": [[asdict(window) for window in one] for one in rounds],
         "messages_in": sum(window.num_messages for _, window, _ in rounds),
         "refused": sum(window.num_refused for _, window, _ in rounds),
+        "rounds_refused": sum(window.num_refused > 0 for _, window, _ in rounds),
     }
 
 
@@ -274,7 +280,7 @@ def conclude(figures: dict[str, Any], plan: Plan) -> bool:
         is_good &= row["left_out"] < plan.num_rounds
         is_good &= row["ratio"] > LEAST_RATIO or kind not in plan.judged
         is_good &= not (kind in ("no keys", "wrong keys") and row["messages_in"])
-        is_good &= kind not in ("garbage", FLOOD) or row["refused"] == plan.num_rounds
+        is_good &= kind not in ("garbage", FLOOD) or row["rounds_refused"] == plan.num_rounds
     num_left_out = sum(row["left_out"] for row in figures["attacks"].values())
     num_rounds = plan.num_rounds * len(plan.kinds)
     print(
