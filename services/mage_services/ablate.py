@@ -11,7 +11,6 @@ under way; the next call begins those anew.
 
 import asyncio
 import csv
-import fcntl
 import os
 import shutil
 import signal
@@ -30,7 +29,7 @@ from mage_async.errors import MageError, RunError
 from mage_async.launch import EXIT_USAGE
 from mage_async.report.ablation import render_ablation
 from mage_async.run_directory import RunDirectory
-from mage_async.run_lock import take_lock
+from mage_async.run_lock import hold, take_lock
 from mage_services.plots import write_png
 
 Outcome = Literal["done", "failed", "left for later"]
@@ -76,12 +75,11 @@ def run(ablation: Ablation) -> int:
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Nobody else runs cells of this folder; the lock ends with the process."""
-    with (root / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{root}: another `mage ablate` runs there; wait for it") from None
+    lock = hold(root / ".lock", f"{root}: another `mage ablate` runs there; wait for it")
+    try:
         yield
+    finally:
+        os.close(lock)
 
 
 async def _run_all(
