@@ -4,11 +4,11 @@ Of an interrupted run only those keys are there that can be known, and `complete
 """
 
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from mage_async.assembly import environment_of
+from mage_async.durable import write_whole
 from mage_async.run_directory import RunDirectory
 from mage_async.run_records import Record, RunRecords, read_records
 
@@ -61,9 +61,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
 
 def write_summary(run: RunDirectory, summary: Record) -> None:
     """Write `summary.json`, whole or not at all."""
-    draft = run.summary.with_suffix(".draft")
-    draft.write_text(json.dumps(summary, indent=2) + "\n")
-    os.replace(draft, run.summary)
+    write_whole(run.summary, json.dumps(summary, indent=2) + "\n")
 
 
 def _identity(records: RunRecords) -> Record:

@@ -122,7 +122,7 @@ def test_a_directory_without_a_configuration_is_no_run(tmp_path):
 
 def test_the_summary_is_written_as_json_and_leaves_no_draft(make_run):
     run = make_run(steps=3)
-    summary = summarise(run, wall_s=1.0, processor_s=60.0)
+    summary, before = summarise(run, wall_s=1.0, processor_s=60.0), set(run.root.iterdir())
     write_summary(run, summary)
     assert json.loads(run.summary.read_text()) == summary
-    assert not list(run.root.glob("*.draft"))
+    assert set(run.root.iterdir()) == before | {run.summary}
