@@ -155,7 +155,7 @@ def _ages(runs: Runs) -> Markup:
     for name, same in _by_flow(runs).items():
         episodes = max(len(run.ages) for run in same)
         for number in range(episodes):
-            shares = _mean_shares([run.ages[number] for run in same])
+            shares = mean_shares([run.ages[number] for run in same])
             if shares:
                 who = name if number == 0 else f"episode {number}"
                 label = tag("div", who, cls="who")
@@ -173,7 +173,8 @@ def _by_flow(runs: Runs) -> dict[str, list[Finished]]:
     return found
 
 
-def _mean_shares(parts: Sequence[Mapping[int, float]]) -> dict[int, float]:
+def mean_shares(parts: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """The mean share of each age, over the runs that know it."""
     known = [part for part in parts if part]
     ages = sorted({age for part in known for age in part})
     return {age: sum(part.get(age, 0.0) for part in known) / len(known) for age in ages}

@@ -10,7 +10,7 @@ from typing import Any
 
 from mage_async.ablation import Finished, Setting
 from mage_async.intervals import interval
-from mage_async.report.ablation import by_setting, smooth, values
+from mage_async.report.ablation import by_setting, mean_shares, smooth, values
 
 MISSING = "no ablation.png: matplotlib is not installed (pip install 'mage_async[plots]')"
 COLOURS = ("#1f6fd1", "#d1781f", "#2c9161", "#a03fb5", "#c2344c", "#7a6a00", "#5b6470", "#0c8c9c")
@@ -86,18 +86,12 @@ def _ages(axes: Any, runs: Runs) -> None:
     found = dict[int, list[dict[int, float]]]()
     for setting, same in sorted(runs.items(), key=lambda item: item[0].place()):
         found.setdefault(setting.place(), []).extend(run.ages[0] for run in same)
-    bottoms = dict.fromkeys(found, 0.0)
-    ages = sorted({age for parts in found.values() for shares in parts for age in shares})
+    shares = {place: mean_shares(parts) for place, parts in found.items()}
+    ages = sorted({age for each in shares.values() for age in each})
+    bottoms = [0.0] * len(shares)
     for age in ages:
-        means = [_mean_share(parts, age) for parts in found.values()]
+        means = [each.get(age, 0.0) for each in shares.values()]
         colour = AGES[round(age * (len(AGES) - 1) / max(len(AGES) - 1, *ages))]
-        names = [str(place) for place in found]
-        axes.bar(names, means, 0.7, list(bottoms.values()), label=str(age), color=colour)
-        bottoms = {
-            at: known + mean for (at, known), mean in zip(bottoms.items(), means, strict=True)
-        }
+        axes.bar(list(map(str, shares)), means, 0.7, bottoms, label=str(age), color=colour)
+        bottoms = [bottom + mean for bottom, mean in zip(bottoms, means, strict=True)]
     axes.set_xlabel("bound + lag, steps")
-
-
-def _mean_share(parts: list[dict[int, float]], age: int) -> float:
-    return sum(shares.get(age, 0.0) for shares in parts) / len(parts)
