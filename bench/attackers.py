@@ -21,6 +21,7 @@ from mage_async.wire import DEFAULT_LIMITS, Frame, Heartbeat, Hello, encode
 from mage_services.curve import actor_keys
 
 NUM_HALF_OPEN = 1000
+FLOOD, SILENT, NOBODY = "too many", "sends nothing", "no attacker"
 HELLO = Hello(role="actor", name="flood", build="b", config_digest="c", credits=1)
 BEAT = Heartbeat(name="flood", counters={}, blocked_s={})
 
@@ -120,10 +121,10 @@ WAYS: dict[str, Callable[[str, Path], None]] = {
     "wrong keys": with_wrong_keys,
     "garbage": with_garbage,
     "oversize": with_oversize,
-    "too many": with_too_many,
+    FLOOD: with_too_many,
     f"half-open x {NUM_HALF_OPEN:,}": half_open,
-    "sends nothing": sends_nothing,
-    "no attacker": no_attacker,
+    SILENT: sends_nothing,
+    NOBODY: no_attacker,
 }
 
 

@@ -6,8 +6,8 @@ trials of 2,048 tokens with 16 credits as fast as they are acknowledged. Windows
 attack alternate. What is compared is the work that an attack makes for the learner, and not the
 processor that it burns, which is another machine's where it matters: so the learner and the honest
 actor share one processor, the attacker has the others, and it keeps them as busy where it does not
-attack: it makes its messages and sends none (processors share more than a name; what the beside
-costs is the row `no attacker`, whose windows leave them idle). Where other programs run too, begin
+attack: it makes its messages and sends none (what a busy processor costs the one beside it is the
+row `no attacker`, whose windows leave them idle). Where other programs run too, begin
 it with `nice -n -15`. The flooding ones have a known key, a new one a window: the one before is
 barred. Measured are the honest actor's trials a second in an attack's window over the mean of the
 windows before and after it, the median of the rounds, and what the learner's channel took from the
@@ -43,7 +43,7 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from attackers import WAYS
+from attackers import FLOOD, NOBODY, SILENT, WAYS
 from baseline import FOLDER, machine, provenance, write_baseline
 
 from mage_async.policy_version import VersionRun
@@ -119,7 +119,6 @@ class Plan:
         return (self.num_alone + self.num_rounds) * len(self.kinds)
 
 
-FLOOD, SILENT, NOBODY = "too many", "sends nothing", "no attacker"
 ATTACKS = tuple(kind for kind in WAYS if kind not in (SILENT, NOBODY))
 FIRST = Plan("first_window", (*ATTACKS, NOBODY), frozenset(ATTACKS) - {FLOOD}, 2.4, 3, 5)
 SUSTAINED = Plan("sustained", (FLOOD, NOBODY), frozenset([FLOOD]), 20.0, 1, 4)
