@@ -33,16 +33,17 @@ def _report(named: Sequence[RunDirectory], output: Path | None) -> None:
     if len(places) < len(named):
         print("a run that is named twice is taken once")
     runs = [read_run(place) for place in places]
+    is_single = len(runs) == 1
     try:
-        page = compare(runs) if len(runs) > 1 else render(places[0], runs[0].summary)
-        rows = lines(runs) if len(runs) > 1 else []
+        page = render(places[0], runs[0].summary) if is_single else compare(runs)
+        rows = [] if is_single else lines(runs)
     except KeyError as error:
         raise RunError(
             f"a file of {' or '.join(str(place.root) for place in places)} lacks {error}: it is "
             "damaged, or another version wrote it; `mage evaluate` writes the summary anew"
         ) from error
     _print(rows)
-    file = output or (Path("comparison.html") if len(runs) > 1 else places[0].report)
+    file = output or (places[0].report if is_single else Path("comparison.html"))
     try:
         file.write_text(page)
     except OSError as error:
