@@ -3,6 +3,8 @@
 The desk, the ledger, the journal's bytes, `replay` and compaction are the real ones; the disk keeps
 what was synced and, of the rest, as much as a crash happens to leave, the last record torn. Actors
 remember what they were told, which is all that anybody outside the learner can hold it to.
+
+Longer than most: what can happen, and what must hold then, are read together.
 """
 
 import random
