@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mage_async import config_file
+from mage_async.config import config_file
 from mage_async.journal import Commit, Dropped, Granted, Head, Published, Record
 from mage_async.run_directory import RunDirectory
 from mage_async.run_records import read_lines

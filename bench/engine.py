@@ -38,7 +38,7 @@ from baseline import write_baseline
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Prompt, Sampling
-from mage_async.config import Engine
+from mage_async.config.schema import Engine
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
 from mage_services.engines.embedded import EmbeddedEngine

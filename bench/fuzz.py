@@ -27,7 +27,7 @@ from typing import Any
 
 from baseline import write_baseline
 
-from mage_async import config_file
+from mage_async.config import config_file
 from mage_async.fuzzing.mutation import mutate
 from mage_async.fuzzing.targets import Target, targets
 

@@ -8,7 +8,7 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["mage_async"]):
-    from mage_async import config_file
+    from mage_async.config import config_file
     from mage_async.fuzzing.targets import targets
 
 MAX_INPUT_BYTES = 8192

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from mage_async.assembly import environment_of, rules_of
 from mage_async.batch import training_sequences
-from mage_async.config import Config
+from mage_async.config.schema import Config
 from mage_async.curriculum import horizon
 from mage_async.duel_run import Run, begin_trial
 from mage_async.environments.environment import Split

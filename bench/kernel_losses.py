@@ -11,7 +11,7 @@ import torch
 from kernel_heads import Case, make_data
 from kernel_timing import timings
 
-from mage_async import config_file
+from mage_async.config import config_file
 from mage_async.learning.corrections.surrogate import Tokens
 from mage_async.learning.token_loss import HeadInputs, LossPass, loss_pass
 from mage_kernels import linear_logprob

@@ -20,8 +20,8 @@ from arms import Job, arguments, results, run_missing
 from baseline import write_baseline
 from in_process import InProcess, prepare
 
-from mage_async import config_file, methods
-from mage_async.config import Config
+from mage_async.config import config_file, methods
+from mage_async.config.schema import Config
 from mage_async.intervals import interval, paired
 
 CONFIG = Path(__file__).parents[1] / "configs/quickstart.toml"

@@ -18,8 +18,8 @@ from arms import Job, arguments, results, run_missing
 from baseline import write_baseline
 from in_process import InProcess, prepare
 
-from mage_async import config_file
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.environments.kuhn import Kuhn
 from mage_async.intervals import interval, paired
 from mage_async.score import Score

@@ -24,11 +24,11 @@ from baseline import write_baseline
 from in_process import InProcess, prepare
 from transformers import PreTrainedModel
 
-from mage_async import config_file
 from mage_async.assembly import environment_of, rules_of
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.environments.kuhn_opponents import CARDS, Player, Style
 from mage_async.environments.kuhn_play import FACING, OPEN
 from mage_async.environments.kuhn_values import best_response

@@ -21,8 +21,8 @@ from baseline import write_baseline
 from in_process import InProcess, prepare
 from scout_sweep import CONFIG, STEPS, config_of
 
-from mage_async import config_file
 from mage_async.advantage import minus_mean
+from mage_async.config import config_file
 from mage_async.credit import CREDITS
 from mage_async.environments.scout_play import PASS, SCOUT
 from mage_async.environments.scout_values import (

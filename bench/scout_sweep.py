@@ -25,8 +25,8 @@ from baseline import write_baseline
 from in_process import InProcess, prepare
 from scout_plot import draw
 
-from mage_async import config_file
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.environments.scout_values import (
     Payoffs,
     cumulative_threshold,

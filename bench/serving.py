@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mage_async.config import Engine as EngineRules
+from mage_async.config.schema import Engine as EngineRules
 from mage_services.engines.engine import Engine
 
 SHAPES: dict[str, dict[str, Any]] = {

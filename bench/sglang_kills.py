@@ -29,9 +29,9 @@ import torch
 from baseline import write_baseline
 from safetensors.torch import load_file, save_file
 
-from mage_async import config_file
 from mage_async.assembly import WORDS, environment_of, rules_of
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.errors import TrialFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.policy import build_tiny

@@ -6,7 +6,7 @@ from typing import Literal
 from mage_async import curriculum, estimators, information
 from mage_async.chat import ChatFormat
 from mage_async.completion import Sampling
-from mage_async.config import Config, Learner
+from mage_async.config.schema import Config, Learner
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.environments.rehearsal import rehearse

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mage_async.assembly import environment_of
-from mage_async.config import Config
+from mage_async.config.schema import Config
 from mage_async.credit import CREDITS
 from mage_async.estimators import turn_advantages
 from mage_async.information import bonuses

@@ -13,7 +13,7 @@ where it was.
 
 from dataclasses import dataclass
 
-from mage_async.config import Curriculum, TrialShape
+from mage_async.config.schema import Curriculum, TrialShape
 from mage_async.errors import ConfigError
 
 UNLIMITED = Curriculum(steps=1, turns=[], episodes=[])

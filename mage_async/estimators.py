@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from mage_async.advantage import advantages, minus_mean, minus_mean_of_others
-from mage_async.config import Advantage, Transcript
+from mage_async.config.schema import Advantage, Transcript
 from mage_async.errors import ConfigError
 from mage_async.gigpo import gigpo, penalties_of
 from mage_async.trajectory import Kind

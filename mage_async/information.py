@@ -21,7 +21,7 @@ What an episode's beginning shows before anything is done, such as a card, is no
 import math
 from collections.abc import Sequence
 
-from mage_async.config import Credit
+from mage_async.config.schema import Credit
 from mage_async.environments.environment import Belief, Environment, Play
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Kind, Trial

@@ -11,12 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from mage_async import config_file, methods
 from mage_async.assembly import check
-from mage_async.config import Config
+from mage_async.config import config_file, methods
+from mage_async.config.policy_source import local_policy
+from mage_async.config.schema import Config
 from mage_async.durable import write_whole
 from mage_async.errors import ConfigError, MageError, RunError
-from mage_async.policy_source import local_policy
 from mage_async.run_directory import RunDirectory
 from mage_async.run_lock import take_lock
 
@@ -85,7 +85,7 @@ def _arguments() -> argparse.Namespace:
         "mage report RUN_DIR … compares runs; mage play RUN_DIR lets you play; "
         "mage ablate says what staleness costs; mage keys makes keys for other machines, from "
         "which mage actor joins a run. Each has its own --help. What the keys of a configuration "
-        "mean is said in mage_async/config.py.",
+        "mean is said in mage_async/config/schema.py.",
     )
     parser.add_argument("--config", help="a TOML file, or the name of a shipped one (quickstart)")
     parser.add_argument("--actors", type=int, default=4, metavar="N", help="actor processes (4)")

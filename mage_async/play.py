@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from mage_async import config_file
 from mage_async.arguments import positive
 from mage_async.assembly import environment_of
+from mage_async.config import config_file
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError, MageError
 from mage_async.evaluate import check_policy

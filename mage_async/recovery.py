@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from mage_async.admission import SlotLedger
-from mage_async.config import Config
+from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.journal import Commit, Dropped, Granted, Head, Published, Record
 from mage_async.population import League

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mage_async import config_file, journal, wire
+from mage_async import journal, wire
+from mage_async.config import config_file
 from mage_async.errors import ConfigError, WireError
 from mage_async.fuzzing.examples import example_messages, example_records, example_trial
 

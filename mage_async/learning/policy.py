@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from mage_async.config import TinyModel
+from mage_async.config.schema import TinyModel
 from mage_async.errors import PolicyError
 from mage_async.learning.attention import NAME
 from mage_async.learning.tiny_tokenizer import END, build_tokenizer, save_tokenizer

@@ -15,12 +15,12 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from mage_async.assembly import WORDS, environment_of, rules_of
-from mage_async.config import Config
+from mage_async.config.policy_source import TINY, local_policy
+from mage_async.config.schema import Config
 from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.policy import build_tiny, export_hf, load_policy
 from mage_async.learning.warm_start import Progress, warm_start
-from mage_async.policy_source import TINY, local_policy
 from mage_async.scripted import random_task, scripted_trial, word_tokens
 from mage_async.trajectory import Trial
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from mage_async.config import Learner
+from mage_async.config.schema import Learner
 from mage_async.learning.corrections.catalogue import CLIPPED_AROUND, correction
 from mage_async.learning.corrections.surrogate import Correction, Surrogate, Tokens
 from mage_kernels import keeps_logits, linear_logprob, linear_policy_loss

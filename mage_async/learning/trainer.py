@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.config import Learner
+from mage_async.config.schema import Learner
 from mage_async.learning.corrections.surrogate import Surrogate, Tokens
 from mage_async.learning.forward import Batch, head_inputs, token_logprobs
 from mage_async.learning.token_loss import loss_pass

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from mage_async.config import WarmStart
+from mage_async.config.schema import WarmStart
 from mage_async.errors import RunError
 from mage_async.learning.attention import Boundaries
 from mage_async.learning.forward import Row, hidden_states

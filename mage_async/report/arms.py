@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from mage_async.config import Config
+from mage_async.config.schema import Config
 from mage_async.run_records import RunRecords
 
 APART = ("seed", "journal.", "supervision.", "transport.")

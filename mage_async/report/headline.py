@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mage_async.config import Admission
+from mage_async.config.schema import Admission
 from mage_async.report.curves import curve_points
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import duration, figure, percent, signed, words

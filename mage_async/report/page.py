@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mage_async import config_file
+from mage_async.config import config_file
 from mage_async.report.curves import SETS, adaptation, episode_css, learning_curves, legend
 from mage_async.report.document import document, folded, section
 from mage_async.report.headline import facts, headline

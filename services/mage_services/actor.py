@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mage_async.assembly import environment_of, rules_of
-from mage_async.config import Config
+from mage_async.config.schema import Config
 from mage_async.errors import RunError, TrialFault, WireError
 from mage_async.inference.chat_files import load_chat
 from mage_async.trajectory import Task

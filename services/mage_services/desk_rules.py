@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from mage_async.admission import SlotLedger
-from mage_async.config import Curriculum
+from mage_async.config.schema import Curriculum
 from mage_async.curriculum import UNLIMITED
 from mage_async.journal import Head, Record
 from mage_async.population import League

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from mage_async import config_file
 from mage_async.assembly import environment_of
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.errors import MageError
 from mage_async.inference.chat_files import load_chat
 from mage_async.report import render

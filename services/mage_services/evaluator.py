@@ -18,7 +18,7 @@ import msgspec
 
 from mage_async.assembly import environment_of, rules_of
 from mage_async.chat import ChatFormat
-from mage_async.config import Config
+from mage_async.config.schema import Config
 from mage_async.durable import write_whole
 from mage_async.environments.environment import Environment, Split
 from mage_async.errors import RunError

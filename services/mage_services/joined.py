@@ -24,9 +24,9 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from mage_async import config_file
 from mage_async.assembly import check
-from mage_async.config import Config, digest
+from mage_async.config import config_file
+from mage_async.config.schema import Config, digest
 from mage_async.errors import MageError, PeerRefused, RunError
 from mage_async.wire import (
     Chunk,

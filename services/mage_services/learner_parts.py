@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from mage_async import config_file
 from mage_async.admission import SlotLedger
 from mage_async.admission_rules import RULES
 from mage_async.assembly import environment_of
 from mage_async.concurrency import Concurrency
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.journal import Head
 from mage_async.matchmaking import Matchmaker

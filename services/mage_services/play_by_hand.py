@@ -10,11 +10,11 @@ from pathlib import Path
 
 import uvloop
 
-from mage_async import config_file
 from mage_async.assembly import environment_of, rules_of
 from mage_async.by_hand import Hand, played_by_hand, shown
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
+from mage_async.config import config_file
 from mage_async.duel_run import RivalSide
 from mage_async.environments.environment import Environment
 from mage_async.errors import MageError, RunError

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from mage_async.config import Config
+from mage_async.config.schema import Config
 from mage_async.durable import sync
 from mage_async.learning.checkpoint import writing
 from mage_async.learning.snapshot import Snapshot

@@ -8,9 +8,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from mage_async import config_file
 from mage_async.admission import SlotLedger
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.errors import MageError, RunError
 from mage_async.journal import first_needed
 from mage_async.learning.checkpoint import checkpoints

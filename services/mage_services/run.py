@@ -11,8 +11,8 @@ from pathlib import Path
 
 import uvloop
 
-from mage_async import config_file
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.durable import write_whole
 from mage_async.errors import MageError, RunError
 from mage_async.report import render

@@ -6,8 +6,8 @@ from hashlib import blake2s
 from pathlib import Path
 
 import mage_async
-from mage_async import config_file
-from mage_async.config import Config, digest
+from mage_async.config import config_file
+from mage_async.config.schema import Config, digest
 from mage_async.run_directory import RunDirectory
 
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mage_async.config import Config
+from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.run_directory import RunDirectory
 from mage_services.blocked import TimeBook

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from mage_async import config_file
 from mage_async.admission import SlotLedger
 from mage_async.batch import training_sequences
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.durable import write_whole
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat

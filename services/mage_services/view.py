@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.live import Live
 
-from mage_async.config import Config
+from mage_async.config.schema import Config
 from mage_async.run_directory import RunDirectory
 from mage_services.view_panel import panel, panel_width
 from mage_services.view_plain import PlainView

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mage_async.config import Config
+from mage_async.config.schema import Config
 
 Event = dict[str, Any]
 Phase = Literal["starting", "warm start", "training", "evaluating", "done"]

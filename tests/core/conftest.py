@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mage_async import config_file
 from mage_async.assembly import WORDS, environment_of
+from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.run_directory import RunDirectory

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from mage_async import config_file
 from mage_async.admission import SlotLedger
 from mage_async.assembly import check, environment_of, rules_of
-from mage_async.config import Curriculum
+from mage_async.config import config_file
+from mage_async.config.schema import Curriculum
 from mage_async.curriculum import UNLIMITED, Horizon, horizon
 from mage_async.errors import ConfigError
 from mage_async.journal import Granted

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from mage_async import config_file
 from mage_async.assembly import WORDS, check, rules_of
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.credit import CREDITS
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment

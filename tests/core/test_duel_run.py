@@ -10,7 +10,7 @@ import pytest
 from mage_async.assembly import WORDS, rules_of
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
-from mage_async.config_file import find, load
+from mage_async.config.config_file import find, load
 from mage_async.duel_run import DuelRun
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment

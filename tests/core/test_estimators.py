@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from mage_async import config_file, estimators
+from mage_async import estimators
+from mage_async.config import config_file
 from mage_async.errors import ConfigError
 from mage_async.estimators import turn_advantages
 from mage_async.gigpo import gigpo, penalties_of

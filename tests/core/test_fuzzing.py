@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async import config_file
+from mage_async.config import config_file
 from mage_async.fuzzing.mutation import mutate
 from mage_async.fuzzing.targets import Target, bundle, targets, unbundle
 

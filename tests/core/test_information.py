@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from mage_async import config_file
 from mage_async.assembly import check
+from mage_async.config import config_file
 from mage_async.credit import CREDITS
 from mage_async.environments import catalogue
 from mage_async.environments.rps_opponents import TRAIN

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mage_async import config_file
 from mage_async.assembly import WORDS, rules_of
+from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer

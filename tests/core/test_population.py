@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async import config_file
 from mage_async.admission import SlotLedger
 from mage_async.assembly import check
-from mage_async.config import Keep, Matchmaker, Population
+from mage_async.config import config_file
+from mage_async.config.schema import Keep, Matchmaker, Population
 from mage_async.environments.catalogue import load
 from mage_async.environments.kuhn import Kuhn
 from mage_async.environments.rps import Rps

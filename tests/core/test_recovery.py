@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async import config_file
 from mage_async.admission import OVER_AGE, SlotLedger
 from mage_async.admission_rules import RULES
+from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.journal import (
     MAGIC,

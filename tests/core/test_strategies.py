@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mage_async import config_file, methods
 from mage_async.assembly import environment_of, rules_of
 from mage_async.completion import Completion
+from mage_async.config import config_file, methods
 from mage_async.credit import CREDITS
 from mage_async.estimators import turn_advantages
 from mage_async.policy_version import VersionRun

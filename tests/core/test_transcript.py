@@ -11,8 +11,8 @@ import pytest
 from mage_async.assembly import environment_of, rules_of
 from mage_async.chat import ChatFormat
 from mage_async.completion import Completion
-from mage_async.config import Config
-from mage_async.config_file import find, load
+from mage_async.config.config_file import find, load
+from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer

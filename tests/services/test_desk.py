@@ -19,7 +19,7 @@ from desk_site import (
 )
 
 from mage_async.concurrency import Concurrency
-from mage_async.config import Curriculum
+from mage_async.config.schema import Curriculum
 from mage_async.errors import RunError
 from mage_async.wire import (
     Acknowledge,

@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Prompt, Sampling
-from mage_async.config import Engine as EngineRules
+from mage_async.config.schema import Engine as EngineRules
 from mage_async.errors import ContextFull, PolicyError, RunError
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.engines.rivals import MAX_IDLE

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from mage_async import config_file, launch
-from mage_async.config import Config
+from mage_async import launch
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.json_lines import append_lines
 from mage_async.run_directory import RunDirectory

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from desk_site import GROUPS_PER_STEP, Site, grants, publication, read, results
 
-from mage_async import config_file
+from mage_async.config import config_file
 from mage_async.journal import Commit, Dropped, first_head
 from mage_async.population import League
 from mage_async.run_directory import RunDirectory

@@ -10,10 +10,10 @@ import torch
 from desk_site import result
 from safetensors.torch import load_file, save_file
 
-from mage_async import config_file
 from mage_async.admission import SlotLedger
 from mage_async.assembly import environment_of, rules_of
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.environments.kuhn_play import FACING, OPEN
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat

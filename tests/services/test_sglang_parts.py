@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage_async.config import Engine as EngineRules
+from mage_async.config.schema import Engine as EngineRules
 from mage_async.errors import ConfigError
 from mage_services.engines import sglang_messages as say
 from mage_services.engines import sglang_versions, sglang_weights

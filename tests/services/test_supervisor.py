@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-from mage_async import config_file
+from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.launch import EXIT_USAGE
 from mage_async.run_directory import RunDirectory
@@ -74,7 +74,7 @@ OUTER = """
 import json, sys
 from pathlib import Path
 import uvloop
-from mage_async import config_file
+from mage_async.config import config_file
 from mage_async.run_directory import RunDirectory
 from mage_services.supervisor import Supervisor, until_signalled
 from mage_services.view import make_view

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mage_async import config_file
 from mage_async.admission import SlotLedger
-from mage_async.config import Config
+from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.journal import Commit, Record, Segment, first_head
 from mage_async.learning.digest import overall, tensor_digests

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
-from mage_async.config import Engine as EngineRules
+from mage_async.config.schema import Engine as EngineRules
 from mage_services.engines.sglang import SglangEngine
 from mage_services.engines.sglang_versions import installed, says_spans
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal
 
-from mage_async.config import Learner
+from mage_async.config.schema import Learner
 from mage_async.learning.corrections.aged import age_mask, decoupled_aged
 from mage_async.learning.corrections.cispo import cispo
 from mage_async.learning.corrections.decoupled import decoupled

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from mage_async.config import Config
+from mage_async.config.schema import Config
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.engines.engine import Engine
 from mage_services.engines.sglang import SglangEngine

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async import config_file
+from mage_async.config import config_file
 from mage_async.learning.corrections.catalogue import CORRECTIONS, correction
 from mage_async.learning.corrections.surrogate import Tokens
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 import torch
 
-from mage_async import config_file
-from mage_async.config import CorrectionKind
+from mage_async.config import config_file
+from mage_async.config.schema import CorrectionKind
 from mage_async.learning.corrections.aged import age_mask, decoupled_aged
 from mage_async.learning.corrections.catalogue import CORRECTIONS, correction
 from mage_async.learning.corrections.cispo import cispo

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 import torch
 
-from mage_async import config_file
 from mage_async.assembly import WITHOUT_CLIP
+from mage_async.config import config_file
 from mage_async.learning.corrections.catalogue import CLIPPED_AROUND, CORRECTIONS, correction
 from mage_async.learning.corrections.surrogate import Tokens
 from mage_async.learning.token_loss import HeadInputs, SinglePass, TwoSteps, loss_pass

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mage_async import config_file
+from mage_async.config import config_file
 from mage_async.learning.attention import NAME
 from mage_async.learning.corrections.catalogue import CORRECTIONS
 from mage_async.learning.forward import Batch, head_inputs

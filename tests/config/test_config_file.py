@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mage_async import config_file
 from mage_async.assembly import check
+from mage_async.config import config_file
 from mage_async.errors import ConfigError
 
 FOLDER = Path(__file__).parents[2] / "configs"

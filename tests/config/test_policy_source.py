@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mage_async import launch
+from mage_async.config.policy_source import local_policy
 from mage_async.errors import PolicyError
-from mage_async.policy_source import local_policy
 
 
 @pytest.mark.parametrize("source", ["/nope", "./nope", "~/nope", "models/qwen/nope"])

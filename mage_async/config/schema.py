@@ -1,5 +1,5 @@
 """The configuration of a run: typed and complete. A file says every key, or names another that
-does (`mage_async/config_file.py`).
+does (`mage_async/config/config_file.py`).
 """
 
 from typing import Annotated, Any, Literal

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mage_async import config_file, methods
 from mage_async.assembly import WORDS, check, environment_of, rules_of
-from mage_async.config import digest
+from mage_async.config import config_file, methods
+from mage_async.config.schema import digest
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from mage_async.config import Config, Section
+from mage_async.config.schema import Config, Section
 
 BOUNDS = {">=": "at least", ">": "greater than", "<=": "at most", "<": "less than"}
 LARGEST = 2**63 - 1
@@ -78,7 +78,7 @@ def _incomplete(keys: list[str]) -> str:
     return (
         f"lacks {', '.join(f'`{key}`' for key in keys)}: add {line}"
         f"{', and so on' if len(keys) > 1 else ''} (another version may have written the file); "
-        "mage_async/config.py says what each key means"
+        "mage_async/config/schema.py says what each key means"
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from mage_async.config import Config, Section
-from mage_async.config_errors import explain, is_section, unwritable
+from mage_async.config.explain import explain, is_section, unwritable
+from mage_async.config.schema import Config, Section
 from mage_async.errors import ConfigError
 
 
@@ -55,7 +55,7 @@ def dump(config: Config) -> str:
 
 def find(name: str | None) -> Path:
     """The file of that name, or the quickstart, installed or from a checkout."""
-    shipped = [Path(__file__).parents[1] / "configs", Path(__file__).parent / "configs"]
+    shipped = [Path(__file__).parents[2] / "configs", Path(__file__).parents[1] / "configs"]
     folder = next((folder for folder in shipped if folder.is_dir()), shipped[0])
     if name is None:
         return folder / "quickstart.toml"

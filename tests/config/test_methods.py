@@ -2,8 +2,8 @@
 
 import pytest
 
-from mage_async import config_file, methods
 from mage_async.assembly import check
+from mage_async.config import config_file, methods
 
 
 def configured(method, name="kuhn", **changes):
