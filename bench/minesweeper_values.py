@@ -14,10 +14,10 @@ from statistics import fmean
 
 from baseline import write_baseline
 
-from mage_async.environments.minesweeper import MineSweeper
-from mage_async.environments.minesweeper_script import MineSweeperScript
-from mage_async.environments.minesweeper_values import forgetful_value, knowing_value
-from mage_async.environments.scripted_values import scripted_returns
+from mage_async.environments.minesweeper.game import MineSweeper
+from mage_async.environments.minesweeper.script import MineSweeperScript
+from mage_async.environments.minesweeper.values import forgetful_value, knowing_value
+from mage_async.environments.scripted_returns import scripted_returns
 
 EPISODES, TRIALS = 3, 2000
 STYLES = {

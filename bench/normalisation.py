@@ -20,7 +20,7 @@ from in_process import InProcess, prepare
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.environments.kuhn import Kuhn
+from mage_async.environments.kuhn.game import Kuhn
 from mage_async.intervals import interval, paired
 from mage_async.score import Score
 

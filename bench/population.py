@@ -29,9 +29,9 @@ from mage_async.chat import ChatFormat
 from mage_async.completion import Completion
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.environments.kuhn_opponents import CARDS, Player, Style
-from mage_async.environments.kuhn_play import FACING, OPEN
-from mage_async.environments.kuhn_values import best_response
+from mage_async.environments.kuhn.opponents import CARDS, Player, Style
+from mage_async.environments.kuhn.play import FACING, OPEN
+from mage_async.environments.kuhn.values import best_response
 from mage_async.inference.chat_files import load_chat
 from mage_async.intervals import interval, paired
 from mage_async.learning.attention import Boundaries

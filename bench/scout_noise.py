@@ -24,8 +24,8 @@ from scout_sweep import CONFIG, STEPS, config_of
 from mage_async.advantage import minus_mean
 from mage_async.config import config_file
 from mage_async.credit import CREDITS
-from mage_async.environments.scout_play import PASS, SCOUT
-from mage_async.environments.scout_values import (
+from mage_async.environments.scout.play import PASS, SCOUT
+from mage_async.environments.scout.values import (
     Payoffs,
     cumulative_weights,
     differential_weights,

@@ -2,7 +2,7 @@
 
     python bench/scout_sweep.py [--run-dir DIR] [--parallel 2] [--only-report]
 
-Exact values (`mage_async/environments/scout_values.py`) say from which discount between episodes
+Exact values (`mage_async/environments/scout/values.py`) say from which discount between episodes
 probing pays under each credit and price. Every cell is a short on-policy run in one process
 (`in_process.py`) from one warm start, by seed of tasks and sampling; a cell whose file is there is
 not run again. Prints the table, writes the baseline and `scout_sweep.svg`; exits with status 1
@@ -27,7 +27,7 @@ from scout_plot import draw
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.environments.scout_values import (
+from mage_async.environments.scout.values import (
     Payoffs,
     cumulative_threshold,
     differential_threshold,

@@ -11,23 +11,23 @@ from types import ModuleType
 from typing import Any, cast
 
 from mage_async.environments.environment import Environment, Facts
-from mage_async.environments.foreign_code import own_code
+from mage_async.environments.user_code import own_code
 from mage_async.errors import ConfigError
 
 _CLASSES = {
-    "kuhn": "mage_async.environments.kuhn:Kuhn",
-    "minesweeper": "mage_async.environments.minesweeper:MineSweeper",
-    "openspiel": "mage_async.environments.openspiel_game:OpenSpielGame",
-    "rps": "mage_async.environments.rps:Rps",
-    "scout": "mage_async.environments.scout:Scout",
-    "shop": "mage_async.environments.shop:Shop",
-    "sokoban": "mage_async.environments.sokoban:Sokoban",
-    "tictactoe": "mage_async.environments.tictactoe:TicTacToe",
+    "kuhn": "mage_async.environments.kuhn.game:Kuhn",
+    "minesweeper": "mage_async.environments.minesweeper.game:MineSweeper",
+    "openspiel": "mage_async.environments.openspiel.game:OpenSpielGame",
+    "rps": "mage_async.environments.rps.game:Rps",
+    "scout": "mage_async.environments.scout.game:Scout",
+    "shop": "mage_async.environments.shop.game:Shop",
+    "sokoban": "mage_async.environments.sokoban.game:Sokoban",
+    "tictactoe": "mage_async.environments.tictactoe.game:TicTacToe",
 }
 _EXTRAS = {
-    "alfworld": "mage_async.environments.alfworld_games:AlfWorld",
-    "textarena": "mage_async.environments.textarena_games:TextArena",
-    "textworld": "mage_async.environments.textworld_games:TextWorld",
+    "alfworld": "mage_async.environments.text_games.alfworld:AlfWorld",
+    "textarena": "mage_async.environments.text_games.textarena:TextArena",
+    "textworld": "mage_async.environments.text_games.textworld:TextWorld",
 }
 """On engines that have to be installed too: `pip install 'mage_async[textworld]'`."""
 _KNOWN = _CLASSES | _EXTRAS

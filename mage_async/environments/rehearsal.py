@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mage_async.environments.environment import Environment, Outcome, Play, Split
-from mage_async.environments.foreign_code import own_code
+from mage_async.environments.user_code import own_code
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

@@ -10,7 +10,7 @@ from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.credit import CREDITS
 from mage_async.environments import catalogue
-from mage_async.environments.rps_opponents import TRAIN
+from mage_async.environments.rps.opponents import TRAIN
 from mage_async.errors import ConfigError
 from mage_async.information import bonuses, information
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn

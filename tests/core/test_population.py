@@ -13,8 +13,8 @@ from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.schema import Keep, Matchmaker, Population
 from mage_async.environments.catalogue import load
-from mage_async.environments.kuhn import Kuhn
-from mage_async.environments.rps import Rps
+from mage_async.environments.kuhn.game import Kuhn
+from mage_async.environments.rps.game import Rps
 from mage_async.errors import ConfigError
 from mage_async.journal import Commit, Granted, Published, Record, first_head, read, scan, write
 from mage_async.matchmaking import Matchmaker as Rule

@@ -56,7 +56,7 @@ TRIALS = 2
 FOREVER_S = 3600.0
 
 MISCHIEF = """
-from mage_async.environments.rps import Rps
+from mage_async.environments.rps.game import Rps
 
 
 class Mischief(Rps):

@@ -15,7 +15,7 @@ from mage_async.chat import ChatFormat
 from mage_async.completion import Prompt, Sampling, check_prompt
 from mage_async.environments.catalogue import load, names
 from mage_async.environments.environment import Outcome
-from mage_async.environments.rps import Rps, RpsPlay
+from mage_async.environments.rps.game import Rps, RpsPlay
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer

@@ -14,7 +14,7 @@ from mage_async.admission import SlotLedger
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.environments.kuhn_play import FACING, OPEN
+from mage_async.environments.kuhn.play import FACING, OPEN
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.journal import Commit, Granted, Published, first_head

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import AGENT, RIVAL, Duel, Environment, Outcome
-from mage_async.environments.kuhn import Kuhn
-from mage_async.environments.kuhn_duel import Hand, KuhnDuel
-from mage_async.environments.openspiel import engine
+from mage_async.environments.kuhn.duel import Hand, KuhnDuel
+from mage_async.environments.kuhn.game import Kuhn
+from mage_async.environments.openspiel.engine import engine
 from mage_async.trajectory import Task
 
 ENVIRONMENTS = {name: load(name) for name in ("kuhn", "rps", "tictactoe", "openspiel")}

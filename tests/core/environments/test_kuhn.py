@@ -12,8 +12,8 @@ from open_spiel.python import policy
 from open_spiel.python.algorithms import best_response as spiel_best_response
 from open_spiel.python.algorithms import cfr, expected_game_score, exploitability
 
-from mage_async.environments.kuhn import Kuhn
-from mage_async.environments.kuhn_opponents import (
+from mage_async.environments.kuhn.game import Kuhn
+from mage_async.environments.kuhn.opponents import (
     ARCHETYPES_HELDOUT,
     ARCHETYPES_TRAIN,
     CONTRASTS_HELDOUT,
@@ -24,9 +24,9 @@ from mage_async.environments.kuhn_opponents import (
     UNIFORM,
     Player,
 )
-from mage_async.environments.kuhn_play import Seen
-from mage_async.environments.kuhn_script import Reader
-from mage_async.environments.kuhn_values import (
+from mage_async.environments.kuhn.play import Seen
+from mage_async.environments.kuhn.script import Reader
+from mage_async.environments.kuhn.values import (
     best_response,
     hindsight,
     one_episode,

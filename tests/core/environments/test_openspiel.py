@@ -9,12 +9,12 @@ from pathlib import Path
 import pyspiel
 import pytest
 
-from mage_async.environments.kuhn_opponents import UNIFORM
-from mage_async.environments.kuhn_values import best_response
-from mage_async.environments.openspiel import searcher
-from mage_async.environments.openspiel_game import OpenSpielGame
-from mage_async.environments.openspiel_play import OpenSpielPlay, OpenSpielScript
-from mage_async.environments.openspiel_policies import best_value, equilibrium, greedy
+from mage_async.environments.kuhn.opponents import UNIFORM
+from mage_async.environments.kuhn.values import best_response
+from mage_async.environments.openspiel.engine import searcher
+from mage_async.environments.openspiel.game import OpenSpielGame
+from mage_async.environments.openspiel.play import OpenSpielPlay, OpenSpielScript
+from mage_async.environments.openspiel.policies import best_value, equilibrium, greedy
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mage_async.environments.environment import Split
-from mage_async.environments.rps import Rps
-from mage_async.environments.rps_bayes import bayes_greedy
-from mage_async.environments.rps_opponents import (
+from mage_async.environments.rps.bayes import bayes_greedy
+from mage_async.environments.rps.game import Rps
+from mage_async.environments.rps.opponents import (
     HELDOUT,
     NUM_ROUNDS,
     TRAIN,
@@ -18,7 +18,7 @@ from mage_async.environments.rps_opponents import (
     payoff,
     result,
 )
-from mage_async.environments.rps_values import NOISE, best_response, one_episode
+from mage_async.environments.rps.values import NOISE, best_response, one_episode
 from mage_async.trajectory import Task
 
 MOVES = ("rock", "paper", "scissors")

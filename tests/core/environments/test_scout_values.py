@@ -2,8 +2,8 @@
 
 import pytest
 
-from mage_async.environments.scout import Scout
-from mage_async.environments.scout_values import (
+from mage_async.environments.scout.game import Scout
+from mage_async.environments.scout.values import (
     Payoffs,
     cumulative_threshold,
     cumulative_weights,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.environments.shop import Shop
-from mage_async.environments.shop_goals import Goal, goal_of, score
-from mage_async.environments.shop_play import ShopPlay
-from mage_async.environments.shop_products import Product, make_products, read_products
-from mage_async.environments.shop_search import Index
+from mage_async.environments.shop.game import Shop
+from mage_async.environments.shop.goals import Goal, goal_of, score
+from mage_async.environments.shop.play import ShopPlay
+from mage_async.environments.shop.products import Product, make_products, read_products
+from mage_async.environments.shop.search import Index
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

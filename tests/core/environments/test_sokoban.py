@@ -7,9 +7,9 @@ import pytest
 
 from mage_async.environments.cell_sets import cells_of
 from mage_async.environments.environment import Chance
-from mage_async.environments.sokoban import Sokoban
-from mage_async.environments.sokoban_play import MOVES, SokobanPlay, SokobanScript
-from mage_async.environments.sokoban_room import Room, distances, push, solve
+from mage_async.environments.sokoban.game import Sokoban
+from mage_async.environments.sokoban.play import MOVES, SokobanPlay, SokobanScript
+from mage_async.environments.sokoban.room import Room, distances, push, solve
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

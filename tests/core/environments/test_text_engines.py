@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from mage_async.environments import catalogue
-from mage_async.environments.alfworld_problems import NEEDS, Household
 from mage_async.environments.environment import Environment
-from mage_async.environments.text_games import OwnLuck, TextPlay
-from mage_async.environments.textarena_games import ACTIONS
+from mage_async.environments.text_games.alfworld_problems import NEEDS, Household
+from mage_async.environments.text_games.text_game import OwnLuck, TextPlay
+from mage_async.environments.text_games.textarena import ACTIONS
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

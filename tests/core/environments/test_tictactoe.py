@@ -6,10 +6,10 @@ import pyspiel
 import pytest
 
 from mage_async.environments.environment import Play
-from mage_async.environments.tictactoe import CELLS, MAX_TURNS, TicTacToe
-from mage_async.environments.tictactoe_opponents import taken_lightly, weights
-from mage_async.environments.tictactoe_script import TicTacToeExplorer
-from mage_async.environments.tictactoe_values import (
+from mage_async.environments.tictactoe.game import CELLS, MAX_TURNS, TicTacToe
+from mage_async.environments.tictactoe.opponents import taken_lightly, weights
+from mage_async.environments.tictactoe.script import TicTacToeExplorer
+from mage_async.environments.tictactoe.values import (
     Tree,
     best_response,
     random_value,

@@ -1,0 +1,1 @@
+"""Kuhn poker against a hidden opponent, or against a version of the policy."""

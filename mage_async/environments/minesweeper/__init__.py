@@ -1,0 +1,1 @@
+"""MineSweeper whose mines stay where they are from episode to episode."""

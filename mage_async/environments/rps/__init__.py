@@ -1,0 +1,1 @@
+"""Rock-paper-scissors against a hidden opponent, or against a version of the policy."""

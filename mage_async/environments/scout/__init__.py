@@ -1,0 +1,1 @@
+"""Scout: looking costs a reward now and pays in a later episode."""

@@ -1,0 +1,1 @@
+"""Sokoban in rooms that can all be solved."""

@@ -1,0 +1,1 @@
+"""Text games of other engines: ALFWorld, TextArena, TextWorld (optional extras)."""

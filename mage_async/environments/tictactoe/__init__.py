@@ -1,0 +1,1 @@
+"""Tic-tac-toe against a hidden opponent, or against a version of the policy."""
