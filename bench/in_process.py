@@ -15,7 +15,6 @@ from mage_async.assembly import environment_of, rules_of
 from mage_async.batch import training_sequences
 from mage_async.config.schema import Config
 from mage_async.curriculum import horizon
-from mage_async.duel_run import Run, begin_trial
 from mage_async.environments.environment import Split
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
@@ -29,6 +28,7 @@ from mage_async.population import League
 from mage_async.score import Score, score
 from mage_async.task_stream import TaskStream, evaluation_tasks, swapped
 from mage_async.trajectory import Group, Trial
+from mage_async.trials.duel_run import Run, begin_trial
 
 Look = Callable[[list[Group]], None]
 FINAL_SEED = 2

@@ -25,7 +25,6 @@ from in_process import InProcess, prepare
 from transformers import PreTrainedModel
 
 from mage_async.assembly import environment_of, rules_of
-from mage_async.chat import ChatFormat
 from mage_async.completion import Completion
 from mage_async.config import config_file
 from mage_async.config.schema import Config
@@ -37,8 +36,9 @@ from mage_async.intervals import interval, paired
 from mage_async.learning.attention import Boundaries
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind
-from mage_async.transcript import Transcript
-from mage_async.trial_run import TrialRules
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.transcript import Transcript
+from mage_async.trials.trial_run import TrialRules
 
 CONFIG = Path(__file__).parents[1] / "configs/kuhn.toml"
 STEPS, TRIALS = 30, 1024

@@ -4,19 +4,19 @@ from dataclasses import replace
 from typing import Literal
 
 from mage_async import curriculum, estimators, information
-from mage_async.chat import ChatFormat
 from mage_async.completion import Sampling
 from mage_async.config.schema import Config, Learner
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.environments.rehearsal import rehearse
 from mage_async.errors import ConfigError
-from mage_async.least_context import chat_in_words, least_context
 from mage_async.population import name_of, version_of
-from mage_async.tags import Tags
 from mage_async.trajectory import Task
-from mage_async.trial_run import TrialRules
-from mage_async.wording import wording
+from mage_async.trials.action_parser import Tags
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.prompts import wording
+from mage_async.trials.shortest_context import chat_in_words, least_context
+from mage_async.trials.trial_run import TrialRules
 
 FRESH_KEYS: dict[str, Literal["never", "episode", "turn"]] = {
     "keep": "never",

@@ -16,8 +16,8 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from mage_async.chat import ChatFormat, Message, Render
 from mage_async.errors import PolicyError
+from mage_async.trials.chat_format import ChatFormat, Message, Render
 
 
 def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:

@@ -21,8 +21,8 @@ from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.policy import build_tiny, export_hf, load_policy
 from mage_async.learning.warm_start import Progress, warm_start
-from mage_async.scripted import random_task, scripted_trial, word_tokens
 from mage_async.trajectory import Trial
+from mage_async.trials.scripted import random_task, scripted_trial, word_tokens
 
 
 def prepare_policy(

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
-from mage_async.duel_run import Run, begin_trial
 from mage_async.environments.environment import Environment
 from mage_async.errors import ContextFull, TurnOverdue
 from mage_async.trajectory import Task, Trial
-from mage_async.trial_run import TrialRules
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.duel_run import Run, begin_trial
+from mage_async.trials.trial_run import TrialRules
 from mage_services.engines.engine import Engine
 
 

@@ -11,11 +11,8 @@ from pathlib import Path
 import uvloop
 
 from mage_async.assembly import environment_of, rules_of
-from mage_async.by_hand import Hand, played_by_hand, shown
-from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
-from mage_async.duel_run import RivalSide
 from mage_async.environments.environment import Environment
 from mage_async.errors import MageError, RunError
 from mage_async.inference.chat_files import load_chat
@@ -23,6 +20,9 @@ from mage_async.play import add_options
 from mage_async.population import name_of, version_of
 from mage_async.run_directory import RunDirectory
 from mage_async.trajectory import Kind, Task, Trial
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.duel_run import RivalSide
+from mage_async.trials.human_play import Hand, played_by_hand, shown
 from mage_services.engines.choice import make_engine
 from mage_services.evaluate import newest
 from mage_services.play import Stage, play_trial

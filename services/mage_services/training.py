@@ -40,7 +40,6 @@ from mage_async.learning.snapshot import Snapshot
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.warm_start import Progress
 from mage_async.population import League
-from mage_async.readable import readable
 from mage_async.recovery import (
     REPLAYED_DIFFERENTLY,
     Committed,
@@ -51,6 +50,7 @@ from mage_async.recovery import (
 )
 from mage_async.run_directory import RunDirectory
 from mage_async.trajectory import Group, Trial
+from mage_async.trials.trial_as_dict import readable
 from mage_services.journal_reading import JournalOnDisk, make_durable, open_journal
 from mage_services.startup import Startup
 

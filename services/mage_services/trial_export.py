@@ -1,7 +1,7 @@
 """Trials of a journal as a file for others: lines of JSON, or Parquet by the extra `export`.
 
 A row is a trial: its group and number, the version that drew its oldest token, everything a person
-reads of it (`mage_async/readable.py`), and in Parquet also every token with its log-prob and
+reads of it (`mage_async/trials/trial_as_dict.py`), and in Parquet also every token with its log-prob and
 whether the policy sampled it, a list a context. A file is whole or not there.
 """
 
@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mage_async.chat import ChatFormat
 from mage_async.errors import RunError
 from mage_async.policy_version import oldest
-from mage_async.readable import readable
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.trial_as_dict import readable
 from mage_async.wire import TrialResult
 
 ROWS_AT_ONCE = 1000

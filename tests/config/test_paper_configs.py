@@ -11,8 +11,8 @@ from mage_async.config.schema import digest
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
-from mage_async.scripted import random_task
-from mage_async.trial_run import TrialRun
+from mage_async.trials.scripted import random_task
+from mage_async.trials.trial_run import TrialRun
 
 FOLDER = Path(__file__).parents[2] / "configs" / "papers"
 FILES = sorted(file for file in FOLDER.glob("*.toml") if file.stem != "qwen3_4b")

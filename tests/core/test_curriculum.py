@@ -13,8 +13,8 @@ from mage_async.errors import ConfigError
 from mage_async.journal import Granted
 from mage_async.population import League
 from mage_async.recovery import replay
-from mage_async.scripted import scripted_trial
 from mage_async.trajectory import Kind, Task
+from mage_async.trials.scripted import scripted_trial
 
 CONFIG = config_file.load(config_file.find(None), ["transcript.rules=true"])
 RPS = environment_of(CONFIG)

@@ -11,16 +11,17 @@ import msgspec
 import pytest
 
 from mage_async.assembly import WORDS
-from mage_async.chat import ChatFormat
 from mage_async.completion import Prompt, Sampling
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.errors import ContextFull, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
-from mage_async.tags import Tags
 from mage_async.trajectory import Task
-from mage_async.trial_run import TrialRules
+from mage_async.trials.action_parser import Tags
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.prompts import wording
+from mage_async.trials.trial_run import TrialRules
 from mage_async.wire import (
     MAX_REASON_CHARS,
     Acknowledge,
@@ -36,7 +37,6 @@ from mage_async.wire import (
     Unwanted,
     Welcome,
 )
-from mage_async.wording import wording
 from mage_services import actor as actor_module
 from mage_services.actor import Actor
 from mage_services.engines.scripted import (

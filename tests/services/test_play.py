@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from mage_async.assembly import WORDS
-from mage_async.chat import ChatFormat
 from mage_async.completion import Prompt, Sampling, check_prompt
 from mage_async.environments.catalogue import load, names
 from mage_async.environments.environment import Outcome
@@ -21,11 +20,12 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.score import score
-from mage_async.tags import Forced, Tags
 from mage_async.task_stream import TaskStream
 from mage_async.trajectory import Kind, Task, Trial
-from mage_async.trial_run import TrialRules, TrialRun
-from mage_async.wording import wording
+from mage_async.trials.action_parser import Forced, Tags
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.prompts import wording
+from mage_async.trials.trial_run import TrialRules, TrialRun
 from mage_services.engines.scripted import (
     Answer,
     Answers,

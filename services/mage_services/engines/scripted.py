@@ -17,14 +17,14 @@ from typing import Self
 
 import numpy as np
 
-from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError, RunError
 from mage_async.inference.statistics import Statistics
 from mage_async.policy_version import VersionRun
-from mage_async.tags import NAMES, Tags
 from mage_async.trajectory import Kind, Task
+from mage_async.trials.action_parser import NAMES, Tags
+from mage_async.trials.chat_format import ChatFormat
 
 _LAST_TOKENS = 12
 """Enough of a prompt's end to see a tag in it, whatever the tokenizer."""

@@ -8,13 +8,13 @@ from typing import cast
 
 import numpy as np
 
-from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment, Script
 from mage_async.policy_version import VersionRun
-from mage_async.tags import NAMES, Tags
 from mage_async.trajectory import Kind, Task, Trial
-from mage_async.trial_run import TrialRules, TrialRun
+from mage_async.trials.action_parser import NAMES, Tags
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.trial_run import TrialRules, TrialRun
 
 
 def scripted_trial(

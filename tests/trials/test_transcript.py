@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from mage_async.assembly import environment_of, rules_of
-from mage_async.chat import ChatFormat
 from mage_async.completion import Completion
 from mage_async.config.config_file import find, load
 from mage_async.config.schema import Config
@@ -17,11 +16,12 @@ from mage_async.environments.environment import Environment
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
-from mage_async.scripted import scripted_trial
-from mage_async.tags import Tags
 from mage_async.trajectory import Kind, Task
-from mage_async.transcript import Transcript
-from mage_async.trial_run import TrialRules, TrialRun
+from mage_async.trials.action_parser import Tags
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.scripted import scripted_trial
+from mage_async.trials.transcript import Transcript
+from mage_async.trials.trial_run import TrialRules, TrialRun
 
 TASK = Task("rps", "seq-rock-paper-paper", 7)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config import config_file
 from mage_async.score import score
-from mage_async.scripted import scripted_trial
 from mage_async.trajectory import Kind, Task, Trial, Turn
+from mage_async.trials.scripted import scripted_trial
 
 CONFIG = config_file.load(config_file.find(None), [])
 ENVIRONMENT = environment_of(CONFIG)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import (
     AGENT,
@@ -29,7 +28,8 @@ from mage_async.environments.environment import (
 from mage_async.errors import EnvironmentFault
 from mage_async.population import version_of
 from mage_async.trajectory import Task, Trial
-from mage_async.trial_run import TrialRules, TrialRun, environment_speaking
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.trial_run import TrialRules, TrialRun, environment_speaking
 
 
 class RivalSide:

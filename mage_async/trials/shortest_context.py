@@ -9,10 +9,10 @@ import random
 import re
 from collections.abc import Sequence
 
-from mage_async.chat import ChatFormat, Message
 from mage_async.environments.environment import Environment
-from mage_async.scripted import random_task, scripted_trial
-from mage_async.trial_run import TrialRules
+from mage_async.trials.chat_format import ChatFormat, Message
+from mage_async.trials.scripted import random_task, scripted_trial
+from mage_async.trials.trial_run import TrialRules
 
 NUM_TRIALS = 3
 """They differ in length, and of one that is too long only its group is lost."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from mage_async.completion import Completion, Prompt
-from mage_async.duel_run import RivalSide, SidePlay
 from mage_async.environments.environment import AGENT, Environment, Play
 from mage_async.trajectory import Task
+from mage_async.trials.duel_run import RivalSide, SidePlay
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mage_async.chat import ChatFormat
 from mage_async.completion import Completion
 from mage_async.policy_version import VersionRun, append_run, moved
-from mage_async.tags import Tags
 from mage_async.trajectory import Kind, Segment
+from mage_async.trials.action_parser import Tags
+from mage_async.trials.chat_format import ChatFormat
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mage_async.chat import ChatFormat
 from mage_async.trajectory import Trial
+from mage_async.trials.chat_format import ChatFormat
 
 
 def readable(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from mage_async.config import config_file, methods
 from mage_async.credit import CREDITS
 from mage_async.estimators import turn_advantages
 from mage_async.policy_version import VersionRun
-from mage_async.scripted import scripted_trial
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
-from mage_async.trial_run import TrialRun
+from mage_async.trials.scripted import scripted_trial
+from mage_async.trials.trial_run import TrialRun
 from mage_async.turn_table import build_table
 
 RPS = environment_of(config_file.load(config_file.find(None), []))

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.environments.environment import PENDING, Environment, Outcome, Play
 from mage_async.errors import EnvironmentFault
-from mage_async.tags import Tags
 from mage_async.trajectory import Kind, Task, Trial, Turn
-from mage_async.transcript import Transcript
-from mage_async.wording import Wording, wording
+from mage_async.trials.action_parser import Tags
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.prompts import Wording, wording
+from mage_async.trials.transcript import Transcript
 
 
 @dataclass(frozen=True, slots=True)

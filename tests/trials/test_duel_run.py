@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from mage_async.assembly import WORDS, rules_of
-from mage_async.chat import ChatFormat
 from mage_async.completion import Completion, Prompt
 from mage_async.config.config_file import find, load
-from mage_async.duel_run import DuelRun
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
 from mage_async.errors import EnvironmentFault
@@ -19,7 +17,9 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Task, Trial
-from mage_async.trial_run import TrialRules
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.duel_run import DuelRun
+from mage_async.trials.trial_run import TrialRules
 
 NAMES = ("kuhn", "rps", "tictactoe")
 OPTIONS = {"kuhn": {"opponents": "contrasts", "hands": 2, "redeals": False}}
