@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from mage_async.assembly import environment_of, rules_of
 from mage_async.batch import training_sequences
 from mage_async.config.schema import Config
-from mage_async.curriculum import horizon
 from mage_async.environments.environment import Split
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
@@ -23,10 +22,11 @@ from mage_async.inference.weights import Weights, as_weights
 from mage_async.learning.policy import load_policy
 from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.trainer import Trainer
-from mage_async.matchmaking import Matchmaker
-from mage_async.population import League
 from mage_async.score import Score, score
-from mage_async.task_stream import TaskStream, evaluation_tasks, swapped
+from mage_async.tasks.curriculum import horizon
+from mage_async.tasks.matchmaking import Matchmaker
+from mage_async.tasks.population import League
+from mage_async.tasks.task_stream import TaskStream, evaluation_tasks, swapped
 from mage_async.trajectory import Group, Trial
 from mage_async.trials.duel_run import Run, begin_trial
 

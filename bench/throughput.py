@@ -47,7 +47,7 @@ from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import policy_per_token
-from mage_async.task_stream import TaskStream
+from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.trials.action_parser import Tags
 from mage_async.trials.prompts import wording

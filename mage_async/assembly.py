@@ -3,14 +3,15 @@
 from dataclasses import replace
 from typing import Literal
 
-from mage_async import curriculum, estimators, information
+from mage_async import estimators, information
 from mage_async.completion import Sampling
 from mage_async.config.schema import Config, Learner
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.environments.rehearsal import rehearse
 from mage_async.errors import ConfigError
-from mage_async.population import name_of, version_of
+from mage_async.tasks import curriculum
+from mage_async.tasks.population import name_of, version_of
 from mage_async.trajectory import Task
 from mage_async.trials.action_parser import Tags
 from mage_async.trials.chat_format import ChatFormat

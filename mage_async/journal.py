@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from mage_async.errors import WireError
-from mage_async.population import Table
+from mage_async.tasks.population import Table
 from mage_async.trial_frames import DEFAULT_LIMITS, Frame, Limits, TrialResult
 from mage_async.wire import KEPT, GroupGrant, decode, encode
 

@@ -12,7 +12,7 @@ from mage_async.admission import SlotLedger
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.journal import Commit, Dropped, Granted, Head, Published, Record
-from mage_async.population import League
+from mage_async.tasks.population import League
 from mage_async.trajectory import Group
 from mage_async.wire import TrialResult
 

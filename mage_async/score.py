@@ -12,7 +12,7 @@ import msgspec
 
 from mage_async.environments.environment import Environment, Facts
 from mage_async.intervals import wilson
-from mage_async.population import ITSELF, version_of
+from mage_async.tasks.population import ITSELF, version_of
 from mage_async.trajectory import Kind, Trial
 
 MOST_MEMBERS = 64

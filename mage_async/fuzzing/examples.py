@@ -7,7 +7,7 @@ import numpy as np
 
 from mage_async import journal, wire
 from mage_async.policy_version import VersionRun
-from mage_async.population import Standing, Table
+from mage_async.tasks.population import Standing, Table
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mage_async.population import version_of
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import signed
+from mage_async.tasks.population import version_of
 
 Standing = Mapping[str, Any]
 

@@ -26,7 +26,7 @@ from mage_async.environments.environment import (
     Side,
 )
 from mage_async.errors import EnvironmentFault
-from mage_async.population import version_of
+from mage_async.tasks.population import version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_run import TrialRules, TrialRun, environment_speaking

@@ -36,12 +36,12 @@ import msgspec
 
 from mage_async.admission import OVER_AGE, Accepted, SlotLedger, Unknown
 from mage_async.concurrency import Concurrency
-from mage_async.curriculum import horizon
 from mage_async.errors import RunError
 from mage_async.journal import Dropped, Head
-from mage_async.population import League, version_of
 from mage_async.staleness import Lengths
 from mage_async.tallies import LedgerCounts
+from mage_async.tasks.curriculum import horizon
+from mage_async.tasks.population import League, version_of
 from mage_async.trajectory import Group
 from mage_async.weight_users import WeightUsers
 from mage_async.wire import (

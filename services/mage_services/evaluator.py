@@ -25,7 +25,7 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.json_lines import append_lines
 from mage_async.run_directory import RunDirectory
 from mage_async.score import Score, score
-from mage_async.task_stream import evaluation_tasks, swapped
+from mage_async.tasks.task_stream import evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_as_dict import readable

@@ -24,7 +24,7 @@ from mage_async.assembly import environment_of
 from mage_async.durable import sync
 from mage_async.journal import Published
 from mage_async.learning.warm_start import Progress
-from mage_async.population import League
+from mage_async.tasks.population import League
 from mage_async.trajectory import Group
 from mage_async.wire import Enquiry, Fetch, Publication
 from mage_services.blobs import Blobs

@@ -10,9 +10,9 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.journal import Head
-from mage_async.matchmaking import Matchmaker
-from mage_async.population import League
-from mage_async.task_stream import TaskStream
+from mage_async.tasks.matchmaking import Matchmaker
+from mage_async.tasks.population import League
+from mage_async.tasks.task_stream import TaskStream
 from mage_services.desk_rules import DeskRules
 from mage_services.journal_file import JournalFile
 from mage_services.publishing import Shelf

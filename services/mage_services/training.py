@@ -39,7 +39,6 @@ from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.snapshot import Snapshot
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.warm_start import Progress
-from mage_async.population import League
 from mage_async.recovery import (
     REPLAYED_DIFFERENTLY,
     Committed,
@@ -49,6 +48,7 @@ from mage_async.recovery import (
     replay,
 )
 from mage_async.run_directory import RunDirectory
+from mage_async.tasks.population import League
 from mage_async.trajectory import Group, Trial
 from mage_async.trials.trial_as_dict import readable
 from mage_services.journal_reading import JournalOnDisk, make_durable, open_journal

@@ -33,9 +33,9 @@ from mage_async.journal import (
     write,
 )
 from mage_async.policy_version import VersionRun
-from mage_async.population import League
 from mage_async.recovery import REPLAYED_DIFFERENTLY, replay
-from mage_async.task_stream import TaskStream
+from mage_async.tasks.population import League
+from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.trajectory import Segment as Part
 from mage_async.wire import (

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mage_async.journal import Commit, Granted, Published, Record
-from mage_async.population import version_of
+from mage_async.tasks.population import version_of
 from mage_async.wire import TrialResult
 from mage_services.journal_reading import open_journal
 

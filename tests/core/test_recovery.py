@@ -21,8 +21,8 @@ from mage_async.journal import (
     write,
 )
 from mage_async.policy_version import VersionRun
-from mage_async.population import League
 from mage_async.recovery import first_difference, plays_alike, replay
+from mage_async.tasks.population import League
 from mage_async.trajectory import Segment, Task, Trial
 from mage_async.wire import TrialResult
 

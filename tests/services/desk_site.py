@@ -9,7 +9,7 @@ import numpy as np
 from mage_async.admission import SlotLedger
 from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
-from mage_async.task_stream import TaskStream
+from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Segment, Task, Trial
 from mage_async.wire import (
     GroupGrant,

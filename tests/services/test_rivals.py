@@ -19,10 +19,10 @@ from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.journal import Commit, Granted, Published, first_head
 from mage_async.learning.prepare import prepare_policy
-from mage_async.matchmaking import Matchmaker
-from mage_async.population import League, name_of
 from mage_async.recovery import replay
-from mage_async.task_stream import TaskStream
+from mage_async.tasks.matchmaking import Matchmaker
+from mage_async.tasks.population import League, name_of
+from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.trial_as_dict import readable
 from mage_async.wire import (

@@ -17,12 +17,12 @@ from mage_async.environments.kuhn.game import Kuhn
 from mage_async.environments.rps.game import Rps
 from mage_async.errors import ConfigError
 from mage_async.journal import Commit, Granted, Published, Record, first_head, read, scan, write
-from mage_async.matchmaking import Matchmaker as Rule
-from mage_async.matchmaking import prioritised
 from mage_async.policy_version import VersionRun
-from mage_async.population import League, Table, expected, name_of, one_too_many, version_of
 from mage_async.recovery import replay
-from mage_async.task_stream import TaskStream
+from mage_async.tasks.matchmaking import Matchmaker as Rule
+from mage_async.tasks.matchmaking import prioritised
+from mage_async.tasks.population import League, Table, expected, name_of, one_too_many, version_of
+from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
 from mage_async.wire import GroupGrant, Rival, TrialResult
 

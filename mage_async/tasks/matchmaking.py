@@ -11,7 +11,7 @@ from dataclasses import replace
 from mage_async.config.schema import Matchmaker as Rule
 from mage_async.config.schema import Population
 from mage_async.environments.environment import Environment
-from mage_async.population import League, name_of, version_of
+from mage_async.tasks.population import League, name_of, version_of
 from mage_async.trajectory import Task
 
 SHARE_OF_ANY = 0.1

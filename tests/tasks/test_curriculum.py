@@ -8,11 +8,11 @@ from mage_async.admission import SlotLedger
 from mage_async.assembly import check, environment_of, rules_of
 from mage_async.config import config_file
 from mage_async.config.schema import Curriculum
-from mage_async.curriculum import UNLIMITED, Horizon, horizon
 from mage_async.errors import ConfigError
 from mage_async.journal import Granted
-from mage_async.population import League
 from mage_async.recovery import replay
+from mage_async.tasks.curriculum import UNLIMITED, Horizon, horizon
+from mage_async.tasks.population import League
 from mage_async.trajectory import Kind, Task
 from mage_async.trials.scripted import scripted_trial
 

@@ -1,0 +1,1 @@
+"""Which task a group plays and against whom: task stream, curriculum, population, matchmaking."""
