@@ -21,9 +21,10 @@ from baseline import write_baseline
 from in_process import InProcess, prepare
 from scout_sweep import CONFIG, STEPS, config_of
 
-from mage_async.advantage import minus_mean
 from mage_async.config import config_file
-from mage_async.credit import CREDITS
+from mage_async.credit.advantages import minus_mean
+from mage_async.credit.returns import CREDITS
+from mage_async.credit.turn_table import build_table
 from mage_async.environments.scout.play import PASS, SCOUT
 from mage_async.environments.scout.values import (
     Payoffs,
@@ -32,7 +33,6 @@ from mage_async.environments.scout.values import (
     gain_of_scouting,
 )
 from mage_async.trajectory import Group
-from mage_async.turn_table import build_table
 
 COST = 0.7
 CELLS = (("cumulative_paper", 0.845), ("differential", 0.64))

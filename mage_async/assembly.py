@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Literal
 
-from mage_async import estimators, information
 from mage_async.completion import Sampling
 from mage_async.config.schema import Config, Learner
+from mage_async.credit import estimators, exploration_bonus
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.environments.rehearsal import rehearse
@@ -85,7 +85,7 @@ def check(config: Config) -> None:
     estimators.check(config.advantage, config.transcript)
     if config.learner.steps:
         estimators.check_group(config.advantage, config.admission.trials_per_group)
-    information.check(config.credit, environment)
+    exploration_bonus.check(config.credit, environment)
     _check_sending(config)
     _check_loss(config.learner)
     shape = config.policy.tiny

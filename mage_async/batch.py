@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
-from mage_async.credit import CREDITS
-from mage_async.estimators import turn_advantages
-from mage_async.information import bonuses
+from mage_async.credit.estimators import turn_advantages
+from mage_async.credit.exploration_bonus import bonuses
+from mage_async.credit.returns import CREDITS
+from mage_async.credit.turn_table import build_table
 from mage_async.packing import Sequenced, sequences
 from mage_async.trajectory import Group
-from mage_async.turn_table import build_table
 
 
 def training_sequences(groups: Sequence[Group], config: Config) -> list[Sequenced]:

@@ -225,19 +225,19 @@ class Population(Section):
 
 
 class Credit(Section):
-    """Rewards to returns; see `mage_async/credit.py`."""
+    """Rewards to returns; see `mage_async/credit/returns.py`."""
 
     kind: CreditKind
     turn_discount: Share
     episode_discount: Share
     information_bonus: NonNegative
     """Reward per nat that a turn gains about who is hidden, in every episode but the last; 0: none.
-    Needs an environment with a Bayes filter; see `mage_async/information.py`.
+    Needs an environment with a Bayes filter; see `mage_async/credit/exploration_bonus.py`.
     """
 
 
 class Advantage(Section):
-    """Returns to advantages; see `mage_async/estimators.py`."""
+    """Returns to advantages; see `mage_async/credit/estimators.py`."""
 
     estimator: Literal["group_mean", "leave_one_out", "gigpo"]
     """Return against the mean of its cell, or of the others in it (RLOO); or GiGPO's two terms."""

@@ -9,13 +9,13 @@ import pytest
 from mage_async.assembly import environment_of, rules_of
 from mage_async.completion import Completion
 from mage_async.config import config_file, methods
-from mage_async.credit import CREDITS
-from mage_async.estimators import turn_advantages
+from mage_async.credit.estimators import turn_advantages
+from mage_async.credit.returns import CREDITS
+from mage_async.credit.turn_table import build_table
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 from mage_async.trials.scripted import scripted_trial
 from mage_async.trials.trial_run import TrialRun
-from mage_async.turn_table import build_table
 
 RPS = environment_of(config_file.load(config_file.find(None), []))
 TASK = Task("rps", "fixed-rock", 3)

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mage_async.credit import cumulative_code, differential
-from mage_async.gigpo import gigpo, penalties_of
+from mage_async.credit.gigpo import gigpo, penalties_of
+from mage_async.credit.returns import cumulative_code, differential
+from mage_async.credit.turn_table import build_table
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
-from mage_async.turn_table import build_table
 
 RECORDED = np.load(Path(__file__).parent / "recorded" / "reference_code.npz")
 CREDITS = {"mage": differential, "lamer": cumulative_code}

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from mage_async.advantage import (
+from mage_async.credit.advantages import (
     advantages,
     anchor_term,
     minus_mean_of_others,
 )
-from mage_async.turn_table import TurnTable
+from mage_async.credit.turn_table import TurnTable
 
 PER_TURN = ("group", "kind", "episode", "index")
 ACT, REFLECT = 0, 1

@@ -18,7 +18,8 @@ import pytest
 from mage_async.assembly import WORDS, check, rules_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.credit import CREDITS
+from mage_async.credit.returns import CREDITS
+from mage_async.credit.turn_table import build_table
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
 from mage_async.errors import EnvironmentFault
@@ -29,7 +30,6 @@ from mage_async.tasks.task_stream import TaskStream, evaluation_tasks
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 from mage_async.trials.action_parser import Tags
 from mage_async.trials.scripted import scripted_trial
-from mage_async.turn_table import build_table
 
 CONFIG = config_file.load(config_file.find(None), [])
 NAMES = ("rps", "kuhn", "tictactoe", "minesweeper", "sokoban")

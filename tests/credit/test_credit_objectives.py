@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.credit import (
+from mage_async.credit.returns import (
     CREDITS,
     cumulative_code,
     cumulative_paper,

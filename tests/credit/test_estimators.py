@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from mage_async import estimators
 from mage_async.config import config_file
+from mage_async.credit import estimators
+from mage_async.credit.estimators import turn_advantages
+from mage_async.credit.gigpo import gigpo, penalties_of
+from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
-from mage_async.estimators import turn_advantages
-from mage_async.gigpo import gigpo, penalties_of
-from mage_async.turn_table import TurnTable
 
 ACT, REFLECT = 0, 1
 SHIPPED = config_file.load(config_file.find(None), [])

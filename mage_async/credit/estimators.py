@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from mage_async.advantage import advantages, minus_mean, minus_mean_of_others
 from mage_async.config.schema import Advantage, Transcript
+from mage_async.credit.advantages import advantages, minus_mean, minus_mean_of_others
+from mage_async.credit.gigpo import gigpo, penalties_of
+from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
-from mage_async.gigpo import gigpo, penalties_of
 from mage_async.trajectory import Kind
-from mage_async.turn_table import TurnTable
 
 AS_CODED = ("group",)
 """The reference's episode cell; in it a turn without company keeps its score."""

@@ -8,13 +8,13 @@ import pytest
 
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.credit import CREDITS
+from mage_async.credit.exploration_bonus import bonuses, information
+from mage_async.credit.returns import CREDITS
+from mage_async.credit.turn_table import build_table
 from mage_async.environments import catalogue
 from mage_async.environments.rps.opponents import TRAIN
 from mage_async.errors import ConfigError
-from mage_async.information import bonuses, information
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
-from mage_async.turn_table import build_table
 
 
 def act(episode, index, action, reward=0.0):

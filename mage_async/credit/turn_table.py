@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from mage_async.credit import Credit
+from mage_async.credit.returns import Credit
 from mage_async.trajectory import Group, Kind, Trial, Turn
 
 Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor"]

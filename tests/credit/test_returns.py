@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from mage_async.config.schema import CreditKind
-from mage_async.credit import (
+from mage_async.credit.returns import (
     CREDITS,
     cumulative_code,
     cumulative_paper,

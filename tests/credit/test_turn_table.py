@@ -6,9 +6,9 @@ from typing import get_args
 import numpy as np
 
 from mage_async.config import schema
-from mage_async.credit import cumulative_code, differential
+from mage_async.credit.returns import cumulative_code, differential
+from mage_async.credit.turn_table import Key, build_table
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
-from mage_async.turn_table import Key, build_table
 
 
 def act(episode, index, reward=0.0, *, is_valid=True, anchor="start"):

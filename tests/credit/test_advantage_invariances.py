@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.advantage import (
+from mage_async.credit.advantages import (
     advantages,
     anchor_term,
     minus_mean,
     minus_mean_of_others,
 )
-from mage_async.gigpo import gigpo
-from mage_async.turn_table import TurnTable
+from mage_async.credit.gigpo import gigpo
+from mage_async.credit.turn_table import TurnTable
 
 KEYS = st.sampled_from([(), ("group",), ("group", "kind", "episode", "index"), ("member", "seat")])
 SCALES = st.sampled_from([None, (), ("group",), ("member",)])

@@ -1,0 +1,1 @@
+"""Rewards to returns, and returns to advantages."""
