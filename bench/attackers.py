@@ -17,7 +17,7 @@ from pathlib import Path
 
 import zmq
 
-from mage_async.wire import DEFAULT_LIMITS, Frame, Heartbeat, Hello, encode
+from mage_async.protocol.messages import DEFAULT_LIMITS, Frame, Heartbeat, Hello, encode
 from mage_services.curve import actor_keys
 
 NUM_HALF_OPEN = 1000

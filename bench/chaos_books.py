@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mage_async.config import config_file
-from mage_async.journal import Commit, Dropped, Granted, Head, Published, Record
+from mage_async.protocol.journal_records import Commit, Dropped, Granted, Head, Published, Record
+from mage_async.protocol.messages import TrialResult
 from mage_async.run_directory import RunDirectory
 from mage_async.run_records import read_lines
-from mage_async.wire import TrialResult
 from mage_services.journal_reading import open_journal
 
 FAULTS = ("lost", "trained_twice", "taken_twice", "over_bound", "books_differ", "steps_missing")

@@ -4,11 +4,19 @@ import random
 
 from chaos_tap import Tap
 
-from mage_async.journal import Commit, Dropped, Granted, Published, Record, read, scan
 from mage_async.learning.checkpoint import checkpoints
+from mage_async.protocol.journal_records import (
+    Commit,
+    Dropped,
+    Granted,
+    Published,
+    Record,
+    read,
+    scan,
+)
+from mage_async.protocol.messages import TrialResult
 from mage_async.run_directory import RunDirectory
 from mage_async.run_records import read_lines
-from mage_async.wire import TrialResult
 
 PREFIX_BYTES = 8
 """Of a record, before what `scan` yields."""

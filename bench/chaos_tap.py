@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mage_async.errors import WireError
-from mage_async.wire import Acknowledge, GroupGrant, Publication, TrialResult, Welcome, decode
+from mage_async.protocol.messages import (
+    Acknowledge,
+    GroupGrant,
+    Publication,
+    TrialResult,
+    Welcome,
+    decode,
+)
 from mage_services.process import ticks
 
 GREETING_BYTES = 64

@@ -30,10 +30,10 @@ import zmq
 import zmq.asyncio
 from baseline import write_baseline
 
-from mage_async.journal import first_head
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.journal_records import first_head
+from mage_async.protocol.messages import Acknowledge, Hello, TrialResult, Welcome, decode, encode
 from mage_async.trajectory import Segment, Task, Trial
-from mage_async.wire import Acknowledge, Hello, TrialResult, Welcome, decode, encode
 from mage_services.channel import LearnerChannel, PeerChannel, PeerGone
 from mage_services.journal_file import JournalFile
 from mage_services.journal_reading import cut_tail, open_journal

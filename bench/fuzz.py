@@ -28,8 +28,8 @@ from typing import Any
 from baseline import write_baseline
 
 from mage_async.config import config_file
-from mage_async.fuzzing.mutation import mutate
-from mage_async.fuzzing.targets import Target, targets
+from tests.helpers.fuzzing.mutation import mutate
+from tests.helpers.fuzzing.targets import Target, targets
 
 SHARES = {"wire": 0.4, "trial frames": 0.3, "journal": 0.26, "configuration": 0.04}
 """Of the inputs; a configuration takes a hundred times as long as a message."""

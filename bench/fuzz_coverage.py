@@ -9,7 +9,7 @@ import atheris
 
 with atheris.instrument_imports(include=["mage_async"]):
     from mage_async.config import config_file
-    from mage_async.fuzzing.targets import targets
+    from tests.helpers.fuzzing.targets import targets
 
 MAX_INPUT_BYTES = 8192
 HANG_S = 10

@@ -17,7 +17,7 @@ from pathlib import Path
 from baseline import write_baseline
 from wire import example
 
-from mage_async.journal import first_head, write
+from mage_async.protocol.journal_records import first_head, write
 from mage_services.journal_file import JournalFile
 
 NUM_TRIALS, NUM_ROUNDS, IN_FLIGHT = 1000, 5, 128

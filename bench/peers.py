@@ -47,8 +47,8 @@ from attackers import FLOOD, NOBODY, SILENT, WAYS
 from baseline import FOLDER, machine, provenance, write_baseline
 
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.messages import Acknowledge, Hello, TrialResult
 from mage_async.trajectory import Segment, Task, Trial
-from mage_async.wire import Acknowledge, Hello, TrialResult
 from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.curve import actor_keys, learner_keys, make_keys
 

@@ -47,12 +47,12 @@ from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import policy_per_token
+from mage_async.protocol.messages import Hello, Publication, TrialResult
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.trials.action_parser import Tags
 from mage_async.trials.prompts import wording
 from mage_async.trials.trial_run import TrialRules
-from mage_async.wire import Hello, Publication, TrialResult
 from mage_services.actor import Actor
 from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.desk import Desk

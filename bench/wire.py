@@ -5,7 +5,7 @@ One trial of 8,192 tokens in one segment, 3 episodes of 8 turns and the 2 reflec
 turn. Every format starts at the same `TrialResult`, ends at one that is checked to be equal, and
 carries the same CRC-32 over its bytes, computed when it is written and again when it is read.
 
-    frames          mage_async.wire: a typed header and raw arrays
+    frames          mage_async.protocol.messages: a typed header and raw arrays
     msgpack lists   msgpack of a dict, arrays as lists of numbers, read back into arrays
     msgspec lists   the same by a typed msgspec.Struct
     pickle 5        for comparison only; it runs its sender's code, so it never crosses a socket
@@ -31,8 +31,8 @@ import numpy as np
 from baseline import write_baseline
 
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.messages import TrialResult, decode, encode
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
-from mage_async.wire import TrialResult, decode, encode
 
 NUM_TOKENS = 8192
 LIMIT_US = 100.0

@@ -36,11 +36,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from mage_async.admission_rules import SLOTS, Flow, Place, Rule
-from mage_async.journal import Commit, Granted, Head
+from mage_async.protocol.journal_records import Commit, Granted, Head
+from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.slots import Slot
 from mage_async.tallies import LedgerCounts, Tally
 from mage_async.trajectory import Group, Task
-from mage_async.wire import GroupGrant, TrialResult
 
 OVER_AGE = "over age"
 """Why the rule `drop` drops groups: no fault of anybody's, so it counts in no row of drops."""

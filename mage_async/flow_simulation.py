@@ -17,9 +17,9 @@ from mage_async.admission import SlotLedger
 from mage_async.admission_rules import Rule
 from mage_async.concurrency import Concurrency
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.messages import TrialResult
 from mage_async.staleness import length_bias
 from mage_async.trajectory import Segment, Task, Trial
-from mage_async.wire import TrialResult
 
 SEGMENT = Segment(
     np.zeros(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), (VersionRun(0, 0, 0),)

@@ -11,10 +11,10 @@ import msgspec
 from mage_async.admission import SlotLedger
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.journal import Commit, Dropped, Granted, Head, Published, Record
+from mage_async.protocol.journal_records import Commit, Dropped, Granted, Head, Published, Record
+from mage_async.protocol.messages import TrialResult
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
-from mage_async.wire import TrialResult
 
 REPLAYED_DIFFERENTLY = "the configuration was changed"
 

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
-from mage_async.journal import Granted
+from mage_async.protocol.journal_records import Granted
+from mage_async.protocol.messages import GroupGrant
 from mage_async.trajectory import Group, Task, Trial
-from mage_async.wire import GroupGrant
 
 
 @dataclass(slots=True)

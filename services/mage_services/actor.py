@@ -20,8 +20,7 @@ from mage_async.assembly import environment_of, rules_of
 from mage_async.config.schema import Config
 from mage_async.errors import RunError, TrialFault, WireError
 from mage_async.inference.chat_files import load_chat
-from mage_async.trajectory import Task
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     MAX_REASON_CHARS,
     Acknowledge,
     Goodbye,
@@ -37,6 +36,7 @@ from mage_async.wire import (
     Unwanted,
     Welcome,
 )
+from mage_async.trajectory import Task
 from mage_services.blocked import TimeBook
 from mage_services.channel import PeerChannel
 from mage_services.curve import actor_keys, keys_in

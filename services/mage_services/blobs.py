@@ -15,8 +15,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mage_async.blob import CHUNK_BYTES, Questions
-from mage_async.wire import BlobFile, Chunk, Enquiry, Fetch, Message, NoFile, Prospectus
+from mage_async.protocol.file_transfer import CHUNK_BYTES, Questions
+from mage_async.protocol.messages import (
+    BlobFile,
+    Chunk,
+    Enquiry,
+    Fetch,
+    Message,
+    NoFile,
+    Prospectus,
+)
 from mage_services.channel import LearnerChannel, PeerGone
 from mage_services.door import Peer
 

@@ -22,8 +22,7 @@ import zmq
 import zmq.asyncio
 
 from mage_async.errors import MageError, PeerRefused, RunError
-from mage_async.rates import DEFAULT_ALLOWANCE, Allowance
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     DEFAULT_LIMITS,
     Enquiry,
     Frame,
@@ -36,6 +35,7 @@ from mage_async.wire import (
     decode,
     encode,
 )
+from mage_async.protocol.rate_limits import DEFAULT_ALLOWANCE, Allowance
 from mage_services.curve import Gate, LearnerKeys, PeerKeys
 from mage_services.door import ChannelStatistics, Door, Peer
 from mage_services.links import LearnerLinks, PeerLink

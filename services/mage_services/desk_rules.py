@@ -8,7 +8,7 @@ import msgspec
 
 from mage_async.admission import SlotLedger
 from mage_async.config.schema import Curriculum
-from mage_async.journal import Head, Record
+from mage_async.protocol.journal_records import Head, Record
 from mage_async.tasks.curriculum import UNLIMITED
 from mage_async.tasks.population import League
 from mage_async.trajectory import Task

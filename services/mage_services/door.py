@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mage_async.errors import WireError
-from mage_async.rates import DEFAULT_ALLOWANCE, Allowance, Meter
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     DEFAULT_LIMITS,
     Acknowledge,
     Enquiry,
@@ -33,6 +32,7 @@ from mage_async.wire import (
     WhoAreYou,
     decode,
 )
+from mage_async.protocol.rate_limits import DEFAULT_ALLOWANCE, Allowance, Meter
 
 Peer = str
 """Names one connection of one process: `actor-0/5e2c81d0`. A restarted process is another peer."""

@@ -23,13 +23,13 @@ from mage_async.environments.environment import Environment, Split
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.json_lines import append_lines
+from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_async.run_directory import RunDirectory
 from mage_async.score import Score, score
 from mage_async.tasks.task_stream import evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_as_dict import readable
-from mage_async.wire import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_services.blocked import TimeBook
 from mage_services.channel import PeerChannel
 from mage_services.curve import actor_keys, keys_in

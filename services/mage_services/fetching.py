@@ -7,9 +7,9 @@ there is there after a broken link, and for another process that is given the sa
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from mage_async.blob import Download
 from mage_async.errors import RunError
-from mage_async.wire import BlobFile, Chunk, Message
+from mage_async.protocol.file_transfer import Download
+from mage_async.protocol.messages import BlobFile, Chunk, Message
 from mage_services.blobs import digest_of
 
 MAX_DAMAGED = 3

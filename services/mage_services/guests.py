@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mage_async.wire import Heartbeat, Hello
+from mage_async.protocol.messages import Heartbeat, Hello
 from mage_services.door import Peer
 
 SILENCE_S = 4.0

@@ -28,7 +28,7 @@ from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.schema import Config, digest
 from mage_async.errors import MageError, PeerRefused, RunError
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     Chunk,
     Enquiry,
     Hello,

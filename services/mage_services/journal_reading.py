@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mage_async.durable import sync
 from mage_async.errors import RunError, WireError
-from mage_async.journal import Head, Record, Segment, read, scan
+from mage_async.protocol.journal_records import Head, Record, Segment, read, scan
 
 
 @dataclass(frozen=True, slots=True)

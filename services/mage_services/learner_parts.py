@@ -9,7 +9,7 @@ from mage_async.concurrency import Concurrency
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.journal import Head
+from mage_async.protocol.journal_records import Head
 from mage_async.tasks.matchmaking import Matchmaker
 from mage_async.tasks.population import League
 from mage_async.tasks.task_stream import TaskStream

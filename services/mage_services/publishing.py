@@ -22,8 +22,8 @@ from mage_async.config.schema import Config
 from mage_async.durable import sync
 from mage_async.learning.checkpoint import writing
 from mage_async.learning.snapshot import Snapshot
+from mage_async.protocol.messages import Publication
 from mage_async.run_directory import RunDirectory
-from mage_async.wire import Publication
 from mage_services.weight_sender import WeightSender
 
 

@@ -12,8 +12,8 @@ from mage_async.admission import SlotLedger
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import MageError, RunError
-from mage_async.journal import first_needed
 from mage_async.learning.checkpoint import checkpoints
+from mage_async.protocol.journal_records import first_needed
 from mage_async.recovery import replay
 from mage_async.run_directory import RunDirectory
 from mage_async.tasks.population import League

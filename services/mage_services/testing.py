@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from mage_async.errors import PeerRefused
-from mage_async.journal import MAGIC, Head, Record, read, scan, write
-from mage_async.wire import (
+from mage_async.protocol.journal_records import MAGIC, Head, Record, read, scan, write
+from mage_async.protocol.messages import (
     DEFAULT_LIMITS,
     Frame,
     Hello,

@@ -24,7 +24,6 @@ from mage_async.config.schema import Config
 from mage_async.durable import write_whole
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
-from mage_async.journal import Commit, Segment, first_head, first_needed
 from mage_async.json_lines import append_lines
 from mage_async.learning.checkpoint import (
     checkpoints,
@@ -39,6 +38,7 @@ from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.snapshot import Snapshot
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.warm_start import Progress
+from mage_async.protocol.journal_records import Commit, Segment, first_head, first_needed
 from mage_async.recovery import (
     REPLAYED_DIFFERENTLY,
     Committed,

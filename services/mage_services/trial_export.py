@@ -14,9 +14,9 @@ from typing import Any
 
 from mage_async.errors import RunError
 from mage_async.policy_version import oldest
+from mage_async.protocol.messages import TrialResult
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_as_dict import readable
-from mage_async.wire import TrialResult
 
 ROWS_AT_ONCE = 1000
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from mage_async.admission import SlotLedger
 from mage_async.environments.catalogue import load
-from mage_async.journal import (
+from mage_async.policy_version import VersionRun
+from mage_async.protocol.journal_records import (
     MAGIC,
     Commit,
     Dropped,
@@ -32,13 +33,7 @@ from mage_async.journal import (
     to_delete,
     write,
 )
-from mage_async.policy_version import VersionRun
-from mage_async.recovery import REPLAYED_DIFFERENTLY, replay
-from mage_async.tasks.population import League
-from mage_async.tasks.task_stream import TaskStream
-from mage_async.trajectory import Group, Task, Trial
-from mage_async.trajectory import Segment as Part
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     Acknowledge,
     GroupDrop,
     GroupGrant,
@@ -50,6 +45,11 @@ from mage_async.wire import (
     Welcome,
     WhoAreYou,
 )
+from mage_async.recovery import REPLAYED_DIFFERENTLY, replay
+from mage_async.tasks.population import League
+from mage_async.tasks.task_stream import TaskStream
+from mage_async.trajectory import Group, Task, Trial
+from mage_async.trajectory import Segment as Part
 from mage_services.channel import PeerGone
 from mage_services.desk import Desk
 from mage_services.desk_rules import DeskRules

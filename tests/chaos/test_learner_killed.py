@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.journal import Commit, Dropped, Granted
-from mage_async.wire import TrialResult
+from mage_async.protocol.journal_records import Commit, Dropped, Granted
+from mage_async.protocol.messages import TrialResult
 from mage_services.journal_reading import open_journal
 
 pytestmark = pytest.mark.slow  # whole runs

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from mage_async.journal import Commit, Granted, Published, Record
+from mage_async.protocol.journal_records import Commit, Granted, Published, Record
+from mage_async.protocol.messages import TrialResult
 from mage_async.tasks.population import version_of
-from mage_async.wire import TrialResult
 from mage_services.journal_reading import open_journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # three whole runs

@@ -6,9 +6,9 @@ import pytest
 from mage_async.admission import MAX_REASONS, Accepted, Duplicate, SlotLedger, Unknown
 from mage_async.admission_rules import RULES
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.messages import GroupGrant, TrialResult, decode, encode
 from mage_async.tallies import Tally
 from mage_async.trajectory import Segment, Task, Trial
-from mage_async.wire import GroupGrant, TrialResult, decode, encode
 
 SEGMENT = Segment(
     np.zeros(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), (VersionRun(0, 0, 0),)

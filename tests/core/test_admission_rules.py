@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mage_async.admission import Accepted, Duplicate, SlotLedger
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.trajectory import Segment, Task, Trial
-from mage_async.wire import GroupGrant, TrialResult
 
 DEADLINE_S = 10.0
 SEGMENT = Segment(

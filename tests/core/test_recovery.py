@@ -9,7 +9,8 @@ from mage_async.admission import OVER_AGE, SlotLedger
 from mage_async.admission_rules import RULES
 from mage_async.config import config_file
 from mage_async.errors import RunError
-from mage_async.journal import (
+from mage_async.policy_version import VersionRun
+from mage_async.protocol.journal_records import (
     MAGIC,
     Commit,
     Dropped,
@@ -20,11 +21,10 @@ from mage_async.journal import (
     scan,
     write,
 )
-from mage_async.policy_version import VersionRun
+from mage_async.protocol.messages import TrialResult
 from mage_async.recovery import first_difference, plays_alike, replay
 from mage_async.tasks.population import League
 from mage_async.trajectory import Segment, Task, Trial
-from mage_async.wire import TrialResult
 
 B, S, G = 2, 1, 2
 

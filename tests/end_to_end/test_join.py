@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mage_async.errors import MageError
-from mage_async.journal import Granted
-from mage_async.wire import TrialResult
+from mage_async.protocol.journal_records import Granted
+from mage_async.protocol.messages import TrialResult
 from mage_services.journal_reading import open_journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

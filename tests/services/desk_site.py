@@ -9,9 +9,7 @@ import numpy as np
 from mage_async.admission import SlotLedger
 from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
-from mage_async.tasks.task_stream import TaskStream
-from mage_async.trajectory import Segment, Task, Trial
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     GroupGrant,
     Heartbeat,
     Hello,
@@ -19,6 +17,8 @@ from mage_async.wire import (
     Publication,
     TrialResult,
 )
+from mage_async.tasks.task_stream import TaskStream
+from mage_async.trajectory import Segment, Task, Trial
 from mage_services.desk import Desk
 from mage_services.desk_rules import DeskRules
 from mage_services.testing import MemoryJournal, MemoryLearnerChannel, MemoryPeerChannel

@@ -17,12 +17,7 @@ from mage_async.environments.environment import Environment
 from mage_async.errors import ContextFull, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
-from mage_async.trajectory import Task
-from mage_async.trials.action_parser import Tags
-from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.prompts import wording
-from mage_async.trials.trial_run import TrialRules
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     MAX_REASON_CHARS,
     Acknowledge,
     Goodbye,
@@ -37,6 +32,11 @@ from mage_async.wire import (
     Unwanted,
     Welcome,
 )
+from mage_async.trajectory import Task
+from mage_async.trials.action_parser import Tags
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.prompts import wording
+from mage_async.trials.trial_run import TrialRules
 from mage_services import actor as actor_module
 from mage_services.actor import Actor
 from mage_services.engines.scripted import (

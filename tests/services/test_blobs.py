@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from mage_async import blob
-from mage_async.blob import CHUNK_BYTES, WINDOW, Download
 from mage_async.errors import PeerRefused, RunError
-from mage_async.wire import (
+from mage_async.protocol import file_transfer
+from mage_async.protocol.file_transfer import CHUNK_BYTES, WINDOW, Download
+from mage_async.protocol.messages import (
     Chunk,
     Enquiry,
     Fetch,
@@ -287,7 +287,7 @@ def test_a_file_arrives_though_its_peer_asks_again_before_what_it_asked_first_is
                 download.takes(chunk)
         answering.cancel()
 
-    for module in (blob, blobs):
+    for module in (file_transfer, blobs):
         monkeypatch.setattr(module, "CHUNK_BYTES", 16)
     (root / "v2").write_bytes(bytes(range(250)))
     run(main)

@@ -14,8 +14,7 @@ import uvloop
 
 from mage_async.errors import PeerRefused, WireError
 from mage_async.policy_version import VersionRun
-from mage_async.trajectory import Segment, Task, Trial
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     Acknowledge,
     Goodbye,
     Heartbeat,
@@ -26,6 +25,7 @@ from mage_async.wire import (
     Welcome,
     encode,
 )
+from mage_async.trajectory import Segment, Task, Trial
 from mage_services.channel import LearnerChannel, PeerChannel, PeerGone
 from mage_services.sockets import HIGH_WATER_MESSAGES, ipc_address
 from mage_services.testing import MemoryLearnerChannel, MemoryPeerChannel

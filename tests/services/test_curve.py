@@ -10,8 +10,8 @@ import pytest
 import uvloop
 
 from mage_async.errors import ConfigError, PeerRefused
-from mage_async.rates import Allowance, Rate
-from mage_async.wire import Goodbye, Heartbeat, Hello, Welcome
+from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Welcome
+from mage_async.protocol.rate_limits import Allowance, Rate
 from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.curve import LearnerKeys, PeerKeys, actor_keys, learner_keys, make_keys
 

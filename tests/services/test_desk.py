@@ -21,7 +21,7 @@ from desk_site import (
 from mage_async.concurrency import Concurrency
 from mage_async.config.schema import Curriculum
 from mage_async.errors import RunError
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     Acknowledge,
     Goodbye,
     GroupDrop,

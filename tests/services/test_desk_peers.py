@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from desk_site import DEADLINE_S, Site, grants, heartbeat, publication, read, result, run
 
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     Goodbye,
     Hello,
     Loaded,

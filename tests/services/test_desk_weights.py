@@ -13,7 +13,7 @@ from desk_site import (
     run,
 )
 
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     Goodbye,
     Loaded,
     Publication,

@@ -1,7 +1,6 @@
 """The door and the lobby: who is let in, who is refused, and what is remembered of strangers."""
 
-from mage_async.rates import Allowance, Rate
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     Acknowledge,
     Enquiry,
     Goodbye,
@@ -11,6 +10,7 @@ from mage_async.wire import (
     WhoAreYou,
     encode,
 )
+from mage_async.protocol.rate_limits import Allowance, Rate
 from mage_services.door import (
     BARRED_S,
     HEARING_S,

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import uvloop
 
-from mage_async.rates import Allowance, Rate
-from mage_async.wire import Heartbeat, Hello
+from mage_async.protocol.messages import Heartbeat, Hello
+from mage_async.protocol.rate_limits import Allowance, Rate
 from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.unfinished import MAX_BYTES
 

@@ -9,7 +9,7 @@ import pytest
 from desk_site import GROUPS_PER_STEP, Site, grants, publication, read, results
 
 from mage_async.config import config_file
-from mage_async.journal import Commit, Dropped, first_head
+from mage_async.protocol.journal_records import Commit, Dropped, first_head
 from mage_async.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.blocked import TimeBook

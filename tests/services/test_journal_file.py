@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mage_async.errors import RunError
-from mage_async.journal import Dropped, Head, Record, first_head
+from mage_async.protocol.journal_records import Dropped, Head, Record, first_head
 from mage_services import journal_file as module
 from mage_services import journal_reading
 from mage_services.journal_file import JournalFile, segment_file

@@ -8,7 +8,7 @@ import torch
 
 from mage_async.errors import RunError
 from mage_async.learning.snapshot import Place, Snapshot
-from mage_async.wire import Publication
+from mage_async.protocol.messages import Publication
 from mage_services.publishing import Publishing, WeightFiles
 
 

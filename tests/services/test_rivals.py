@@ -17,15 +17,9 @@ from mage_async.config.schema import Config
 from mage_async.environments.kuhn.play import FACING, OPEN
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat
-from mage_async.journal import Commit, Granted, Published, first_head
 from mage_async.learning.prepare import prepare_policy
-from mage_async.recovery import replay
-from mage_async.tasks.matchmaking import Matchmaker
-from mage_async.tasks.population import League, name_of
-from mage_async.tasks.task_stream import TaskStream
-from mage_async.trajectory import Task, Trial
-from mage_async.trials.trial_as_dict import readable
-from mage_async.wire import (
+from mage_async.protocol.journal_records import Commit, Granted, Published, first_head
+from mage_async.protocol.messages import (
     Goodbye,
     GroupGrant,
     Hello,
@@ -36,6 +30,12 @@ from mage_async.wire import (
     TrialResult,
     Welcome,
 )
+from mage_async.recovery import replay
+from mage_async.tasks.matchmaking import Matchmaker
+from mage_async.tasks.population import League, name_of
+from mage_async.tasks.task_stream import TaskStream
+from mage_async.trajectory import Task, Trial
+from mage_async.trials.trial_as_dict import readable
 from mage_services.actor import Actor
 from mage_services.desk import Desk
 from mage_services.desk_rules import DeskRules

@@ -7,7 +7,7 @@ import pytest
 import uvloop
 
 from mage_async.errors import ConfigError, RunError
-from mage_async.wire import Hello
+from mage_async.protocol.messages import Hello
 from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.sockets import ipc_address
 

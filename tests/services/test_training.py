@@ -13,9 +13,9 @@ from mage_async.admission import SlotLedger
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.journal import Commit, Record, Segment, first_head
 from mage_async.learning.digest import overall, tensor_digests
 from mage_async.learning.trainer import Trainer
+from mage_async.protocol.journal_records import Commit, Record, Segment, first_head
 from mage_async.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.training import Training

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from mage_async.errors import RunError
-from mage_async.fuzzing.examples import example_trial
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.messages import TrialResult
 from mage_async.trajectory import Segment, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.wire import TrialResult
 from mage_services.trial_export import ROWS_AT_ONCE, export
+from tests.helpers.fuzzing.examples import example_trial
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from mage_async.assembly import check, environment_of, rules_of
 from mage_async.config import config_file
 from mage_async.config.schema import Curriculum
 from mage_async.errors import ConfigError
-from mage_async.journal import Granted
+from mage_async.protocol.journal_records import Granted
 from mage_async.recovery import replay
 from mage_async.tasks.curriculum import UNLIMITED, Horizon, horizon
 from mage_async.tasks.population import League

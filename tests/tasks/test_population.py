@@ -16,15 +16,24 @@ from mage_async.environments.catalogue import load
 from mage_async.environments.kuhn.game import Kuhn
 from mage_async.environments.rps.game import Rps
 from mage_async.errors import ConfigError
-from mage_async.journal import Commit, Granted, Published, Record, first_head, read, scan, write
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.journal_records import (
+    Commit,
+    Granted,
+    Published,
+    Record,
+    first_head,
+    read,
+    scan,
+    write,
+)
+from mage_async.protocol.messages import GroupGrant, Rival, TrialResult
 from mage_async.recovery import replay
 from mage_async.tasks.matchmaking import Matchmaker as Rule
 from mage_async.tasks.matchmaking import prioritised
 from mage_async.tasks.population import League, Table, expected, name_of, one_too_many, version_of
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
-from mage_async.wire import GroupGrant, Rival, TrialResult
 
 KUHN = Kuhn("contrasts", hands=2, redeals=False)
 KEEPS: tuple[Keep, ...] = ("newest", "best", "spread")
@@ -218,7 +227,7 @@ def _fields(head: object) -> dict[str, object]:
 
 
 def _file(records: list[Record]) -> bytes:
-    from mage_async.journal import MAGIC
+    from mage_async.protocol.journal_records import MAGIC
 
     return MAGIC + b"".join(bytes(piece) for record in records for piece in write(record))
 

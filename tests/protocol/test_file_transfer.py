@@ -6,10 +6,10 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async import blob
-from mage_async.blob import CHUNK_BYTES, MAX_WAITING, WINDOW, Download, Questions
-from mage_async.blob_frames import Chunk
-from mage_async.wire import Enquiry, Fetch
+from mage_async.protocol import file_transfer
+from mage_async.protocol.file_chunks import Chunk
+from mage_async.protocol.file_transfer import CHUNK_BYTES, MAX_WAITING, WINDOW, Download, Questions
+from mage_async.protocol.messages import Enquiry, Fetch
 
 NAME, DIGEST = "weights/3", "0" * 32
 
@@ -69,7 +69,7 @@ def test_with_any_losses_every_byte_comes_once_and_in_order(num_bytes, seed, los
     """Chunks of 16 bytes; at random the link breaks, and what was under way is lost."""
     source, taken = random.Random(seed), b""
     whole = bytes(source.randrange(256) for _ in range(num_bytes))
-    size, blob.CHUNK_BYTES = blob.CHUNK_BYTES, 16
+    size, file_transfer.CHUNK_BYTES = file_transfer.CHUNK_BYTES, 16
     try:
         download, way = Download(NAME), []
         while not download.is_complete:
@@ -84,7 +84,7 @@ def test_with_any_losses_every_byte_comes_once_and_in_order(num_bytes, seed, los
             if download.takes(chunk):
                 taken += chunk.data
     finally:
-        blob.CHUNK_BYTES = size
+        file_transfer.CHUNK_BYTES = size
     assert taken == whole
 
 
@@ -127,7 +127,7 @@ def test_a_file_is_whole_when_nothing_is_under_way_whenever_its_peer_asked_again
     peer that is welcomed asks again though nothing is lost.
     """
     source = random.Random(seed)
-    size, blob.CHUNK_BYTES = blob.CHUNK_BYTES, 16
+    size, file_transfer.CHUNK_BYTES = file_transfer.CHUNK_BYTES, 16
     try:
         ends = Ends(num_bytes)
         moves = {"take": ends.take, "answer": ends.answer, "hear": ends.hear}
@@ -139,7 +139,7 @@ def test_a_file_is_whole_when_nothing_is_under_way_whenever_its_peer_asked_again
                 ends.ask_again(source.choice([0.0, source.random(), 1.0]))
             moves[source.choices(list(moves), speeds)[0]]()
     finally:
-        blob.CHUNK_BYTES = size
+        file_transfer.CHUNK_BYTES = size
     assert ends.download.is_complete
 
 

@@ -9,9 +9,9 @@ chunk, says at the end whether the parts belong together.
 from collections import deque
 from dataclasses import dataclass, field
 
-from mage_async.blob_frames import Chunk
-from mage_async.trial_frames import DEFAULT_LIMITS
-from mage_async.wire import Enquiry, Fetch
+from mage_async.protocol.file_chunks import Chunk
+from mage_async.protocol.messages import Enquiry, Fetch
+from mage_async.protocol.trial_frames import DEFAULT_LIMITS
 
 WINDOW = 4
 CHUNK_BYTES = DEFAULT_LIMITS.max_chunk_bytes

@@ -2,7 +2,7 @@
 
 A decoder takes any bytes and gives a sound value or its own error with a sentence. Everything else
 that comes out of `Target.feed` is a bug: another exception, a value that cannot be written again or
-is another one then. `tests/core/test_fuzzing.py` feeds thousands of mutated inputs, `bench/fuzz.py`
+is another one then. `tests/protocol/test_fuzzing.py` feeds thousands of mutated inputs, `bench/fuzz.py`
 millions, with the time and the memory they take, and by coverage where atheris is installed.
 
 An input of the wire is a list of frames behind a table of their lengths (`unbundle`). Where its
@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mage_async import journal, wire
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, WireError
-from mage_async.fuzzing.examples import example_messages, example_records, example_trial
+from mage_async.protocol import journal_records, messages
+from tests.helpers.fuzzing.examples import example_messages, example_records, example_trial
 
 MAX_FRAMES = 8
 _SEALED = 1
@@ -38,7 +38,7 @@ class Target:
     """Decode; whether the input was sound. Raises what only a bug raises."""
 
 
-def bundle(frames: Sequence[wire.Frame], *, sealed: bool) -> bytes:
+def bundle(frames: Sequence[messages.Frame], *, sealed: bool) -> bytes:
     """Frames as one input."""
     lengths = b"".join(_LENGTH.pack(len(frame)) for frame in frames)
     head = bytes([len(frames) << 1 | sealed])
@@ -71,28 +71,30 @@ def _seal(frames: list[bytes]) -> list[bytes]:
 def feed_wire(data: bytes) -> bool:
     """Decode frames; what is taken can be sent, and arrives as it was."""
     try:
-        message = wire.decode(unbundle(data))
+        message = messages.decode(unbundle(data))
     except WireError:
         return False
-    frames = wire.encode(message)
-    again = wire.encode(wire.decode(frames))
+    frames = messages.encode(message)
+    again = messages.encode(messages.decode(frames))
     assert list(map(bytes, frames)) == list(map(bytes, again)), "sent again it is another message"
     return True
 
 
 def feed_journal(data: bytes) -> bool:
     """Scan a segment, and read each record that is whole; sealed, the one record there is."""
-    bodies = [data[1:]] if data[:1] == b"\x01" else journal.scan(data[1:]).bodies
+    bodies = [data[1:]] if data[:1] == b"\x01" else journal_records.scan(data[1:]).bodies
     is_sound = False
     for body in bodies:
         if not body:  # `scan` gives none
             continue
         try:
-            record = journal.read(body)
+            record = journal_records.read(body)
         except WireError:
             continue
-        again = b"".join(bytes(piece) for piece in journal.write(record))
-        assert len(journal.scan(journal.MAGIC + again).bodies) == 1, "written it is not whole"
+        again = b"".join(bytes(piece) for piece in journal_records.write(record))
+        assert len(journal_records.scan(journal_records.MAGIC + again).bodies) == 1, (
+            "written it is not whole"
+        )
         is_sound = True
     return is_sound
 
@@ -109,11 +111,15 @@ def feed_config(data: bytes) -> bool:
 
 def targets(config: Path) -> list[Target]:
     """Every decoder; `config` is a configuration file to begin from."""
-    frames = [wire.encode(message) for message in example_messages()]
-    trials = [frames[-1], wire.encode(example_trial(14)), wire.encode(example_trial(200))]
-    records = [b"".join(bytes(p) for p in journal.write(record)) for record in example_records()]
-    bodies = [bytes(journal.scan(journal.MAGIC + record).bodies[0]) for record in records]
-    whole = journal.MAGIC + b"".join(records)
+    frames = [messages.encode(message) for message in example_messages()]
+    trials = [frames[-1], messages.encode(example_trial(14)), messages.encode(example_trial(200))]
+    records = [
+        b"".join(bytes(p) for p in journal_records.write(record)) for record in example_records()
+    ]
+    bodies = [
+        bytes(journal_records.scan(journal_records.MAGIC + record).bodies[0]) for record in records
+    ]
+    whole = journal_records.MAGIC + b"".join(records)
     return [
         Target("wire", _bundles(frames), feed_wire),
         Target("trial frames", _bundles(trials), feed_wire),
@@ -122,5 +128,5 @@ def targets(config: Path) -> list[Target]:
     ]
 
 
-def _bundles(messages: Sequence[Sequence[wire.Frame]]) -> tuple[bytes, ...]:
+def _bundles(messages: Sequence[Sequence[messages.Frame]]) -> tuple[bytes, ...]:
     return tuple(bundle(frames, sealed=sealed) for frames in messages for sealed in (False, True))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.config import config_file
-from mage_async.fuzzing.mutation import mutate
-from mage_async.fuzzing.targets import Target, bundle, targets, unbundle
+from tests.helpers.fuzzing.mutation import mutate
+from tests.helpers.fuzzing.targets import Target, bundle, targets, unbundle
 
 NUM_INPUTS = 2500
 MAX_ALLOCATED_BYTES = 4 * 2**20

@@ -39,7 +39,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from mage_async.blob_frames import (
+from mage_async.errors import WireError
+from mage_async.protocol.file_chunks import (
     BlobDigest,
     BlobName,
     Chunk,
@@ -47,8 +48,7 @@ from mage_async.blob_frames import (
     pack_chunk,
     unpack_chunk,
 )
-from mage_async.errors import WireError
-from mage_async.trial_frames import (
+from mage_async.protocol.trial_frames import (
     DEFAULT_LIMITS,
     Frame,
     Limits,

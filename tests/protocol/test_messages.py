@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.errors import WireError
-from mage_async.wire import (
+from mage_async.protocol.messages import (
     MAX_REASON_CHARS,
     PROTOCOL,
     Acknowledge,

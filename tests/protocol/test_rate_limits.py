@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage_async.rates import Allowance, Level, Meter, Rate, spend
+from mage_async.protocol.rate_limits import Allowance, Level, Meter, Rate, spend
 
 RATE = Rate(per_s=10.0, burst=20.0)
 

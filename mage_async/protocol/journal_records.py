@@ -29,9 +29,9 @@ import msgspec
 from msgspec import Meta
 
 from mage_async.errors import WireError
+from mage_async.protocol.messages import KEPT, GroupGrant, decode, encode
+from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits, TrialResult
 from mage_async.tasks.population import Table
-from mage_async.trial_frames import DEFAULT_LIMITS, Frame, Limits, TrialResult
-from mage_async.wire import KEPT, GroupGrant, decode, encode
 
 MAGIC = b"mage-journal/1\n"
 MAX_RECORD_BYTES = 2**26

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from mage_async.errors import WireError
 from mage_async.policy_version import PROVENANCES, VersionRun
+from mage_async.protocol.messages import (
+    KEPT,
+    PROTOCOL,
+    Limits,
+    Message,
+    TrialResult,
+    decode,
+    encode,
+)
+from mage_async.protocol.trial_frames import TrialHeader
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
-from mage_async.trial_frames import TrialHeader
-from mage_async.wire import KEPT, PROTOCOL, Limits, Message, TrialResult, decode, encode
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

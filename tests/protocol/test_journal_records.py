@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.errors import WireError
-from mage_async.journal import (
+from mage_async.policy_version import VersionRun
+from mage_async.protocol.journal_records import (
     MAGIC,
     Commit,
     Dropped,
@@ -24,10 +25,9 @@ from mage_async.journal import (
     to_delete,
     write,
 )
-from mage_async.policy_version import VersionRun
+from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.trajectory import Segment as Part
 from mage_async.trajectory import Task, Trial
-from mage_async.wire import GroupGrant, TrialResult
 
 SMALL = st.integers(0, 2**40)
 NAMES = st.text(min_size=1, max_size=20)
