@@ -23,11 +23,11 @@ from baseline import FOLDER, machine, write_baseline
 
 from mage_async.ablate import Ablation, read_ablation
 from mage_async.ablation import Finished
-from mage_async.admission_rules import RULES
-from mage_async.flow_simulation import Outcome, Workload, simulate
+from mage_async.admission.rules import RULES
 from mage_async.intervals import interval, paired, standard_error
 from mage_async.report.ablation import by_setting
 from mage_services.ablate import finished_runs, run
+from tests.helpers.flow_simulation import Outcome, Workload, simulate
 
 KNOWN: dict[tuple[str, int, float], dict[str, float]] = {
     ("count", 1, 0.6): {"throughput": 0.51, "groups_over": 0.16},

@@ -40,7 +40,7 @@ import numpy as np
 import uvloop
 from baseline import write_baseline
 
-from mage_async.admission import SlotLedger
+from mage_async.admission.ledger import SlotLedger
 from mage_async.assembly import WORDS
 from mage_async.completion import Sampling
 from mage_async.environments.catalogue import load

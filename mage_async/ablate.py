@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mage_async.ablation import Cell, cells
-from mage_async.admission_rules import RULES
+from mage_async.admission.rules import RULES
 from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.policy_source import local_policy

@@ -4,8 +4,8 @@ person reads.
 
 from collections.abc import Mapping, Sequence
 
+from mage_async.admission.counts import LedgerCounts
 from mage_async.policy_version import PROVENANCES, tokens_by_provenance
-from mage_async.tallies import LedgerCounts
 from mage_async.trajectory import Group, Trial
 
 METRICS: dict[str, tuple[str, str]] = {
@@ -73,7 +73,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "groups_in_flight": ("groups", "Groups that hold a slot."),
 }
 """Metrics ending in `_episode_N` are of episode N, those in `_age_N` of tokens of N steps (of N and
-more for the largest N, `mage_async.staleness.OLDEST_AGE`), and have the unit of their stem.
+more for the largest N, `mage_async.admission.staleness.OLDEST_AGE`), and have the unit of their stem.
 """
 
 

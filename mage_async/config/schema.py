@@ -186,14 +186,14 @@ class Admission(Section):
     groups_per_step: Count
     trials_per_group: Count
     rule: Literal["sync", "one_step", "count", "window", "strict", "drop", "slots", "unbounded"]
-    """What it guarantees says `mage_async/admission_rules.py`."""
+    """What it guarantees says `mage_async/admission/rules.py`."""
     max_staleness: Natural
     """In steps; with the rule `slots` a hard bound per group."""
     max_groups_in_play: Count
     """Granted and not complete; actors' contexts bound them too."""
     over_age_target: Share
     """Play only so many groups at once that the predicted share of tokens over `max_staleness` is
-    at most this; 1: as many as there may be. See `mage_async/concurrency.py`.
+    at most this; 1: as many as there may be. See `mage_async/admission/concurrency.py`.
     """
     lag: Annotated[int, Meta(ge=0, le=8)]
     """Actors play with the weights of so many steps ago: adds to staleness without changing speed.

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from mage_async.admission.staleness import TokenAges, staleness_metrics
 from mage_async.config.schema import Learner
 from mage_async.learning.corrections.surrogate import Surrogate, Tokens
 from mage_async.learning.forward import Batch, head_inputs, token_logprobs
 from mage_async.learning.token_loss import loss_pass
 from mage_async.packing import Packed, Sequenced, pack
-from mage_async.staleness import TokenAges, staleness_metrics
 from mage_async.trajectory import Kind
 
 

@@ -34,8 +34,11 @@ from pathlib import Path
 
 import msgspec
 
-from mage_async.admission import OVER_AGE, Accepted, SlotLedger, Unknown
-from mage_async.concurrency import Concurrency
+from mage_async.admission.concurrency import Concurrency
+from mage_async.admission.counts import LedgerCounts
+from mage_async.admission.ledger import OVER_AGE, Accepted, SlotLedger, Unknown
+from mage_async.admission.staleness import Lengths
+from mage_async.admission.weight_leases import WeightUsers
 from mage_async.errors import RunError
 from mage_async.protocol.journal_records import Dropped, Head
 from mage_async.protocol.messages import (
@@ -54,12 +57,9 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.staleness import Lengths
-from mage_async.tallies import LedgerCounts
 from mage_async.tasks.curriculum import horizon
 from mage_async.tasks.population import League, version_of
 from mage_async.trajectory import Group
-from mage_async.weight_users import WeightUsers
 from mage_services.channel import LearnerChannel, PeerGone
 from mage_services.desk_rules import DeskRules, Journal, Tasks, head_of
 from mage_services.door import Peer

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from mage_async.admission import SlotLedger
+from mage_async.admission.ledger import SlotLedger
 from mage_async.config.schema import Curriculum
 from mage_async.protocol.journal_records import Head, Record
 from mage_async.tasks.curriculum import UNLIMITED

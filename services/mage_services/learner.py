@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable
 
-from mage_async.admission import SlotLedger
+from mage_async.admission.ledger import SlotLedger
 from mage_async.assembly import environment_of
 from mage_async.durable import sync
 from mage_async.learning.warm_start import Progress

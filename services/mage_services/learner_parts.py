@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from mage_async.admission import SlotLedger
-from mage_async.admission_rules import RULES
+from mage_async.admission.concurrency import Concurrency
+from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.rules import RULES
 from mage_async.assembly import environment_of
-from mage_async.concurrency import Concurrency
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError

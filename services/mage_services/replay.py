@@ -8,13 +8,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from mage_async.admission import SlotLedger
+from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.recovery import replay
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import MageError, RunError
 from mage_async.learning.checkpoint import checkpoints
 from mage_async.protocol.journal_records import first_needed
-from mage_async.recovery import replay
 from mage_async.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.journal_reading import JournalOnDisk, open_journal

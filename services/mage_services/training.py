@@ -17,7 +17,15 @@ from typing import Any
 
 import torch
 
-from mage_async.admission import SlotLedger
+from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.recovery import (
+    REPLAYED_DIFFERENTLY,
+    Committed,
+    LastConfig,
+    first_difference,
+    plays_alike,
+    replay,
+)
 from mage_async.batch import training_sequences
 from mage_async.config import config_file
 from mage_async.config.schema import Config
@@ -39,14 +47,6 @@ from mage_async.learning.snapshot import Snapshot
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.warm_start import Progress
 from mage_async.protocol.journal_records import Commit, Segment, first_head, first_needed
-from mage_async.recovery import (
-    REPLAYED_DIFFERENTLY,
-    Committed,
-    LastConfig,
-    first_difference,
-    plays_alike,
-    replay,
-)
 from mage_async.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group, Trial

@@ -15,7 +15,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.admission import SlotLedger
+from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.recovery import REPLAYED_DIFFERENTLY, replay
 from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.journal_records import (
@@ -45,7 +46,6 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.recovery import REPLAYED_DIFFERENTLY, replay
 from mage_async.tasks.population import League
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial

@@ -18,7 +18,7 @@ from desk_site import (
     run,
 )
 
-from mage_async.concurrency import Concurrency
+from mage_async.admission.concurrency import Concurrency
 from mage_async.config.schema import Curriculum
 from mage_async.errors import RunError
 from mage_async.protocol.messages import (

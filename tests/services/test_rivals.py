@@ -10,7 +10,8 @@ import torch
 from desk_site import result
 from safetensors.torch import load_file, save_file
 
-from mage_async.admission import SlotLedger
+from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.recovery import replay
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
@@ -30,7 +31,6 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
-from mage_async.recovery import replay
 from mage_async.tasks.matchmaking import Matchmaker
 from mage_async.tasks.population import League, name_of
 from mage_async.tasks.task_stream import TaskStream

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mage_async.admission import SlotLedger
-from mage_async.admission_rules import RULES
+from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.rules import RULES
 from mage_async.assembly import WORDS
 from mage_async.completion import Sampling
 from mage_async.environments.catalogue import load

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mage_async.admission import SlotLedger
+from mage_async.admission.ledger import SlotLedger
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from mage_async.admission import SlotLedger
+from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.recovery import replay
 from mage_async.assembly import check, environment_of, rules_of
 from mage_async.config import config_file
 from mage_async.config.schema import Curriculum
 from mage_async.errors import ConfigError
 from mage_async.protocol.journal_records import Granted
-from mage_async.recovery import replay
 from mage_async.tasks.curriculum import UNLIMITED, Horizon, horizon
 from mage_async.tasks.population import League
 from mage_async.trajectory import Kind, Task

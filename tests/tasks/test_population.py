@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.admission import SlotLedger
+from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.recovery import replay
 from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.schema import Keep, Matchmaker, Population
@@ -28,7 +29,6 @@ from mage_async.protocol.journal_records import (
     write,
 )
 from mage_async.protocol.messages import GroupGrant, Rival, TrialResult
-from mage_async.recovery import replay
 from mage_async.tasks.matchmaking import Matchmaker as Rule
 from mage_async.tasks.matchmaking import prioritised
 from mage_async.tasks.population import League, Table, expected, name_of, one_too_many, version_of

@@ -21,7 +21,7 @@ token, if actors play a grant with weights at least as new as its `version`.
     in training    take_batch            trained
     (ended)        trained, drop
 
-That is the rule `slots`; `mage_async/admission_rules.py` has others, whose groups are in flight and
+That is the rule `slots`; `mage_async/admission/rules.py` has others, whose groups are in flight and
 end in the same ways, and `concurrency` may admit fewer to be played at once than the rule does.
 
 This file is longer than most: the bound, its proof and every transition it rests on stand together;
@@ -35,11 +35,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from mage_async.admission_rules import SLOTS, Flow, Place, Rule
+from mage_async.admission.counts import LedgerCounts, Tally
+from mage_async.admission.rules import SLOTS, Flow, Place, Rule
+from mage_async.admission.slots import Slot
 from mage_async.protocol.journal_records import Commit, Granted, Head
 from mage_async.protocol.messages import GroupGrant, TrialResult
-from mage_async.slots import Slot
-from mage_async.tallies import LedgerCounts, Tally
 from mage_async.trajectory import Group, Task
 
 OVER_AGE = "over age"

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from mage_async.admission_rules import RULES
-from mage_async.concurrency import Concurrency, most_in_play, over_age_share
-from mage_async.flow_simulation import Workload, simulate
+from mage_async.admission.concurrency import Concurrency, most_in_play, over_age_share
+from mage_async.admission.rules import RULES
+from tests.helpers.flow_simulation import Workload, simulate
 
 
 def lengths(in_play, *, sigma=0.6, groups_per_step=16):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.admission_rules import RULES, Flow, Place, take_from_window
+from mage_async.admission.rules import RULES, Flow, Place, take_from_window
 from mage_async.config.schema import Admission
-from mage_async.flow_simulation import Workload, simulate
+from tests.helpers.flow_simulation import Workload, simulate
 
 DONE, PLAYED = True, False
 HARD = {"sync": 0, "one_step": 1, "strict": 2, "drop": 2, "slots": 2}

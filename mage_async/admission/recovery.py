@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mage_async.admission import SlotLedger
+from mage_async.admission.ledger import SlotLedger
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, Head, Published, Record

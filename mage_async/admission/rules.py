@@ -1,7 +1,7 @@
 """Rules of admission: what may be granted, what the next step trains, what is too old to keep.
 
 A rule is three pure functions of `Flow`, a snapshot of the groups that hold a slot, and a sentence
-about what it guarantees. `mage_async.admission.SlotLedger` applies one, in a run and simulated.
+about what it guarantees. `mage_async.admission.ledger.SlotLedger` applies one, in a run and simulated.
 Write S for max_staleness and B for groups_per_step.
 
     rule        grants while                          trains                     guarantees

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mage_async.admission import SlotLedger
-from mage_async.admission_rules import Rule
-from mage_async.concurrency import Concurrency
+from mage_async.admission.concurrency import Concurrency
+from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.rules import Rule
+from mage_async.admission.staleness import length_bias
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import TrialResult
-from mage_async.staleness import length_bias
 from mage_async.trajectory import Segment, Task, Trial
 
 SEGMENT = Segment(

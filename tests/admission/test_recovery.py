@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.admission import OVER_AGE, SlotLedger
-from mage_async.admission_rules import RULES
+from mage_async.admission.ledger import OVER_AGE, SlotLedger
+from mage_async.admission.recovery import first_difference, plays_alike, replay
+from mage_async.admission.rules import RULES
 from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.policy_version import VersionRun
@@ -22,7 +23,6 @@ from mage_async.protocol.journal_records import (
     write,
 )
 from mage_async.protocol.messages import TrialResult
-from mage_async.recovery import first_difference, plays_alike, replay
 from mage_async.tasks.population import League
 from mage_async.trajectory import Segment, Task, Trial
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mage_async.admission import Accepted, Duplicate, SlotLedger
+from mage_async.admission.ledger import Accepted, Duplicate, SlotLedger
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.trajectory import Segment, Task, Trial

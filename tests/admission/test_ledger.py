@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from mage_async.admission import MAX_REASONS, Accepted, Duplicate, SlotLedger, Unknown
-from mage_async.admission_rules import RULES
+from mage_async.admission.counts import Tally
+from mage_async.admission.ledger import MAX_REASONS, Accepted, Duplicate, SlotLedger, Unknown
+from mage_async.admission.rules import RULES
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import GroupGrant, TrialResult, decode, encode
-from mage_async.tallies import Tally
 from mage_async.trajectory import Segment, Task, Trial
 
 SEGMENT = Segment(
