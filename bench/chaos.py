@@ -40,8 +40,8 @@ from chaos_tap import Mischief, Tap
 
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_lines
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
 from mage_services.journal_reading import open_journal
 
 MODULES = {

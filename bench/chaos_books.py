@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from mage_async.config import config_file
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, Head, Published, Record
 from mage_async.protocol.messages import TrialResult
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_lines
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
 from mage_services.journal_reading import open_journal
 
 FAULTS = ("lost", "trained_twice", "taken_twice", "over_bound", "books_differ", "steps_missing")

@@ -15,8 +15,8 @@ from mage_async.protocol.journal_records import (
     scan,
 )
 from mage_async.protocol.messages import TrialResult
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_lines
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
 
 PREFIX_BYTES = 8
 """Of a record, before what `scan` yields."""

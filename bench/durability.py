@@ -27,9 +27,9 @@ from typing import Any
 from baseline import FOLDER, machine, write_baseline
 from short_run import command
 
-from mage_async.intervals import interval
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_lines
+from mage_async.results.intervals import interval
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
 
 MOST = 0.05
 BLOCK, WARM = 8, 4

@@ -22,7 +22,7 @@ from mage_async.inference.weights import Weights, as_weights
 from mage_async.learning.policy import load_policy
 from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.trainer import Trainer
-from mage_async.score import Score, score
+from mage_async.results.score import Score, score
 from mage_async.tasks.curriculum import horizon
 from mage_async.tasks.matchmaking import Matchmaker
 from mage_async.tasks.population import League

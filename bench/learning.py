@@ -26,7 +26,7 @@ from typing import Any
 
 from baseline import write_baseline
 
-from mage_async.intervals import interval
+from mage_async.results.intervals import interval
 
 Summary = dict[str, Any]
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from baseline import FOLDER
 
-from mage_async.intervals import interval
 from mage_async.report.chart import line_chart
 from mage_async.report.document import style
 from mage_async.report.frame import Series
 from mage_async.report.markup import Markup, tag
+from mage_async.results.intervals import interval
 
 FILE = Path(__file__).parent / "learning.svg"
 WIDTH, HEIGHT, TOP, GAP = 460, 250, 26, 14

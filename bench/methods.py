@@ -22,7 +22,7 @@ from in_process import InProcess, prepare
 
 from mage_async.config import config_file, methods
 from mage_async.config.schema import Config
-from mage_async.intervals import interval, paired
+from mage_async.results.intervals import interval, paired
 
 CONFIG = Path(__file__).parents[1] / "configs/quickstart.toml"
 STEPS, TRIALS = 20, 512

@@ -21,8 +21,8 @@ from in_process import InProcess, prepare
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.environments.kuhn.game import Kuhn
-from mage_async.intervals import interval, paired
-from mage_async.score import Score
+from mage_async.results.intervals import interval, paired
+from mage_async.results.score import Score
 
 CONFIG = Path(__file__).parents[1] / "configs/kuhn.toml"
 STEPS, TRIALS, STAKES = 40, 1024, 50.0

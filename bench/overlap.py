@@ -17,8 +17,8 @@ from pathlib import Path
 from baseline import write_baseline
 from short_run import command
 
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_lines
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
 
 WAYS = ("sync", "shipped", "eager actors")
 SOURCE = "int setpriority(int which, unsigned who, int nice) { return 0; }\n"

@@ -32,9 +32,9 @@ from mage_async.environments.kuhn.opponents import CARDS, Player, Style
 from mage_async.environments.kuhn.play import FACING, OPEN
 from mage_async.environments.kuhn.values import best_response
 from mage_async.inference.chat_files import load_chat
-from mage_async.intervals import interval, paired
 from mage_async.learning.attention import Boundaries
 from mage_async.policy_version import VersionRun
+from mage_async.results.intervals import interval, paired
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.transcript import Transcript

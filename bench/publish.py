@@ -35,7 +35,7 @@ from transformers import Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.learning.snapshot import Snapshot
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.engine import Engine
 from mage_services.publishing import Shelf, WeightFiles
 from mage_services.weight_sender import WeightSender

@@ -22,10 +22,10 @@ from typing import Any
 from baseline import FOLDER, machine, write_baseline
 
 from mage_async.ablate import Ablation, read_ablation
-from mage_async.ablation import Finished
 from mage_async.admission.rules import RULES
-from mage_async.intervals import interval, paired, standard_error
 from mage_async.report.ablation import by_setting
+from mage_async.results.ablation import Finished
+from mage_async.results.intervals import interval, paired, standard_error
 from mage_services.ablate import finished_runs, run
 from tests.helpers.flow_simulation import Outcome, Workload, simulate
 

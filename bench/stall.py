@@ -20,8 +20,8 @@ from pathlib import Path
 
 from baseline import write_baseline
 
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_lines
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
 
 SETTINGS = (
     "warm_start.steps=8",

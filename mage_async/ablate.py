@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mage_async.ablation import Cell, cells
 from mage_async.admission.rules import RULES
 from mage_async.assembly import check
 from mage_async.config import config_file
@@ -22,6 +21,7 @@ from mage_async.config.policy_source import local_policy
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, MageError
 from mage_async.launch import EXIT_USAGE, become
+from mage_async.results.ablation import Cell, cells
 
 FINAL_TRIALS = 512
 """Tasks of a final set: a return within ± 0.03, and a tenth of a run's time."""

@@ -3,8 +3,8 @@
 import statistics
 from dataclasses import dataclass, field
 
-from mage_async.ablation import Cell, Finished
 from mage_async.report.numbers import duration
+from mage_async.results.ablation import Cell, Finished
 
 
 @dataclass(slots=True)

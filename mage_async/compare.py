@@ -11,8 +11,8 @@ from mage_async.launch import EXIT_USAGE
 from mage_async.report import render
 from mage_async.report.arms import Run
 from mage_async.report.comparison import compare, lines
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_document, read_records
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_document, read_records
 
 SUMMARY_PARTS = ("environment", "seed", "complete")
 """Of every summary, whatever became of its run."""

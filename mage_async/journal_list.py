@@ -7,7 +7,7 @@ from pathlib import Path
 from mage_async.errors import MageError
 from mage_async.launch import EXIT_USAGE, become
 from mage_async.replay import check_journal
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 
 KINDS = ("head", "grant", "trial", "drop", "commit", "publication")
 

@@ -15,9 +15,9 @@ from mage_async.assembly import check
 from mage_async.config import config_file, methods
 from mage_async.config.policy_source import local_policy
 from mage_async.config.schema import Config
-from mage_async.durable import write_whole
 from mage_async.errors import ConfigError, MageError, RunError
-from mage_async.run_directory import RunDirectory
+from mage_async.results.durable_files import write_whole
+from mage_async.results.run_directory import RunDirectory
 from mage_async.run_lock import take_lock
 
 EXIT_USAGE = 2

@@ -11,7 +11,7 @@ from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError, MageError
 from mage_async.evaluate import check_policy
 from mage_async.launch import EXIT_USAGE, become
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import version_of
 
 

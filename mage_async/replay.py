@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mage_async.errors import MageError, RunError
 from mage_async.launch import EXIT_USAGE, become
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from mage_async.errors import RunError
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 
 
 def take_lock(run: RunDirectory) -> int:

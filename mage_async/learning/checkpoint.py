@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from mage_async.durable import sync
 from mage_async.errors import RunError
 from mage_async.learning.policy import export_hf
 from mage_async.learning.trainer import Trainer
+from mage_async.results.durable_files import sync
 
 OPTIMIZER, COUNTERS = "optimizer.pt", "counters.json"
 

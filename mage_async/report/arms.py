@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from mage_async.config.schema import Config
-from mage_async.run_records import RunRecords
+from mage_async.results.run_files import RunRecords
 
 APART = ("seed", "journal.", "supervision.", "transport.")
 """Keys that make no other arm: they change neither what is learned nor how fast."""

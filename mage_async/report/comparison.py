@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mage_async.intervals import interval
 from mage_async.report.arms import Arm, Run, arms, paired
 from mage_async.report.chart import line_chart
 from mage_async.report.curves import curve_points, legend
@@ -12,6 +11,7 @@ from mage_async.report.document import document, section
 from mage_async.report.frame import Series
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import duration, figure, signed, words
+from mage_async.results.intervals import interval
 
 COLOURS = ("heldout", "train", "blind", "swapped", "e0", "e1", "e3")
 LAST = ("return_by_episode", -1)

@@ -7,7 +7,7 @@ from mage_async.report.chart import line_chart
 from mage_async.report.frame import Point, Series
 from mage_async.report.markup import Markup, tag
 from mage_async.report.numbers import words
-from mage_async.run_records import RunRecords
+from mage_async.results.run_files import RunRecords
 
 SETS = {
     "heldout": ("held-out", "heldout"),

@@ -8,7 +8,7 @@ from mage_async.config.schema import Admission
 from mage_async.report.curves import curve_points
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import duration, figure, percent, signed, words
-from mage_async.run_records import RunRecords
+from mage_async.results.run_files import RunRecords
 
 Score = Mapping[str, Any]
 

@@ -13,8 +13,8 @@ from mage_async.report.population import population_table
 from mage_async.report.reading import chat
 from mage_async.report.shares import time_shares, trial_fates
 from mage_async.report.tables import family_tables, sets_table
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import Record, RunRecords, read_records
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import Record, RunRecords, read_records
 
 MAX_FOLDED_TRIALS = 12
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from mage_async.assembly import environment_of
-from mage_async.metrics import batch_metrics, batch_totals, check_names, trial_counts
-from mage_async.run_records import read_lines
+from mage_async.results.metrics import batch_metrics, batch_totals, check_names, trial_counts
+from mage_async.results.run_files import read_lines
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
 from mage_services.blocked import TimeBook

@@ -20,10 +20,10 @@ from mage_async.config.schema import Config
 from mage_async.errors import MageError
 from mage_async.inference.chat_files import load_chat
 from mage_async.report import render
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_document
-from mage_async.score import Score
-from mage_async.summary import summarise, write_summary
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_document
+from mage_async.results.score import Score
+from mage_async.results.summary import summarise, write_summary
 from mage_services.engines.choice import make_engine
 from mage_services.evaluator import Evaluator, write_evaluation
 from mage_services.view import make_view

@@ -18,14 +18,14 @@ import msgspec
 
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config.schema import Config
-from mage_async.durable import write_whole
 from mage_async.environments.environment import Environment, Split
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
-from mage_async.json_lines import append_lines
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
-from mage_async.run_directory import RunDirectory
-from mage_async.score import Score, score
+from mage_async.results.durable_files import write_whole
+from mage_async.results.json_lines import append_lines
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.score import Score, score
 from mage_async.tasks.task_stream import evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mage_async.durable import sync
 from mage_async.errors import RunError
 from mage_async.protocol.journal_records import MAGIC, Head, Record, Segment, to_delete, write
 from mage_async.protocol.trial_frames import Frame
+from mage_async.results.durable_files import sync
 
 RETRY_S = 1.0
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mage_async.durable import sync
 from mage_async.errors import RunError, WireError
 from mage_async.protocol.journal_records import Head, Record, Segment, read, scan
+from mage_async.results.durable_files import sync
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from mage_async.environments.environment import Environment
 from mage_async.errors import MageError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.play import add_options
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import name_of, version_of
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat

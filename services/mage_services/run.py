@@ -13,12 +13,12 @@ import uvloop
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.durable import write_whole
 from mage_async.errors import MageError, RunError
 from mage_async.report import render
-from mage_async.run_directory import RunDirectory
+from mage_async.results.durable_files import write_whole
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.summary import summarise, write_summary
 from mage_async.run_lock import take_lock
-from mage_async.summary import summarise, write_summary
 from mage_services.curve import actor_keys, keys_in, learner_keys
 from mage_services.engines.sglang_versions import installed
 from mage_services.process import first_failure

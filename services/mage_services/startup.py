@@ -8,7 +8,7 @@ from pathlib import Path
 import mage_async
 from mage_async.config import config_file
 from mage_async.config.schema import Config, digest
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any
 
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_services.blocked import TimeBook
 from mage_services.child import Child, Spec
 from mage_services.view import View

@@ -29,10 +29,8 @@ from mage_async.admission.recovery import (
 from mage_async.batch import training_sequences
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.durable import write_whole
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
-from mage_async.json_lines import append_lines
 from mage_async.learning.checkpoint import (
     checkpoints,
     restore_checkpoint,
@@ -47,7 +45,9 @@ from mage_async.learning.snapshot import Snapshot
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.warm_start import Progress
 from mage_async.protocol.journal_records import Commit, Segment, first_head, first_needed
-from mage_async.run_directory import RunDirectory
+from mage_async.results.durable_files import write_whole
+from mage_async.results.json_lines import append_lines
+from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group, Trial
 from mage_async.trials.trial_as_dict import readable

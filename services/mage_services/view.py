@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from mage_async.config.schema import Config
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_services.view_panel import panel, panel_width
 from mage_services.view_plain import PlainView
 from mage_services.view_state import Event, RunState, fact

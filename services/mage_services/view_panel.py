@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_services.view_processes import processes
 from mage_services.view_state import RunState
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_services.view_state import Event, RunState, fact
 from mage_services.view_table import print_final
 

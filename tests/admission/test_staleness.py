@@ -15,7 +15,7 @@ from mage_async.admission.staleness import (
     length_bias,
     staleness_metrics,
 )
-from mage_async.metrics import check_names
+from mage_async.results.metrics import check_names
 
 log_ratios = st.lists(st.floats(-5.0, 5.0, width=32), min_size=1, max_size=20)
 

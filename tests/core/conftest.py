@@ -9,7 +9,7 @@ from mage_async.assembly import WORDS, environment_of
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 
 _spec = importlib.util.spec_from_file_location("made_up", Path(__file__).with_name("made_up.py"))
 _made_up = importlib.util.module_from_spec(_spec)

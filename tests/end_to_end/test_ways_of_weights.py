@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 
 
 @pytest.mark.slow

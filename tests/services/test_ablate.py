@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mage_async.ablate import read_ablation
-from mage_async.ablation import Cell, Finished, Setting
 from mage_async.errors import RunError
-from mage_async.run_directory import RunDirectory
+from mage_async.results.ablation import Cell, Finished, Setting
+from mage_async.results.run_directory import RunDirectory
 from mage_async.run_lock import take_lock
 from mage_services import ablate
 from mage_services.plots import write_png

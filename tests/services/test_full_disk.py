@@ -17,9 +17,9 @@ from mage_async import launch
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.json_lines import append_lines
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_document, read_lines
+from mage_async.results.json_lines import append_lines
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_document, read_lines
 from mage_services import run as run_module
 from mage_services.evaluator import Follower
 from mage_services.process import Status

@@ -10,7 +10,7 @@ from desk_site import GROUPS_PER_STEP, Site, grants, publication, read, results
 
 from mage_async.config import config_file
 from mage_async.protocol.journal_records import Commit, Dropped, first_head
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.blocked import TimeBook
 from mage_services.books import Books

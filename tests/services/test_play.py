@@ -19,7 +19,7 @@ from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
-from mage_async.score import score
+from mage_async.results.score import score
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.action_parser import Forced, Tags

@@ -25,7 +25,7 @@ import uvloop
 from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.launch import EXIT_USAGE
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_async.run_lock import take_lock
 from mage_services import supervisor as supervisor_module
 from mage_services.supervisor import Supervisor, until_signalled
@@ -75,7 +75,7 @@ import json, sys
 from pathlib import Path
 import uvloop
 from mage_async.config import config_file
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_services.supervisor import Supervisor, until_signalled
 from mage_services.view import make_view
 

@@ -16,7 +16,7 @@ from mage_async.errors import RunError
 from mage_async.learning.digest import overall, tensor_digests
 from mage_async.learning.trainer import Trainer
 from mage_async.protocol.journal_records import Commit, Record, Segment, first_head
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.training import Training
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from mage_async.config import config_file
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 from mage_services.view import make_view
 from mage_services.view_panel import panel, panel_width, short, sparkline
 from mage_services.view_state import RunState

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_lines
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
 
 SMALL = (
     "learner.steps=3",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config import config_file
-from mage_async.score import score
+from mage_async.results.score import score
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.scripted import scripted_trial
 

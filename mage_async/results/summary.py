@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mage_async.assembly import environment_of
-from mage_async.durable import write_whole
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import Record, RunRecords, read_records
+from mage_async.results.durable_files import write_whole
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import Record, RunRecords, read_records
 
 _SCORES = (
     "return_by_episode",

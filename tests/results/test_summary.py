@@ -5,9 +5,9 @@ import json
 import pytest
 
 from mage_async.errors import RunError
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import read_records
-from mage_async.summary import summarise, write_summary
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_records
+from mage_async.results.summary import summarise, write_summary
 
 
 def test_a_finished_run_has_every_key_of_the_specification(make_run, learned):

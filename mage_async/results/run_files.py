@@ -9,7 +9,7 @@ from typing import Any
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.run_directory import RunDirectory
+from mage_async.results.run_directory import RunDirectory
 
 Record = dict[str, Any]
 

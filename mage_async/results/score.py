@@ -11,7 +11,7 @@ from operator import or_
 import msgspec
 
 from mage_async.environments.environment import Environment, Facts
-from mage_async.intervals import wilson
+from mage_async.results.intervals import wilson
 from mage_async.tasks.population import ITSELF, version_of
 from mage_async.trajectory import Kind, Trial
 

@@ -6,7 +6,10 @@ from html.parser import HTMLParser
 import pytest
 
 from mage_async.ablate import read_ablation
-from mage_async.ablation import (
+from mage_async.ablation_progress import Progress
+from mage_async.errors import ConfigError
+from mage_async.report.ablation import render_ablation
+from mage_async.results.ablation import (
     Cell,
     Finished,
     Setting,
@@ -15,11 +18,8 @@ from mage_async.ablation import (
     is_done,
     read_cell,
 )
-from mage_async.ablation_progress import Progress
-from mage_async.errors import ConfigError
-from mage_async.intervals import interval, paired, standard_error
-from mage_async.report.ablation import render_ablation
-from mage_async.summary import summarise, write_summary
+from mage_async.results.intervals import interval, paired, standard_error
+from mage_async.results.summary import summarise, write_summary
 
 FIGURES = {
     "heldout_last_return": 0.7,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mage_async.metrics import batch_metrics, check_names
 from mage_async.policy_version import VersionRun
+from mage_async.results.metrics import batch_metrics, check_names
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
 
 

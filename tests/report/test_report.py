@@ -19,7 +19,7 @@ from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import duration, figure, percent, signed, ticks
 from mage_async.report.page import early_and_late
 from mage_async.report.reading import scenes
-from mage_async.summary import summarise
+from mage_async.results.summary import summarise
 
 VOID = {"meta", "br", "hr"}
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mage_async.admission.staleness import OLDEST_AGE
-from mage_async.run_directory import RunDirectory
-from mage_async.run_records import Record, RunRecords, read_document, read_records
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import Record, RunRecords, read_document, read_records
 
 BOUND_OF = {"sync": 0, "one_step": 1}
 """Rules that have a bound of their own, whatever the configuration says: one cell, not one a bound.

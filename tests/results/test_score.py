@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mage_async.environments import catalogue
-from mage_async.intervals import wilson
-from mage_async.score import MOST_MEMBERS, score
+from mage_async.results.intervals import wilson
+from mage_async.results.score import MOST_MEMBERS, score
 from mage_async.trajectory import Kind, Task, Trial, Turn
 
 TICTACTOE = catalogue.load("tictactoe")
