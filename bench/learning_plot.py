@@ -14,9 +14,9 @@ from typing import Any
 
 from baseline import FOLDER
 
-from mage_async.report.chart import line_chart
+from mage_async.report.charts.frame import Series
+from mage_async.report.charts.line_chart import line_chart
 from mage_async.report.document import style
-from mage_async.report.frame import Series
 from mage_async.report.markup import Markup, tag
 from mage_async.results.intervals import interval
 

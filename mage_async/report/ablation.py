@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from mage_async.report.chart import line_chart
+from mage_async.report.charts.frame import Series
+from mage_async.report.charts.line_chart import line_chart
 from mage_async.report.document import document, section
-from mage_async.report.frame import Series
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import figure, percent, signed, words
 from mage_async.results.ablation import Finished, Setting, bounds_that_did_not_act

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mage_async.report.arms import Arm, Run, arms, paired
-from mage_async.report.chart import line_chart
-from mage_async.report.curves import curve_points, legend
+from mage_async.report.charts.frame import Series
+from mage_async.report.charts.learning_curves import curve_points, legend
+from mage_async.report.charts.line_chart import line_chart
 from mage_async.report.document import document, section
-from mage_async.report.frame import Series
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import duration, figure, signed, words
 from mage_async.results.intervals import interval

@@ -4,14 +4,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mage_async.config import config_file
-from mage_async.report.curves import SETS, adaptation, episode_css, learning_curves, legend
+from mage_async.report.charts.learning_curves import (
+    SETS,
+    adaptation,
+    episode_css,
+    learning_curves,
+    legend,
+)
+from mage_async.report.charts.measures import POLICY, THROUGHPUT, small_multiples, staleness
+from mage_async.report.charts.shares import time_shares, trial_fates
 from mage_async.report.document import document, folded, section
 from mage_async.report.headline import facts, headline
 from mage_async.report.markup import Markup, tag
-from mage_async.report.measures import POLICY, THROUGHPUT, small_multiples, staleness
 from mage_async.report.population import population_table
 from mage_async.report.reading import chat
-from mage_async.report.shares import time_shares, trial_fates
 from mage_async.report.tables import family_tables, sets_table
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_records

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mage_async.report.curves import SETS
+from mage_async.report.charts.learning_curves import SETS
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import percent, signed, words
 

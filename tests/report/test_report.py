@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mage_async.report import render
-from mage_async.report.chart import line_chart, small_chart
-from mage_async.report.frame import Series
+from mage_async.report.charts.frame import Series
+from mage_async.report.charts.labels import spread
+from mage_async.report.charts.line_chart import line_chart, small_chart
 from mage_async.report.headline import verdict
-from mage_async.report.labels import spread
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import duration, figure, percent, signed, ticks
 from mage_async.report.page import early_and_late

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mage_async.report.frame import Frame, Series
+from mage_async.report.charts.frame import Frame, Series
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import figure
 

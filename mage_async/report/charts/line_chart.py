@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from mage_async.report.frame import Frame, Point, Series
-from mage_async.report.labels import labels, room
+from mage_async.report.charts.frame import Frame, Point, Series
+from mage_async.report.charts.labels import labels, room
 from mage_async.report.markup import Markup, join, tag
 from mage_async.report.numbers import figure, ticks
 

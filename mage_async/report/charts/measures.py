@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from mage_async.report.chart import line_chart, small_chart
-from mage_async.report.curves import episode_css
-from mage_async.report.frame import Series
+from mage_async.report.charts.frame import Series
+from mage_async.report.charts.learning_curves import episode_css
+from mage_async.report.charts.line_chart import line_chart, small_chart
 from mage_async.report.markup import Markup, tag
 from mage_async.report.numbers import figure, words
 from mage_async.results.metrics import METRICS

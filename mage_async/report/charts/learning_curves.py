@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mage_async.report.chart import line_chart
-from mage_async.report.frame import Point, Series
+from mage_async.report.charts.frame import Point, Series
+from mage_async.report.charts.line_chart import line_chart
 from mage_async.report.markup import Markup, tag
 from mage_async.report.numbers import words
 from mage_async.results.run_files import RunRecords
