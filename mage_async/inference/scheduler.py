@@ -21,8 +21,8 @@ from mage_async.errors import RunError
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import Arithmetic
 from mage_async.inference.contexts import Contexts, Opened
+from mage_async.inference.forward_plan import Plan
 from mage_async.inference.model import Model
-from mage_async.inference.plan import Plan
 from mage_async.inference.ragged import Rows, packed_positions
 from mage_async.inference.sampling import Rules, draw, uniforms
 from mage_async.inference.statistics import Statistics

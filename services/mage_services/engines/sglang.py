@@ -23,9 +23,9 @@ from uuid import uuid4
 from mage_async.completion import Completion, Prompt, check_prompt
 from mage_async.config.schema import Engine as EngineRules
 from mage_async.errors import PolicyError, RunError, TurnLost
+from mage_async.inference.kv_contexts import ServedContexts
 from mage_async.inference.statistics import Statistics
-from mage_async.served_contexts import ServedContexts
-from mage_async.served_turn import ServedTurn
+from mage_async.inference.turn_requests import ServedTurn
 from mage_services.engines import sglang_messages as say
 from mage_services.engines.sglang_arguments import chosen, vocabulary
 from mage_services.engines.sglang_keeper import EVERYTHING, Keeper

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mage_async.completion import Completion
+from mage_async.inference.kv_contexts import Opened
+from mage_async.inference.turn_requests import Piece, ServedTurn
 from mage_async.policy_version import VersionRun
-from mage_async.served_contexts import Opened
-from mage_async.served_turn import Piece, ServedTurn
 from mage_services.engines.sglang_messages import Draw, Drew
 
 

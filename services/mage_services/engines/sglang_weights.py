@@ -8,7 +8,7 @@
 What can be done while tokens are drawn is done in `prepare`; generation has to stand still for
 `update` alone. An update never flushes the cache: SGLang ends its whole process tree where it
 cannot flush, and keys of older weights are kept apart by their names
-(`mage_async/served_contexts.py`).
+(`mage_async/inference/kv_contexts.py`).
 """
 
 import asyncio

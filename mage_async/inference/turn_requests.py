@@ -11,8 +11,8 @@ import numpy as np
 
 from mage_async.completion import Completion, Prompt
 from mage_async.errors import RunError
+from mage_async.inference.kv_contexts import Opened
 from mage_async.policy_version import VersionRun, append_run, moved
-from mage_async.served_contexts import Opened
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from mage_async.completion import Prompt, Sampling
 from mage_async.errors import RunError
+from mage_async.inference.kv_contexts import Opened
+from mage_async.inference.turn_requests import Piece, ServedTurn
 from mage_async.policy_version import VersionRun
-from mage_async.served_contexts import Opened
-from mage_async.served_turn import Piece, ServedTurn
 
 STOP = 9
 NEW = Opened(key_version=0, num_known=0, is_extension=True)

@@ -5,7 +5,7 @@ import pytest
 
 from mage_async.assembly import FRESH_KEYS
 from mage_async.completion import Prompt, Sampling
-from mage_async.served_contexts import ServedContexts
+from mage_async.inference.kv_contexts import ServedContexts
 
 
 def prompt(context: str, *tokens: int, fresh: bool = False) -> Prompt:
