@@ -4,7 +4,7 @@ import random
 
 from chaos_tap import Tap
 
-from mage_async.learning.checkpoint import checkpoints
+from mage_async.policy.checkpoint import checkpoints
 from mage_async.protocol.journal_records import (
     Commit,
     Dropped,

@@ -12,16 +12,16 @@ import torch
 from transformers import PreTrainedModel
 
 from mage_async.assembly import environment_of, rules_of
-from mage_async.batch import training_sequences
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Split
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.weights import Weights, as_weights
-from mage_async.learning.policy import load_policy
-from mage_async.learning.prepare import prepare_policy
 from mage_async.learning.trainer import Trainer
+from mage_async.learning.training_sequences import training_sequences
+from mage_async.policy.load import load_policy
+from mage_async.policy.prepare import prepare_policy
 from mage_async.results.score import Score, score
 from mage_async.tasks.curriculum import horizon
 from mage_async.tasks.matchmaking import Matchmaker

@@ -34,7 +34,7 @@ from serving import engine_of, machine_of_figures, random_model, spread
 from transformers import Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
-from mage_async.learning.snapshot import Snapshot
+from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.engine import Engine
 from mage_services.publishing import Shelf, WeightFiles

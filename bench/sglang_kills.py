@@ -34,7 +34,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import TrialFault
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.policy import build_tiny
+from mage_async.policy.load import build_tiny
 from mage_async.tasks.task_stream import evaluation_tasks
 from mage_async.trajectory import Task, Trial
 from mage_services.engines.choice import make_engine

@@ -45,7 +45,7 @@ from mage_async.assembly import WORDS
 from mage_async.completion import Sampling
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import policy_per_token
 from mage_async.protocol.messages import Hello, Publication, TrialResult
 from mage_async.tasks.task_stream import TaskStream

@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from mage_async.learning.attention import Boundaries
+from mage_async.learning.packing import Packed
 from mage_async.learning.token_loss import HeadInputs
-from mage_async.packing import Packed
 from mage_kernels import backend_report, linear_logprob
 
 __all__ = ["Batch", "Row", "backend_report", "head_inputs", "hidden_states", "token_logprobs"]

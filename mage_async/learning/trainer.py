@@ -14,8 +14,8 @@ from mage_async.admission.staleness import TokenAges, staleness_metrics
 from mage_async.config.schema import Learner
 from mage_async.learning.corrections.surrogate import Surrogate, Tokens
 from mage_async.learning.forward import Batch, head_inputs, token_logprobs
+from mage_async.learning.packing import Packed, Sequenced, pack
 from mage_async.learning.token_loss import loss_pass
-from mage_async.packing import Packed, Sequenced, pack
 from mage_async.trajectory import Kind
 
 

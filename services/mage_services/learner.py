@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from mage_async.admission.ledger import SlotLedger
 from mage_async.assembly import environment_of
-from mage_async.learning.warm_start import Progress
+from mage_async.policy.warm_start import Progress
 from mage_async.protocol.journal_records import Published
 from mage_async.protocol.messages import Enquiry, Fetch, Publication
 from mage_async.results.durable_files import sync

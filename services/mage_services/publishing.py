@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Protocol
 
 from mage_async.config.schema import Config
-from mage_async.learning.checkpoint import writing
-from mage_async.learning.snapshot import Snapshot
+from mage_async.policy.checkpoint import writing
+from mage_async.policy.snapshot import Snapshot
 from mage_async.protocol.messages import Publication
 from mage_async.results.durable_files import sync
 from mage_async.results.run_directory import RunDirectory

@@ -13,7 +13,7 @@ from mage_async.admission.recovery import replay
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import MageError, RunError
-from mage_async.learning.checkpoint import checkpoints
+from mage_async.policy.checkpoint import checkpoints
 from mage_async.protocol.journal_records import first_needed
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League

@@ -26,24 +26,24 @@ from mage_async.admission.recovery import (
     plays_alike,
     replay,
 )
-from mage_async.batch import training_sequences
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.checkpoint import (
+from mage_async.learning.forward import backend_report
+from mage_async.learning.trainer import Trainer
+from mage_async.learning.training_sequences import training_sequences
+from mage_async.policy.checkpoint import (
     checkpoints,
     restore_checkpoint,
     save_checkpoint,
     writing,
 )
-from mage_async.learning.digest import overall, tensor_digests
-from mage_async.learning.forward import backend_report
-from mage_async.learning.policy import load_frozen, load_policy
-from mage_async.learning.prepare import prepare_policy
-from mage_async.learning.snapshot import Snapshot
-from mage_async.learning.trainer import Trainer
-from mage_async.learning.warm_start import Progress
+from mage_async.policy.load import load_frozen, load_policy
+from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.snapshot import Snapshot
+from mage_async.policy.warm_start import Progress
+from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.protocol.journal_records import Commit, Segment, first_head, first_needed
 from mage_async.results.durable_files import write_whole
 from mage_async.results.json_lines import append_lines

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-from mage_async.learning.snapshot import Place, Snapshot
+from mage_async.policy.snapshot import Place, Snapshot
 from mage_services.weight_group import HOST, PATIENCE, SENDING, Manifest, join, store_of
 
 FOREVER = timedelta(days=365)

@@ -10,7 +10,7 @@ from mage_async.config import config_file, methods
 from mage_async.config.schema import digest
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trials.scripted import random_task
 from mage_async.trials.trial_run import TrialRun
 

@@ -8,7 +8,7 @@ import pytest
 from mage_async.assembly import WORDS, environment_of
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.run_directory import RunDirectory
 
 _spec = importlib.util.spec_from_file_location("made_up", Path(__file__).with_name("made_up.py"))

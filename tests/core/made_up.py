@@ -8,7 +8,7 @@ from dataclasses import asdict
 from mage_async.assembly import WORDS, environment_of, rules_of
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trials.scripted import random_task, scripted_trial
 from mage_async.trials.trial_as_dict import readable
 

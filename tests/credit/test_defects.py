@@ -24,7 +24,7 @@ from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
 from mage_async.errors import EnvironmentFault
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.score import score
 from mage_async.tasks.task_stream import TaskStream, evaluation_tasks
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn

@@ -16,7 +16,7 @@ from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.errors import ContextFull, RunError
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.protocol.messages import (
     MAX_REASON_CHARS,
     Acknowledge,

@@ -17,7 +17,7 @@ from mage_async.environments.environment import Outcome
 from mage_async.environments.rps.game import Rps, RpsPlay
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.results.score import score
 from mage_async.tasks.task_stream import TaskStream

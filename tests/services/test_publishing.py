@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mage_async.errors import RunError
-from mage_async.learning.snapshot import Place, Snapshot
+from mage_async.policy.snapshot import Place, Snapshot
 from mage_async.protocol.messages import Publication
 from mage_services.publishing import Publishing, WeightFiles
 

@@ -18,7 +18,7 @@ from mage_async.config.schema import Config
 from mage_async.environments.kuhn.play import FACING, OPEN
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.prepare import prepare_policy
+from mage_async.policy.prepare import prepare_policy
 from mage_async.protocol.journal_records import Commit, Granted, Published, first_head
 from mage_async.protocol.messages import (
     Goodbye,

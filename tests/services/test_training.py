@@ -13,8 +13,8 @@ from mage_async.admission.ledger import SlotLedger
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.learning.digest import overall, tensor_digests
 from mage_async.learning.trainer import Trainer
+from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.protocol.journal_records import Commit, Record, Segment, first_head
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League

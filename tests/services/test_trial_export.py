@@ -9,7 +9,7 @@ import pytest
 
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import TrialResult
 from mage_async.trajectory import Segment, Task, Trial

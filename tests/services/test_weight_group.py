@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mage_async.errors import PolicyError
-from mage_async.learning.snapshot import Place, Snapshot
+from mage_async.policy.snapshot import Place, Snapshot
 from mage_services.weight_group import Manifest, Receiver, is_manifest, on_disk
 from mage_services.weight_sender import WeightSender, buckets_of
 

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.config.schema import Engine as EngineRules
-from mage_async.learning.snapshot import Snapshot
+from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.sglang import SglangEngine
 from mage_services.publishing import Shelf, WeightFiles

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 from mage_async.config.schema import TinyModel
 from mage_async.errors import PolicyError
 from mage_async.learning.attention import NAME
-from mage_async.learning.tiny_tokenizer import END, build_tokenizer, save_tokenizer
+from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenizer
 
 CHAT_FILES = (
     "tokenizer.json",

@@ -8,7 +8,7 @@ from mage_async.credit.estimators import turn_advantages
 from mage_async.credit.exploration_bonus import bonuses
 from mage_async.credit.returns import CREDITS
 from mage_async.credit.turn_table import build_table
-from mage_async.packing import Sequenced, sequences
+from mage_async.learning.packing import Sequenced, sequences
 from mage_async.trajectory import Group
 
 

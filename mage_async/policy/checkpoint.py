@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError
 
 from mage_async.errors import RunError
-from mage_async.learning.policy import export_hf
 from mage_async.learning.trainer import Trainer
+from mage_async.policy.load import export_hf
 from mage_async.results.durable_files import sync
 
 OPTIMIZER, COUNTERS = "optimizer.pt", "counters.json"

@@ -5,7 +5,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mage_async.learning.snapshot import Snapshot
+from mage_async.policy.snapshot import Snapshot
 
 
 def model(*, is_tied: bool) -> Qwen3ForCausalLM:

@@ -19,8 +19,8 @@ from mage_async.config.policy_source import TINY, local_policy
 from mage_async.config.schema import Config
 from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.policy import build_tiny, export_hf, load_policy
-from mage_async.learning.warm_start import Progress, warm_start
+from mage_async.policy.load import build_tiny, export_hf, load_policy
+from mage_async.policy.warm_start import Progress, warm_start
 from mage_async.trajectory import Trial
 from mage_async.trials.scripted import random_task, scripted_trial, word_tokens
 

@@ -12,8 +12,8 @@ from mage_async.config import config_file
 from mage_async.learning.attention import NAME
 from mage_async.learning.corrections.catalogue import CORRECTIONS
 from mage_async.learning.forward import Batch, head_inputs
+from mage_async.learning.packing import Sequenced, pack
 from mage_async.learning.trainer import Trainer
-from mage_async.packing import Sequenced, pack
 from mage_async.results.metrics import check_names
 from mage_async.trajectory import Kind
 
