@@ -49,7 +49,7 @@ MODULES = {
     "learner": "mage_services.learner",
     "evaluator": "mage_services.evaluator",
     "supervisor": str(Path(__file__).parent / "chaos_run.py"),
-    "engine": "mage_services.engines.sglang_main",
+    "engine": "mage_services.engines.sglang.main",
 }
 SHARES = {"actor": 11, "evaluator": 4, "learner": 3, "supervisor": 2}
 """Of twenty kills; a role named in `--roles` and not here has 3."""

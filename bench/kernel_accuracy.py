@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from mage_kernels import linear_logprob, reference
-from mage_kernels.testing import random_gradients, random_head, relative_error, run, truth
+from tests.helpers.random_heads import random_gradients, random_head, relative_error, run, truth
 
 WIDTHS = (1024, 2560, 4096)
 TEMPERATURES = (0.6, 1.0, 2.0)

@@ -88,7 +88,7 @@ def engine_of(kind: str, directory: Path, rules: dict[str, Any], name: str = "be
         from mage_services.engines.embedded import EmbeddedEngine
 
         return EmbeddedEngine(directory, made)
-    from mage_services.engines.sglang import SglangEngine
+    from mage_services.engines.sglang.engine import SglangEngine
 
     has_gpu = torch.cuda.is_available()
     return SglangEngine(

@@ -57,15 +57,15 @@ from mage_services.actor import Actor
 from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.desk import Desk
 from mage_services.desk_rules import DeskRules
-from mage_services.engines.scripted import (
+from mage_services.play import Stage
+from mage_services.sockets import ipc_address
+from tests.helpers.memory_channels import MemoryJournal
+from tests.helpers.scripted_engine import (
     LogNormalPace,
     ScriptedEngine,
     UniformWords,
     action_words,
 )
-from mage_services.play import Stage
-from mage_services.sockets import ipc_address
-from mage_services.testing import MemoryJournal
 
 
 @dataclass(frozen=True, slots=True)

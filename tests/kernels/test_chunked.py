@@ -6,7 +6,14 @@ from torch import Tensor
 
 from mage_kernels import dispatch, linear_logprob
 from mage_kernels.chunked import ChunkedLogprob
-from mage_kernels.testing import Head, random_gradients, random_head, relative_error, run, truth
+from tests.helpers.random_heads import (
+    Head,
+    random_gradients,
+    random_head,
+    relative_error,
+    run,
+    truth,
+)
 
 
 def test_the_plain_form_gives_the_same_bits_in_small_chunks() -> None:

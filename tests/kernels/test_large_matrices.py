@@ -45,7 +45,7 @@ def test_kept_logits_are_written_and_read(far_rows, triton_kernels: str) -> None
     from mage_kernels.fused.kept_gradient import kept_gradient
     from mage_kernels.fused.kept_logits import KeptLogits
     from mage_kernels.fused.linear_logprob import forward_rows
-    from mage_kernels.testing import random_head
+    from tests.helpers.random_heads import random_head
 
     hidden, head, tokens, _ = random_head(3, 300, 64, device=triton_kernels)
     ones = torch.ones(3, device=triton_kernels)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mage_kernels import dispatch, linear_logprob, reference
-from mage_kernels.testing import (
+from tests.helpers.random_heads import (
     Head,
     exactly_summed_head,
     random_gradients,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mage_kernels import SUMS, Surrogate, TokenData, linear_policy_loss, reference
 from mage_kernels.surrogate import token_derivatives
-from mage_kernels.testing import Head, random_head, relative_error
+from tests.helpers.random_heads import Head, random_head, relative_error
 
 PLAIN: dict[str, Any] = {}
 ALL_TERMS: dict[str, Any] = {

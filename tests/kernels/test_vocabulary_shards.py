@@ -14,7 +14,14 @@ from mage_kernels import (
     shard_gradients,
     shard_partials,
 )
-from mage_kernels.testing import Head, Results, random_gradients, random_head, relative_error, truth
+from tests.helpers.random_heads import (
+    Head,
+    Results,
+    random_gradients,
+    random_head,
+    relative_error,
+    truth,
+)
 
 T, V, D = 70, 700, 64
 SPLITS = [(333,), (64, 65, 640), (699,)]

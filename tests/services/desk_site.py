@@ -21,7 +21,7 @@ from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Segment, Task, Trial
 from mage_services.desk import Desk
 from mage_services.desk_rules import DeskRules
-from mage_services.testing import MemoryJournal, MemoryLearnerChannel, MemoryPeerChannel
+from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel, MemoryPeerChannel
 
 GROUPS_PER_STEP, MAX_STALENESS, TRIALS = 2, 1, 2
 DEADLINE_S = 60.0

@@ -39,7 +39,9 @@ from mage_async.trials.prompts import wording
 from mage_async.trials.trial_run import TrialRules
 from mage_services import actor as actor_module
 from mage_services.actor import Actor
-from mage_services.engines.scripted import (
+from mage_services.play import Stage
+from tests.helpers.memory_channels import MemoryLearnerChannel
+from tests.helpers.scripted_engine import (
     Answer,
     Answers,
     Pace,
@@ -47,8 +49,6 @@ from mage_services.engines.scripted import (
     UniformWords,
     at_once,
 )
-from mage_services.play import Stage
-from mage_services.testing import MemoryLearnerChannel
 
 PATIENCE_S = 30.0
 """For a loaded machine; nothing here takes a tenth of a second on an idle one."""

@@ -28,7 +28,7 @@ from mage_services.blobs import Blobs
 from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.fetching import Fetching
 from mage_services.joined import JoinedChannel, fetch_policy
-from mage_services.testing import MemoryLearnerChannel
+from tests.helpers.memory_channels import MemoryLearnerChannel
 
 HELLO = Hello(role="actor", name="far", build="b1", config_digest="c1", credits=2)
 PATIENCE_S = 30.0

@@ -28,7 +28,7 @@ from mage_async.protocol.messages import (
 from mage_async.trajectory import Segment, Task, Trial
 from mage_services.channel import LearnerChannel, PeerChannel, PeerGone
 from mage_services.sockets import HIGH_WATER_MESSAGES, ipc_address
-from mage_services.testing import MemoryLearnerChannel, MemoryPeerChannel
+from tests.helpers.memory_channels import MemoryLearnerChannel, MemoryPeerChannel
 
 Learner = LearnerChannel | MemoryLearnerChannel
 PeerEnd = PeerChannel | MemoryPeerChannel

@@ -15,7 +15,7 @@ from mage_async.protocol.messages import (
     decode,
 )
 from mage_services.guests import FIRST_BEAT_S, LOST, SILENCE_S
-from mage_services.testing import MemoryPeerChannel
+from tests.helpers.memory_channels import MemoryPeerChannel
 
 
 def test_a_silent_actors_groups_go_to_another_with_the_same_seed_and_the_next_epoch() -> None:

@@ -26,9 +26,9 @@ from mage_async.trials.trial_run import TrialRules
 from mage_services.actor import Actor
 from mage_services.desk import Desk
 from mage_services.desk_rules import DeskRules
-from mage_services.engines.scripted import Pace, ScriptedEngine, UniformWords
 from mage_services.play import Stage
-from mage_services.testing import MemoryJournal, MemoryLearnerChannel
+from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel
+from tests.helpers.scripted_engine import Pace, ScriptedEngine, UniformWords
 
 BOUND, BATCH, TRIALS, STEPS = 2, 3, 2, 25
 PACES: tuple[Pace, ...] = (lambda trial: 0.0, lambda trial: 0.0, lambda trial: 0.01)

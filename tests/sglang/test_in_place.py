@@ -10,7 +10,7 @@ from served import CROSSED, EOS, PROVENANCES, Policies, Served, prompt, rules, w
 from mage_async.completion import Completion, Prompt
 from mage_async.errors import ContextFull, PolicyError, RunError
 from mage_async.policy_version import policy_per_token
-from mage_services.engines.sglang_versions import installed
+from mage_services.engines.sglang.versions import installed
 
 pytestmark = pytest.mark.timeout(600)
 CLOSE = 1e-4

@@ -16,7 +16,7 @@ from served import Policies, Served, prompt, rules, word_of, words
 from mage_async.completion import Completion
 from mage_async.errors import RunError
 from mage_async.policy_version import policy_per_token
-from mage_services.engines.sglang import SglangEngine
+from mage_services.engines.sglang.engine import SglangEngine
 
 pytestmark = pytest.mark.timeout(600)
 CLOSE, FAR = 1e-4, 1e-2
@@ -142,7 +142,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from served import rules
-from mage_services.engines.sglang import SglangEngine
+from mage_services.engines.sglang.engine import SglangEngine
 
 async def main():
     engine = SglangEngine(Path({directory!r}), rules(), dtype="float32", seed=0, has_gpu=False,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from served import Policies
 
-from mage_services.engines import sglang_messages as say
-from mage_services.engines.sglang_process import Server
+from mage_services.engines.sglang import messages as say
+from mage_services.engines.sglang.process import Server
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of SGLang's own imports, here in this process

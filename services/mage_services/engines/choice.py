@@ -8,7 +8,7 @@ import torch
 from mage_async.config.schema import Config
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.engines.engine import Engine
-from mage_services.engines.sglang import SglangEngine
+from mage_services.engines.sglang.engine import SglangEngine
 
 
 def make_engine(config: Config, directory: Path, name: str) -> Engine:

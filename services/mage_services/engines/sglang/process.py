@@ -30,11 +30,11 @@ import numpy as np
 
 from mage_async.errors import PolicyError
 from mage_async.inference.weights import layout, misfit
-from mage_services.engines import sglang_messages as say
-from mage_services.engines.sglang_arguments import known_names
-from mage_services.engines.sglang_replies import drew, nothing
-from mage_services.engines.sglang_versions import has_sessions, installed, says_spans
-from mage_services.engines.sglang_weights import Loader, Update
+from mage_services.engines.sglang import messages as say
+from mage_services.engines.sglang.arguments import known_names
+from mage_services.engines.sglang.replies import drew, nothing
+from mage_services.engines.sglang.versions import has_sessions, installed, says_spans
+from mage_services.engines.sglang.weights import Loader, Update
 from mage_services.weight_group import is_manifest
 
 _SHOWN = (

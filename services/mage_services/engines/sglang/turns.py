@@ -11,7 +11,7 @@ from mage_async.completion import Completion
 from mage_async.inference.kv_contexts import Opened
 from mage_async.inference.turn_requests import Piece, ServedTurn
 from mage_async.policy_version import VersionRun
-from mage_services.engines.sglang_messages import Draw, Drew
+from mage_services.engines.sglang.messages import Draw, Drew
 
 
 @dataclass(slots=True, eq=False)

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from mage_async.errors import RunError
-from mage_services.engines.sglang_child import SglangChild
-from mage_services.engines.sglang_messages import Failed, Message, Serving, Start
+from mage_services.engines.sglang.child import SglangChild
+from mage_services.engines.sglang.messages import Failed, Message, Serving, Start
 from mage_services.process import ticks
 
 START_S = 600.0

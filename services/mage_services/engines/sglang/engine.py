@@ -26,12 +26,12 @@ from mage_async.errors import PolicyError, RunError, TurnLost
 from mage_async.inference.kv_contexts import ServedContexts
 from mage_async.inference.statistics import Statistics
 from mage_async.inference.turn_requests import ServedTurn
-from mage_services.engines import sglang_messages as say
-from mage_services.engines.sglang_arguments import chosen, vocabulary
-from mage_services.engines.sglang_keeper import EVERYTHING, Keeper
-from mage_services.engines.sglang_turns import Asked, WantedWeights, piece_of, settle
-from mage_services.engines.sglang_versions import installed
-from mage_services.engines.warming import Warming
+from mage_services.engines.sglang import messages as say
+from mage_services.engines.sglang.arguments import chosen, vocabulary
+from mage_services.engines.sglang.keeper import EVERYTHING, Keeper
+from mage_services.engines.sglang.turns import Asked, WantedWeights, piece_of, settle
+from mage_services.engines.sglang.versions import installed
+from mage_services.engines.sglang.warming import Warming
 from mage_services.weight_group import is_manifest
 
 PREPARED = "prepared"

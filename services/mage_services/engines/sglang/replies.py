@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mage_async.policy_version import Provenance
-from mage_services.engines.sglang_messages import Drew
+from mage_services.engines.sglang.messages import Drew
 
 Spans = tuple[tuple[int, int], ...]
 """(start, version) of runs of tokens, in order; a run ends where the next one starts."""

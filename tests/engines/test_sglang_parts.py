@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from mage_async.config.schema import Engine as EngineRules
 from mage_async.errors import ConfigError
-from mage_services.engines import sglang_messages as say
-from mage_services.engines import sglang_versions, sglang_weights
-from mage_services.engines.sglang_arguments import chosen, known_names
-from mage_services.engines.sglang_replies import drew, nothing, spans_of
-from mage_services.engines.warming import Warming
+from mage_services.engines.sglang import messages as say
+from mage_services.engines.sglang import versions, weights
+from mage_services.engines.sglang.arguments import chosen, known_names
+from mage_services.engines.sglang.replies import drew, nothing, spans_of
+from mage_services.engines.sglang.warming import Warming
 
 RULES = EngineRules(
     kind="sglang",
@@ -166,7 +166,7 @@ def test_versions_are_known_in_one_of_three_ways(
 
 @pytest.mark.parametrize("found", ["0.5.12", "0.5.12.post1", "0.5.20", "0.5.23", "0.5.17+cpu"])
 def test_a_known_version_is_taken(found: str) -> None:
-    sglang_versions.check(found)
+    versions.check(found)
 
 
 @pytest.mark.parametrize("found", ["0.5.11", "0.5.24", "0.6.0", "0.5.9.post1", "nonsense"])
@@ -174,11 +174,11 @@ def test_another_version_says_what_is_supported(found: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"SGLang {found} is installed, and 0\.5\.12 to 0\.5\.23"
     ):
-        sglang_versions.check(found)
+        versions.check(found)
 
 
 def test_tokens_are_tagged_by_sglang_itself_from_0_5_19_on() -> None:
-    assert [sglang_versions.says_spans(v) for v in ("0.5.18", "0.5.19", "0.5.23")] == [
+    assert [versions.says_spans(v) for v in ("0.5.18", "0.5.19", "0.5.23")] == [
         False,
         True,
         True,
@@ -186,9 +186,9 @@ def test_tokens_are_tagged_by_sglang_itself_from_0_5_19_on() -> None:
 
 
 def test_weights_come_in_sessions_from_0_5_21_on() -> None:
-    assert not sglang_versions.has_sessions("0.5.20")
-    assert sglang_versions.has_sessions("0.5.21")
-    assert sglang_versions.has_sessions("0.5.23")
+    assert not versions.has_sessions("0.5.20")
+    assert versions.has_sessions("0.5.21")
+    assert versions.has_sessions("0.5.23")
 
 
 def test_arguments_go_by_the_name_that_this_sglang_has() -> None:
@@ -222,12 +222,12 @@ def test_what_another_key_says_cannot_be_said_twice() -> None:
 def test_weights_handed_over_last_are_freed_before_as_much_is_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = sglang_weights.Loader(None, has_sessions=False)
+    loader = weights.Loader(None, has_sessions=False)
     loader._kept = np.zeros(1)
     last, alive = weakref.ref(loader._kept), []
-    monkeypatch.setattr(sglang_weights, "SHARED", tmp_path)
-    monkeypatch.setattr(sglang_weights, "unreadable", lambda path: "")
-    monkeypatch.setattr(sglang_weights, "_bucket", lambda path: alive.append(last() is not None))
+    monkeypatch.setattr(weights, "SHARED", tmp_path)
+    monkeypatch.setattr(weights, "unreadable", lambda path: "")
+    monkeypatch.setattr(weights, "_bucket", lambda path: alive.append(last() is not None))
     asyncio.run(loader.prepare(2, tmp_path / "v000002.safetensors"))
     assert alive == [False]
 

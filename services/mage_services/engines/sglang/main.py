@@ -15,6 +15,6 @@ if __name__ in ("__main__", "__mp_main__"):
     die_with_parent(int(os.environ[PARENT]))
     os.environ[PARENT] = str(os.getpid())
 if __name__ == "__main__":
-    from mage_services.engines.sglang_process import main
+    from mage_services.engines.sglang.process import main
 
     main()

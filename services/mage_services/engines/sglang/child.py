@@ -7,9 +7,9 @@ import socket
 import sys
 from contextlib import suppress
 
-from mage_services.engines.sglang_messages import Message, read, write
+from mage_services.engines.sglang.messages import Message, read, write
 
-MODULE = "mage_services.engines.sglang_main"
+MODULE = "mage_services.engines.sglang.main"
 
 
 class SglangChild:
