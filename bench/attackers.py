@@ -18,7 +18,7 @@ from pathlib import Path
 import zmq
 
 from mage_async.protocol.messages import DEFAULT_LIMITS, Frame, Heartbeat, Hello, encode
-from mage_services.curve import actor_keys
+from mage_services.transport.authentication import actor_keys
 
 NUM_HALF_OPEN = 1000
 FLOOD, SILENT, NOBODY = "too many", "sends nothing", "no attacker"

@@ -42,7 +42,7 @@ from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
-from mage_services.journal_reading import open_journal
+from mage_services.journal.reader import open_journal
 
 MODULES = {
     "actor": "mage_services.actor",

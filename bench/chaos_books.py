@@ -17,7 +17,7 @@ from mage_async.protocol.journal_records import Commit, Dropped, Granted, Head, 
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
-from mage_services.journal_reading import open_journal
+from mage_services.journal.reader import open_journal
 
 FAULTS = ("lost", "trained_twice", "taken_twice", "over_bound", "books_differ", "steps_missing")
 FAULTS += ("trained_without_trials", "told_of_no_commit", "replay_differs")

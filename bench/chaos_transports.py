@@ -34,9 +34,9 @@ from mage_async.policy_version import VersionRun
 from mage_async.protocol.journal_records import first_head
 from mage_async.protocol.messages import Acknowledge, Hello, TrialResult, Welcome, decode, encode
 from mage_async.trajectory import Segment, Task, Trial
-from mage_services.channel import LearnerChannel, PeerChannel, PeerGone
-from mage_services.journal_file import JournalFile
-from mage_services.journal_reading import cut_tail, open_journal
+from mage_services.journal.reader import cut_tail, open_journal
+from mage_services.journal.writer import JournalFile
+from mage_services.transport.channel import LearnerChannel, PeerChannel, PeerGone
 
 ACTORS, CREDITS, TRIALS_PER_S = 4, 16, 1000.0
 KINDS = ("ours", "push/pull", "pub/sub")

@@ -18,7 +18,7 @@ from baseline import write_baseline
 from wire import example
 
 from mage_async.protocol.journal_records import first_head, write
-from mage_services.journal_file import JournalFile
+from mage_services.journal.writer import JournalFile
 
 NUM_TRIALS, NUM_ROUNDS, IN_FLIGHT = 1000, 5, 128
 LEAST_PER_S = 1000.0

@@ -49,8 +49,8 @@ from baseline import FOLDER, machine, provenance, write_baseline
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import Acknowledge, Hello, TrialResult
 from mage_async.trajectory import Segment, Task, Trial
-from mage_services.channel import LearnerChannel, PeerChannel
-from mage_services.curve import actor_keys, learner_keys, make_keys
+from mage_services.transport.authentication import actor_keys, learner_keys, make_keys
+from mage_services.transport.channel import LearnerChannel, PeerChannel
 
 SETTLE_S = 0.3
 NUM_TOKENS, CREDITS = 2048, 16

@@ -54,11 +54,11 @@ from mage_async.trials.action_parser import Tags
 from mage_async.trials.prompts import wording
 from mage_async.trials.trial_run import TrialRules
 from mage_services.actor import Actor
-from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.desk import Desk
 from mage_services.desk_rules import DeskRules
 from mage_services.play import Stage
-from mage_services.sockets import ipc_address
+from mage_services.transport.channel import LearnerChannel, PeerChannel
+from mage_services.transport.sockets import ipc_address
 from tests.helpers.memory_channels import MemoryJournal
 from tests.helpers.scripted_engine import (
     LogNormalPace,

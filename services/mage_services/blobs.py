@@ -25,8 +25,8 @@ from mage_async.protocol.messages import (
     NoFile,
     Prospectus,
 )
-from mage_services.channel import LearnerChannel, PeerGone
-from mage_services.door import Peer
+from mage_services.transport.access import Peer
+from mage_services.transport.channel import LearnerChannel, PeerGone
 
 DIGEST_BYTES = 16
 MAX_KNOWN = 64

@@ -60,10 +60,10 @@ from mage_async.protocol.messages import (
 from mage_async.tasks.curriculum import horizon
 from mage_async.tasks.population import League, version_of
 from mage_async.trajectory import Group
-from mage_services.channel import LearnerChannel, PeerGone
 from mage_services.desk_rules import DeskRules, Journal, Tasks, head_of
-from mage_services.door import Peer
 from mage_services.guests import SILENCE_S, Known, freest, shares
+from mage_services.transport.access import Peer
+from mage_services.transport.channel import LearnerChannel, PeerGone
 
 STALL_S = 2.0
 """Where so long passes between two ticks, it was this process that did not run."""

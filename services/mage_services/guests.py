@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mage_async.protocol.messages import Heartbeat, Hello
-from mage_services.door import Peer
+from mage_services.transport.access import Peer
 
 SILENCE_S = 4.0
 """An actor that has not spoken for so long is away: noticed within a tick more."""

@@ -39,11 +39,11 @@ from mage_async.protocol.messages import (
     Welcome,
 )
 from mage_services.actor import play
-from mage_services.channel import PeerChannel
-from mage_services.curve import actor_keys
 from mage_services.fetching import Fetching, is_there
 from mage_services.process import Status, first_failure, ticks
 from mage_services.startup import build_digest
+from mage_services.transport.authentication import actor_keys
+from mage_services.transport.channel import PeerChannel
 
 LINGER_S = 2.0
 MAX_MISSING = 3

@@ -11,8 +11,8 @@ from mage_async.policy_version import oldest
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, Head, Published, Record
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
-from mage_services.journal_reading import JournalOnDisk, open_journal
-from mage_services.trial_export import export
+from mage_services.journal.export import export
+from mage_services.journal.reader import JournalOnDisk, open_journal
 
 
 def main() -> None:

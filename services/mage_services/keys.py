@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from mage_async.errors import MageError
-from mage_services.curve import make_keys
+from mage_services.transport.authentication import make_keys
 
 
 def main() -> None:

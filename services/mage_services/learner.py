@@ -30,11 +30,9 @@ from mage_async.trajectory import Group
 from mage_services.blobs import Blobs
 from mage_services.blocked import TimeBook
 from mage_services.books import Books
-from mage_services.channel import LearnerChannel
-from mage_services.curve import keys_in, learner_keys
 from mage_services.desk import Desk
 from mage_services.desk_rules import head_of
-from mage_services.journal_file import JournalFile
+from mage_services.journal.writer import JournalFile
 from mage_services.learner_parts import (
     check_rivals,
     journal_of,
@@ -45,9 +43,11 @@ from mage_services.learner_parts import (
     rules_of_desk,
 )
 from mage_services.process import Status, run_process, ticks
-from mage_services.publishing import Publishing, Shelf, shelf_of
 from mage_services.startup import Startup, read_startup
 from mage_services.training import Begun, Replayed, Training
+from mage_services.transport.authentication import keys_in, learner_keys
+from mage_services.transport.channel import LearnerChannel
+from mage_services.weights.weight_store import Publishing, Shelf, shelf_of
 from mage_services.worker import Worker
 
 TICK_S = 0.5

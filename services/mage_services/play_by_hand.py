@@ -26,7 +26,7 @@ from mage_async.trials.human_play import Hand, played_by_hand, shown
 from mage_services.engines.choice import make_engine
 from mage_services.evaluate import newest
 from mage_services.play import Stage, play_trial
-from mage_services.publishing import WeightFiles
+from mage_services.weights.weight_store import WeightFiles
 
 Ask = Callable[[str], str]
 

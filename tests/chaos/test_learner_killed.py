@@ -12,7 +12,7 @@ import pytest
 
 from mage_async.protocol.journal_records import Commit, Dropped, Granted
 from mage_async.protocol.messages import TrialResult
-from mage_services.journal_reading import open_journal
+from mage_services.journal.reader import open_journal
 
 pytestmark = pytest.mark.slow  # whole runs
 NUM_KILLS = 1

@@ -19,7 +19,7 @@ import pytest
 from mage_async.protocol.journal_records import Commit, Granted, Published, Record
 from mage_async.protocol.messages import TrialResult
 from mage_async.tasks.population import version_of
-from mage_services.journal_reading import open_journal
+from mage_services.journal.reader import open_journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # three whole runs
 STEPS, GROUPS, TRIALS = 6, 4, 2

@@ -14,7 +14,7 @@ import pytest
 from mage_async.errors import MageError
 from mage_async.protocol.journal_records import Granted
 from mage_async.protocol.messages import TrialResult
-from mage_services.journal_reading import open_journal
+from mage_services.journal.reader import open_journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Start = Callable[..., Any]

@@ -44,7 +44,7 @@ from mage_services.learner_parts import check_rivals
 from mage_services.play import Stage
 from mage_services.play_by_hand import played as played_once
 from mage_services.play_by_hand import spoken
-from mage_services.publishing import WeightFiles
+from mage_services.weights.weight_store import WeightFiles
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel
 
 NUM_TRIALS = 4

@@ -25,9 +25,9 @@ from mage_async.protocol.messages import (
     decode,
     encode,
 )
-from mage_services.channel import PeerGone
-from mage_services.door import ChannelStatistics, Door, Peer
-from mage_services.sockets import HIGH_WATER_MESSAGES
+from mage_services.transport.access import ChannelStatistics, Door, Peer
+from mage_services.transport.channel import PeerGone
+from mage_services.transport.sockets import HIGH_WATER_MESSAGES
 
 
 class MemoryJournal:

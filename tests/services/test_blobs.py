@@ -25,9 +25,9 @@ from mage_async.protocol.messages import (
 )
 from mage_services import blobs
 from mage_services.blobs import Blobs
-from mage_services.channel import LearnerChannel, PeerChannel
 from mage_services.fetching import Fetching
 from mage_services.joined import JoinedChannel, fetch_policy
+from mage_services.transport.channel import LearnerChannel, PeerChannel
 from tests.helpers.memory_channels import MemoryLearnerChannel
 
 HELLO = Hello(role="actor", name="far", build="b1", config_digest="c1", credits=2)

@@ -15,8 +15,8 @@ from mage_async.config.schema import Engine as EngineRules
 from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.sglang.engine import SglangEngine
-from mage_services.publishing import Shelf, WeightFiles
-from mage_services.weight_sender import WeightSender
+from mage_services.weights.weight_sender import WeightSender
+from mage_services.weights.weight_store import Shelf, WeightFiles
 
 TURNS, TOKENS = 6, 24
 

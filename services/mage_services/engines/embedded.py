@@ -28,7 +28,7 @@ from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.statistics import Statistics
 from mage_async.inference.weights import Weights, as_weights, read_weights
 from mage_services.engines.rivals import Rivals
-from mage_services.weight_group import Manifest, Receiver, is_manifest
+from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
 
 
 class EmbeddedEngine:

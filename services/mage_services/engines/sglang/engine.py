@@ -32,7 +32,7 @@ from mage_services.engines.sglang.keeper import EVERYTHING, Keeper
 from mage_services.engines.sglang.turns import Asked, WantedWeights, piece_of, settle
 from mage_services.engines.sglang.versions import installed
 from mage_services.engines.sglang.warming import Warming
-from mage_services.weight_group import is_manifest
+from mage_services.weights.weight_group import is_manifest
 
 PREPARED = "prepared"
 """Among answers that are owed; ids of requests are longer."""

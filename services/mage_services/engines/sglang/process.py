@@ -35,7 +35,7 @@ from mage_services.engines.sglang.arguments import known_names
 from mage_services.engines.sglang.replies import drew, nothing
 from mage_services.engines.sglang.versions import has_sessions, installed, says_spans
 from mage_services.engines.sglang.weights import Loader, Update
-from mage_services.weight_group import is_manifest
+from mage_services.weights.weight_group import is_manifest
 
 _SHOWN = (
     "device",

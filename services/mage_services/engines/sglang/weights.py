@@ -24,7 +24,7 @@ import torch
 from mage_async.errors import PolicyError
 from mage_async.inference.weights import unreadable, weight_files
 from mage_async.policy.snapshot import read_snapshot
-from mage_services.weight_group import (
+from mage_services.weights.weight_group import (
     HOST,
     SENDING,
     Manifest,

@@ -14,7 +14,7 @@ import torch
 from torch.distributed import TCPStore
 
 from mage_async.policy.snapshot import Place, Snapshot
-from mage_services.weight_group import HOST, PATIENCE, SENDING, Manifest, join, store_of
+from mage_services.weights.weight_group import HOST, PATIENCE, SENDING, Manifest, join, store_of
 
 FOREVER = timedelta(days=365)
 ENGINES_MAY_DIE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")

@@ -9,7 +9,7 @@ import torch
 from mage_async.errors import RunError
 from mage_async.policy.snapshot import Place, Snapshot
 from mage_async.protocol.messages import Publication
-from mage_services.publishing import Publishing, WeightFiles
+from mage_services.weights.weight_store import Publishing, WeightFiles
 
 
 def snapshot(version: int) -> Snapshot:

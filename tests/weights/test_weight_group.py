@@ -10,14 +10,14 @@ import torch
 
 from mage_async.errors import PolicyError
 from mage_async.policy.snapshot import Place, Snapshot
-from mage_services.weight_group import Manifest, Receiver, is_manifest, on_disk
-from mage_services.weight_sender import WeightSender, buckets_of
+from mage_services.weights.weight_group import Manifest, Receiver, is_manifest, on_disk
+from mage_services.weights.weight_sender import WeightSender, buckets_of
 
 ENGINE = """
 import json, sys
 from pathlib import Path
 from mage_async.errors import PolicyError
-from mage_services.weight_group import Manifest, Receiver
+from mage_services.weights.weight_group import Manifest, Receiver
 
 receiver = Receiver()
 for line in sys.stdin:

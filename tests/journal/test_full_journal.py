@@ -14,14 +14,14 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.blocked import TimeBook
 from mage_services.books import Books
-from mage_services.journal_file import JournalFile
-from mage_services.journal_reading import open_journal
+from mage_services.journal.reader import open_journal
+from mage_services.journal.writer import JournalFile
 from mage_services.learner import Learner
 from mage_services.learner_parts import journal_of
 from mage_services.process import Status
-from mage_services.publishing import WeightFiles
 from mage_services.startup import Startup
 from mage_services.training import Begun
+from mage_services.weights.weight_store import WeightFiles
 from mage_services.worker import Worker
 
 STEPS = 5

@@ -10,10 +10,10 @@ import pytest
 
 from mage_async.errors import RunError
 from mage_async.protocol.journal_records import Dropped, Head, Record, first_head
-from mage_services import journal_file as module
-from mage_services import journal_reading
-from mage_services.journal_file import JournalFile, segment_file
-from mage_services.journal_reading import make_durable, open_journal
+from mage_services.journal import reader
+from mage_services.journal import writer as module
+from mage_services.journal.reader import make_durable, open_journal
+from mage_services.journal.writer import JournalFile, segment_file
 
 LARGE = 10**9
 
@@ -111,7 +111,7 @@ def test_what_an_earlier_life_wrote_is_synced_before_anybody_goes_on_from_it(
 
     run(main)
     synced: list[Path] = []
-    monkeypatch.setattr(journal_reading, "sync", synced.append)
+    monkeypatch.setattr(reader, "sync", synced.append)
     assert make_durable(open_journal(tmp_path)) == 0  # whole; was it synced?
     assert synced == [segment_file(tmp_path, 1), tmp_path]
 

@@ -14,7 +14,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import TrialResult
 from mage_async.trajectory import Segment, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_services.trial_export import ROWS_AT_ONCE, export
+from mage_services.journal.export import ROWS_AT_ONCE, export
 from tests.helpers.fuzzing.examples import example_trial
 
 

@@ -11,7 +11,7 @@ from mage_async.protocol.messages import (
     encode,
 )
 from mage_async.protocol.rate_limits import Allowance, Rate
-from mage_services.door import (
+from mage_services.transport.access import (
     BARRED_S,
     HEARING_S,
     MAX_COUNTED_PEERS,
@@ -20,8 +20,8 @@ from mage_services.door import (
     Door,
     Verdict,
 )
-from mage_services.lobby import MAX_STRANGERS, PATIENCE_S, Lobby
-from mage_services.unfinished import MAX_BYTES, Unfinished
+from mage_services.transport.silent_connections import MAX_STRANGERS, PATIENCE_S, Lobby
+from mage_services.transport.unfinished_messages import MAX_BYTES, Unfinished
 
 SLOW = Allowance(messages=Rate(10, 20), bytes=Rate(10_000, 10_000), malformed=Rate(1, 3))
 

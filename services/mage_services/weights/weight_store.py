@@ -24,7 +24,7 @@ from mage_async.policy.snapshot import Snapshot
 from mage_async.protocol.messages import Publication
 from mage_async.results.durable_files import sync
 from mage_async.results.run_directory import RunDirectory
-from mage_services.weight_sender import WeightSender
+from mage_services.weights.weight_sender import WeightSender
 
 
 class Shelf(Protocol):

@@ -36,11 +36,11 @@ from mage_async.protocol.messages import (
     encode,
 )
 from mage_async.protocol.rate_limits import DEFAULT_ALLOWANCE, Allowance
-from mage_services.curve import Gate, LearnerKeys, PeerKeys
-from mage_services.door import ChannelStatistics, Door, Peer
-from mage_services.links import LearnerLinks, PeerLink
-from mage_services.lobby import Lobby
-from mage_services.sockets import (
+from mage_services.transport.access import ChannelStatistics, Door, Peer
+from mage_services.transport.authentication import Gate, LearnerKeys, PeerKeys
+from mage_services.transport.connections import LearnerLinks, PeerLink
+from mage_services.transport.silent_connections import Lobby
+from mage_services.transport.sockets import (
     HIGH_WATER_MESSAGES,
     bind,
     check_address,

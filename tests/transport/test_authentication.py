@@ -12,8 +12,14 @@ import uvloop
 from mage_async.errors import ConfigError, PeerRefused
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Welcome
 from mage_async.protocol.rate_limits import Allowance, Rate
-from mage_services.channel import LearnerChannel, PeerChannel
-from mage_services.curve import LearnerKeys, PeerKeys, actor_keys, learner_keys, make_keys
+from mage_services.transport.authentication import (
+    LearnerKeys,
+    PeerKeys,
+    actor_keys,
+    learner_keys,
+    make_keys,
+)
+from mage_services.transport.channel import LearnerChannel, PeerChannel
 
 BEAT = Heartbeat(name="actor-0", counters={}, blocked_s={})
 

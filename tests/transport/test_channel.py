@@ -26,8 +26,8 @@ from mage_async.protocol.messages import (
     encode,
 )
 from mage_async.trajectory import Segment, Task, Trial
-from mage_services.channel import LearnerChannel, PeerChannel, PeerGone
-from mage_services.sockets import HIGH_WATER_MESSAGES, ipc_address
+from mage_services.transport.channel import LearnerChannel, PeerChannel, PeerGone
+from mage_services.transport.sockets import HIGH_WATER_MESSAGES, ipc_address
 from tests.helpers.memory_channels import MemoryLearnerChannel, MemoryPeerChannel
 
 Learner = LearnerChannel | MemoryLearnerChannel

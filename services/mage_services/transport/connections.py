@@ -10,10 +10,10 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mage_async.errors import PeerRefused
-from mage_services.door import Door
-from mage_services.lobby import Lobby
-from mage_services.sockets import Line, bytes_brought, cut, take_now
-from mage_services.unfinished import Unfinished
+from mage_services.transport.access import Door
+from mage_services.transport.silent_connections import Lobby
+from mage_services.transport.sockets import Line, bytes_brought, cut, take_now
+from mage_services.transport.unfinished_messages import Unfinished
 
 _EVERY_MESSAGES = 32
 """How often to look at events under a flood of messages."""

@@ -1,0 +1,1 @@
+"""Sockets between the learner and its peers: channels, authentication, access, limits."""

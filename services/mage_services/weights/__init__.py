@@ -1,0 +1,1 @@
+"""Published weights: stored by the learner, sent to the engines."""
