@@ -45,9 +45,9 @@ from mage_async.results.run_files import read_lines
 from mage_services.journal.reader import open_journal
 
 MODULES = {
-    "actor": "mage_services.actor",
-    "learner": "mage_services.learner",
-    "evaluator": "mage_services.evaluator",
+    "actor": "mage_services.actor.actor",
+    "learner": "mage_services.learner.learner",
+    "evaluator": "mage_services.actor.evaluator",
     "supervisor": str(Path(__file__).parent / "chaos_run.py"),
     "engine": "mage_services.engines.sglang.main",
 }

@@ -32,7 +32,7 @@ from mage_async.trials.duel_run import Run, begin_trial
 
 Look = Callable[[list[Group]], None]
 FINAL_SEED = 2
-"""Of the final sets, as `mage_services.evaluator` has it."""
+"""Of the final sets, as `mage_services.actor.evaluator` has it."""
 
 
 def prepare(config: Config, folder: Path) -> Path:

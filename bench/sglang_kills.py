@@ -37,9 +37,9 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.policy.load import build_tiny
 from mage_async.tasks.task_stream import evaluation_tasks
 from mage_async.trajectory import Task, Trial
+from mage_services.actor.rollout import Stage, play_trial
 from mage_services.engines.choice import make_engine
 from mage_services.engines.sglang.engine import SglangEngine
-from mage_services.play import Stage, play_trial
 from mage_services.process import ticks
 
 AT_ONCE = 16

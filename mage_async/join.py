@@ -31,7 +31,9 @@ def main() -> None:
         "--patience", type=float, metavar="S", help="end after so long without a learner (600)"
     )
     given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-    become("mage_services.joined", *(f"--{name}={value}" for name, value in given.items()))
+    become(
+        "mage_services.actor.remote_actor", *(f"--{name}={value}" for name, value in given.items())
+    )
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document
 from mage_async.results.score import Score
 from mage_async.results.summary import summarise, write_summary
+from mage_services.actor.evaluator import Evaluator, write_evaluation
 from mage_services.engines.choice import make_engine
-from mage_services.evaluator import Evaluator, write_evaluation
 from mage_services.view import make_view
 
 

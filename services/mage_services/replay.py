@@ -18,7 +18,7 @@ from mage_async.protocol.journal_records import first_needed
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.journal.reader import JournalOnDisk, open_journal
-from mage_services.training import Training
+from mage_services.learner.training import Training
 
 
 def main() -> None:

@@ -170,11 +170,15 @@ class Supervisor:
 
     def _specs(self) -> Sequence[Spec]:
         threads, devices = self.config.engine.threads, self.config.engine.devices or [None]
-        specs = [self._spec("learner", "mage_services.learner", self.config.learner.threads)]
+        specs = [
+            self._spec("learner", "mage_services.learner.learner", self.config.learner.threads)
+        ]
         for number in range(self.num_actors):
             device = devices[number % len(devices)]
-            specs.append(self._spec(f"actor-{number}", "mage_services.actor", threads, device))
-        specs.append(self._spec("evaluator", "mage_services.evaluator", threads, devices[-1]))
+            specs.append(
+                self._spec(f"actor-{number}", "mage_services.actor.actor", threads, device)
+            )
+        specs.append(self._spec("evaluator", "mage_services.actor.evaluator", threads, devices[-1]))
         return specs
 
     def _spec(self, name: str, module: str, threads: int, device: int | None = None) -> Spec:

@@ -50,9 +50,9 @@ from mage_async.tasks.population import League
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.trajectory import Segment as Part
-from mage_services.desk import Desk
-from mage_services.desk_rules import DeskRules
-from mage_services.guests import SILENCE_S
+from mage_services.learner.coordinator import Desk
+from mage_services.learner.coordinator_rules import DeskRules
+from mage_services.learner.peer_registry import SILENCE_S
 from mage_services.transport.channel import PeerGone
 
 B, S, G = 2, 1, 2

@@ -61,7 +61,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
             printed.append(line)
             if num_killed < NUM_KILLS and "phase=training" in line:
                 _wait_for_commits(run_dir, 5, process)
-                for pid in processes("mage_services.learner", run_dir):
+                for pid in processes("mage_services.learner.learner", run_dir):
                     os.kill(pid, signal.SIGKILL)
                 num_killed += 1
     assert process.returncode == 0, "".join(printed)

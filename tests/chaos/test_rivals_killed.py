@@ -117,7 +117,7 @@ def is_there(folder: Path) -> bool:
 def learner_of(supervisor: int) -> int:
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in children}
-    return next(int(pid) for pid, said in words.items() if b"mage_services.learner" in said)
+    return next(int(pid) for pid, said in words.items() if b"mage_services.learner.learner" in said)
 
 
 def granted(run: Run) -> list[tuple[int, str, int, int]]:

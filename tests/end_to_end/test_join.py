@@ -123,7 +123,7 @@ def rejoins(run_dir: Path, far: Any) -> bool:
     if len(played) < 3:
         return False
     BEFORE["kill"] = played
-    (learner,) = processes("mage_services.learner", run_dir)
+    (learner,) = processes("mage_services.learner.learner", run_dir)
     os.kill(learner, signal.SIGKILL)
     return True
 

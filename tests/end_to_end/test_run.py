@@ -121,7 +121,9 @@ def test_a_killed_actor_costs_the_run_nothing_but_time(start: Start, tmp_path: P
     assert process.stdout is not None
     for line in process.stdout:
         if "step=" in line and "phase" not in line and "warm_start" not in line:
-            subprocess.run(["pkill", "-KILL", "-f", f"mage_services.actor {run_dir}"], check=True)
+            subprocess.run(
+                ["pkill", "-KILL", "-f", f"mage_services.actor.actor {run_dir}"], check=True
+            )
             break
     output, _ = process.communicate(timeout=110)
     assert process.returncode == 0, output

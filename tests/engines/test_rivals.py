@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from desk_site import result
 from safetensors.torch import load_file, save_file
 
 from mage_async.admission.ledger import SlotLedger
@@ -36,15 +35,16 @@ from mage_async.tasks.population import League, name_of
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.trial_as_dict import readable
-from mage_services.actor import Actor
-from mage_services.desk import Desk
-from mage_services.desk_rules import DeskRules
+from mage_services.actor.actor import Actor
+from mage_services.actor.rollout import Stage
 from mage_services.engines.embedded import EmbeddedEngine
-from mage_services.learner_parts import check_rivals
-from mage_services.play import Stage
+from mage_services.learner.coordinator import Desk
+from mage_services.learner.coordinator_rules import DeskRules
+from mage_services.learner.parts import check_rivals
 from mage_services.play_by_hand import played as played_once
 from mage_services.play_by_hand import spoken
 from mage_services.weights.weight_store import WeightFiles
+from tests.helpers.coordinator_site import result
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel
 
 NUM_TRIALS = 4

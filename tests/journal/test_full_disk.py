@@ -21,10 +21,10 @@ from mage_async.results.json_lines import append_lines
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
 from mage_services import run as run_module
-from mage_services.evaluator import Follower
+from mage_services.actor.evaluator import Follower
+from mage_services.learner.training import _forget_after
 from mage_services.process import Status
 from mage_services.startup import Startup
-from mage_services.training import _forget_after
 
 WHOLE = '{"version": 10, "sets": {}}\n'
 HALF = '{"version": 20, "se'

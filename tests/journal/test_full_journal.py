@@ -6,23 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk_site import GROUPS_PER_STEP, Site, grants, publication, read, results
 
 from mage_async.config import config_file
 from mage_async.protocol.journal_records import Commit, Dropped, first_head
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.blocked import TimeBook
-from mage_services.books import Books
 from mage_services.journal.reader import open_journal
 from mage_services.journal.writer import JournalFile
-from mage_services.learner import Learner
-from mage_services.learner_parts import journal_of
+from mage_services.learner.learner import Learner
+from mage_services.learner.parts import journal_of
+from mage_services.learner.run_log import Books
+from mage_services.learner.training import Begun
+from mage_services.learner.worker import Worker
 from mage_services.process import Status
 from mage_services.startup import Startup
-from mage_services.training import Begun
 from mage_services.weights.weight_store import WeightFiles
-from mage_services.worker import Worker
+from tests.helpers.coordinator_site import GROUPS_PER_STEP, Site, grants, publication, read, results
 
 STEPS = 5
 SMALL = ("journal.max_bytes=5000", "journal.segment_bytes=1000")

@@ -60,8 +60,8 @@ from mage_async.protocol.messages import (
 from mage_async.tasks.curriculum import horizon
 from mage_async.tasks.population import League, version_of
 from mage_async.trajectory import Group
-from mage_services.desk_rules import DeskRules, Journal, Tasks, head_of
-from mage_services.guests import SILENCE_S, Known, freest, shares
+from mage_services.learner.coordinator_rules import DeskRules, Journal, Tasks, head_of
+from mage_services.learner.peer_registry import SILENCE_S, Known, freest, shares
 from mage_services.transport.access import Peer
 from mage_services.transport.channel import LearnerChannel, PeerGone
 

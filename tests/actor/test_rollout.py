@@ -26,7 +26,7 @@ from mage_async.trials.action_parser import Forced, Tags
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.prompts import wording
 from mage_async.trials.trial_run import TrialRules, TrialRun
-from mage_services.play import Stage, play_all, play_trial
+from mage_services.actor.rollout import Stage, play_all, play_trial
 from tests.helpers.scripted_engine import (
     Answer,
     Answers,

@@ -37,9 +37,9 @@ from mage_async.trials.action_parser import Tags
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.prompts import wording
 from mage_async.trials.trial_run import TrialRules
-from mage_services import actor as actor_module
-from mage_services.actor import Actor
-from mage_services.play import Stage
+from mage_services.actor import actor as actor_module
+from mage_services.actor.actor import Actor
+from mage_services.actor.rollout import Stage
 from tests.helpers.memory_channels import MemoryLearnerChannel
 from tests.helpers.scripted_engine import (
     Answer,

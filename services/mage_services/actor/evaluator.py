@@ -30,10 +30,10 @@ from mage_async.tasks.task_stream import evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_as_dict import readable
+from mage_services.actor.rollout import Stage, play_all
 from mage_services.blocked import TimeBook
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
-from mage_services.play import Stage, play_all
 from mage_services.priority import EVALUATOR, give_way
 from mage_services.process import Status, run_process, ticks
 from mage_services.startup import Startup, read_startup

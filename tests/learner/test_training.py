@@ -18,7 +18,7 @@ from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.protocol.journal_records import Commit, Record, Segment, first_head
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
-from mage_services.training import Training
+from mage_services.learner.training import Training
 
 
 class Journal:

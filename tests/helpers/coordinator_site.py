@@ -19,8 +19,8 @@ from mage_async.protocol.messages import (
 )
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Segment, Task, Trial
-from mage_services.desk import Desk
-from mage_services.desk_rules import DeskRules
+from mage_services.learner.coordinator import Desk
+from mage_services.learner.coordinator_rules import DeskRules
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel, MemoryPeerChannel
 
 GROUPS_PER_STEP, MAX_STALENESS, TRIALS = 2, 1, 2

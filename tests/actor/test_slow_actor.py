@@ -23,10 +23,10 @@ from mage_async.trajectory import Group
 from mage_async.trials.action_parser import Tags
 from mage_async.trials.prompts import wording
 from mage_async.trials.trial_run import TrialRules
-from mage_services.actor import Actor
-from mage_services.desk import Desk
-from mage_services.desk_rules import DeskRules
-from mage_services.play import Stage
+from mage_services.actor.actor import Actor
+from mage_services.actor.rollout import Stage
+from mage_services.learner.coordinator import Desk
+from mage_services.learner.coordinator_rules import DeskRules
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel
 from tests.helpers.scripted_engine import Pace, ScriptedEngine, UniformWords
 

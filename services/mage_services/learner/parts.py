@@ -13,10 +13,10 @@ from mage_async.protocol.journal_records import Head
 from mage_async.tasks.matchmaking import Matchmaker
 from mage_async.tasks.population import League
 from mage_async.tasks.task_stream import TaskStream
-from mage_services.desk_rules import DeskRules
 from mage_services.journal.writer import JournalFile
+from mage_services.learner.coordinator_rules import DeskRules
+from mage_services.learner.training import Begun
 from mage_services.startup import Startup
-from mage_services.training import Begun
 from mage_services.weights.weight_store import Shelf
 
 

@@ -23,10 +23,10 @@ from mage_async.protocol.messages import (
     Publication,
     Welcome,
 )
-from mage_services import blobs
-from mage_services.blobs import Blobs
-from mage_services.fetching import Fetching
-from mage_services.joined import JoinedChannel, fetch_policy
+from mage_services.actor.file_download import Fetching
+from mage_services.actor.remote_actor import JoinedChannel, fetch_policy
+from mage_services.learner import file_server
+from mage_services.learner.file_server import Blobs
 from mage_services.transport.channel import LearnerChannel, PeerChannel
 from tests.helpers.memory_channels import MemoryLearnerChannel
 
@@ -272,7 +272,9 @@ def test_a_file_arrives_though_its_peer_asks_again_before_what_it_asked_first_is
         served = Blobs(channel, "seed = 0", root / "policy", lambda version: root / f"v{version}")
         download, whole = Download("weights/2"), (root / "v2").read_bytes()
         (first,) = download.requests()
-        download.takes(Chunk(first.name, 0, len(whole), blobs.digest_of(root / "v2"), whole[:16]))
+        download.takes(
+            Chunk(first.name, 0, len(whole), file_server.digest_of(root / "v2"), whole[:16])
+        )
         _lost, *waiting = download.requests()
         for fetch in waiting:
             served.take(peer.peer, fetch)
@@ -287,7 +289,7 @@ def test_a_file_arrives_though_its_peer_asks_again_before_what_it_asked_first_is
                 download.takes(chunk)
         answering.cancel()
 
-    for module in (file_transfer, blobs):
+    for module in (file_transfer, file_server):
         monkeypatch.setattr(module, "CHUNK_BYTES", 16)
     (root / "v2").write_bytes(bytes(range(250)))
     run(main)

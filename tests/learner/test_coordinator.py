@@ -3,7 +3,19 @@
 from dataclasses import replace
 
 import pytest
-from desk_site import (
+
+from mage_async.admission.concurrency import Concurrency
+from mage_async.config.schema import Curriculum
+from mage_async.errors import RunError
+from mage_async.protocol.messages import (
+    Acknowledge,
+    Goodbye,
+    GroupDrop,
+    TrialResult,
+    Unwanted,
+    Welcome,
+)
+from tests.helpers.coordinator_site import (
     DEADLINE_S,
     GROUPS_PER_STEP,
     MAX_STALENESS,
@@ -16,18 +28,6 @@ from desk_site import (
     result,
     results,
     run,
-)
-
-from mage_async.admission.concurrency import Concurrency
-from mage_async.config.schema import Curriculum
-from mage_async.errors import RunError
-from mage_async.protocol.messages import (
-    Acknowledge,
-    Goodbye,
-    GroupDrop,
-    TrialResult,
-    Unwanted,
-    Welcome,
 )
 
 

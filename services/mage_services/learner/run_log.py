@@ -17,10 +17,10 @@ from mage_async.results.run_files import read_lines
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
 from mage_services.blocked import TimeBook
-from mage_services.desk import Desk
+from mage_services.learner.coordinator import Desk
+from mage_services.learner.training import Replayed, Training
+from mage_services.learner.worker import Worker
 from mage_services.startup import Startup
-from mage_services.training import Replayed, Training
-from mage_services.worker import Worker
 
 
 class Books:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mage_async.errors import RunError
 from mage_async.protocol.file_transfer import Download
 from mage_async.protocol.messages import BlobFile, Chunk, Message
-from mage_services.blobs import digest_of
+from mage_services.learner.file_server import digest_of
 
 MAX_DAMAGED = 3
 """How often a file may arrive with another digest before its fetching is given up."""

@@ -2,7 +2,14 @@
 
 from dataclasses import replace
 
-from desk_site import (
+from mage_async.protocol.messages import (
+    Goodbye,
+    Loaded,
+    Publication,
+    Welcome,
+)
+from mage_services.learner.peer_registry import LOST, SILENCE_S
+from tests.helpers.coordinator_site import (
     GROUPS_PER_STEP,
     Site,
     grants,
@@ -12,14 +19,6 @@ from desk_site import (
     results,
     run,
 )
-
-from mage_async.protocol.messages import (
-    Goodbye,
-    Loaded,
-    Publication,
-    Welcome,
-)
-from mage_services.guests import LOST, SILENCE_S
 
 
 def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from desk_site import DEADLINE_S, Site, grants, heartbeat, publication, read, result, run
 
 from mage_async.protocol.messages import (
     Goodbye,
@@ -14,7 +13,17 @@ from mage_async.protocol.messages import (
     WhoAreYou,
     decode,
 )
-from mage_services.guests import FIRST_BEAT_S, LOST, SILENCE_S
+from mage_services.learner.peer_registry import FIRST_BEAT_S, LOST, SILENCE_S
+from tests.helpers.coordinator_site import (
+    DEADLINE_S,
+    Site,
+    grants,
+    heartbeat,
+    publication,
+    read,
+    result,
+    run,
+)
 from tests.helpers.memory_channels import MemoryPeerChannel
 
 

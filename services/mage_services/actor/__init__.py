@@ -1,0 +1,1 @@
+"""Processes that play trials on an engine: actors, here or on other machines, and the evaluator."""

@@ -1,0 +1,1 @@
+"""The learner process: inbox, coordinator, trainer thread, run log."""
