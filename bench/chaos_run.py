@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mage_services import run
-from mage_services.child import Spec
-from mage_services.supervisor import Supervisor
+from mage_services.processes.child import Spec
+from mage_services.processes.supervisor import Supervisor
 
 TAP = "MAGE_CHAOS_TAP"
 

@@ -25,7 +25,7 @@ from mage_async.protocol.messages import (
     Welcome,
     decode,
 )
-from mage_services.process import ticks
+from mage_services.processes.process import ticks
 
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4

@@ -40,7 +40,7 @@ from mage_async.trajectory import Task, Trial
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.engines.choice import make_engine
 from mage_services.engines.sglang.engine import SglangEngine
-from mage_services.process import ticks
+from mage_services.processes.process import ticks
 
 AT_ONCE = 16
 PATIENCE_S = 900.0

@@ -18,7 +18,7 @@ from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, MageError, RunError
 from mage_async.results.durable_files import write_whole
 from mage_async.results.run_directory import RunDirectory
-from mage_async.run_lock import take_lock
+from mage_services.processes.run_lock import take_lock
 
 EXIT_USAGE = 2
 COMMANDS = {

@@ -126,5 +126,7 @@ def test_transformers_builds_qwen3_at_the_root_because_our_kernels_folder_is_not
 
 
 def test_the_supervisor_imports_no_torch():
-    printed = run_at_root("import sys, mage_services.supervisor; print('torch' in sys.modules)")
+    printed = run_at_root(
+        "import sys, mage_services.processes.supervisor; print('torch' in sys.modules)"
+    )
     assert printed.strip() == "False"

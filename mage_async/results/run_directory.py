@@ -18,7 +18,7 @@ class RunDirectory:
 
     @property
     def lock(self) -> Path:
-        """Held by the process that runs it; see `mage_async/run_lock.py`."""
+        """Held by the process that runs it; see `mage_services/processes/run_lock.py`."""
         return self.root / ".lock"
 
     @property

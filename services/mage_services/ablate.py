@@ -29,8 +29,8 @@ from mage_async.launch import EXIT_USAGE
 from mage_async.report.ablation import render_ablation
 from mage_async.results.ablation import Cell, Finished, bounds_that_did_not_act, is_done, read_cell
 from mage_async.results.run_directory import RunDirectory
-from mage_async.run_lock import hold, take_lock
 from mage_services.plots import write_png
+from mage_services.processes.run_lock import hold, take_lock
 
 Outcome = Literal["done", "failed", "left for later"]
 

@@ -26,7 +26,7 @@ from mage_async.results.score import Score
 from mage_async.results.summary import summarise, write_summary
 from mage_services.actor.evaluator import Evaluator, write_evaluation
 from mage_services.engines.choice import make_engine
-from mage_services.view import make_view
+from mage_services.terminal.view import make_view
 
 
 def main() -> None:

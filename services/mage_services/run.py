@@ -18,13 +18,13 @@ from mage_async.report import render
 from mage_async.results.durable_files import write_whole
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
-from mage_async.run_lock import take_lock
 from mage_services.engines.sglang.versions import installed
-from mage_services.process import first_failure
-from mage_services.supervisor import Supervisor, until_signalled
+from mage_services.processes.process import first_failure
+from mage_services.processes.run_lock import take_lock
+from mage_services.processes.supervisor import Supervisor, until_signalled
+from mage_services.terminal.view import View, make_view
 from mage_services.transport.authentication import actor_keys, keys_in, learner_keys
 from mage_services.transport.sockets import check_address, ipc_address
-from mage_services.view import View, make_view
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from mage_async.results.run_files import read_document, read_lines
 from mage_services import run as run_module
 from mage_services.actor.evaluator import Follower
 from mage_services.learner.training import _forget_after
-from mage_services.process import Status
-from mage_services.startup import Startup
+from mage_services.processes.process import Status
+from mage_services.processes.startup import Startup
 
 WHOLE = '{"version": 10, "sets": {}}\n'
 HALF = '{"version": 20, "se'

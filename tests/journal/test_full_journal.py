@@ -11,7 +11,6 @@ from mage_async.config import config_file
 from mage_async.protocol.journal_records import Commit, Dropped, first_head
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
-from mage_services.blocked import TimeBook
 from mage_services.journal.reader import open_journal
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.learner import Learner
@@ -19,8 +18,9 @@ from mage_services.learner.parts import journal_of
 from mage_services.learner.run_log import Books
 from mage_services.learner.training import Begun
 from mage_services.learner.worker import Worker
-from mage_services.process import Status
-from mage_services.startup import Startup
+from mage_services.processes.process import Status
+from mage_services.processes.startup import Startup
+from mage_services.processes.time_accounting import TimeBook
 from mage_services.weights.weight_store import WeightFiles
 from tests.helpers.coordinator_site import GROUPS_PER_STEP, Site, grants, publication, read, results
 

@@ -11,9 +11,9 @@ from mage_async.ablate import read_ablation
 from mage_async.errors import RunError
 from mage_async.results.ablation import Cell, Finished, Setting
 from mage_async.results.run_directory import RunDirectory
-from mage_async.run_lock import take_lock
 from mage_services import ablate
 from mage_services.plots import write_png
+from mage_services.processes.run_lock import take_lock
 
 SMALL = [
     *("--bounds", "1", "--rules", "slots", "--corrections", "decoupled", "--seeds", "0"),

@@ -38,12 +38,12 @@ from mage_async.protocol.messages import (
 )
 from mage_async.trajectory import Task
 from mage_services.actor.rollout import Stage, play_trial
-from mage_services.blocked import TimeBook
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
-from mage_services.priority import ACTOR, give_way
-from mage_services.process import Status, run_process, ticks
-from mage_services.startup import Startup, read_startup
+from mage_services.processes.priority import ACTOR, give_way
+from mage_services.processes.process import Status, run_process, ticks
+from mage_services.processes.startup import Startup, read_startup
+from mage_services.processes.time_accounting import TimeBook
 from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.channel import PeerChannel
 

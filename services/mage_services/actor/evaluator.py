@@ -31,12 +31,12 @@ from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_as_dict import readable
 from mage_services.actor.rollout import Stage, play_all
-from mage_services.blocked import TimeBook
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
-from mage_services.priority import EVALUATOR, give_way
-from mage_services.process import Status, run_process, ticks
-from mage_services.startup import Startup, read_startup
+from mage_services.processes.priority import EVALUATOR, give_way
+from mage_services.processes.process import Status, run_process, ticks
+from mage_services.processes.startup import Startup, read_startup
+from mage_services.processes.time_accounting import TimeBook
 from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.channel import PeerChannel
 from mage_services.weights.weight_group import on_disk

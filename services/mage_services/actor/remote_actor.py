@@ -40,8 +40,8 @@ from mage_async.protocol.messages import (
 )
 from mage_services.actor.actor import play
 from mage_services.actor.file_download import Fetching, is_there
-from mage_services.process import Status, first_failure, ticks
-from mage_services.startup import build_digest
+from mage_services.processes.process import Status, first_failure, ticks
+from mage_services.processes.startup import build_digest
 from mage_services.transport.authentication import actor_keys
 from mage_services.transport.channel import PeerChannel
 

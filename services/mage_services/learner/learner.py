@@ -27,7 +27,6 @@ from mage_async.protocol.messages import Enquiry, Fetch, Publication
 from mage_async.results.durable_files import sync
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
-from mage_services.blocked import TimeBook
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator import Desk
 from mage_services.learner.coordinator_rules import head_of
@@ -44,8 +43,9 @@ from mage_services.learner.parts import (
 from mage_services.learner.run_log import Books
 from mage_services.learner.training import Begun, Replayed, Training
 from mage_services.learner.worker import Worker
-from mage_services.process import Status, run_process, ticks
-from mage_services.startup import Startup, read_startup
+from mage_services.processes.process import Status, run_process, ticks
+from mage_services.processes.startup import Startup, read_startup
+from mage_services.processes.time_accounting import TimeBook
 from mage_services.transport.authentication import keys_in, learner_keys
 from mage_services.transport.channel import LearnerChannel
 from mage_services.weights.weight_store import Publishing, Shelf, shelf_of

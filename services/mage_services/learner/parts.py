@@ -16,7 +16,7 @@ from mage_async.tasks.task_stream import TaskStream
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator_rules import DeskRules
 from mage_services.learner.training import Begun
-from mage_services.startup import Startup
+from mage_services.processes.startup import Startup
 from mage_services.weights.weight_store import Shelf
 
 

@@ -16,11 +16,11 @@ from mage_async.results.metrics import batch_metrics, batch_totals, check_names,
 from mage_async.results.run_files import read_lines
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
-from mage_services.blocked import TimeBook
 from mage_services.learner.coordinator import Desk
 from mage_services.learner.training import Replayed, Training
 from mage_services.learner.worker import Worker
-from mage_services.startup import Startup
+from mage_services.processes.startup import Startup
+from mage_services.processes.time_accounting import TimeBook
 
 
 class Books:

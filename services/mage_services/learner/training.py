@@ -52,7 +52,7 @@ from mage_async.tasks.population import League
 from mage_async.trajectory import Group, Trial
 from mage_async.trials.trial_as_dict import readable
 from mage_services.journal.reader import JournalOnDisk, make_durable, open_journal
-from mage_services.startup import Startup
+from mage_services.processes.startup import Startup
 
 
 @dataclass(frozen=True, slots=True)

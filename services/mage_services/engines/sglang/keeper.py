@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mage_async.errors import RunError
 from mage_services.engines.sglang.child import SglangChild
 from mage_services.engines.sglang.messages import Failed, Message, Serving, Start
-from mage_services.process import ticks
+from mage_services.processes.process import ticks
 
 START_S = 600.0
 """From the process's start to its first word: imports, the model, graphs."""

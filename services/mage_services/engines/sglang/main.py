@@ -6,7 +6,7 @@ their lives to their parent's before they import anything that takes long.
 
 import os
 
-from mage_services.lifeline import die_with_parent
+from mage_services.processes.parent_death_signal import die_with_parent
 
 PARENT = "MAGE_ENGINE_PARENT"
 """Process id of who started this process."""

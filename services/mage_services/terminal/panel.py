@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mage_async.results.run_directory import RunDirectory
-from mage_services.view_processes import processes
-from mage_services.view_state import RunState
+from mage_services.terminal.process_rows import processes
+from mage_services.terminal.run_state import RunState
 
 MAX_WIDTH = 120
 EPISODE_STYLES = ("grey62", "deep_sky_blue3", "turquoise2", "bold spring_green2")

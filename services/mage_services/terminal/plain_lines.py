@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from mage_async.results.run_directory import RunDirectory
-from mage_services.view_state import Event, RunState, fact
-from mage_services.view_table import print_final
+from mage_services.terminal.final_table import print_final
+from mage_services.terminal.run_state import Event, RunState, fact
 
 EVERY_STEPS = 10
 EVERY_S = 5.0

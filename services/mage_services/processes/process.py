@@ -18,7 +18,7 @@ from typing import Any
 import uvloop
 
 from mage_async.errors import MageError
-from mage_services.lifeline import die_with_parent
+from mage_services.processes.parent_death_signal import die_with_parent
 
 STATUS_FD = "MAGE_STATUS_FD"
 BEAT_S = 1.0

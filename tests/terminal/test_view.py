@@ -7,10 +7,10 @@ from rich.console import Console
 
 from mage_async.config import config_file
 from mage_async.results.run_directory import RunDirectory
-from mage_services.view import make_view
-from mage_services.view_panel import panel, panel_width, short, sparkline
-from mage_services.view_state import RunState
-from mage_services.view_table import print_final
+from mage_services.terminal.final_table import print_final
+from mage_services.terminal.panel import panel, panel_width, short, sparkline
+from mage_services.terminal.run_state import RunState
+from mage_services.terminal.view import make_view
 
 NAN = float("nan")
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"

@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from mage_services.process import EXIT_BUG, EXIT_FAILED, EXIT_TOLD, STATUS_FD, Status, ticks
+from mage_services.processes.process import (
+    EXIT_BUG,
+    EXIT_FAILED,
+    EXIT_TOLD,
+    STATUS_FD,
+    Status,
+    ticks,
+)
 
 PATIENCE_S = 30.0
 """For a loaded machine; nothing here takes a second on an idle one."""
@@ -21,7 +28,7 @@ PATIENCE_S = 30.0
 BODY = """
 import asyncio, os, signal
 from mage_async.errors import RunError
-from mage_services.process import run_process
+from mage_services.processes.process import run_process
 
 async def main(status):
     status.send("ready", pid=os.getpid())

@@ -26,10 +26,10 @@ from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.launch import EXIT_USAGE
 from mage_async.results.run_directory import RunDirectory
-from mage_async.run_lock import take_lock
-from mage_services import supervisor as supervisor_module
-from mage_services.supervisor import Supervisor, until_signalled
-from mage_services.view import make_view
+from mage_services.processes import supervisor as supervisor_module
+from mage_services.processes.run_lock import take_lock
+from mage_services.processes.supervisor import Supervisor, until_signalled
+from mage_services.terminal.view import make_view
 
 T = TypeVar("T")
 PATIENCE_S = 30.0
@@ -39,7 +39,7 @@ STAND_IN = """
 import asyncio, os, signal, subprocess, sys, time
 from pathlib import Path
 from mage_async.errors import RunError
-from mage_services.process import run_process
+from mage_services.processes.process import run_process
 
 root, name = Path(sys.argv[1]), sys.argv[3]
 
@@ -76,8 +76,8 @@ from pathlib import Path
 import uvloop
 from mage_async.config import config_file
 from mage_async.results.run_directory import RunDirectory
-from mage_services.supervisor import Supervisor, until_signalled
-from mage_services.view import make_view
+from mage_services.processes.supervisor import Supervisor, until_signalled
+from mage_services.terminal.view import make_view
 
 class View:
     def event(self, process, event):

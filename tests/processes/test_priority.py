@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mage_services.priority import ACTOR, EVALUATOR
+from mage_services.processes.priority import ACTOR, EVALUATOR
 
 LOWER = """
 import os, sys
-from mage_services.priority import give_way
+from mage_services.processes.priority import give_way
 os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[1]))
 give_way(int(sys.argv[2]))
 print(os.getpriority(os.PRIO_PROCESS, 0))

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mage_services.view_state import RunState
+from mage_services.terminal.run_state import RunState
 
 STATE_STYLES = {
     "training": "spring_green3",

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from mage_services.child import NOTICE_S, Child, Spec
-from mage_services.process import EXIT_FAILED
+from mage_services.processes.child import NOTICE_S, Child, Spec
+from mage_services.processes.process import EXIT_FAILED
 
 PATIENCE_S = 30.0
 """For a loaded machine; nothing here takes a second on an idle one."""
@@ -22,7 +22,7 @@ HEALTHY_S = 20.0
 IMPORTS = """
 import asyncio, os, signal, subprocess, sys, time
 from mage_async.errors import RunError
-from mage_services.process import run_process
+from mage_services.processes.process import run_process
 
 """
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from mage_services.blocked import TimeBook
+from mage_services.processes.time_accounting import TimeBook
 
 
 def test_the_states_of_a_process_sum_to_its_age() -> None:

@@ -14,10 +14,10 @@ from rich.live import Live
 
 from mage_async.config.schema import Config
 from mage_async.results.run_directory import RunDirectory
-from mage_services.view_panel import panel, panel_width
-from mage_services.view_plain import PlainView
-from mage_services.view_state import Event, RunState, fact
-from mage_services.view_table import print_final
+from mage_services.terminal.final_table import print_final
+from mage_services.terminal.panel import panel, panel_width
+from mage_services.terminal.plain_lines import PlainView
+from mage_services.terminal.run_state import Event, RunState, fact
 
 MAX_FRAMES_PER_S = 5.0
 

@@ -22,9 +22,9 @@ from typing import Any
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.blocked import TimeBook
-from mage_services.child import Child, Spec
-from mage_services.view import View
+from mage_services.processes.child import Child, Spec
+from mage_services.processes.time_accounting import TimeBook
+from mage_services.terminal.view import View
 
 LEAVE_S = 3.0
 """After the learner's end, for actors to end by themselves."""
