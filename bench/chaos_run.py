@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mage_services import run
+from mage_services.cli import run
 from mage_services.processes.child import Spec
 from mage_services.processes.supervisor import Supervisor
 

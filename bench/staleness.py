@@ -26,7 +26,7 @@ from mage_async.admission.rules import RULES
 from mage_async.report.ablation import by_setting
 from mage_async.results.ablation import Finished
 from mage_async.results.intervals import interval, paired, standard_error
-from mage_services.ablate import finished_runs, run
+from mage_services.cli.ablate import finished_runs, run
 from tests.helpers.flow_simulation import Outcome, Workload, simulate
 
 KNOWN: dict[tuple[str, int, float], dict[str, float]] = {

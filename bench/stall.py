@@ -47,7 +47,7 @@ def processes(root: Path) -> dict[str, int]:
             words = (entry / "cmdline").read_text().split("\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if str(root) in words and "mage_services.run" in words:
+        if str(root) in words and "mage_services.cli.run" in words:
             found["supervisor"] = int(entry.name)
         elif str(root) in words and "--name" in words:
             found[words[words.index("--name") + 1]] = int(entry.name)

@@ -46,7 +46,7 @@ def main() -> None:
     except MageError as error:
         print(f"mage ablate: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
-    become("mage_services.ablate", *sys.argv[1:])
+    become("mage_services.cli.ablate", *sys.argv[1:])
 
 
 def read_ablation(arguments: Sequence[str]) -> Ablation:

@@ -22,7 +22,7 @@ def main() -> None:
         sys.exit(EXIT_USAGE)
     episodes = () if given.episodes is None else ("--episodes", str(given.episodes))
     trials = ("--trials", str(given.trials))
-    become("mage_services.evaluate", str(given.run_dir), *trials, *episodes)
+    become("mage_services.cli.evaluate", str(given.run_dir), *trials, *episodes)
 
 
 def _arguments() -> argparse.Namespace:

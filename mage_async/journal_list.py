@@ -20,7 +20,7 @@ def main() -> None:
     except MageError as error:
         print(f"mage journal: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
-    become("mage_services.journal_list", str(given.run_dir), *_passed_on(given))
+    become("mage_services.cli.journal", str(given.run_dir), *_passed_on(given))
 
 
 def _passed_on(given: argparse.Namespace) -> list[str]:

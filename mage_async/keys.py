@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("command", choices=("new",))
     parser.add_argument("directory", type=Path, nargs="?", default=Path("keys"), metavar="DIR")
     given = parser.parse_args()
-    become("mage_services.keys", str(given.directory))
+    become("mage_services.cli.keys", str(given.directory))
 
 
 if __name__ == "__main__":

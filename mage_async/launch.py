@@ -73,7 +73,9 @@ def _launch(given: argparse.Namespace) -> None:
     run, lock = _open_run(given, config)
     os.set_inheritable(lock, True)
     options = ("--actors", str(given.actors), "--lock", str(lock))
-    become("mage_services.run", str(run.root), *options, *(["--resume"] if given.resume else []))
+    become(
+        "mage_services.cli.run", str(run.root), *options, *(["--resume"] if given.resume else [])
+    )
 
 
 def _arguments() -> argparse.Namespace:

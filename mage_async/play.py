@@ -27,7 +27,7 @@ def main() -> None:
     except MageError as error:
         print(f"mage play: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
-    become("mage_services.play_by_hand", str(given.run_dir), *_passed_on(given))
+    become("mage_services.cli.play", str(given.run_dir), *_passed_on(given))
 
 
 def _check_member(environment: Environment, member: str) -> None:

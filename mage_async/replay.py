@@ -20,7 +20,7 @@ def main() -> None:
         print(f"mage replay: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     to_step = () if given.to_step is None else ("--to-step", str(given.to_step))
-    become("mage_services.replay", str(given.run_dir), *to_step)
+    become("mage_services.cli.replay", str(given.run_dir), *to_step)
 
 
 def check_journal(run: RunDirectory) -> None:

@@ -37,12 +37,12 @@ from mage_async.trajectory import Task, Trial
 from mage_async.trials.trial_as_dict import readable
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
+from mage_services.cli.play import played as played_once
+from mage_services.cli.play import spoken
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.learner.coordinator import Desk
 from mage_services.learner.coordinator_rules import DeskRules
 from mage_services.learner.parts import check_rivals
-from mage_services.play_by_hand import played as played_once
-from mage_services.play_by_hand import spoken
 from mage_services.weights.weight_store import WeightFiles
 from tests.helpers.coordinator_site import result
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel

@@ -417,7 +417,7 @@ def test_an_exhausted_budget_is_exit_code_1_and_one_line_for_the_person(site: Si
     config = config_file.load(config_file.find(None), ["supervision.max_restarts=0"])
     site.run.config.write_text(config_file.dump(config))
     ended = subprocess.run(
-        [sys.executable, "-m", "mage_services.run", str(site.run.root), "--actors", "1"],
+        [sys.executable, "-m", "mage_services.cli.run", str(site.run.root), "--actors", "1"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -484,7 +484,7 @@ def test_a_killed_supervisor_leaves_nobody_who_holds_its_run(
 def test_a_supervisor_that_no_launch_started_locks_its_run_itself(site: Site) -> None:
     site.run.config.write_text(config_file.dump(config_file.load(config_file.find(None), [])))
     lock = take_lock(site.run)
-    command = [sys.executable, "-m", "mage_services.run", str(site.run.root), "--actors", "1"]
+    command = [sys.executable, "-m", "mage_services.cli.run", str(site.run.root), "--actors", "1"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     os.close(lock)
     assert ended.returncode == 1

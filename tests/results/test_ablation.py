@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 import pytest
 
 from mage_async.ablate import read_ablation
-from mage_async.ablation_progress import Progress
 from mage_async.errors import ConfigError
 from mage_async.report.ablation import render_ablation
 from mage_async.results.ablation import (
@@ -20,6 +19,7 @@ from mage_async.results.ablation import (
 )
 from mage_async.results.intervals import interval, paired, standard_error
 from mage_async.results.summary import summarise, write_summary
+from mage_services.cli.ablation_progress import Progress
 
 FIGURES = {
     "heldout_last_return": 0.7,

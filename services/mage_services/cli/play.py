@@ -24,8 +24,8 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duel_run import RivalSide
 from mage_async.trials.human_play import Hand, played_by_hand, shown
 from mage_services.actor.rollout import Stage, play_trial
+from mage_services.cli.evaluate import newest
 from mage_services.engines.choice import make_engine
-from mage_services.evaluate import newest
 from mage_services.weights.weight_store import WeightFiles
 
 Ask = Callable[[str], str]

@@ -11,8 +11,8 @@ from mage_async.ablate import read_ablation
 from mage_async.errors import RunError
 from mage_async.results.ablation import Cell, Finished, Setting
 from mage_async.results.run_directory import RunDirectory
-from mage_services import ablate
-from mage_services.plots import write_png
+from mage_services.cli import ablate
+from mage_services.cli.plots import write_png
 from mage_services.processes.run_lock import take_lock
 
 SMALL = [

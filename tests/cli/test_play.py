@@ -7,7 +7,7 @@ import pytest
 from mage_async.environments.catalogue import load
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.human_play import MAX_SHOWN, played_by_hand, shown
-from mage_services.play_by_hand import at_the_table, beside, drawn_task, told
+from mage_services.cli.play import at_the_table, beside, drawn_task, told
 
 RPS = load("rps")
 MEMBER = "seq-rock-scissors-scissors"

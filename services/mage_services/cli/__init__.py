@@ -1,0 +1,1 @@
+"""The `mage` command line, one file a command."""
