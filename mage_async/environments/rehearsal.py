@@ -3,7 +3,7 @@ in a sentence, and not by groups that are dropped minutes later.
 
 Of each split one scripted episode a seat, and one action that is none. That finds what is wrong in
 every trial; what is wrong in some needs a test, such as the one that our environments share
-(`tests/core/environments/test_every_environment.py`).
+(`tests/environments/test_every_environment.py`).
 """
 
 import math

@@ -5,12 +5,22 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from served import CROSSED, EOS, PROVENANCES, Policies, Served, prompt, rules, word_of, words
 
 from mage_async.completion import Completion, Prompt
 from mage_async.errors import ContextFull, PolicyError, RunError
 from mage_async.policy_version import policy_per_token
 from mage_services.engines.sglang.versions import installed
+from tests.sglang.served import (
+    CROSSED,
+    EOS,
+    PROVENANCES,
+    Policies,
+    Served,
+    prompt,
+    rules,
+    word_of,
+    words,
+)
 
 pytestmark = pytest.mark.timeout(600)
 CLOSE = 1e-4

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
-from served import Policies, Served, prompt, rules, word_of, words
 
 from mage_async.completion import Completion
 from mage_async.errors import RunError
 from mage_async.policy_version import policy_per_token
 from mage_services.engines.sglang.engine import SglangEngine
+from tests.sglang.served import Policies, Served, prompt, rules, word_of, words
 
 pytestmark = pytest.mark.timeout(600)
 CLOSE, FAR = 1e-4, 1e-2
@@ -141,7 +141,7 @@ HOST = """
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from served import rules
+from tests.sglang.served import rules
 from mage_services.engines.sglang.engine import SglangEngine
 
 async def main():

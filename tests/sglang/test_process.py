@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import Policies
 
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.process import Server
+from tests.sglang.served import Policies
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of SGLang's own imports, here in this process

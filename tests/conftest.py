@@ -1,8 +1,5 @@
 """Fixtures of the core's tests."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 from mage_async.assembly import WORDS, environment_of
@@ -10,10 +7,7 @@ from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.run_directory import RunDirectory
-
-_spec = importlib.util.spec_from_file_location("made_up", Path(__file__).with_name("made_up.py"))
-_made_up = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_made_up)
+from tests.helpers import made_up_runs
 
 
 @pytest.fixture(scope="session")
@@ -27,11 +21,11 @@ def chat(tmp_path_factory):
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Makes a run directory of the quickstart; see `made_up.py`."""
+    """Makes a run directory of the quickstart; see `helpers/made_up_runs.py`."""
 
     def make(name="run", **options):
         run = RunDirectory(tmp_path / name)
-        _made_up.make_run(run, **options)
+        made_up_runs.make_run(run, **options)
         return run
 
     return make
@@ -40,4 +34,4 @@ def make_run(tmp_path):
 @pytest.fixture
 def learned():
     """Returns by set and episode that every made-up run ends with, give or take 0.04."""
-    return _made_up.LEARNED
+    return made_up_runs.LEARNED
