@@ -1,62 +1,118 @@
-"""The arrows of the architecture: who may import whom, and what no file may be called."""
+"""The layout of the house: which package may import which, how large rooms are, what they are called.
+
+Three tests; each collects every offender and prints them as one list.
+"""
 
 import ast
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {
+HOMES = {
     "mage_async": ROOT / "mage_async",
     "mage_kernels": ROOT / "kernels" / "mage_kernels",
     "mage_services": ROOT / "services" / "mage_services",
 }
-WAITING = {"asyncio", "threading", "concurrent", "multiprocessing", "selectors", "socket", "time"}
+
+NOUNS = {"errors", "policy_version", "trajectory", "completion"}
+"""Modules at the top of `mage_async` that everybody may import."""
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "mage_async.errors": set(),
+    "mage_async.policy_version": set(),
+    "mage_async.trajectory": {"policy_version"},
+    "mage_async.completion": {"errors", "policy_version"},
+    "mage_async.config": NOUNS,
+    "mage_async.environments": NOUNS,
+    "mage_async.tasks": {*NOUNS, "config", "environments"},
+    "mage_async.trials": {*NOUNS, "environments", "tasks"},
+    "mage_async.credit": {*NOUNS, "config", "environments"},
+    "mage_async.protocol": {*NOUNS, "tasks"},
+    "mage_async.admission": {*NOUNS, "config", "protocol", "tasks"},
+    "mage_async.assembly": {*NOUNS, "config", "credit", "environments", "tasks", "trials"},
+    "mage_async.results": {*NOUNS, "admission", "assembly", "config", "environments", "tasks"},
+    "mage_async.report": {*NOUNS, "config", "results", "tasks"},
+    "mage_async.inference": {*NOUNS, "trials"},
+    "mage_async.learning": {*NOUNS, "admission", "assembly", "config", "credit", "mage_kernels"},
+    "mage_async.policy": {
+        *NOUNS, "assembly", "config", "inference", "learning", "results", "trials",
+    },
+    "mage_async.algorithm": {
+        *NOUNS, "assembly", "config", "environments", "inference", "learning", "policy", "results",
+        "tasks", "trials",
+    },
+    "mage_async.launch": {"mage_services.cli"},
+    "mage_kernels": set(),
+    "mage_services.terminal": {"mage_async"},
+    "mage_services.processes": {"mage_async", "mage_services.terminal"},
+    "mage_services.transport": {"mage_async"},
+    "mage_services.weights": {"mage_async"},
+    "mage_services.journal": {"mage_async"},
+    "mage_services.engines": {"mage_async", "mage_services.processes", "mage_services.weights"},
+    "mage_services.learner": {
+        "mage_async", "mage_services.journal", "mage_services.processes",
+        "mage_services.transport", "mage_services.weights",
+    },
+    "mage_services.actor": {
+        "mage_async", "mage_services.engines", "mage_services.learner",
+        "mage_services.processes", "mage_services.transport", "mage_services.weights",
+    },
+    "mage_services.cli": {"mage_async", "mage_services"},
+}  # fmt: skip
+"""Packages by what they may import, below one another: a package appears after those it imports.
+Names without a dot are packages and modules of `mage_async`; a name covers all below it.
+"""
+
 STANDARD = set(sys.stdlib_module_names) - {"pickle"}
-CORE = STANDARD - WAITING | {"numpy", "msgpack", "msgspec", "mage_async"}
-LEARNING = {"torch", "transformers", "tokenizers", "safetensors", "mage_kernels"}
-LEARNING |= {"huggingface_hub", "jinja2"}  # transformers' own, to find a model and render its chat
-SERVICES = STANDARD | {"numpy", "msgpack", "msgspec", "torch", "uvloop", "rich"}
-OPTIONAL = {
-    "plots.py": {"matplotlib"},
-    "sglang_process.py": {"sglang"},
-    "sglang_weights.py": {"sglang"},
+WAITING = {"asyncio", "threading", "concurrent", "multiprocessing", "selectors", "socket", "time"}
+DECIDING = STANDARD - WAITING - {"argparse", "fcntl"} | {"numpy", "msgpack", "msgspec"}
+COMPUTING = DECIDING | {
+    "huggingface_hub", "jinja2", "safetensors", "tokenizers", "torch", "transformers",
+}  # fmt: skip
+SERVING = STANDARD | {"numpy", "msgpack", "msgspec", "torch", "uvloop", "rich"}
+LIBRARIES: dict[str, set[str]] = {
+    "mage_async": DECIDING,
+    "mage_async.config": DECIDING | {"tomli_w"},
+    "mage_async.environments": DECIDING | {"pyspiel"},
+    "mage_async.report": DECIDING | {"jinja2", "markupsafe"},
+    "mage_async.inference": COMPUTING,
+    "mage_async.learning": COMPUTING,
+    "mage_async.policy": COMPUTING,
+    "mage_async.algorithm": COMPUTING,
+    "mage_kernels": STANDARD - WAITING | {"torch", "triton"},
+    "mage_services": SERVING,
+    "mage_services.transport": SERVING | {"zmq"},
+    "mage_services.journal": SERVING | {"pyarrow"},
+    "mage_services.cli": SERVING | {"matplotlib"},
+    "mage_services.engines.sglang": SERVING | {"sglang"},
 }
-SPEAKING = {"channel.py", "curve.py", "links.py", "sockets.py"}
-FORBIDDEN_NAMES = {"types", "utils", "common", "base", "manager"}
+"""Libraries by the nearest package named here."""
 
-FILES = sorted(path for folder in PACKAGES.values() for path in folder.rglob("*.py"))
-
-
-def package_of(path):
-    return next(name for name, folder in PACKAGES.items() if path.is_relative_to(folder))
-
-
-def has_torch(path):
-    """Whether a file of `mage_async` is in one of the two folders that compute."""
-    return path.relative_to(PACKAGES["mage_async"]).parts[0] in ("learning", "inference")
+FORBIDDEN_NAMES = {"types", "utils", "common", "base", "manager", "helpers", "misc"}
+MOST_LINES = 400
+LONG_LINES, MOST_LONG = 300, 5
+FEWEST_FILES, MOST_FILES = 3, 15
+NOT_COUNTED = {"baselines", "golden", "recorded", "__pycache__", "shims", "sgl_kernel"}
 
 
-def allowed(path):
-    """Top-level names of everything a file may import."""
-    if package_of(path) == "mage_kernels":
-        return STANDARD - WAITING | {"torch", "triton", "mage_kernels"}
-    if package_of(path) == "mage_services" and path.name == "trial_export.py":
-        return SERVICES | {"pyarrow", "mage_async"}
-    if package_of(path) == "mage_services":
-        zmq = {"zmq"} if path.name in SPEAKING else set()
-        extra = OPTIONAL.get(path.name, set())
-        return SERVICES | zmq | extra | {"mage_async", "mage_services"}
-    if has_torch(path):
-        return CORE | LEARNING
-    is_game = path.is_relative_to(PACKAGES["mage_async"] / "environments")
-    return CORE | ({"pyspiel"} if is_game else set())
+def product() -> Iterator[tuple[str, Path]]:
+    """Every module of the three packages: its dotted name, and its file."""
+    for name, folder in HOMES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            yield ".".join((name, *parts)).removesuffix(".__init__"), path
 
 
-def imported(source):
+def tracked() -> list[Path]:
+    """Python files of the repository, without those of virtual environments and caches."""
+    folders = ("mage_async", "kernels", "services", "tests", "bench")
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported(source: str) -> set[str]:
     """Dotted names of all modules a file imports, at its top, inside functions or for types."""
     names = set()
     for node in ast.walk(ast.parse(source)):
@@ -68,39 +124,87 @@ def imported(source):
     return names
 
 
-def each_file(files):
-    ids = [str(path.relative_to(ROOT)) for path in files]
-    return pytest.mark.parametrize("path", files, ids=ids)
+def nearest(name: str, table: dict[str, set[str]]) -> str:
+    """The longest entry of a table that a dotted name lies in, or "" where there is none."""
+    parts = name.split(".")
+    candidates = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((each for each in candidates if each in table), "")
 
 
-@each_file(FILES)
-def test_a_file_imports_only_what_its_package_may(path):
-    top = {name.split(".")[0] for name in imported(path.read_text(encoding="utf-8"))}
-    assert top <= allowed(path)
+def is_below(name: str, allowed: set[str]) -> bool:
+    full = {each if each.startswith("mage_") else f"mage_async.{each}" for each in allowed}
+    return any(name == each or name.startswith(f"{each}.") for each in full)
 
 
-@each_file([path for path in FILES if package_of(path) == "mage_async" and not has_torch(path)])
-def test_the_core_does_not_reach_torch_through_the_folders_that_have_it(path):
-    folders = ("mage_async.learning", "mage_async.inference")
-    names = imported(path.read_text(encoding="utf-8"))
-    assert not [name for name in names if name.startswith(folders)]
+def import_offenders() -> Iterator[str]:
+    for module, path in product():
+        room = nearest(module, MAY_IMPORT)
+        libraries = LIBRARIES[nearest(module, LIBRARIES)]
+        for name in sorted(imported(path.read_text(encoding="utf-8"))):
+            if name.split(".")[0] not in HOMES:
+                if name.split(".")[0] not in libraries:
+                    yield f"{module} imports the library {name}"
+            elif module not in HOMES and name not in HOMES and not is_below(name, {room}):
+                if not is_below(name, MAY_IMPORT.get(room, set())):
+                    yield f"{module} imports {name}"
 
 
-@each_file(FILES)
-def test_a_file_is_named_after_what_it_knows(path):
-    assert path.stem not in FORBIDDEN_NAMES
+def table_offenders() -> Iterator[str]:
+    """Entries that name a package which stands later: the table would have a circle."""
+    seen: set[str] = set()
+    for room, allowed in MAY_IMPORT.items():
+        for each in allowed:
+            full = each if each.startswith("mage_") else f"mage_async.{each}"
+            later = [name for name in MAY_IMPORT if name not in seen and name == full]
+            if later and room != "mage_async.launch" and full != "mage_kernels":
+                yield f"{room} may import {full}, which stands below it in the table"
+        seen.add(room)
 
 
-def test_imports_are_seen_wherever_they_stand():
+def test_a_package_imports_only_what_the_table_says() -> None:
     source = "import a.b\nif TYPE_CHECKING:\n    from c import d\ndef f():\n    from .e import g\n"
     assert imported(source) == {"a.b", "c.d", ".e.g"}
+    assert "\n".join([*import_offenders(), *table_offenders()]) == ""
 
 
-def test_the_folders_around_the_packages_are_no_packages():
-    assert [path.parent.name for path in ROOT.glob("*/__init__.py")] == ["mage_async"]
+def size_offenders() -> Iterator[str]:
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in tracked()}
+    yield from (
+        f"{path.relative_to(ROOT)} has {n} lines" for path, n in lines.items() if n > MOST_LINES
+    )
+    homes = tuple(HOMES.values())
+    own = [path for path in lines if any(path.is_relative_to(home) for home in homes)]
+    long = [path.name for path in own if lines[path] > LONG_LINES]
+    if len(long) > MOST_LONG:
+        yield f"{len(long)} files of the product have over {LONG_LINES} lines: {', '.join(long)}"
+    folders = {path.parent for path in lines}
+    for folder in sorted(folders):
+        if NOT_COUNTED & set(folder.relative_to(ROOT).parts):
+            continue
+        files = [path for path in lines if path.parent == folder]
+        if not FEWEST_FILES <= len(files) <= MOST_FILES:
+            yield f"{folder.relative_to(ROOT)} has {len(files)} files"
+    top = [path for path in own if path.parent == HOMES["mage_async"]]
+    if len(top) > 8:
+        yield f"mage_async has {len(top)} modules at its top"
 
 
-def run_at_root(code):
+def name_offenders() -> Iterator[str]:
+    for module, path in product():
+        if path.stem in FORBIDDEN_NAMES:
+            yield f"{module} has a name that says nothing"
+        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text())):
+            yield f"{module} does not say its purpose"
+    packages = [path.parent.name for path in ROOT.glob("*/__init__.py")]
+    if packages != ["mage_async"]:
+        yield f"a folder at the top became a package: {packages}"
+
+
+def test_rooms_are_small_and_say_their_purpose() -> None:
+    assert "\n".join([*size_offenders(), *name_offenders()]) == ""
+
+
+def run_at_root(code: str) -> str:
     """Run Python in the repository root, as someone with a checkout does; what it printed."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
     command = [sys.executable, "-c", code]
@@ -109,24 +213,15 @@ def run_at_root(code):
     return done.stdout
 
 
-QWEN3 = """
-import importlib.util
-from transformers import Qwen3Config, Qwen3ForCausalLM
-size = dict(hidden_size=16, intermediate_size=16, head_dim=8, num_hidden_layers=1, vocab_size=32)
-model = Qwen3ForCausalLM(Qwen3Config(**size, num_attention_heads=2, num_key_value_heads=1))
-kernels = importlib.util.find_spec("kernels")
-print(sum(p.numel() for p in model.parameters()) > 0, kernels and kernels.origin)
+LIGHT = """
+import sys, mage_services.processes.supervisor, mage_services.cli.main
+print("torch" in sys.modules, importlib.util.find_spec("kernels") is not None and
+      importlib.util.find_spec("kernels").origin)
 """
 
 
-def test_transformers_builds_qwen3_at_the_root_because_our_kernels_folder_is_not_a_package():
-    built, origin = run_at_root(QWEN3).split()[-2:]
-    assert built == "True"
-    assert not Path(origin).is_relative_to(ROOT)
-
-
-def test_the_supervisor_imports_no_torch():
-    printed = run_at_root(
-        "import sys, mage_services.processes.supervisor; print('torch' in sys.modules)"
-    )
-    assert printed.strip() == "False"
+def test_the_supervisor_and_the_command_line_import_no_torch() -> None:
+    """Our folder `kernels` is no package either, which transformers would take for the library."""
+    torch_is_in, origin = run_at_root("import importlib.util" + LIGHT).split()
+    assert torch_is_in == "False"
+    assert origin in ("None", "False") or not Path(origin).is_relative_to(ROOT)

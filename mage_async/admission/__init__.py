@@ -1,1 +1,1 @@
-"""Which groups are in flight and which of them a step trains on: the ledger, its rules, staleness."""
+"""The ledger of groups in flight: who is granted, what a step trains, how stale it may be."""

@@ -1,8 +1,8 @@
 """Rules of admission: what may be granted, what the next step trains, what is too old to keep.
 
 A rule is three pure functions of `Flow`, a snapshot of the groups that hold a slot, and a sentence
-about what it guarantees. `mage_async.admission.ledger.SlotLedger` applies one, in a run and simulated.
-Write S for max_staleness and B for groups_per_step.
+about what it guarantees. `mage_async.admission.ledger.SlotLedger` applies one, in a run and
+simulated. Write S for max_staleness and B for groups_per_step.
 
     rule        grants while                          trains                     guarantees
     sync        fewer than B hold a slot              in order of grant          every token fresh

@@ -1,1 +1,1 @@
-"""The configuration of a run: its schema, its files, and the sentences about what is wrong in one."""
+"""The configuration of a run: its schema, its files, and what is said of a wrong one."""

@@ -13,7 +13,8 @@ the papers say, with those habits repaired. What differs is in the keys and nowh
 | penalties reach the first of GiGPO's two terms | both |
 
 Both keep the published discount of 0.6 between episodes, at which MAGE's objective weighs the
-first episode more than the last (`mage_async/credit/returns.py`). The shipped configurations say 1.0.
+first episode more than the last (`mage_async/credit/returns.py`). The shipped configurations say
+1.0.
 """
 
 import json

@@ -206,7 +206,7 @@ class Admission(Section):
 
 
 class Population(Section):
-    """Whom the agent meets in training; see `mage_async/tasks/population.py` and `matchmaking.py`."""
+    """Whom the agent meets in training; see `mage_async/tasks/`."""
 
     matchmaker: Matchmaker
     """The environment's members in shuffled decks; the same one always in the same place of a step,

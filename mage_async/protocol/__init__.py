@@ -1,1 +1,1 @@
-"""The bytes that leave a process: messages, trial frames, file chunks, journal records, rate limits."""
+"""The bytes that leave a process: messages, trial frames, file chunks, journal records."""

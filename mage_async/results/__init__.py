@@ -1,1 +1,1 @@
-"""What a run leaves on disk and what is computed from it: run directory, metrics, scores, summary."""
+"""What a run leaves on disk, and what is computed from it: metrics, scores, summary."""

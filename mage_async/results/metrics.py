@@ -73,7 +73,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "groups_in_flight": ("groups", "Groups that hold a slot."),
 }
 """Metrics ending in `_episode_N` are of episode N, those in `_age_N` of tokens of N steps (of N and
-more for the largest N, `mage_async.admission.staleness.OLDEST_AGE`), and have the unit of their stem.
+more for the largest N, `OLDEST_AGE` of `mage_async.admission.staleness`), and have the unit of their stem.
 """
 
 

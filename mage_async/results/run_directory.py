@@ -44,7 +44,7 @@ class RunDirectory:
 
     @property
     def journal(self) -> Path:
-        """Append-only segments: grants, trials, drops and steps; see `mage_async/protocol/journal_records.py`."""
+        """Append-only segments: see `mage_async/protocol/journal_records.py`."""
         return self.root / "journal"
 
     @property

@@ -17,12 +17,12 @@ from mage_async import launch
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.results.json_lines import append_lines
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
 from mage_services.actor.evaluator import Follower
 from mage_services.cli import run as run_module
 from mage_services.learner.training import _forget_after
+from mage_services.processes.json_lines import append_lines
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup
 

@@ -23,7 +23,6 @@ from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_async.results.durable_files import write_whole
-from mage_async.results.json_lines import append_lines
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.score import Score, score
 from mage_async.tasks.task_stream import evaluation_tasks, swapped
@@ -33,6 +32,7 @@ from mage_async.trials.trial_as_dict import readable
 from mage_services.actor.rollout import Stage, play_all
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
+from mage_services.processes.json_lines import append_lines
 from mage_services.processes.priority import EVALUATOR, give_way
 from mage_services.processes.process import Status, run_process, ticks
 from mage_services.processes.startup import Startup, read_startup

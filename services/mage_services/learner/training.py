@@ -46,12 +46,12 @@ from mage_async.policy.warm_start import Progress
 from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.protocol.journal_records import Commit, Segment, first_head, first_needed
 from mage_async.results.durable_files import write_whole
-from mage_async.results.json_lines import append_lines
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group, Trial
 from mage_async.trials.trial_as_dict import readable
 from mage_services.journal.reader import JournalOnDisk, make_durable, open_journal
+from mage_services.processes.json_lines import append_lines
 from mage_services.processes.startup import Startup
 
 
