@@ -2,7 +2,7 @@
 
 To write them anew after an intended change:
 
-    PYTHONPATH=. python tests/core/environments/test_golden_playthroughs.py
+    PYTHONPATH=. python tests/environments/test_golden_playthroughs.py
 """
 
 import random

@@ -150,9 +150,11 @@ def patiently(main: Coroutine[Any, Any, T]) -> T:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     stand_ins = tmp_path / "stand-ins"
-    (stand_ins / "mage_services").mkdir(parents=True)
-    for module in ("learner", "actor", "evaluator"):
-        (stand_ins / "mage_services" / f"{module}.py").write_text(STAND_IN)
+    for module in ("learner/learner", "actor/actor", "actor/evaluator"):
+        file = stand_ins / "mage_services" / f"{module}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.with_name("__init__.py").touch()
+        file.write_text(STAND_IN)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stand_ins), *sys.path]))
     monkeypatch.setattr(supervisor_module, "BACK_OFF_S", (0.0,))
     made = Site(tmp_path / "run")

@@ -139,7 +139,7 @@ def test_reflections_and_a_stop_are_the_agents_alone(chat: ChatFormat) -> None:
         assert all(reward <= 0 for reward in rewards[:-1])
 
 
-GOLDEN = Path(__file__).parent / "environments" / "golden" / "kuhn_duel.txt"
+GOLDEN = Path(__file__).parents[1] / "environments" / "golden" / "kuhn_duel.txt"
 
 
 def test_a_trial_against_a_version_reads_as_chat(chat: ChatFormat) -> None:

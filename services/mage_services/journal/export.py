@@ -1,8 +1,8 @@
 """Trials of a journal as a file for others: lines of JSON, or Parquet by the extra `export`.
 
 A row is a trial: its group and number, the version that drew its oldest token, everything a person
-reads of it (`mage_async/trials/trial_as_dict.py`), and in Parquet also every token with its log-prob
-and whether the policy sampled it, a list a context. A file is whole or not there.
+reads of it (`mage_async/trials/trial_as_dict.py`), and in Parquet also every token with its
+log-prob and whether the policy sampled it, a list a context. A file is whole or not there.
 """
 
 import json
