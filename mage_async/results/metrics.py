@@ -72,9 +72,9 @@ METRICS: dict[str, tuple[str, str]] = {
     "waiting_s": ("s", "Of this step, waiting for the batch."),
     "groups_in_flight": ("groups", "Groups that hold a slot."),
 }
-"""A metric that ends in `_episode_N` is about episode N, one that ends in `_age_N` about tokens that are
-N steps old (N or more for the largest N, `OLDEST_AGE` of `mage_async.admission.staleness`); both have
-the unit of their stem.
+"""A metric that ends in `_episode_N` is about episode N. One that ends in `_age_N` is about tokens
+that are N steps old, or N and more for the largest N (`admission/staleness.py`, `OLDEST_AGE`). Both
+have the unit of their stem.
 """
 
 

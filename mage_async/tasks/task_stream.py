@@ -7,6 +7,11 @@ import random
 from mage_async.environments.environment import Environment, Split
 from mage_async.trajectory import Task
 
+CURVE_SEED, FINAL_SEED = 1, 2
+"""Seeds of the evaluations' tasks: those of the learning curve and those of the final sets are
+disjoint, and the same for every run of an environment.
+"""
+
 
 class TaskStream:
     """Train members in shuffled decks: each is met once before any is met twice."""

@@ -25,7 +25,7 @@ from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publ
 from mage_async.results.durable_files import write_whole
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.score import Score, score
-from mage_async.tasks.task_stream import evaluation_tasks, swapped
+from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_as_dict import readable
@@ -42,10 +42,6 @@ from mage_services.transport.channel import PeerChannel
 from mage_services.weights.weight_group import on_disk
 
 HEARTBEAT_S = 1.0
-CURVE_SEED, FINAL_SEED = 1, 2
-"""Tasks of the curve and of the final sets are disjoint, and the same for every run of an
-environment.
-"""
 
 
 class Evaluator:

@@ -1,0 +1,54 @@
+"""The algorithm in one process and the asynchronous run compute the same."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from mage_async.algorithm import InProcessRun
+from mage_async.config import config_file
+from mage_async.policy.load import load_policy
+from mage_async.policy.weight_digest import overall, tensor_digests
+
+if TYPE_CHECKING:
+    import subprocess
+
+EXACT = (
+    "engine.arithmetic=exact",
+    "admission.rule=sync",
+    "admission.max_staleness=0",
+    "learner.steps=3",
+    "learner.checkpoint_every=3",
+    "evaluation.every=0",
+)
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def test_an_asynchronous_run_makes_the_weights_that_one_process_makes(
+    start: Start, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    process = start(run_dir, "--actors", "2", changes=EXACT)
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, output
+    config = config_file.load(run_dir / "config.toml", [])
+    threads = torch.get_num_threads()
+    alone = InProcessRun(config, run_dir / "policy")
+    before = overall(tensor_digests(alone.model))
+    alone.train()
+    torch.set_num_threads(threads)
+    trained = load_policy(run_dir / "checkpoints" / "step_000003", "float32", "cpu")
+    assert overall(tensor_digests(alone.model)) == overall(tensor_digests(trained)) != before
+
+
+def test_one_process_evaluates_as_the_evaluator_does(
+    finished: tuple[Path, str], summary: dict[str, dict[str, dict[str, list[float]]]]
+) -> None:
+    config = config_file.load(finished[0] / "config.toml", ["learner.steps=0"])
+    threads = torch.get_num_threads()
+    alone = InProcessRun(config, finished[0] / "checkpoints" / "step_000004")
+    found = alone.evaluate("heldout", 36).return_by_episode
+    torch.set_num_threads(threads)
+    assert found == pytest.approx(summary["evaluation"]["heldout"]["return_by_episode"], abs=0.02)
