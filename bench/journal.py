@@ -1,9 +1,9 @@
 """What durability costs: `python bench/journal.py` (20 s), from the root of a checkout.
 
 Trials of 8,192 tokens (`bench/wire.py`) are appended to a journal on the disk of the directory for
-temporary files, as the desk appends them: encoded, queued, written together, synced, told. At most
-`IN_FLIGHT` wait at a time, as slots bound them. For comparison the same bytes written by one thread
-with one fdatasync each, and not synced at all. Rounds take the variants in turn.
+temporary files, as the coordinator appends them: encoded, queued, written together, synced, told.
+At most `IN_FLIGHT` wait at a time, as slots bound them. For comparison the same bytes written by
+one thread with one fdatasync each, and not synced at all. Rounds take the variants in turn.
 """
 
 import asyncio

@@ -10,7 +10,7 @@ compared with the version the engine tagged it with; old keys in the cache canno
 
     stall      from the pause to going on: nothing is drawn by anyone (the engine's own clock)
     to engine  from the announcement until the engines draw with it (all of them)
-    to shelf   copying and writing it, beside the training
+    to store   copying and writing it, beside the training
 
 Exits with 1 where a turn is lost, a tag is wrong, or, for the tiny model on a CPU, the 99th
 percentile of the stall is over 100 ms.
@@ -38,7 +38,7 @@ from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.engine import Engine
 from mage_services.weights.weight_sender import WeightSender
-from mage_services.weights.weight_store import Shelf, WeightFiles
+from mage_services.weights.weight_store import WeightFiles, WeightTransport
 
 CYCLE, FIRST = 400, 8
 PROMPT_TOKENS, TURN_TOKENS = 64, 24
@@ -109,14 +109,14 @@ async def turns(engine: Engine, name: str, tally: Tally, has_ended: asyncio.Even
 async def measure(
     engines: list[Engine],
     model: Qwen3ForCausalLM,
-    shelves: dict[str, Shelf],
+    transports: dict[str, WeightTransport],
     publications: int,
     at_once: int,
 ) -> dict[str, object]:
     """Publish under load; figures by way, and what became of the turns."""
     tally, has_ended = Tally(), asyncio.Event()
     found: dict[str, dict[str, list[float]]] = {
-        way: {"stall_s": [], "to_engine_s": [], "to_shelf_s": []} for way in shelves
+        way: {"stall_s": [], "to_engine_s": [], "to_shelf_s": []} for way in transports
     }
     async with asyncio.TaskGroup() as tasks:
         load = [
@@ -124,11 +124,11 @@ async def measure(
             for index, engine in enumerate(engines)
             for number in range(at_once)
         ]
-        names = list(shelves)
+        names = list(transports)
         for version in range(1, publications + 1):
             way = names[version % len(names)]
             tally.has_more.clear()
-            await _publish(engines, model, shelves[way], version, found[way])
+            await _publish(engines, model, transports[way], version, found[way])
             await tally.has_more.wait()
         has_ended.set()
     asked = sum(task.result() for task in load)
@@ -151,13 +151,13 @@ async def measure(
 async def _publish(
     engines: list[Engine],
     model: Qwen3ForCausalLM,
-    shelf: Shelf,
+    transport: WeightTransport,
     version: int,
     found: dict[str, list[float]],
 ) -> None:
     began = time.perf_counter()
     await asyncio.to_thread(draw_only, model, version)
-    path = await asyncio.to_thread(lambda: shelf.write(Snapshot.of(model, version)))
+    path = await asyncio.to_thread(lambda: transport.write(Snapshot.of(model, version)))
     written = time.perf_counter()
     before = [engine.statistics().stall_s for engine in engines]
     await asyncio.gather(*(engine.load(version, path) for engine in engines))
@@ -166,7 +166,7 @@ async def _publish(
     found["stall_s"] += [
         engine.statistics().stall_s - had for engine, had in zip(engines, before, strict=True)
     ]
-    shelf.remove([old for old in shelf.versions() if old < version])
+    transport.remove([old for old in transport.versions() if old < version])
 
 
 async def run(given: argparse.Namespace, folder: Path) -> dict[str, object]:
@@ -176,15 +176,15 @@ async def run(given: argparse.Namespace, folder: Path) -> dict[str, object]:
     model.save_pretrained(folder / "policy")
     places = RunDirectory(folder)
     backend = "nccl" if given.sends_by_nccl else "gloo"
-    shelves: dict[str, Shelf] = {
+    transports: dict[str, WeightTransport] = {
         "disk": WeightFiles(places.weights),
         "tensor": WeightFiles(places.shared_weights),
         "nccl": WeightSender(places.weights, backend, lambda version: False),
     }
     if given.engine == "embedded":
-        del shelves["nccl"]  # two ends of a group in one process are no measure of it
+        del transports["nccl"]  # two ends of a group in one process are no measure of it
     elif torch.cuda.is_available() and not given.sends_by_nccl:
-        del shelves["nccl"]  # one GPU cannot send to itself, and Gloo is not what a GPU would use
+        del transports["nccl"]  # one GPU cannot send to itself, and a GPU would not use Gloo
     rules = {
         "max_contexts": given.at_once,
         "max_tokens": PROMPT_TOKENS + TURN_TOKENS,
@@ -202,7 +202,7 @@ async def run(given: argparse.Namespace, folder: Path) -> dict[str, object]:
             ]
             facts = [await engine.describe() for engine in engines]
             print(*facts, sep="\n")
-            figures = await measure(engines, model, shelves, given.publications, given.at_once)
+            figures = await measure(engines, model, transports, given.publications, given.at_once)
     finally:
         shutil.rmtree(places.shared_weights, ignore_errors=True)
     return figures | {"engine": facts[0], "num_parameters": model.num_parameters()}

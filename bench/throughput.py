@@ -1,8 +1,8 @@
 """Asynchronous over synchronous training at equal work: `python bench/throughput.py` (75 s).
 
-Both run the real desk, ledger, wire, ipc sockets and actors. Only two things are simulated: the
-engine, which says words and takes a log-normal time per trial, and the learner's step, which takes
-a fixed time. Every trial takes the same time in both, for it is drawn from the trial's name.
+Both run the real coordinator, ledger, wire, ipc sockets and actors. Only two things are simulated:
+the engine, which says words and takes a log-normal time per trial, and the learner's step, which
+takes a fixed time. Every trial takes the same time in both, for it is drawn from the trial's name.
 
     sync     max_staleness = 0: grant a step's groups, wait for all, train, publish, repeat
     async    max_staleness = 2: three steps' worth of slots, one of them in training
@@ -55,8 +55,8 @@ from mage_async.trials.prompts import wording
 from mage_async.trials.trial_run import TrialRules
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
-from mage_services.learner.coordinator import Desk
-from mage_services.learner.coordinator_rules import DeskRules
+from mage_services.learner.coordinator import Coordinator
+from mage_services.learner.coordinator_rules import CoordinatorRules
 from mage_services.transport.channel import LearnerChannel, PeerChannel
 from mage_services.transport.sockets import ipc_address
 from tests.helpers.memory_channels import MemoryJournal
@@ -163,24 +163,26 @@ async def run_schedule(work: Work, max_staleness: int, directory: Path) -> Outco
     """Do the work with real sockets, from the first grant to the last publication."""
     stage = make_stage(work.pace, directory)
     with LearnerChannel(ipc_address(directory), build="bench", config_digest="bench") as channel:
-        desk = make_desk(channel, stage, max_staleness)
+        coordinator = make_coordinator(channel, stage, max_staleness)
         async with asyncio.TaskGroup() as tasks:
             everybody = asyncio.Event()
-            inbox = tasks.create_task(take_messages(channel, desk, everybody), name="inbox")
+            inbox = tasks.create_task(take_messages(channel, coordinator, everybody), name="inbox")
             for number in range(SHAPE.num_actors):
                 tasks.create_task(act(channel.address, stage, number), name=f"actor {number}")
             await everybody.wait()
-            outcome = await learn(desk, work.train_s())
-            desk.dismiss("measured")
+            outcome = await learn(coordinator, work.train_s())
+            coordinator.dismiss("measured")
             inbox.cancel()
     return outcome
 
 
-async def take_messages(channel: LearnerChannel, desk: Desk, everybody: asyncio.Event) -> None:
+async def take_messages(
+    channel: LearnerChannel, coordinator: Coordinator, everybody: asyncio.Event
+) -> None:
     """The learner's inbox; says when all actors are there. Cancellation loses no message."""
     while True:
-        desk.take(*await channel.receive())
-        if len(desk.peers) == SHAPE.num_actors:
+        coordinator.take(*await channel.receive())
+        if len(coordinator.peers) == SHAPE.num_actors:
             everybody.set()
 
 
@@ -198,18 +200,18 @@ async def act(address: str, stage: Stage, number: int) -> None:
         await Actor(channel, stage, name).run(await channel.receive())
 
 
-async def learn(desk: Desk, train_s: float) -> Outcome:
+async def learn(coordinator: Coordinator, train_s: float) -> Outcome:
     """Train all steps. Cancellation leaves the batch that is trained in the ledger."""
     began, staleness = time.perf_counter(), []
-    desk.open(publication(0))
+    coordinator.open(publication(0))
     for version in range(1, SHAPE.steps + 1):
-        while (groups := desk.take_batch()) is None:
-            desk.arrived.clear()
-            await desk.arrived.wait()
+        while (groups := coordinator.take_batch()) is None:
+            coordinator.arrived.clear()
+            await coordinator.arrived.wait()
         staleness.append(staleness_of(groups, version - 1))
         await asyncio.sleep(train_s)  # not a poll: this wait is the step it stands for
-        desk.trained(version)
-        desk.publish(publication(version))
+        coordinator.trained(version)
+        coordinator.publish(publication(version))
     return Outcome(time.perf_counter() - began, np.concatenate(staleness))
 
 
@@ -245,9 +247,9 @@ def make_stage(pace: LogNormalPace, directory: Path) -> Stage:
     return Stage(environment, rules, chat, ScriptedEngine(words, pace))
 
 
-def make_desk(channel: LearnerChannel, stage: Stage, max_staleness: int) -> Desk:
+def make_coordinator(channel: LearnerChannel, stage: Stage, max_staleness: int) -> Coordinator:
     ledger = SlotLedger(SHAPE.groups_per_step, max_staleness, SHAPE.trials_per_group)
-    rules = DeskRules(
+    rules = CoordinatorRules(
         num_episodes=1,
         deadline_s=60.0,
         max_drops_in_a_row=1,
@@ -255,7 +257,9 @@ def make_desk(channel: LearnerChannel, stage: Stage, max_staleness: int) -> Desk
         last_version=SHAPE.steps,
     )
     journal = MemoryJournal(forgets=True)
-    return Desk(channel, ledger, journal, TaskStream(stage.environment, 0), rules, time.monotonic)
+    return Coordinator(
+        channel, ledger, journal, TaskStream(stage.environment, 0), rules, time.monotonic
+    )
 
 
 def measure(sigma: float, seed: int) -> dict[str, float]:

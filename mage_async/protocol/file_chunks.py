@@ -10,11 +10,11 @@ from msgspec import Meta
 from mage_async.errors import WireError
 from mage_async.protocol.trial_frames import Frame, Limits, Natural
 
-BlobName = Annotated[str, Meta(pattern=r"^(policy/[\w.-]{1,128}|weights/[0-9]{1,10})$")]
+FileName = Annotated[str, Meta(pattern=r"^(policy/[\w.-]{1,128}|weights/[0-9]{1,10})$")]
 """`policy/FILE` of the model's directory, or `weights/VERSION`."""
-BlobDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+FileDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
 """BLAKE2b of a file's bytes, 16 bytes as hex."""
-BlobBytes = Annotated[int, Meta(ge=1, le=2**50)]
+FileBytes = Annotated[int, Meta(ge=1, le=2**50)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,10 +32,10 @@ class Chunk:
 class ChunkHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="Chunk"):
     """All of a `Chunk` but its bytes."""
 
-    name: BlobName
+    name: FileName
     offset: Natural
-    num_bytes: BlobBytes
-    digest: BlobDigest
+    num_bytes: FileBytes
+    digest: FileDigest
 
 
 def pack_chunk(chunk: Chunk, limits: Limits) -> tuple[ChunkHeader, list[Frame]]:

@@ -41,10 +41,10 @@ from msgspec import Meta
 
 from mage_async.errors import WireError
 from mage_async.protocol.file_chunks import (
-    BlobDigest,
-    BlobName,
     Chunk,
     ChunkHeader,
+    FileDigest,
+    FileName,
     pack_chunk,
     unpack_chunk,
 )
@@ -64,7 +64,6 @@ __all__ = [
     "MAX_REASON_CHARS",
     "PROTOCOL",
     "Acknowledge",
-    "BlobFile",
     "Chunk",
     "Enquiry",
     "Fetch",
@@ -82,6 +81,7 @@ __all__ = [
     "Publication",
     "Refusal",
     "Rival",
+    "ServedFile",
     "TrialResult",
     "Unwanted",
     "Welcome",
@@ -150,12 +150,12 @@ class Enquiry(Fields):
     build: Digest
 
 
-class BlobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ServedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A file that a peer needs."""
 
-    name: BlobName
+    name: FileName
     num_bytes: Annotated[int, Meta(ge=0, le=2**50)]
-    digest: BlobDigest
+    digest: FileDigest
 
 
 class Prospectus(Fields):
@@ -163,21 +163,21 @@ class Prospectus(Fields):
 
     config: Annotated[str, Meta(min_length=1, max_length=2**18)]
     """As TOML."""
-    files: Annotated[tuple[BlobFile, ...], Meta(max_length=256)]
+    files: Annotated[tuple[ServedFile, ...], Meta(max_length=256)]
     """Of the model's directory."""
 
 
 class Fetch(Fields):
     """Credit for one chunk of a file, from a byte on."""
 
-    name: BlobName
+    name: FileName
     offset: Number
 
 
 class NoFile(Fields):
     """There is no such file, or it ends before the byte asked for."""
 
-    name: BlobName
+    name: FileName
     reason: Reason
 
 

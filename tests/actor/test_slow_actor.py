@@ -1,5 +1,5 @@
-"""A slow actor among fast ones: real desk, ledger, actors and wire in one process; engines without
-a model draw each turn with the version that they hold at its end.
+"""A slow actor among fast ones: real coordinator, ledger, actors and wire in one process; engines
+without a model draw each turn with the version that they hold at its end.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from mage_async.trials.prompts import wording
 from mage_async.trials.trial_run import TrialRules
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
-from mage_services.learner.coordinator import Desk
-from mage_services.learner.coordinator_rules import DeskRules
+from mage_services.learner.coordinator import Coordinator
+from mage_services.learner.coordinator_rules import CoordinatorRules
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel
 from tests.helpers.scripted_engine import Pace, ScriptedEngine, UniformWords
 
@@ -49,9 +49,9 @@ def _publication(version: int) -> Publication:
     return Publication(version=version, path="no-weights", digest="none")
 
 
-async def _inbox(channel: MemoryLearnerChannel, desk: Desk) -> None:
+async def _inbox(channel: MemoryLearnerChannel, coordinator: Coordinator) -> None:
     while True:
-        desk.take(*await channel.receive())
+        coordinator.take(*await channel.receive())
 
 
 async def _act(channel: MemoryLearnerChannel, stage: Stage, name: str) -> None:
@@ -60,36 +60,36 @@ async def _act(channel: MemoryLearnerChannel, stage: Stage, name: str) -> None:
     await Actor(peer, stage, name).run(await peer.receive())
 
 
-async def _learn(desk: Desk) -> list[list[Group]]:
+async def _learn(coordinator: Coordinator) -> list[list[Group]]:
     """Train every step in no time; the batches in order."""
     batches = []
-    desk.open(_publication(0))
+    coordinator.open(_publication(0))
     for version in range(1, STEPS + 1):
-        while (groups := desk.take_batch()) is None:
-            desk.arrived.clear()
-            await desk.arrived.wait()
+        while (groups := coordinator.take_batch()) is None:
+            coordinator.arrived.clear()
+            await coordinator.arrived.wait()
         batches.append(groups)
-        desk.lengths.trained([group.grant for group in groups])
-        desk.trained(version)
-        desk.publish(_publication(version))
+        coordinator.lengths.trained([group.grant for group in groups])
+        coordinator.trained(version)
+        coordinator.publish(_publication(version))
     return batches
 
 
-async def _train(rule: str, directory: Path) -> tuple[Desk, list[list[Group]]]:
+async def _train(rule: str, directory: Path) -> tuple[Coordinator, list[list[Group]]]:
     channel = MemoryLearnerChannel()
     stages = [_stage(directory, pace) for pace in PACES]
     ledger = SlotLedger(BATCH, BOUND, TRIALS, rule=RULES[rule])
-    rules = DeskRules(3, 60.0, 100, 0, STEPS)
+    rules = CoordinatorRules(3, 60.0, 100, 0, STEPS)
     tasks = TaskStream(stages[0].environment, 0)
-    desk = Desk(channel, ledger, MemoryJournal(), tasks, rules, time.monotonic)
+    coordinator = Coordinator(channel, ledger, MemoryJournal(), tasks, rules, time.monotonic)
     async with asyncio.TaskGroup() as group:
-        inbox = group.create_task(_inbox(channel, desk))
+        inbox = group.create_task(_inbox(channel, coordinator))
         for number, stage in enumerate(stages):
             group.create_task(_act(channel, stage, f"actor-{number}"))
-        batches = await _learn(desk)
-        desk.dismiss("enough")
+        batches = await _learn(coordinator)
+        coordinator.dismiss("enough")
         inbox.cancel()
-    return desk, batches
+    return coordinator, batches
 
 
 def _staleness(batches: list[list[Group]]) -> int:
@@ -106,12 +106,12 @@ def _staleness(batches: list[list[Group]]) -> int:
 
 @pytest.mark.parametrize("rule", ["slots", "strict"])
 def test_a_slow_actor_never_breaks_the_bound(rule: str, tmp_path: Path) -> None:
-    desk, batches = asyncio.run(_train(rule, tmp_path))
+    coordinator, batches = asyncio.run(_train(rule, tmp_path))
     assert _staleness(batches) <= BOUND
     assert all(version - group.version <= BOUND for version, b in enumerate(batches) for group in b)
-    counts = desk.counts().groups
+    counts = coordinator.counts().groups
     assert counts.granted == counts.trained + counts.in_flight
-    assert desk.fates() == {"length_bias": 1.0, "wasted_share": 0.0}
+    assert coordinator.fates() == {"length_bias": 1.0, "wasted_share": 0.0}
 
 
 def test_the_same_slow_actor_breaks_it_where_only_the_mean_is_bounded(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_same_slow_actor_breaks_it_where_only_the_mean_is_bounded(tmp_path: 
 
 
 def test_drop_holds_the_bound_by_never_training_what_the_slow_actor_played(tmp_path: Path) -> None:
-    desk, batches = asyncio.run(_train("drop", tmp_path))
+    coordinator, batches = asyncio.run(_train("drop", tmp_path))
     assert _staleness(batches) <= BOUND
-    assert desk.counts().groups.dropped > 0
-    assert desk.fates()["length_bias"] < 1.0
+    assert coordinator.counts().groups.dropped > 0
+    assert coordinator.fates()["length_bias"] < 1.0

@@ -43,7 +43,7 @@ def result(grant: int, epoch: int, index: int) -> TrialResult:
 
 
 class Play:
-    """A learner's decisions, journaled as the desk does."""
+    """A learner's decisions, journaled as the coordinator does."""
 
     def __init__(self, rule: str = "slots") -> None:
         self.ledger, self.now = SlotLedger(B, S, G, max_expiries=2, rule=RULES[rule]), 0.0

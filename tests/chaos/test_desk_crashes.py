@@ -1,8 +1,9 @@
-"""A desk, its journal and its actors, crashed anywhere: what was acknowledged is never lost.
+"""A coordinator, its journal and its actors, crashed anywhere: what was acknowledged is never lost.
 
-The desk, the ledger, the journal's bytes, `replay` and compaction are the real ones; the disk keeps
-what was synced and, of the rest, as much as a crash happens to leave, the last record torn. Actors
-remember what they were told, which is all that anybody outside the learner can hold it to.
+The coordinator, the ledger, the journal's bytes, `replay` and compaction are the real ones; the
+disk keeps what was synced and, of the rest, as much as a crash happens to leave, the last record
+torn. Actors remember what they were told, which is all that anybody outside the learner can hold it
+to.
 
 Longer than most: what can happen, and what must hold then, are read together.
 """
@@ -50,8 +51,8 @@ from mage_async.tasks.population import League
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.trajectory import Segment as Part
-from mage_services.learner.coordinator import Desk
-from mage_services.learner.coordinator_rules import DeskRules
+from mage_services.learner.coordinator import Coordinator
+from mage_services.learner.coordinator_rules import CoordinatorRules
 from mage_services.learner.peer_registry import SILENCE_S
 from mage_services.transport.channel import PeerGone
 
@@ -200,9 +201,9 @@ class World:
         self.start(SlotLedger(B, S, G, max_expiries=2), 0)
 
     def start(self, ledger: SlotLedger, version: int) -> None:
-        rules = DeskRules(3, DEADLINE_S, 10**9, 0, 10**9)
-        self.desk = Desk(self, ledger, self.disk, self.tasks, rules, lambda: self.now)  # type: ignore[arg-type]
-        self.desk.open(Publication(version=version, path="w", digest="d"))
+        rules = CoordinatorRules(3, DEADLINE_S, 10**9, 0, 10**9)
+        self.coordinator = Coordinator(self, ledger, self.disk, self.tasks, rules, lambda: self.now)  # type: ignore[arg-type]
+        self.coordinator.open(Publication(version=version, path="w", digest="d"))
 
     # The channel.
 
@@ -214,7 +215,7 @@ class World:
         raise PeerGone(f"{peer} is gone")
 
     def forget(self, peer: str) -> None:
-        """`say` asks the desk itself whom it knows."""
+        """`say` asks the coordinator itself whom it knows."""
 
     def take_notes(self) -> list[str]:
         return []
@@ -226,11 +227,11 @@ class World:
         player = self.players[choice % 2]
         if player.outbox:
             message = player.outbox.pop(0)
-            if isinstance(message, Hello) or player.peer in self.desk.peers:
-                self.desk.take(player.peer, message)
-            else:  # the door does not let it in
+            if isinstance(message, Hello) or player.peer in self.coordinator.peers:
+                self.coordinator.take(player.peer, message)
+            else:  # the access does not let it in
                 self.send(player.peer, WhoAreYou())
-        elif player.peer not in self.desk.peers:
+        elif player.peer not in self.coordinator.peers:
             player.outbox.append(player.hello())
 
     def hear(self, choice: int) -> None:
@@ -283,13 +284,13 @@ class World:
     def wait(self, seconds: float) -> None:
         for _ in range(1 + int(seconds)):
             self.now += seconds / (1 + int(seconds))
-            self.desk.tick()
+            self.coordinator.tick()
 
     def train(self) -> None:
         """Take a batch and commit it; it is published when the commit is durable."""
-        if self.awaiting is not None or (groups := self.desk.take_batch()) is None:
+        if self.awaiting is not None or (groups := self.coordinator.take_batch()) is None:
             return
-        version = self.desk.ledger.version + 1
+        version = self.coordinator.ledger.version + 1
         for group in groups:
             assert version - 1 - group.version <= S, "the bound is broken"
         grants = tuple(group.grant for group in groups)
@@ -300,14 +301,14 @@ class World:
     def publish(self, version: int, grants: tuple[int, ...]) -> None:
         assert self.committed.setdefault(version, grants) == grants
         self.awaiting = None
-        self.desk.trained(version)
+        self.coordinator.trained(version)
         self.disk.append(Published(version=version, path="w", digest="d"))
-        self.desk.publish(Publication(version=version, path="w", digest="d"))
+        self.coordinator.publish(Publication(version=version, path="w", digest="d"))
 
     def save(self) -> None:
         """A checkpoint of the published version, and what it frees."""
         if self.awaiting is None:
-            self.checkpoint = self.desk.ledger.version
+            self.checkpoint = self.coordinator.ledger.version
             self.disk.compact(self.checkpoint)
 
     def crash(self, left: float, *, changes: bool = False) -> None:
@@ -366,8 +367,8 @@ class World:
         """All that actors were told of is trained, or held, or was dropped; nothing twice."""
         trained = [grant for grants in self.committed.values() for grant in grants]
         assert len(set(trained)) == len(trained), "a group was trained twice"
-        slots = self.desk.ledger._slots
-        training = {g for batch in self.desk.ledger._in_training for g in batch}
+        slots = self.coordinator.ledger._slots
+        training = {g for batch in self.coordinator.ledger._in_training for g in batch}
         records = self.disk.records(self.disk.archive)
         dropped = self.abandoned | {r.grant for r in records if isinstance(r, Dropped)}
         for grant, index in self.told:
@@ -375,7 +376,7 @@ class World:
             assert is_held or grant in training or grant in trained or grant in dropped, (
                 f"trial {grant}.{index} was acknowledged and is lost"
             )
-        counts = self.desk.counts()
+        counts = self.coordinator.counts()
         taken = {(r.grant, r.trial.index) for r in records if isinstance(r, TrialResult)}
         assert counts.acknowledged == len(taken), "the count of acknowledged trials is wrong"
         groups = counts.groups

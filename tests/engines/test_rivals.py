@@ -40,8 +40,8 @@ from mage_services.actor.rollout import Stage
 from mage_services.cli.play import played as played_once
 from mage_services.cli.play import spoken
 from mage_services.engines.embedded import EmbeddedEngine
-from mage_services.learner.coordinator import Desk
-from mage_services.learner.coordinator_rules import DeskRules
+from mage_services.learner.coordinator import Coordinator
+from mage_services.learner.coordinator_rules import CoordinatorRules
 from mage_services.learner.parts import check_rivals
 from mage_services.weights.weight_store import WeightFiles
 from tests.helpers.coordinator_site import result
@@ -189,9 +189,9 @@ def test_a_version_whose_weights_are_gone_ends_the_actor_with_their_name(
 
 
 class Site:
-    """A desk as the learner makes it, after any records of an earlier life."""
+    """A coordinator as the learner makes it, after any records of an earlier life."""
 
-    def __init__(self, config: Config, shelf: WeightFiles, records: list) -> None:
+    def __init__(self, config: Config, weights: WeightFiles, records: list) -> None:
         rules = config.admission
         self.league = League(config.population, environment_of(config).facts)
         self.ledger = SlotLedger(rules.groups_per_step, rules.max_staleness, NUM_TRIALS)
@@ -207,16 +207,18 @@ class Site:
             seed=config.seed,
             groups_per_step=rules.groups_per_step,
         )
-        told = DeskRules(3, 60.0, 50, 0, 9)
-        self.desk = Desk(self.channel, self.ledger, self.journal, tasks, told, lambda: 1.0)
-        self.desk.league, self.desk.weights_of = self.league, shelf.file
+        told = CoordinatorRules(3, 60.0, 50, 0, 9)
+        self.coordinator = Coordinator(
+            self.channel, self.ledger, self.journal, tasks, told, lambda: 1.0
+        )
+        self.coordinator.league, self.coordinator.weights_of = self.league, weights.file
 
     async def grants(self, version: int) -> list[GroupGrant]:
         """What an actor is granted that says hello."""
-        self.desk.open(Publication(version=version, path="w", digest="d"))
+        self.coordinator.open(Publication(version=version, path="w", digest="d"))
         hello = Hello(role="actor", name="a", build="test", config_digest="test", credits=99)
         peer = self.channel.connect(hello)
-        self.desk.take(*await self.channel.receive())
+        self.coordinator.take(*await self.channel.receive())
         assert isinstance(await peer.receive(), Welcome)
         return [await peer.receive() for _ in range(self.ledger.num_in_play())]
 
@@ -224,31 +226,31 @@ class Site:
 def test_a_restarted_learner_grants_what_it_would_have(
     config: Config, policy: Path, tmp_path: Path
 ) -> None:
-    shelf = WeightFiles(tmp_path)
+    weights = WeightFiles(tmp_path)
     records = [first_head(0, 0)]
     for version in range(7):
         if version:
             records.append(Commit(version=version, grants=(), digest="d", tensors={}, time_s=1.0))
-        records.append(Published(version=version, path=str(shelf.file(version)), digest="d"))
-        shelf.file(version).write_bytes(b"weights")
+        records.append(Published(version=version, path=str(weights.file(version)), digest="d"))
+        weights.file(version).write_bytes(b"weights")
 
     async def main() -> None:
-        first = Site(config, shelf, records)
+        first = Site(config, weights, records)
         assert first.league.rivals() == (0, 6)
         before = await first.grants(6)
         against = [each for each in before if each.rival is not None]
         assert against
         for each in against:
-            assert each.rival.path == str(shelf.file(each.rival.version).resolve())
+            assert each.rival.path == str(weights.file(each.rival.version).resolve())
             assert each.member == name_of(each.rival.version)
         granted = [each for each in first.journal.durable_records() if isinstance(each, Granted)]
         assert [record.grant for record in granted] == before
-        fresh = Site(config, shelf, records)  # it died before anything was granted
+        fresh = Site(config, weights, records)  # it died before anything was granted
         assert [each for each in await fresh.grants(6)] == before
-        again = Site(config, shelf, [*records, *granted])  # or afterwards
+        again = Site(config, weights, [*records, *granted])  # or afterwards
         assert again.league.table() == first.league.table()
-        assert again.desk.rivals() == first.desk.rivals() == {0, 6}
-        assert again.desk.unused(list(range(7))) == [1, 2, 3, 4, 5]
+        assert again.coordinator.rivals() == first.coordinator.rivals() == {0, 6}
+        assert again.coordinator.unused(list(range(7))) == [1, 2, 3, 4, 5]
 
     asyncio.run(main())
 
@@ -269,11 +271,11 @@ def test_whom_a_group_meets_does_not_depend_on_when_weights_are_on_disk(
             oldest = tuple(sorted(site.ledger.grants_in_flight())[:2])
             step = Commit(version=version, grants=oldest, digest="d", tensors={}, time_s=1.0)
             site.ledger.redo_commit(step)
-            site.desk.tick()
+            site.coordinator.tick()
             is_taken = site.league.takes(version)
             assert site.ledger.num_in_play() == (2 if is_taken else 4)
             site.league.published(version)
-            site.desk.publish(Publication(version=version, path="w", digest="d"))
+            site.coordinator.publish(Publication(version=version, path="w", digest="d"))
             assert site.ledger.num_in_play() == 4
             assert site.league.rivals()[-1] == (version if is_taken else 0)
 
@@ -287,45 +289,45 @@ def test_a_learner_killed_in_a_step_misses_no_weights_of_whom_its_batch_met(
     """The batch is complete and not committed when a new version takes its opponent's place."""
     rules = msgspec.structs.replace(config.population, rivals=1.0, every=every, kept=1)
     config = msgspec.structs.replace(config, population=rules)
-    shelf = WeightFiles(tmp_path)
-    there = [Published(version=v, path=str(shelf.file(v)), digest="d") for v in (0, 1)]
+    weights = WeightFiles(tmp_path)
+    there = [Published(version=v, path=str(weights.file(v)), digest="d") for v in (0, 1)]
     for version in (0, 1):
-        shelf.file(version).write_bytes(b"weights")
+        weights.file(version).write_bytes(b"weights")
 
     async def main() -> None:
         records = [first_head(0, 0), there[0]]
-        first = Site(config, shelf, records)
+        first = Site(config, weights, records)
         granted = await first.grants(0)
         assert [each.member for each in granted] == ["policy-0"] * 4
         *others, last = [result(each, index) for each in granted for index in range(NUM_TRIALS)]
         for message in (Loaded(version=0), *others):
-            first.desk.take("a/0", message)
-        assert first.desk.take_batch() is not None
+            first.coordinator.take("a/0", message)
+        assert first.coordinator.take_batch() is not None
         step = Commit(version=1, grants=(), digest="d", tensors={}, time_s=1.0)
         first.ledger.redo_commit(step)
         for record in (step, there[1]):
             first.journal.append(record)
         first.league.published(1)
-        first.desk.publish(Publication(version=1, path="w", digest="d"))
-        first.desk.take("a/0", Loaded(version=1))
-        assert first.desk.unused([0, 1]) == [], "one trial against it is still played"
-        first.desk.take("a/0", last)
-        assert first.desk.take_batch() is not None
-        shelf.remove(first.desk.unused([0, 1]))
-        assert shelf.versions() == [1]
-        again = Site(config, shelf, [*records, *first.journal.durable_records()])
-        check_rivals(again.desk.rivals(), shelf)
-        assert again.desk.take_batch() is not None, "its groups are there to be trained"
+        first.coordinator.publish(Publication(version=1, path="w", digest="d"))
+        first.coordinator.take("a/0", Loaded(version=1))
+        assert first.coordinator.unused([0, 1]) == [], "one trial against it is still played"
+        first.coordinator.take("a/0", last)
+        assert first.coordinator.take_batch() is not None
+        weights.remove(first.coordinator.unused([0, 1]))
+        assert weights.versions() == [1]
+        again = Site(config, weights, [*records, *first.journal.durable_records()])
+        check_rivals(again.coordinator.rivals(), weights)
+        assert again.coordinator.take_batch() is not None, "its groups are there to be trained"
 
     asyncio.run(main())
 
 
 def test_weights_that_the_journal_names_and_that_are_gone_are_named(tmp_path: Path) -> None:
-    shelf = WeightFiles(tmp_path)
-    shelf.file(2).write_bytes(b"weights")
-    check_rivals({2}, shelf)
+    weights = WeightFiles(tmp_path)
+    weights.file(2).write_bytes(b"weights")
+    check_rivals({2}, weights)
     with pytest.raises(RunError, match=r"rivals whose weights are gone: .*v000004\.safetensors"):
-        check_rivals({2, 4}, shelf)
+        check_rivals({2, 4}, weights)
 
 
 def test_a_trial_against_a_version_can_be_watched_or_played_by_a_person(
@@ -337,27 +339,27 @@ def test_a_trial_against_a_version_can_be_watched_or_played_by_a_person(
 ) -> None:
     """`mage play RUN_DIR --member policy-7`, with and without `--watch`."""
     chat, environment = load_chat(policy), environment_of(config)
-    shelf, task = WeightFiles(tmp_path), Task("kuhn", "policy-7", 3, 1)
-    shelf.file(7).write_bytes(rivals[0].read_bytes())
+    weights, task = WeightFiles(tmp_path), Task("kuhn", "policy-7", 3, 1)
+    weights.file(7).write_bytes(rivals[0].read_bytes())
 
     def make() -> Stage:
         rules = rules_of(config, environment, chat, 2)
         return Stage(environment, rules, chat, EmbeddedEngine(policy, config.engine))
 
-    nobodys, trial = asyncio.run(played_once(make, task, shelf))
+    nobodys, trial = asyncio.run(played_once(make, task, weights))
     assert nobodys == []
     said = spoken(trial, chat)
     assert said.startswith("<|user|> episode 1 you second")
     assert said.count("episode") == 2
     assert "rewards: " in said
     with pytest.raises(RunError, match="the run has kept policy-7"):
-        asyncio.run(played_once(make, Task("kuhn", "policy-9", 3, 1), shelf))
+        asyncio.run(played_once(make, Task("kuhn", "policy-9", 3, 1), weights))
     for seat in (0, 1):
         sits = replace(task, seat=seat)
-        actions = [turn.action for turn in asyncio.run(played_once(make, sits, shelf))[1].turns]
+        actions = [turn.action for turn in asyncio.run(played_once(make, sits, weights))[1].turns]
         moves = iter(actions)
         ours, trial = asyncio.run(
-            played_once(make, sits, shelf, lambda prompt, moves=moves: next(moves))
+            played_once(make, sits, weights, lambda prompt, moves=moves: next(moves))
         )
         assert [turn.action for turn in trial.turns] == actions
         assert ours == trial.episode_rewards(), "who acts as the agent does earns as much"

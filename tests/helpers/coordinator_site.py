@@ -1,4 +1,4 @@
-"""A desk with peers in memory, for the tests of its decisions; time is set by hand."""
+"""A coordinator with peers in memory, for the tests of its decisions; time is set by hand."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,8 +19,8 @@ from mage_async.protocol.messages import (
 )
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Segment, Task, Trial
-from mage_services.learner.coordinator import Desk
-from mage_services.learner.coordinator_rules import DeskRules
+from mage_services.learner.coordinator import Coordinator
+from mage_services.learner.coordinator_rules import CoordinatorRules
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel, MemoryPeerChannel
 
 GROUPS_PER_STEP, MAX_STALENESS, TRIALS = 2, 1, 2
@@ -29,7 +29,7 @@ DEADLINE_S = 60.0
 
 @dataclass
 class Site:
-    """A desk with peers in memory, and the clock it looks at."""
+    """A coordinator with peers in memory, and the clock it looks at."""
 
     now: float = 100.0
     channel: MemoryLearnerChannel = field(default_factory=MemoryLearnerChannel)
@@ -37,7 +37,7 @@ class Site:
 
     def __post_init__(self) -> None:
         ledger = SlotLedger(GROUPS_PER_STEP, MAX_STALENESS, TRIALS, max_expiries=2)
-        rules = DeskRules(
+        rules = CoordinatorRules(
             num_episodes=3,
             deadline_s=DEADLINE_S,
             max_drops_in_a_row=3,
@@ -45,7 +45,9 @@ class Site:
             last_version=3,
         )
         tasks = TaskStream(load("rps"), 0)
-        self.desk = Desk(self.channel, ledger, self.journal, tasks, rules, lambda: self.now)
+        self.coordinator = Coordinator(
+            self.channel, ledger, self.journal, tasks, rules, lambda: self.now
+        )
 
     async def connect(self, name: str = "actor-0", credits: int = 10) -> MemoryPeerChannel:
         """An actor that has said hello, or an evaluator where the name says so."""
@@ -56,24 +58,24 @@ class Site:
         return peer
 
     async def say(self, peer: MemoryPeerChannel, *messages: Message) -> None:
-        """Messages of a peer, taken by the desk one by one."""
+        """Messages of a peer, taken by the coordinator one by one."""
         for message in messages:
             await peer.send(message)
             await self.hear()
 
     async def hear(self) -> None:
-        self.desk.take(*await self.channel.receive())
+        self.coordinator.take(*await self.channel.receive())
 
     def pass_time(self, seconds: float) -> None:
         """As the learner's clock does it, tick by tick."""
         for _ in range(round(seconds)):
             self.now += 1.0
-            self.desk.tick()
+            self.coordinator.tick()
 
     def publish(self, version: int) -> None:
         """As the learner does after a step."""
-        self.desk.trained(version)
-        self.desk.publish(publication(version))
+        self.coordinator.trained(version)
+        self.coordinator.publish(publication(version))
 
 
 def publication(version: int) -> Publication:

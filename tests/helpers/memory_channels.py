@@ -1,7 +1,7 @@
 """Channels and a journal in memory, with the interface of the real ones, for tests of services in
 one process.
 
-Messages go through the real encoder, decoder and door, so what cannot cross a socket cannot cross
+Messages go through the real encoder, decoder and access, so what cannot cross a socket cannot cross
 here.
 """
 
@@ -25,7 +25,7 @@ from mage_async.protocol.messages import (
     decode,
     encode,
 )
-from mage_services.transport.access import ChannelStatistics, Door, Peer
+from mage_services.transport.access import AccessControl, ChannelStatistics, Peer
 from mage_services.transport.channel import PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES
 
@@ -116,7 +116,7 @@ class MemoryLearnerChannel:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.address = address
-        self._door = Door(build, config_digest, limits)
+        self._access = AccessControl(build, config_digest, limits)
         self._inbox = Pipe()
         self._outboxes: dict[Peer, Pipe] = {}
         self._num_connected = 0
@@ -132,7 +132,7 @@ class MemoryLearnerChannel:
         """As `LearnerChannel.receive`. Cancellation leaves every message where it was."""
         while True:
             peer, frames = await self._inbox.take()
-            verdict = self._door.receive(peer, frames, now=time.monotonic())
+            verdict = self._access.receive(peer, frames, now=time.monotonic())
             if verdict.answer is not None and peer in self._outboxes:
                 self.send(peer, verdict.answer)
             if verdict.message is not None:
@@ -140,26 +140,26 @@ class MemoryLearnerChannel:
 
     def send(self, peer: Peer, message: Message) -> None:
         """As `LearnerChannel.send`."""
-        frames = encode(message, self._door.limits)
+        frames = encode(message, self._access.limits)
         if peer not in self._outboxes:
-            self._door.forget(peer)
+            self._access.forget(peer)
             raise PeerGone(f"{peer} is gone: its connection ended")
         if self._outboxes[peer].is_full():
             raise PeerGone(f"{peer} has stopped reading: {HIGH_WATER_MESSAGES} messages wait")
         self._outboxes[peer].put(peer, frames)
-        self._door.sent(peer, message)
+        self._access.sent(peer, message)
 
     def forget(self, peer: Peer) -> None:
         """As `LearnerChannel.forget`."""
-        self._door.forget(peer)
+        self._access.forget(peer)
 
     def statistics(self) -> ChannelStatistics:
         """As `LearnerChannel.statistics`."""
-        return self._door.statistics()
+        return self._access.statistics()
 
     def take_notes(self) -> list[str]:
         """As `LearnerChannel.take_notes`."""
-        return self._door.take_notes()
+        return self._access.take_notes()
 
     def close(self, linger_s: float = 0.0) -> None:
         """Cut every peer off."""
@@ -185,7 +185,7 @@ class MemoryPeerChannel:
         self._learner = learner
         self._hello = hello
         self._inbox = learner._outboxes[peer]
-        self.put_raw(encode(hello, learner._door.limits))
+        self.put_raw(encode(hello, learner._access.limits))
 
     def put_raw(self, frames: list[Frame]) -> None:
         """Send any frames at all, malformed ones among them."""
@@ -195,7 +195,7 @@ class MemoryPeerChannel:
         """As `PeerChannel.receive`. Cancellation leaves every message where it was."""
         while True:
             _, frames = await self._inbox.take()
-            message = decode(frames, self._learner._door.limits)
+            message = decode(frames, self._learner._access.limits)
             if isinstance(message, Refusal):
                 raise PeerRefused(message.reason)
             if not isinstance(message, WhoAreYou):
@@ -204,7 +204,7 @@ class MemoryPeerChannel:
 
     async def send(self, message: Message) -> None:
         """As `PeerChannel.send`, but never waits."""
-        self.put_raw(encode(message, self._learner._door.limits))
+        self.put_raw(encode(message, self._learner._access.limits))
 
     def close(self, linger_s: float = 0.0) -> None:
         """End the connection; the learner's next send to this peer raises PeerGone."""

@@ -15,12 +15,12 @@ from mage_services.journal.reader import open_journal
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.learner import Learner
 from mage_services.learner.parts import journal_of
-from mage_services.learner.run_log import Books
+from mage_services.learner.run_log import RunLog
 from mage_services.learner.training import Begun
 from mage_services.learner.worker import Worker
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup
-from mage_services.processes.time_accounting import TimeBook
+from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.weights.weight_store import WeightFiles
 from tests.helpers.coordinator_site import GROUPS_PER_STEP, Site, grants, publication, read, results
 
@@ -63,18 +63,20 @@ async def fill(startup: Startup) -> None:
 
 
 def learner_of(startup: Startup, site: Site, begun: Begun) -> Learner:
-    worker, league, shelf = Worker(), League(), WeightFiles(startup.run.weights)
-    books = Books(startup, site.desk, league, begun.training, worker, 0.0, TimeBook("preparing"))
+    worker, league, weights = Worker(), League(), WeightFiles(startup.run.weights)
+    run_log = RunLog(
+        startup, site.coordinator, league, begun.training, worker, 0.0, TimeAccounting("preparing")
+    )
     return Learner(
         startup,
         Status(),
-        site.desk,
+        site.coordinator,
         league,
         site.journal,  # type: ignore[arg-type]
         begun,
         worker,
-        shelf,
-        books,
+        weights,
+        run_log,
     )
 
 
@@ -100,20 +102,20 @@ def test_a_journal_that_is_full_as_a_learner_begins_is_freed(
         journal = journal_of(startup, begun, first_head(STEPS, 0))
         site = Site(journal=journal)  # type: ignore[arg-type]
         learner = learner_of(startup, site, begun)
-        site.desk.open(publication(STEPS))
+        site.coordinator.open(publication(STEPS))
         actor = await site.connect()
         await journal.settled()
         granted = grants(await read(actor))
-        site.desk.tick()  # where it is full it is seen, and nothing is taken in
+        site.coordinator.tick()  # where it is full it is seen, and nothing is taken in
         batch = asyncio.create_task(learner._batch())
         while journal.why_full():  # noqa: ASYNC110 - freed in the loop's next rounds
             await asyncio.sleep(0)
-        site.desk.tick()
+        site.coordinator.tick()
         await site.say(actor, *results(*granted))
         assert len(await batch) == GROUPS_PER_STEP
         assert training.checkpoints == made
         journal.close()
-        learner.publishing.close()
+        learner.weight_store.close()
 
     async def limited() -> None:
         async with asyncio.timeout(20):

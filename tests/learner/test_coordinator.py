@@ -1,4 +1,4 @@
-"""The desk's decisions, message by message, on the real ledger and door."""
+"""The coordinator's decisions, message by message, on the real ledger and access."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def test_nobody_is_welcomed_or_granted_anything_before_there_are_weights() -> No
     async def main(site: Site) -> None:
         actor = await site.connect()
         assert await read(actor) == []
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         welcome, *rest = await read(actor)
         assert welcome == Welcome(version=0, weights_path="/weights/0")
         assert len(grants(rest)) == len(rest) == 4
@@ -46,13 +46,13 @@ def test_nobody_is_welcomed_or_granted_anything_before_there_are_weights() -> No
 def test_a_group_is_granted_the_horizon_of_its_version_and_keeps_it() -> None:
     async def main(site: Site) -> None:
         rules = Curriculum(steps=1, turns=[2, 4], episodes=[1, 3])
-        site.desk.rules = replace(site.desk.rules, curriculum=rules)
+        site.coordinator.rules = replace(site.coordinator.rules, curriculum=rules)
         actor = await site.connect()
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         first = grants(await read(actor))
         assert {(each.num_episodes, each.max_turns) for each in first} == {(1, 2)}
         await site.say(actor, *results(*first[:GROUPS_PER_STEP]))
-        assert site.desk.take_batch() is not None
+        assert site.coordinator.take_batch() is not None
         site.publish(1)
         later = grants(await read(actor))
         assert {(each.num_episodes, each.max_turns) for each in later} == {(3, 4)}
@@ -68,15 +68,15 @@ def test_a_group_is_granted_the_horizon_of_its_version_and_keeps_it() -> None:
 
 def test_age_aware_concurrency_limits_the_groups_in_play() -> None:
     async def main(site: Site) -> None:
-        site.desk.pace = Concurrency(4, GROUPS_PER_STEP, MAX_STALENESS, target=0.01, warm=2)
-        site.desk.open(publication(0))
+        site.coordinator.pace = Concurrency(4, GROUPS_PER_STEP, MAX_STALENESS, target=0.01, warm=2)
+        site.coordinator.open(publication(0))
         actor = await site.connect()
         granted = grants(await read(actor))
         site.now += 30.0  # of 60 until the deadline
         await site.say(actor, *results(*granted[:GROUPS_PER_STEP]))
-        assert site.desk.take_batch() is not None
-        site.desk.keep_pace(1.0)
-        assert site.desk.ledger.concurrency == 1
+        assert site.coordinator.take_batch() is not None
+        site.coordinator.keep_pace(1.0)
+        assert site.coordinator.ledger.concurrency == 1
         site.publish(1)
         assert grants(await read(actor)) == []  # two slots are free, and two groups in play
 
@@ -85,7 +85,7 @@ def test_age_aware_concurrency_limits_the_groups_in_play() -> None:
 
 def test_grants_end_with_the_slots() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         granted = grants(await read(await site.connect(credits=10)))
         assert [grant.grant for grant in granted] == [0, 1, 2, 3]
         assert {(g.version, g.epoch, g.num_trials, g.num_episodes) for g in granted} == {
@@ -97,7 +97,7 @@ def test_grants_end_with_the_slots() -> None:
 
 def test_grants_end_with_an_actors_credits_and_come_again_when_one_is_free() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=1)
         (first,) = grants(await read(actor))
         await site.say(actor, result(first, 0))
@@ -112,19 +112,19 @@ def test_grants_end_with_an_actors_credits_and_come_again_when_one_is_free() -> 
 def test_the_actor_with_the_most_free_credits_is_granted_the_next_group() -> None:
     async def main(site: Site) -> None:
         small, large = await site.connect("small", 1), await site.connect("large", 3)
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         assert [g.grant for g in grants(await read(large))] == [0, 1, 3]
         assert [g.grant for g in grants(await read(small))] == [2]
 
     run(main)
 
 
-def test_a_closed_desk_grants_nothing_and_takes_results_in() -> None:
+def test_a_closed_coordinator_grants_nothing_and_takes_results_in() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=1)
         (grant,) = grants(await read(actor))
-        site.desk.close()
+        site.coordinator.close()
         await site.say(actor, *results(grant))
         assert [type(message) for message in await read(actor)] == [Acknowledge] * TRIALS
 
@@ -133,24 +133,24 @@ def test_a_closed_desk_grants_nothing_and_takes_results_in() -> None:
 
 def test_a_late_result_counts_once_and_every_copy_is_acknowledged() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         slow = await site.connect("slow", 1)
         (old,) = grants(await read(slow))
         site.now += DEADLINE_S
-        site.desk.tick()
+        site.coordinator.tick()
         (new,) = grants(await read(slow))
         await site.say(slow, result(old, 0), result(new, 0))
         first, second = await read(slow)
         assert first == Acknowledge(grant=0, epoch=0, trial=0, is_duplicate=False)
         assert second == Acknowledge(grant=0, epoch=1, trial=0, is_duplicate=True)
-        assert site.desk.counts().duplicate == 1
+        assert site.coordinator.counts().duplicate == 1
 
     run(main)
 
 
 def test_a_result_nobody_was_granted_is_noted_and_unwanted() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=1)
         (grant,) = grants(await read(actor))
         invented = TrialResult(7, 0, result(grant, 0).trial)
@@ -158,22 +158,22 @@ def test_a_result_nobody_was_granted_is_noted_and_unwanted() -> None:
         (answer,) = await read(actor)
         assert (type(answer), answer.grant, answer.trial) == (Unwanted, 7, 0)
         assert "group 7 was never granted" in answer.reason
-        assert site.desk.faults == [f"{actor.peer}: {answer.reason}"]
+        assert site.coordinator.faults == [f"{actor.peer}: {answer.reason}"]
 
     run(main)
 
 
 def test_a_complete_batch_wakes_the_learner() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect()
         first, second, *_ = grants(await read(actor))
         await site.say(actor, *results(second))
-        assert site.desk.take_batch() is None
-        site.desk.arrived.clear()
+        assert site.coordinator.take_batch() is None
+        site.coordinator.arrived.clear()
         await site.say(actor, *results(first))
-        assert site.desk.arrived.is_set()
-        batch = site.desk.take_batch()
+        assert site.coordinator.arrived.is_set()
+        batch = site.coordinator.take_batch()
         assert batch is not None
         assert [group.grant for group in batch] == [0, 1]
 
@@ -182,10 +182,10 @@ def test_a_complete_batch_wakes_the_learner() -> None:
 
 def test_a_slot_is_free_when_its_step_is_published_and_not_before() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect()
         await site.say(actor, *results(*grants(await read(actor))))
-        assert site.desk.take_batch() is not None
+        assert site.coordinator.take_batch() is not None
         assert grants(await read(actor)) == []
         site.publish(1)
         assert [(g.grant, g.version) for g in grants(await read(actor))] == [(4, 1), (5, 1)]
@@ -195,7 +195,7 @@ def test_a_slot_is_free_when_its_step_is_published_and_not_before() -> None:
 
 def test_drops_in_a_row_end_the_run_with_the_last_reason() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect()
         first, second, third, _ = grants(await read(actor))
         for grant in (first, second):
@@ -212,39 +212,39 @@ def test_drops_in_a_row_end_the_run_with_the_last_reason() -> None:
 
 def test_a_published_step_between_drops_lets_the_run_go_on() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect()
         first, second, *others = grants(await read(actor))
         drops = [GroupDrop(grant=g.grant, epoch=0, reason="bad luck") for g in (first, second)]
         await site.say(actor, *drops, *results(*others))
-        assert site.desk.take_batch() is not None
+        assert site.coordinator.take_batch() is not None
         site.publish(1)
         later = grants(await read(actor))
         await site.say(actor, GroupDrop(grant=later[0].grant, epoch=0, reason="bad luck"))
-        assert site.desk.counts().drops_in_a_row == 1
+        assert site.coordinator.counts().drops_in_a_row == 1
 
     run(main)
 
 
 def test_a_group_that_always_misses_its_deadline_is_dropped_and_wakes_the_learner() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=3)
         _, *others = grants(await read(actor))
         await site.say(actor, *results(*others))
-        site.desk.arrived.clear()
+        site.coordinator.arrived.clear()
         for _ in range(2 * round(DEADLINE_S)):
             await site.say(actor, heartbeat())
             site.pass_time(1)
-        assert site.desk.arrived.is_set()
-        assert site.desk.counts().dropped_by_reason == {"missed its deadline 2 times": 2}
+        assert site.coordinator.arrived.is_set()
+        assert site.coordinator.counts().dropped_by_reason == {"missed its deadline 2 times": 2}
 
     run(main)
 
 
 def test_nothing_is_acknowledged_before_it_is_durable() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=1)
         (grant,) = grants(await read(actor))
         site.journal.is_instant = False
@@ -261,7 +261,7 @@ def test_nothing_is_acknowledged_before_it_is_durable() -> None:
 def test_nobody_is_told_of_a_grant_before_it_is_durable() -> None:
     async def main(site: Site) -> None:
         site.journal.is_instant = False
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=1)
         assert grants(await read(actor)) == []
         site.journal.sync()
@@ -272,7 +272,7 @@ def test_nobody_is_told_of_a_grant_before_it_is_durable() -> None:
 
 def test_everything_acknowledged_is_in_what_a_crash_leaves() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect()
         await site.say(actor, *results(*grants(await read(actor))))
         told = {(m.grant, m.trial) for m in await read(actor) if isinstance(m, Acknowledge)}
@@ -285,16 +285,16 @@ def test_everything_acknowledged_is_in_what_a_crash_leaves() -> None:
 
 def test_a_full_journal_takes_nothing_in_and_asks_again_when_there_is_space() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=1)
         (grant,) = grants(await read(actor))
         site.journal.full = "no space left"
         await site.say(actor, result(grant, 0), result(grant, 1))
         assert await read(actor) == []
-        assert site.desk.faults == ["nothing is taken in or granted: no space left"]
-        assert site.desk.counts().acknowledged == 0
+        assert site.coordinator.faults == ["nothing is taken in or granted: no space left"]
+        assert site.coordinator.counts().acknowledged == 0
         site.journal.full = ""
-        site.desk.tick()
+        site.coordinator.tick()
         welcome, repeated = await read(actor)
         assert welcome == Welcome(version=0, weights_path="/weights/0", keeps=((0, 0),))
         assert (repeated.grant, repeated.epoch) == (grant.grant, grant.epoch)

@@ -1,4 +1,4 @@
-"""Peers that fall silent, go, come back or are strangers, as the desk sees them."""
+"""Peers that fall silent, go, come back or are strangers, as the coordinator sees them."""
 
 import asyncio
 
@@ -29,15 +29,15 @@ from tests.helpers.memory_channels import MemoryPeerChannel
 
 def test_a_silent_actors_groups_go_to_another_with_the_same_seed_and_the_next_epoch() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         silent = await site.connect("silent", 2)
         await site.say(silent, heartbeat("silent"))
         lost = grants(await read(silent))
         site.now += SILENCE_S + 1
         other = await site.connect("other", 2)
         await read(other)
-        site.desk.tick()
-        assert site.desk.faults == [f"{silent.peer}: silent for {SILENCE_S:g} s"]
+        site.coordinator.tick()
+        assert site.coordinator.faults == [f"{silent.peer}: silent for {SILENCE_S:g} s"]
         third, fourth = await site.connect("third", 2), grants(await read(other))
         again = grants(await read(third))
         assert fourth == []  # its credits went to new groups before the silence was noticed
@@ -50,7 +50,7 @@ def test_a_silent_actors_groups_go_to_another_with_the_same_seed_and_the_next_ep
 
 def test_an_actor_that_speaks_again_is_granted_groups_again() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=4)
         await site.say(actor, heartbeat())
         lost = grants(await read(actor))
@@ -67,7 +67,7 @@ def test_an_actor_that_speaks_again_is_granted_groups_again() -> None:
 
 def test_an_actor_that_missed_a_deadline_is_told_what_it_may_go_on_with() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=1)
         await read(actor)
         for _ in range(round(DEADLINE_S) - 1):
@@ -93,33 +93,35 @@ def test_an_actor_that_missed_a_deadline_is_told_what_it_may_go_on_with() -> Non
 
 def test_nobody_was_silent_or_late_while_the_learner_itself_did_not_run() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=1)
         await site.say(actor, heartbeat())
         (grant,) = grants(await read(actor))
         site.pass_time(1)
         site.now += 10 * DEADLINE_S  # stopped
-        site.desk.tick()
-        assert site.desk.faults == ["the learner itself did not run for 600.0 s"]
-        assert site.desk.ledger.playing(actor.peer) == ((grant.grant, 0),)
+        site.coordinator.tick()
+        assert site.coordinator.faults == ["the learner itself did not run for 600.0 s"]
+        assert site.coordinator.ledger.playing(actor.peer) == ((grant.grant, 0),)
         site.pass_time(SILENCE_S + 1)
-        assert site.desk.ledger.owners() == set()
+        assert site.coordinator.ledger.owners() == set()
 
     run(main)
 
 
 def test_all_are_heard_when_the_evaluator_and_every_owner_of_a_group_said_hello() -> None:
     async def main(site: Site) -> None:
-        task = site.desk.tasks.task(0)
+        task = site.coordinator.tasks.task(0)
         peer = "actor-0/0"
-        site.desk.ledger.grant(task, num_episodes=3, peer=peer, now=site.now, deadline_s=DEADLINE_S)
-        site.desk.open(publication(0))
-        heard = [site.desk.has_heard_all()]
+        site.coordinator.ledger.grant(
+            task, num_episodes=3, peer=peer, now=site.now, deadline_s=DEADLINE_S
+        )
+        site.coordinator.open(publication(0))
+        heard = [site.coordinator.has_heard_all()]
         for name in ("actor-0", "evaluator"):
-            site.desk.greeted.clear()
+            site.coordinator.greeted.clear()
             await site.connect(name)
-            assert site.desk.greeted.is_set()
-            heard.append(site.desk.has_heard_all())
+            assert site.coordinator.greeted.is_set()
+            heard.append(site.coordinator.has_heard_all())
         assert heard == [False, False, True]
 
     run(main)
@@ -129,11 +131,11 @@ def test_an_actor_that_makes_its_engine_is_not_silent() -> None:
     async def main(site: Site) -> None:
         actor = await site.connect()
         site.pass_time(10 * FIRST_BEAT_S)  # a long warm start
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         site.pass_time(SILENCE_S + 1)  # the engine is being made
         await site.say(actor, heartbeat())
-        site.desk.tick()
-        assert site.desk.faults == []
+        site.coordinator.tick()
+        assert site.coordinator.faults == []
         assert {g.epoch for g in grants(await read(actor))} == {0}
 
     run(main)
@@ -141,11 +143,11 @@ def test_an_actor_that_makes_its_engine_is_not_silent() -> None:
 
 def test_an_actor_that_never_beats_is_silent_in_the_end() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect()
         site.now += FIRST_BEAT_S + 1
-        site.desk.tick()
-        assert site.desk.faults == [f"{actor.peer}: silent for 60 s"]
+        site.coordinator.tick()
+        assert site.coordinator.faults == [f"{actor.peer}: silent for 60 s"]
 
     run(main)
 
@@ -154,21 +156,23 @@ def test_an_actor_that_is_silent_for_good_is_forgotten_and_welcomed_if_it_speaks
     None
 ):
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=1)
         await site.say(actor, heartbeat())
         await read(actor)
         site.pass_time(LOST * SILENCE_S)
-        assert list(site.desk.peers) == list(site.channel.statistics().peers) == [actor.peer]
+        assert list(site.coordinator.peers) == list(site.channel.statistics().peers) == [actor.peer]
         site.pass_time(1)
-        assert not site.desk.peers
+        assert not site.coordinator.peers
         assert not site.channel.statistics().peers
-        assert site.desk.faults[-1] == f"{actor.peer}: forgotten, it has been silent for 121 s"
+        assert (
+            site.coordinator.faults[-1] == f"{actor.peer}: forgotten, it has been silent for 121 s"
+        )
         await actor.send(heartbeat())
         hearing = asyncio.create_task(site.hear())
         assert isinstance(await actor.receive(), Welcome)
         await hearing
-        assert list(site.desk.peers) == [actor.peer]
+        assert list(site.coordinator.peers) == [actor.peer]
         assert len(grants(await read(actor))) == 1
 
     run(main)
@@ -176,12 +180,12 @@ def test_an_actor_that_is_silent_for_good_is_forgotten_and_welcomed_if_it_speaks
 
 def test_an_actor_that_makes_a_large_engine_is_not_forgotten() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect()
         site.pass_time(LOST * FIRST_BEAT_S)
-        assert list(site.desk.peers) == [actor.peer]
+        assert list(site.coordinator.peers) == [actor.peer]
         site.pass_time(1)
-        assert not site.desk.peers
+        assert not site.coordinator.peers
 
     run(main)
 
@@ -189,7 +193,7 @@ def test_an_actor_that_makes_a_large_engine_is_not_forgotten() -> None:
 @pytest.mark.parametrize("how", ["goodbye", "connection ended"])
 def test_a_gone_actors_groups_are_granted_again(how: str) -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         leaving = await site.connect("leaving", 1)
         (lost,) = grants(await read(leaving))
         if how == "goodbye":
@@ -197,50 +201,50 @@ def test_a_gone_actors_groups_are_granted_again(how: str) -> None:
         else:
             await site.say(leaving, Loaded(version=0))
             leaving.close()
-            site.desk.publish(publication(1))  # the next thing sent to it finds out
+            site.coordinator.publish(publication(1))  # the next thing sent to it finds out
         (again,) = grants(await read(await site.connect("other", 1)))
         assert (again.grant, again.epoch, again.seed) == (lost.grant, 1, lost.seed)
-        assert leaving.peer not in site.desk.peers
+        assert leaving.peer not in site.coordinator.peers
 
     run(main)
 
 
 def test_an_evaluator_may_be_silent_and_is_granted_nothing() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         evaluator = await site.connect("evaluator", 4)
         site.now += 10 * FIRST_BEAT_S
-        site.desk.tick()
+        site.coordinator.tick()
         assert await read(evaluator) == [Welcome(version=0, weights_path="/weights/0")]
-        assert site.desk.faults == []
+        assert site.coordinator.faults == []
 
     run(main)
 
 
 def test_a_restarted_process_of_the_same_name_replaces_the_old_one() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         before = await site.connect("actor-3", 1)
         (lost,) = grants(await read(before))
         after = await site.connect("actor-3", 1)
         (again,) = grants(await read(after))
         assert (again.grant, again.epoch) == (lost.grant, 1)
-        assert list(site.desk.peers) == [after.peer]
+        assert list(site.coordinator.peers) == [after.peer]
 
     run(main)
 
 
 def test_a_stranger_is_asked_who_it_is_and_its_result_is_taken_all_the_same() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         before = await site.connect("actor-3", 1)
         (grant,) = grants(await read(before))
         await site.connect("actor-3", 0)
         await site.say(before, result(grant, 0))
         assert isinstance(decoded(before), WhoAreYou)
-        assert site.desk.counts().acknowledged == 1
+        assert site.coordinator.counts().acknowledged == 1
         await site.say(before, heartbeat("actor-3"))  # and is no fault
-        assert site.desk.shares() == {}
+        assert site.coordinator.shares() == {}
 
     run(main)
 
@@ -253,7 +257,7 @@ def test_whoever_a_new_learner_does_not_know_is_welcomed_once_however_much_it_ha
         await site.channel._inbox.take()  # the learner before has heard that hello
         for _ in range(100):
             await actor.send(heartbeat())
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         hearing = asyncio.create_task(site.hear())
         assert isinstance(await actor.receive(), Welcome)
         await hearing
@@ -270,10 +274,10 @@ def decoded(peer: MemoryPeerChannel) -> Message:
 
 def test_shares_of_actors_are_told_apart() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         for name in ("a", "b"):
             await site.say(await site.connect(name), heartbeat(name))
-        assert site.desk.shares() == {"a": {"no grant": 2.0}, "b": {"no grant": 2.0}}
+        assert site.coordinator.shares() == {"a": {"no grant": 2.0}, "b": {"no grant": 2.0}}
 
     run(main)
 
@@ -281,7 +285,7 @@ def test_shares_of_actors_are_told_apart() -> None:
 def test_everyone_is_dismissed_with_the_reason() -> None:
     async def main(site: Site) -> None:
         peers = [await site.connect(name) for name in ("actor-0", "evaluator")]
-        site.desk.dismiss("the run is complete")
+        site.coordinator.dismiss("the run is complete")
         for peer in peers:
             assert await read(peer) == [Goodbye(reason="the run is complete")]
 
@@ -290,7 +294,7 @@ def test_everyone_is_dismissed_with_the_reason() -> None:
 
 def test_a_peer_that_says_hello_again_is_told_again_what_it_plays() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=1)
         (grant,) = grants(await read(actor))
         await site.say(actor, result(grant, 1))
@@ -305,16 +309,16 @@ def test_a_peer_that_says_hello_again_is_told_again_what_it_plays() -> None:
 
 def test_groups_of_a_peer_that_does_not_come_back_after_a_restart_are_granted_again() -> None:
     async def main(site: Site) -> None:
-        task = site.desk.tasks.task(0)
-        site.desk.ledger.grant(
+        task = site.coordinator.tasks.task(0)
+        site.coordinator.ledger.grant(
             task, num_episodes=3, peer="actor-9/gone", now=site.now, deadline_s=DEADLINE_S
         )
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect(credits=5)
         assert 0 not in {grant.grant for grant in grants(await read(actor))}
         site.now += SILENCE_S + 1
-        site.desk.peers[actor.peer].last_heard = site.now
-        site.desk.tick()
+        site.coordinator.peers[actor.peer].last_heard = site.now
+        site.coordinator.tick()
         (again,) = grants(await read(actor))
         assert (again.grant, again.epoch) == (0, 1)
 

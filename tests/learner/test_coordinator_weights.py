@@ -1,4 +1,4 @@
-"""Which weights the desk tells whom of, and how long they stay."""
+"""Which weights the coordinator tells whom of, and how long they stay."""
 
 from dataclasses import replace
 
@@ -23,16 +23,16 @@ from tests.helpers.coordinator_site import (
 
 def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() -> None:
     async def main(site: Site) -> None:
-        site.desk.rules = replace(site.desk.rules, lag=1)
-        site.desk.ledger.lag = 1
+        site.coordinator.rules = replace(site.coordinator.rules, lag=1)
+        site.coordinator.ledger.lag = 1
         actor, evaluator = await site.connect(), await site.connect("evaluator")
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         await site.say(actor, Loaded(version=0))
         for version in (1, 2):
             granted = grants(await read(actor))
             await site.say(actor, *results(*granted[-GROUPS_PER_STEP:]))
             await site.say(actor, *results(*granted))
-            assert site.desk.take_batch() is not None
+            assert site.coordinator.take_batch() is not None
             site.publish(version)
         heard = await read(actor)
         assert [m.version for m in heard if isinstance(m, Publication)] == [1]
@@ -45,9 +45,9 @@ def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() ->
 
 def test_with_a_lag_a_restarted_learners_actors_get_the_weights_they_would_have_had() -> None:
     async def main(site: Site) -> None:
-        site.desk.rules = replace(site.desk.rules, lag=1)
+        site.coordinator.rules = replace(site.coordinator.rules, lag=1)
         actor, evaluator = await site.connect(), await site.connect("evaluator")
-        site.desk.open(publication(4), publication(5))
+        site.coordinator.open(publication(4), publication(5))
         assert (await read(actor))[0].version == 4
         assert (await read(evaluator))[0].version == 5
 
@@ -56,10 +56,10 @@ def test_with_a_lag_a_restarted_learners_actors_get_the_weights_they_would_have_
 
 def test_a_publication_comes_before_the_grants_made_at_its_version() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor = await site.connect()
         await site.say(actor, Loaded(version=0), *results(*grants(await read(actor))))
-        site.desk.take_batch()
+        site.coordinator.take_batch()
         await read(actor)
         site.publish(1)
         published, *granted = await read(actor)
@@ -71,11 +71,11 @@ def test_a_publication_comes_before_the_grants_made_at_its_version() -> None:
 
 def test_the_evaluator_hears_of_measured_versions_and_the_last_only() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         actor, evaluator = await site.connect(credits=0), await site.connect("evaluator", 0)
         for version in (1, 2, 3):
             await site.say(actor, Loaded(version=version - 1))
-            site.desk.publish(publication(version))
+            site.coordinator.publish(publication(version))
         assert await read(actor) == [
             Welcome(version=0, weights_path="/weights/0"),
             *map(publication, (1, 2, 3)),
@@ -91,9 +91,9 @@ def test_the_evaluator_hears_of_measured_versions_and_the_last_only() -> None:
 def test_an_actor_is_told_of_one_version_at_a_time_and_then_of_the_newest() -> None:
     async def main(site: Site) -> None:
         actor = await site.connect(credits=0)
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         for version in (1, 2, 3):
-            site.desk.publish(publication(version))
+            site.coordinator.publish(publication(version))
         assert [type(message) for message in await read(actor)] == [Welcome]
         await site.say(actor, Loaded(version=0))
         assert await read(actor) == [publication(3)]
@@ -106,15 +106,15 @@ def test_an_actor_is_told_of_one_version_at_a_time_and_then_of_the_newest() -> N
 def test_weights_stay_while_a_peer_draws_with_them_or_was_told_of_them() -> None:
     async def main(site: Site) -> None:
         fast, slow = await site.connect("actor-0", 0), await site.connect("actor-1", 0)
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         await site.say(fast, Loaded(version=0))
         for version in (1, 2):
-            site.desk.publish(publication(version))
-        assert site.desk.unused([0, 1, 2]) == []  # `fast` was told of 1, `slow` of 0
+            site.coordinator.publish(publication(version))
+        assert site.coordinator.unused([0, 1, 2]) == []  # `fast` was told of 1, `slow` of 0
         await site.say(fast, Loaded(version=1), Loaded(version=2))
-        assert site.desk.unused([0, 1, 2]) == [1]
+        assert site.coordinator.unused([0, 1, 2]) == [1]
         await site.say(slow, Goodbye(reason="tired"))
-        assert site.desk.unused([0, 1, 2]) == [0, 1]
+        assert site.coordinator.unused([0, 1, 2]) == [0, 1]
 
     run(main)
 
@@ -123,18 +123,18 @@ def test_weights_that_an_actor_was_told_of_before_its_machine_vanished_do_not_st
     None
 ):
     async def main(site: Site) -> None:
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         vanished = await site.connect("far")
         await site.say(vanished, heartbeat("far"))  # and never says what it has loaded
         site.pass_time(LOST * SILENCE_S)
         other = await site.connect()
         await site.say(other, Loaded(version=0))
         for version in (1, 2):
-            site.desk.publish(publication(version))
+            site.coordinator.publish(publication(version))
             await site.say(other, Loaded(version=version))
-        assert site.desk.unused([0, 1, 2]) == [1]
+        assert site.coordinator.unused([0, 1, 2]) == [1]
         site.pass_time(1)
-        assert site.desk.unused([0, 1, 2]) == [0, 1]
+        assert site.coordinator.unused([0, 1, 2]) == [0, 1]
 
     run(main)
 
@@ -142,24 +142,24 @@ def test_weights_that_an_actor_was_told_of_before_its_machine_vanished_do_not_st
 def test_an_evaluator_hears_of_every_measured_version_and_each_stays_until_it_is_read() -> None:
     async def main(site: Site) -> None:
         evaluator = await site.connect("evaluator")
-        site.desk.open(publication(0))
+        site.coordinator.open(publication(0))
         for version in (1, 2, 3):
-            site.desk.publish(publication(version))
+            site.coordinator.publish(publication(version))
         heard = [m.version for m in await read(evaluator) if isinstance(m, Publication)]
         assert heard == [2, 3]  # every second one, and the last
-        assert site.desk.unused([0, 1, 2, 3]) == [1]
+        assert site.coordinator.unused([0, 1, 2, 3]) == [1]
         await site.say(evaluator, Loaded(version=2))
-        assert site.desk.unused([0, 1, 2, 3]) == [0, 1]
+        assert site.coordinator.unused([0, 1, 2, 3]) == [0, 1]
 
     run(main)
 
 
 def test_weights_of_an_earlier_life_stay_until_its_peers_are_back_or_forgotten() -> None:
     async def main(site: Site) -> None:
-        site.desk.open(publication(2), earlier=[1, 2])
-        assert site.desk.unused([1, 2]) == []
+        site.coordinator.open(publication(2), earlier=[1, 2])
+        assert site.coordinator.unused([1, 2]) == []
         site.now += SILENCE_S + 1
-        site.desk.tick()
-        assert site.desk.unused([1, 2]) == [1]
+        site.coordinator.tick()
+        assert site.coordinator.unused([1, 2]) == [1]
 
     run(main)

@@ -23,10 +23,10 @@ from mage_async.protocol.messages import (
     Publication,
     Welcome,
 )
-from mage_services.actor.file_download import Fetching
-from mage_services.actor.remote_actor import JoinedChannel, fetch_policy
+from mage_services.actor.file_download import FileDownload
+from mage_services.actor.remote_actor import RemoteChannel, fetch_policy
 from mage_services.learner import file_server
-from mage_services.learner.file_server import Blobs
+from mage_services.learner.file_server import FileServer
 from mage_services.transport.channel import LearnerChannel, PeerChannel
 from tests.helpers.memory_channels import MemoryLearnerChannel
 
@@ -42,7 +42,7 @@ class Learner:
     def __init__(self, root: Path, address: str = "tcp://127.0.0.1:0") -> None:
         self.channel = LearnerChannel(address, build="b1", config_digest="c1")
         self.root = root
-        self.blobs = Blobs(self.channel, "seed = 0", root / "policy", self.weights)
+        self.file_server = FileServer(self.channel, "seed = 0", root / "policy", self.weights)
         self.others: asyncio.Queue[tuple[str, Message]] = asyncio.Queue()
 
     def weights(self, version: int) -> Path:
@@ -50,11 +50,11 @@ class Learner:
 
     async def serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.blobs.run())
+            tasks.create_task(self.file_server.run())
             while True:
                 peer, message = await self.channel.receive()
                 if isinstance(message, Enquiry | Fetch):
-                    self.blobs.take(peer, message)
+                    self.file_server.take(peer, message)
                 else:
                     self.others.put_nowait((peer, message))
 
@@ -114,13 +114,13 @@ def test_weights_are_here_when_a_publication_is_delivered(root: Path, tmp_path: 
             channel, _ = await enquire(learner.channel.address)
             with channel:
                 await channel.introduce(HELLO)
-                joined = JoinedChannel(channel, tmp_path / "away")
+                remote = RemoteChannel(channel, tmp_path / "away")
                 peer, said = await learner.others.get()
                 assert said == HELLO
                 path = str(learner.weights(1))
                 learner.channel.send(peer, Welcome(version=1, weights_path=path))
-                assert await joined.receive() == Welcome(version=1)
-                publication = await joined.receive()
+                assert await remote.receive() == Welcome(version=1)
+                publication = await remote.receive()
                 assert isinstance(publication, Publication)
                 fetched.append(publication)
 
@@ -148,15 +148,15 @@ def test_a_fetch_goes_on_with_a_new_learner_where_the_old_one_ended(
         async with serving(Learner(root)) as learner:
             channel, _ = await enquire(learner.channel.address)
             address = learner.channel.address
-            fetching = Fetching("weights/1", file, record)
-            await fetching.ask()
+            download = FileDownload("weights/1", file, record)
+            await download.ask()
             assert sent == [Fetch(name="weights/1", offset=CHUNK_BYTES + 17)]
         with channel:
             async with serving(Learner(root, address)):
                 assert isinstance(await channel.receive(), Prospectus)  # it asked the new one
-                fetching = Fetching("weights/1", file, channel.send)
-                await fetching.ask()
-                while not await fetching.take(await channel.receive()):
+                download = FileDownload("weights/1", file, channel.send)
+                await download.ask()
+                while not await download.take(await channel.receive()):
                     pass
         assert file.read_bytes() == (root / "v1").read_bytes()
 
@@ -173,9 +173,9 @@ def test_a_part_of_another_file_is_found_by_the_digest_and_fetched_anew(
         async with serving(Learner(root)) as learner:
             channel, _ = await enquire(learner.channel.address)
             with channel:
-                fetching = Fetching("weights/1", file, channel.send)
-                await fetching.ask()
-                while not await fetching.take(await channel.receive()):
+                download = FileDownload("weights/1", file, channel.send)
+                await download.ask()
+                while not await download.take(await channel.receive()):
                     pass
         assert file.read_bytes() == (root / "v1").read_bytes()
 
@@ -208,7 +208,7 @@ def test_an_actor_gives_up_weights_that_are_gone_again_and_again(
             channel, _ = await enquire(learner.channel.address)
             with channel:
                 await channel.introduce(HELLO)
-                joined = JoinedChannel(channel, tmp_path / "away")
+                remote = RemoteChannel(channel, tmp_path / "away")
 
                 async def welcome_each_hello() -> None:
                     while True:
@@ -217,12 +217,12 @@ def test_an_actor_gives_up_weights_that_are_gone_again_and_again(
 
                 welcoming = asyncio.create_task(welcome_each_hello())
                 with pytest.raises(RunError, match="the learner has no weights/9: No such file"):
-                    await drain(joined)
+                    await drain(remote)
                 welcoming.cancel()
 
-    async def drain(joined: JoinedChannel) -> None:
+    async def drain(remote: RemoteChannel) -> None:
         while True:
-            await joined.receive()
+            await remote.receive()
 
     run(main)
 
@@ -257,8 +257,8 @@ def test_more_questions_than_credits_are_not_answered(root: Path) -> None:
     async def main() -> None:
         async with serving(Learner(root)) as learner:
             for number in range(20):
-                learner.blobs.take("far/1", Fetch(name="weights/1", offset=number))
-            assert learner.blobs.num_waiting("far/1") == 2 * WINDOW + 1
+                learner.file_server.take("far/1", Fetch(name="weights/1", offset=number))
+            assert learner.file_server.num_waiting("far/1") == 2 * WINDOW + 1
 
     run(main)
 
@@ -269,7 +269,9 @@ def test_a_file_arrives_though_its_peer_asks_again_before_what_it_asked_first_is
     async def main() -> None:
         channel = MemoryLearnerChannel()
         peer = channel.connect(HELLO)
-        served = Blobs(channel, "seed = 0", root / "policy", lambda version: root / f"v{version}")
+        served = FileServer(
+            channel, "seed = 0", root / "policy", lambda version: root / f"v{version}"
+        )
         download, whole = Download("weights/2"), (root / "v2").read_bytes()
         (first,) = download.requests()
         download.takes(

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from mage_services.processes.time_accounting import TimeBook
+from mage_services.processes.time_accounting import TimeAccounting
 
 
 def test_the_states_of_a_process_sum_to_its_age() -> None:
-    began, book = time.monotonic(), TimeBook("no grant")
+    began, book = time.monotonic(), TimeAccounting("no grant")
     for state in ("playing", "no grant", "playing", "no fresh weights"):
         book.enter(state)
     seconds = book.seconds()
@@ -17,7 +17,7 @@ def test_the_states_of_a_process_sum_to_its_age() -> None:
 
 
 def test_reading_the_book_changes_nothing() -> None:
-    book = TimeBook("no grant")
+    book = TimeAccounting("no grant")
     before = book.seconds()["no grant"]
     assert book.seconds()["no grant"] >= before
     assert set(book.seconds()) == {"no grant"}

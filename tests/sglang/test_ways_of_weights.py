@@ -16,7 +16,7 @@ from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.sglang.engine import SglangEngine
 from mage_services.weights.weight_sender import WeightSender
-from mage_services.weights.weight_store import Shelf, WeightFiles
+from mage_services.weights.weight_store import WeightFiles, WeightTransport
 
 TURNS, TOKENS = 6, 24
 
@@ -61,7 +61,7 @@ def test_every_way_brings_the_same_weights_while_turns_are_drawn(tmp_path: Path)
     trained = model()
     trained.save_pretrained(tmp_path / "policy")
     run = RunDirectory(tmp_path)
-    shelves: list[Shelf] = [
+    transports: list[WeightTransport] = [
         WeightFiles(run.weights),
         WeightFiles(run.shared_weights),
         WeightSender(run.weights, "gloo", lambda version: False),
@@ -90,7 +90,7 @@ def test_every_way_brings_the_same_weights_while_turns_are_drawn(tmp_path: Path)
         async with engine, asyncio.TaskGroup() as tasks:
             await engine.describe()
             for version in range(1, 7):
-                shelf = shelves[version % 3]
+                transport = transports[version % 3]
                 under_load = [
                     tasks.create_task(
                         engine.complete(prompt(f"{version}.{n}", n)), name=f"turn {n}"
@@ -98,11 +98,11 @@ def test_every_way_brings_the_same_weights_while_turns_are_drawn(tmp_path: Path)
                     for n in range(TURNS)
                 ]
                 changed(trained)
-                await engine.load(version, shelf.write(Snapshot.of(trained, version)))
+                await engine.load(version, transport.write(Snapshot.of(trained, version)))
                 asked = prompt(f"after {version}", version)
                 drawn = await engine.complete(asked)
                 assert [(one.start, one.policy) for one in drawn.versions] == [(0, version)]
-                assert worst_error(trained, asked, drawn) < 1e-4, shelf.describe()
+                assert worst_error(trained, asked, drawn) < 1e-4, transport.describe()
                 for done in [await turn for turn in under_load]:
                     assert len(done.tokens) == TOKENS
                     assert {one.policy for one in done.versions} <= {version - 1, version}

@@ -9,7 +9,7 @@ import torch
 from mage_async.errors import RunError
 from mage_async.policy.snapshot import Place, Snapshot
 from mage_async.protocol.messages import Publication
-from mage_services.weights.weight_store import Publishing, WeightFiles
+from mage_services.weights.weight_store import WeightFiles, WeightStore
 
 
 def snapshot(version: int) -> Snapshot:
@@ -22,16 +22,16 @@ async def nothing() -> None:
 
 
 def publish(files: WeightFiles, scenario) -> list[Publication]:
-    """Run a scenario beside the publishing task; what was announced."""
+    """Run a scenario beside the weight_store task; what was announced."""
     announced: list[Publication] = []
 
     async def main() -> None:
-        publishing = Publishing(files, announced.append, lambda there: there[:-2], nothing)
+        weight_store = WeightStore(files, announced.append, lambda there: there[:-2], nothing)
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(publishing.run(), name="publish")
-            await scenario(publishing)
+            task = tasks.create_task(weight_store.run(), name="publish")
+            await scenario(weight_store)
             task.cancel()
-        publishing.close()
+        weight_store.close()
 
     asyncio.run(main())
     return announced
@@ -40,11 +40,11 @@ def publish(files: WeightFiles, scenario) -> list[Publication]:
 def test_versions_are_announced_in_order_and_those_nobody_may_read_are_deleted(tmp_path) -> None:
     files = WeightFiles(tmp_path)
 
-    async def scenario(publishing: Publishing) -> None:
+    async def scenario(weight_store: WeightStore) -> None:
         for version in range(5):
-            await publishing.wait_until_announced()
-            await publishing.offer(snapshot(version), f"digest {version}")
-        await publishing.wait_until_announced()
+            await weight_store.wait_until_announced()
+            await weight_store.offer(snapshot(version), f"digest {version}")
+        await weight_store.wait_until_announced()
 
     announced = publish(files, scenario)
     assert [(one.version, one.digest) for one in announced] == [
@@ -58,11 +58,11 @@ def test_the_trainer_goes_on_while_a_version_is_written(tmp_path) -> None:
     write = (files := WeightFiles(tmp_path)).write
     files.write = lambda one: (may_write.wait(10), write(one))[1]
 
-    async def scenario(publishing: Publishing) -> None:
-        await publishing.offer(snapshot(0), "digest")
+    async def scenario(weight_store: WeightStore) -> None:
+        await weight_store.offer(snapshot(0), "digest")
         assert files.versions() == []  # nothing was written, and we are here
         may_write.set()
-        await publishing.wait_until_announced()
+        await weight_store.wait_until_announced()
 
     assert [one.version for one in publish(files, scenario)] == [0]
 
@@ -71,9 +71,9 @@ def test_weights_that_cannot_be_written_end_the_learner_with_the_reason(tmp_path
     files = WeightFiles(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
 
-    async def scenario(publishing: Publishing) -> None:
-        await publishing.offer(snapshot(0), "digest")
-        await publishing.wait_until_announced()
+    async def scenario(weight_store: WeightStore) -> None:
+        await weight_store.offer(snapshot(0), "digest")
+        await weight_store.wait_until_announced()
 
     with pytest.raises(ExceptionGroup) as caught:
         publish(files, scenario)
@@ -88,18 +88,18 @@ def test_nothing_is_removed_before_the_journal_says_durably_that_nobody_needs_it
         await may_go.wait()
 
     async def main() -> None:
-        publishing = Publishing(files, lambda _: None, lambda there: there[:-1], settled)
+        weight_store = WeightStore(files, lambda _: None, lambda there: there[:-1], settled)
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(publishing.run(), name="publish")
-            await publishing.offer(snapshot(0), "digest")
-            await publishing.wait_until_announced()
-            await publishing.offer(snapshot(1), "digest")
+            task = tasks.create_task(weight_store.run(), name="publish")
+            await weight_store.offer(snapshot(0), "digest")
+            await weight_store.wait_until_announced()
+            await weight_store.offer(snapshot(1), "digest")
             await asked.wait()
             assert files.versions() == [0, 1]
             may_go.set()
-            await publishing.wait_until_announced()
+            await weight_store.wait_until_announced()
             assert files.versions() == [1]
             task.cancel()
-        publishing.close()
+        weight_store.close()
 
     asyncio.run(main())

@@ -43,7 +43,7 @@ from mage_services.engines.engine import Engine
 from mage_services.processes.priority import ACTOR, give_way
 from mage_services.processes.process import Status, run_process, ticks
 from mage_services.processes.startup import Startup, read_startup
-from mage_services.processes.time_accounting import TimeBook
+from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.channel import PeerChannel
 
@@ -87,7 +87,7 @@ class Actor:
         self._weights = Weights()
         self._unacknowledged: dict[tuple[int, int], TrialResult] = {}
         self._num_waiting = self._num_playing = 0
-        self.time = TimeBook("no grant")
+        self.time = TimeAccounting("no grant")
 
     async def run(self, first: Message) -> str:
         """Take the learner's first message, then serve until the learner says goodbye; returns its

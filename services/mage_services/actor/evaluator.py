@@ -36,7 +36,7 @@ from mage_services.processes.json_lines import append_lines
 from mage_services.processes.priority import EVALUATOR, give_way
 from mage_services.processes.process import Status, run_process, ticks
 from mage_services.processes.startup import Startup, read_startup
-from mage_services.processes.time_accounting import TimeBook
+from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.channel import PeerChannel
 from mage_services.weights.weight_group import on_disk
@@ -137,7 +137,7 @@ class Follower:
         self._run, self._config, self._name = startup.run, startup.config, startup.name
         self._status, self._channel = status, channel
         self._began = time.monotonic()
-        self.time = TimeBook("preparing")
+        self.time = TimeAccounting("preparing")
 
     async def begin(self, evaluator: Evaluator, version: int) -> None:
         """The curve's first point, and trials to read beside those of the end."""

@@ -1,4 +1,4 @@
-"""The other end of `blobs.py`: files of a run brought to a machine that sees none of them.
+"""The other end of `file_server.py`: files of a run brought to a machine that sees none of them.
 
 A part of a file lies under its name with `.part`, whole files under their own name; so what is
 there is there after a broken link, and for another process that is given the same folder.
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from mage_async.errors import RunError
 from mage_async.protocol.file_transfer import Download
-from mage_async.protocol.messages import BlobFile, Chunk, Message
+from mage_async.protocol.messages import Chunk, Message, ServedFile
 from mage_services.learner.file_server import digest_of
 
 MAX_DAMAGED = 3
 """How often a file may arrive with another digest before its fetching is given up."""
 
 
-class Fetching:
+class FileDownload:
     """One file being brought into a folder. Whoever holds it passes on the learner's chunks."""
 
     def __init__(self, name: str, file: Path, send: Callable[[Message], Awaitable[None]]) -> None:
@@ -78,7 +78,7 @@ class Fetching:
         return False
 
 
-def is_there(wanted: BlobFile, file: Path) -> bool:
+def is_there(wanted: ServedFile, file: Path) -> bool:
     """Whether a file was brought before; one without bytes is made here."""
     if wanted.num_bytes == 0:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

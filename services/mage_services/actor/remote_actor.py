@@ -1,8 +1,8 @@
-"""An actor that joins a running learner from anywhere: what `mage actor --connect` becomes.
+"""A remote actor plays for a running learner from anywhere: what `mage actor --connect` becomes.
 
 It sees no files of the run. It asks the learner what the run is, brings the model's files into a
 folder of its own, says hello, and from then on is an actor like any other, with one difference:
-where the learner names a file of weights, that file is brought first (`JoinedChannel`).
+where the learner names a file of weights, that file is brought first (`RemoteChannel`).
 
     task        waits for                  then
     actor       see `actor.py`             -
@@ -39,7 +39,7 @@ from mage_async.protocol.messages import (
     Welcome,
 )
 from mage_services.actor.actor import play
-from mage_services.actor.file_download import Fetching, is_there
+from mage_services.actor.file_download import FileDownload, is_there
 from mage_services.processes.process import Status, first_failure, ticks
 from mage_services.processes.startup import build_digest
 from mage_services.transport.authentication import actor_keys
@@ -52,7 +52,7 @@ KEPT_FILES = 2
 """Of weights: what the engine draws with, and what comes next."""
 
 
-class JoinedChannel:
+class RemoteChannel:
     """A `PeerChannel` whose publications name files of this machine.
 
     While weights are on their way, everything else is delivered; they come at most one version at
@@ -61,7 +61,7 @@ class JoinedChannel:
 
     def __init__(self, channel: PeerChannel, folder: Path) -> None:
         self._channel, self._folder = channel, folder
-        self._fetching: Fetching | None = None
+        self._download: FileDownload | None = None
         self._wanted: Publication | None = None
         self._has, self._num_missing = -1, 0
 
@@ -100,8 +100,8 @@ class JoinedChannel:
         if welcome.weights_path is not None and version > self._has:
             path = welcome.weights_path
             await self._want(Publication(version=version, path=path, digest="unknown"))
-        if self._fetching is not None:
-            await self._fetching.ask_again()
+        if self._download is not None:
+            await self._download.ask_again()
 
     async def _want(self, publication: Publication) -> None:
         if self._wanted is not None and self._wanted.version >= publication.version:
@@ -109,31 +109,31 @@ class JoinedChannel:
         self._wanted = publication
         name = f"weights/{publication.version}"
         file = self._folder / f"v{publication.version:06d}.safetensors"
-        self._fetching = Fetching(name, file, self._channel.send)
-        await self._fetching.ask()
+        self._download = FileDownload(name, file, self._channel.send)
+        await self._download.ask()
 
     async def _take(self, chunk: Chunk) -> Publication | None:
-        if self._fetching is None or self._wanted is None or not await self._fetching.take(chunk):
+        if self._download is None or self._wanted is None or not await self._download.take(chunk):
             return None
-        whole = msgspec.structs.replace(self._wanted, path=str(self._fetching.file))
-        self._has, self._num_missing, self._fetching = whole.version, 0, None
+        whole = msgspec.structs.replace(self._wanted, path=str(self._download.file))
+        self._has, self._num_missing, self._download = whole.version, 0, None
         for old in sorted(self._folder.glob("v*.safetensors*"))[:-KEPT_FILES]:
             old.unlink()
         return whole
 
     async def _missing(self, answer: NoFile) -> None:
         """Weights that a learner of earlier deleted: a new hello is answered with newer ones."""
-        if self._fetching is None or answer.name != self._fetching.name:
+        if self._download is None or answer.name != self._download.name:
             return
         self._num_missing += 1
         if self._num_missing > MAX_MISSING:
             raise RunError(f"the learner has no {answer.name}: {answer.reason}")
-        self._fetching = self._wanted = None
+        self._download = self._wanted = None
         await self._channel.say_hello()
 
 
-async def join(given: argparse.Namespace, folder: Path) -> str:
-    """Join, play, and return why it ended. Cancellation says goodbye."""
+async def play_remotely(given: argparse.Namespace, folder: Path) -> str:
+    """Connect, play, and return why the remote actor ended. Cancellation says goodbye."""
     keys = actor_keys(given.keys) if given.keys else None
     build = build_digest()
     channel = PeerChannel(given.connect, Enquiry(name=given.name, build=build), keys=keys)
@@ -166,7 +166,7 @@ async def _live(channel: PeerChannel, given: argparse.Namespace, build: str, fol
         )
     )
     return await play(
-        JoinedChannel(channel, folder / "weights"), config, policy, given.name, Status()
+        RemoteChannel(channel, folder / "weights"), config, policy, given.name, Status()
     )
 
 
@@ -209,21 +209,21 @@ async def fetch_policy(channel: PeerChannel, prospectus: Prospectus, folder: Pat
         file = folder / wanted.name.removeprefix("policy/")
         if is_there(wanted, file):
             continue
-        fetching = Fetching(wanted.name, file, channel.send)
-        await fetching.ask()
-        while not await _next_part(channel, fetching):
+        download = FileDownload(wanted.name, file, channel.send)
+        await download.ask()
+        while not await _next_part(channel, download):
             continue
 
 
-async def _next_part(channel: PeerChannel, fetching: Fetching) -> bool:
+async def _next_part(channel: PeerChannel, download: FileDownload) -> bool:
     """Take one answer; whether the file is whole."""
     match message := await channel.receive():
         case Chunk():
-            return await fetching.take(message)
+            return await download.take(message)
         case NoFile():
             raise RunError(f"the learner has no {message.name}: {message.reason}")
         case Prospectus():  # the link broke, and the channel asked anew
-            await fetching.ask_again()
+            await download.ask_again()
             return False
         case _:
             raise RunError(f"expected a file, got {type(message).__name__}")
@@ -241,7 +241,7 @@ async def _patience(channel: PeerChannel, given: argparse.Namespace) -> None:
 
 
 async def _until_told(given: argparse.Namespace, folder: Path) -> str:
-    """Join until SIGINT or SIGTERM."""
+    """Play until SIGINT or SIGTERM."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     told: list[int] = []
@@ -253,7 +253,7 @@ async def _until_told(given: argparse.Namespace, folder: Path) -> str:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, tell, number)
     try:
-        return await join(given, folder)
+        return await play_remotely(given, folder)
     except asyncio.CancelledError:
         if not told:
             raise
@@ -266,7 +266,7 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    """Join from a folder of its own, which goes with it unless it was named."""
+    """Play from a folder of its own, which is removed at the end unless the user named it."""
     given = _arguments()
     try:
         with tempfile.TemporaryDirectory(prefix="mage-actor-") as temporary:

@@ -127,7 +127,7 @@ def beside(ours: list[float], theirs: list[float]) -> str:
 
 
 async def played(
-    make: Callable[[], Stage], task: Task, shelf: WeightFiles, ask: Ask | None = None
+    make: Callable[[], Stage], task: Task, weights: WeightFiles, ask: Ask | None = None
 ) -> tuple[list[float], Trial]:
     """The rewards of a person, who plays first where there is one to `ask`; and the agent's trial
     on the same task. Cancellation abandons both.
@@ -139,8 +139,8 @@ async def played(
     environment, rules = stage.environment, stage.rules
     async with stage.engine as engine:
         if version is not None:
-            if not (file := shelf.file(version)).is_file():
-                kept = ", ".join(map(name_of, shelf.versions()))
+            if not (file := weights.file(version)).is_file():
+                kept = ", ".join(map(name_of, weights.versions()))
                 raise RunError(f"{file} is not there: the run has kept {kept}")
             await engine.hold(version, file)
             given = {"rules": rules, "chat": stage.chat, "name": "person", "version": version}

@@ -1,10 +1,10 @@
-"""The learner's desk: decides on each message at once, without waiting, and answers it.
+"""The learner's coordinator: decides on each message at once, without waiting, and answers it.
 
 It owns the ledger of slots and knows the peers. Whoever runs it calls `take` for each message,
 `tick` now and then, and `publish` after each step; `arrived` is set whenever a batch may have
 become complete.
 
-    peer's message   the desk
+    peer's message   the coordinator
     Hello            Welcome now, or when the policy is ready; then grants
     TrialResult      journal, then Acknowledge; perhaps the batch is complete. Of no group that was
                      ever granted: Unwanted
@@ -60,8 +60,8 @@ from mage_async.protocol.messages import (
 from mage_async.tasks.curriculum import horizon
 from mage_async.tasks.population import League, version_of
 from mage_async.trajectory import Group
-from mage_services.learner.coordinator_rules import DeskRules, Journal, Tasks, head_of
-from mage_services.learner.peer_registry import SILENCE_S, Known, freest, shares
+from mage_services.learner.coordinator_rules import CoordinatorRules, Journal, Tasks, head_of
+from mage_services.learner.peer_registry import SILENCE_S, RegisteredPeer, freest, shares
 from mage_services.transport.access import Peer
 from mage_services.transport.channel import LearnerChannel, PeerGone
 
@@ -71,19 +71,19 @@ EARLIER = "peers of an earlier life"
 
 
 @dataclass(slots=True)
-class Desk:
+class Coordinator:
     """See the module. `clock` gives seconds that never go back."""
 
     channel: LearnerChannel
     ledger: SlotLedger
     journal: Journal
     tasks: Tasks
-    rules: DeskRules
+    rules: CoordinatorRules
     clock: Callable[[], float]
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     greeted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a peer says hello."""
-    peers: dict[Peer, Known] = field(default_factory=dict)
+    peers: dict[Peer, RegisteredPeer] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     """Sentences about what peers did wrong, oldest first, at most 20."""
     users: WeightUsers = field(default_factory=WeightUsers)
@@ -259,7 +259,7 @@ class Desk:
         for owner in self.ledger.owners():
             if owner.startswith(f"{hello.name}/") and owner != peer:
                 self.ledger.peer_gone(owner)  # the same, while there was no learner
-        self.peers[peer] = Known(hello, self.clock())
+        self.peers[peer] = RegisteredPeer(hello, self.clock())
         self.greeted.set()
         if self._published is not None:
             self._welcome(peer)
@@ -280,7 +280,7 @@ class Desk:
         self.users.tell(peer, latest.version)
         self._send(peer, Welcome(version=latest.version, weights_path=latest.path, keeps=keeps))
 
-    def _hear(self, peer: Peer, known: Known) -> None:
+    def _hear(self, peer: Peer, known: RegisteredPeer) -> None:
         """It lives; one that was away learns that its groups are no longer its own."""
         was_away, known.is_away = known.is_away, False
         known.last_heard = self.clock()
@@ -298,7 +298,7 @@ class Desk:
             for known in self.peers.values():
                 known.last_heard = now
 
-    def _look_after(self, peer: Peer, known: Known, now: float) -> None:
+    def _look_after(self, peer: Peer, known: RegisteredPeer, now: float) -> None:
         """Whether it speaks. Nothing is sent to one that is away, so nothing else tells its end: a
         machine that vanished would keep the weights it was told of, and its place, for ever.
         """

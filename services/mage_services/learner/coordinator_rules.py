@@ -1,4 +1,4 @@
-"""What the desk stands on: a journal, somebody who says what is played, and a few numbers."""
+"""What the coordinator needs: a journal, a source of tasks, and a few numbers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from mage_async.trajectory import Task
 
 
 class Journal(Protocol):
-    """What the desk needs of `JournalFile`."""
+    """What the coordinator needs of `JournalFile`."""
 
     def append(self, record: Record, then: Callable[[], None] | None = None) -> None:
         """Write a record behind all earlier ones; call `then` when it is durable."""
@@ -39,8 +39,8 @@ class Tasks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DeskRules:
-    """What the desk needs of the configuration."""
+class CoordinatorRules:
+    """What the coordinator needs of the configuration."""
 
     num_episodes: int
     deadline_s: float
@@ -54,7 +54,7 @@ class DeskRules:
     curriculum: Curriculum = UNLIMITED
 
 
-def head_of(ledger: SlotLedger, rules: DeskRules, league: League) -> Head:
+def head_of(ledger: SlotLedger, rules: CoordinatorRules, league: League) -> Head:
     """All that a new segment of the journal has to begin with."""
     head = ledger.head(rules.config, rules.deadline_s)
     return msgspec.structs.replace(head, population=league.table()) if league.is_on else head

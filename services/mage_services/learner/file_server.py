@@ -17,13 +17,13 @@ from pathlib import Path
 
 from mage_async.protocol.file_transfer import CHUNK_BYTES, Questions
 from mage_async.protocol.messages import (
-    BlobFile,
     Chunk,
     Enquiry,
     Fetch,
     Message,
     NoFile,
     Prospectus,
+    ServedFile,
 )
 from mage_services.transport.access import Peer
 from mage_services.transport.channel import LearnerChannel, PeerGone
@@ -34,7 +34,7 @@ MAX_KNOWN = 64
 _Stamp = tuple[Path, int, int]
 
 
-class Blobs:
+class FileServer:
     """See the module.
 
     Args:
@@ -71,7 +71,7 @@ class Blobs:
         is asked again.
         """
         loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, thread_name_prefix="blobs") as reader:
+        with ThreadPoolExecutor(1, thread_name_prefix="files") as reader:
             while True:
                 peer = await self._turns.get()
                 questions = self._questions[peer]
@@ -100,9 +100,9 @@ class Blobs:
         files = [file for file in sorted(self._policy.iterdir()) if file.is_file()]
         return Prospectus(config=self._config, files=tuple(map(self._described, files)))
 
-    def _described(self, file: Path) -> BlobFile:
+    def _described(self, file: Path) -> ServedFile:
         name, size = f"policy/{file.name}", file.stat().st_size
-        return BlobFile(name=name, num_bytes=size, digest=self._digest(file))
+        return ServedFile(name=name, num_bytes=size, digest=self._digest(file))
 
     def _chunk(self, fetch: Fetch) -> Message:
         file = self._file(fetch.name)
@@ -130,7 +130,7 @@ class Blobs:
 
 
 def digest_of(file: Path) -> str:
-    """What `BlobDigest` says."""
+    """What `FileDigest` says."""
     with file.open("rb") as opened:
         made = hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES))
     return made.hexdigest()

@@ -1,14 +1,14 @@
-"""The learner: an inbox on the event loop, a trainer in a thread, and the desk between them.
+"""The learner: an inbox on the event loop, a trainer in a thread, and the coordinator between them.
 
-    task      consumes                waits for              unblocks
-    inbox     peers' messages         the socket             train, by `desk.arrived`
-    blobs     questions for files     the inbox              actors on other machines
-    clock     -                       half a second          lapsed grants, the supervisor's view
-    train     batches of groups       `desk.arrived`         publish, by a snapshot of the weights
-    publish   snapshots               a snapshot             actors, by announcing the version
+    task      consumes                waits for               unblocks
+    inbox     peers' messages         the socket              train, by `coordinator.arrived`
+    files     questions for files     the inbox               actors on other machines
+    clock     -                       half a second           lapsed grants, the supervisor's view
+    train     batches of groups       `coordinator.arrived`   publish, by a snapshot of the weights
+    publish   snapshots               a snapshot              actors, by announcing the version
 
 The trainer never waits for an actor but for the batch itself: it copies its weights and goes on,
-and `publishing.py` writes and announces the copy meanwhile.
+and `weight_store.py` writes and announces the copy meanwhile.
 
 A step is committed to the journal, durably, before anyone hears of its version. A learner that
 begins brings the newest checkpoint up to date from the journal, and its ledger of groups with it.
@@ -28,27 +28,27 @@ from mage_async.results.durable_files import sync
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
 from mage_services.journal.writer import JournalFile
-from mage_services.learner.coordinator import Desk
+from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.coordinator_rules import head_of
-from mage_services.learner.file_server import Blobs
+from mage_services.learner.file_server import FileServer
 from mage_services.learner.parts import (
     check_rivals,
+    coordinator_rules_of,
     journal_of,
     ledger_of,
     matchmaker_of,
     newest_checkpoint,
     pace_of,
-    rules_of_desk,
 )
-from mage_services.learner.run_log import Books
+from mage_services.learner.run_log import RunLog
 from mage_services.learner.training import Begun, Replayed, Training
 from mage_services.learner.worker import Worker
 from mage_services.processes.process import Status, run_process, ticks
 from mage_services.processes.startup import Startup, read_startup
-from mage_services.processes.time_accounting import TimeBook
+from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.transport.authentication import keys_in, learner_keys
 from mage_services.transport.channel import LearnerChannel
-from mage_services.weights.weight_store import Publishing, Shelf, shelf_of
+from mage_services.weights.weight_store import WeightStore, WeightTransport, weight_transport_of
 
 TICK_S = 0.5
 HEARD_S = 5.0
@@ -64,23 +64,23 @@ class Learner:
         self,
         startup: Startup,
         status: Status,
-        desk: Desk,
+        coordinator: Coordinator,
         league: League,
         journal: JournalFile,
         begun: Begun,
         worker: Worker,
-        shelf: Shelf,
-        books: Books,
+        weights: WeightTransport,
+        run_log: RunLog,
     ) -> None:
-        self._startup, self._status, self._desk = startup, status, desk
+        self._startup, self._status, self._coordinator = startup, status, coordinator
         self._journal, self._league = journal, league
-        self._shelf, self._earlier = shelf, shelf.versions()
-        self.publishing = Publishing(
-            shelf, self._announce, desk.unused, journal.settled, league.takes
+        self._weights, self._earlier = weights, weights.versions()
+        self.weight_store = WeightStore(
+            weights, self._announce, coordinator.unused, journal.settled, league.takes
         )
-        self._training, self._worker, self.books = begun.training, worker, books
+        self._training, self._worker, self.run_log = begun.training, worker, run_log
         self._checkpointed = newest_checkpoint(begun)
-        self._enter = books.time.enter
+        self._enter = run_log.time.enter
 
     async def train(self) -> dict[str, float]:
         """Train until the configured version, then measure parity, which is returned, and say
@@ -89,17 +89,17 @@ class Learner:
         config = self._startup.config
         opened = asyncio.get_running_loop().time()
         await self._publish(await self._worker.call(self._training.digest))
-        await self.publishing.wait_until_announced()
+        await self.weight_store.wait_until_announced()
         self._enter("batch not full")
         while self._training.trainer.version < config.learner.steps:
             await self._step()
-        await self.publishing.wait_until_announced()
+        await self.weight_store.wait_until_announced()
         parity = await self._parity()
-        self._desk.close()
+        self._coordinator.close()
         await self._checkpoint()
-        await self.books.write_end(parity)
+        await self.run_log.write_end(parity)
         await self._hear_all(opened + HEARD_S)
-        self._desk.dismiss("the run is complete")
+        self._coordinator.dismiss("the run is complete")
         return parity
 
     async def _hear_all(self, due: float) -> None:
@@ -107,52 +107,52 @@ class Learner:
         self._enter("peer gone")
         try:
             async with asyncio.timeout_at(due):
-                while not self._desk.has_heard_all():
-                    self._desk.greeted.clear()
-                    await self._desk.greeted.wait()
+                while not self._coordinator.has_heard_all():
+                    self._coordinator.greeted.clear()
+                    await self._coordinator.greeted.wait()
         except TimeoutError:
             self._status.send("note", text="somebody did not come back to hear the goodbye")
 
     async def _step(self) -> None:
         groups = await self._batch()
-        waited_s, began = self.books.waited_s(), time.monotonic()
+        waited_s, began = self.run_log.waited_s(), time.monotonic()
         self._enter("training")
         metrics = await self._worker.call(self._training.step, groups)
         self._enter("publishing")
-        await self.publishing.wait_until_announced()  # the journal has versions in their order
+        await self.weight_store.wait_until_announced()  # the journal has versions in their order
         self._enter("journal sync")
-        commit = await self._worker.call(self._training.commit, groups, self.books.elapsed_s())
+        commit = await self._worker.call(self._training.commit, groups, self.run_log.elapsed_s())
         self._league.trained(groups)  # as a restarted learner does where it reads the commit
         await self._journal.durable(commit)
         self._enter("publishing")
         await self._publish(commit.digest)
-        self._desk.keep_pace(time.monotonic() - began)
-        self._desk.lengths.trained(commit.grants)
-        self._desk.trained(commit.version)
-        record = await self.books.step(groups, metrics, waited_s)
+        self._coordinator.keep_pace(time.monotonic() - began)
+        self._coordinator.lengths.trained(commit.grants)
+        self._coordinator.trained(commit.version)
+        record = await self.run_log.step(groups, metrics, waited_s)
         if commit.version % self._startup.config.learner.checkpoint_every == 0:
             await self._checkpoint()
-            await self.books.write_end({})
-        await self.books.keep_sample(groups)
+            await self.run_log.write_end({})
+        await self.run_log.keep_sample(groups)
         self._enter("batch not full")
-        self._status.send("step", metrics=record, **self.books.view())
+        self._status.send("step", metrics=record, **self.run_log.view())
 
     async def _publish(self, digest: str) -> None:
         """Copy the weights and leave the rest to the publisher."""
-        await self.publishing.offer(await self._worker.call(self._training.snapshot), digest)
+        await self.weight_store.offer(await self._worker.call(self._training.snapshot), digest)
 
     def _announce(self, publication: Publication) -> None:
         """Tell the peers of a version that is there to be read."""
-        is_open, version = self._desk.is_open, publication.version
+        is_open, version = self._coordinator.is_open, publication.version
         if is_open or self._league.wants(version):
             self._journal.append(
                 Published(version=version, path=publication.path, digest=publication.digest)
             )
         self._league.published(version)
         if is_open:
-            self._desk.publish(publication)
+            self._coordinator.publish(publication)
         else:
-            self._desk.open(*self._lagging(publication), publication, earlier=self._earlier)
+            self._coordinator.open(*self._lagging(publication), publication, earlier=self._earlier)
 
     def _lagging(self, newest: Publication) -> list[Publication]:
         """Of a restarted learner: what actors that lag behind it have to draw with, oldest first.
@@ -167,23 +167,23 @@ class Learner:
                 "note", text="actors begin with newer weights than admission.lag says"
             )
         return [
-            Publication(version=v, path=str(self._shelf.file(v).resolve()), digest=digests[v])
+            Publication(version=v, path=str(self._weights.file(v).resolve()), digest=digests[v])
             for v in there
         ]
 
     async def _batch(self) -> list[Group]:
         """The next batch in order of grant. Cancellation leaves it in the ledger."""
-        while (groups := self._desk.take_batch()) is None:
+        while (groups := self._coordinator.take_batch()) is None:
             if self._journal.why_full() and self._checkpointed < self._training.trainer.version:
                 await self._checkpoint()  # it may make segments unnecessary
                 continue
-            self._desk.arrived.clear()
-            await self._desk.arrived.wait()
+            self._coordinator.arrived.clear()
+            await self._coordinator.arrived.wait()
         return groups
 
     async def _checkpoint(self) -> None:
         self._enter("checkpoint")
-        await self._worker.call(self._training.checkpoint, self.books.counters())
+        await self._worker.call(self._training.checkpoint, self.run_log.counters())
         self._checkpointed = self._training.trainer.version
         self._journal.compact(self._checkpointed)
 
@@ -204,20 +204,25 @@ class Learner:
         return parity
 
 
-async def _inbox(channel: LearnerChannel, desk: Desk, blobs: Blobs) -> None:
-    """Hand every message to the desk, or who asks for files to those. Cancellation loses none."""
+async def _inbox(
+    channel: LearnerChannel, coordinator: Coordinator, file_server: FileServer
+) -> None:
+    """Hand questions for files to the file server, and all else to the coordinator.
+
+    Cancellation loses no message.
+    """
     while True:
         peer, message = await channel.receive()
         if isinstance(message, Enquiry | Fetch):
-            blobs.take(peer, message)
+            file_server.take(peer, message)
         else:
-            desk.take(peer, message)
+            coordinator.take(peer, message)
 
 
-async def _clock(desk: Desk, learner: Learner, status: Status) -> None:
+async def _clock(coordinator: Coordinator, learner: Learner, status: Status) -> None:
     async for _ in ticks(TICK_S):
-        desk.tick()
-        status.send("view", **learner.books.view())
+        coordinator.tick()
+        status.send("view", **learner.run_log.view())
 
 
 async def main(startup: Startup, status: Status) -> None:
@@ -225,8 +230,8 @@ async def main(startup: Startup, status: Status) -> None:
 
     Until the policy and the ledger are as they were, what peers say waits in the socket.
     """
-    config, time_book, worker = startup.config, TimeBook("preparing"), Worker()
-    ledger, rules = ledger_of(config), rules_of_desk(config)
+    config, time_accounting, worker = startup.config, TimeAccounting("preparing"), Worker()
+    ledger, rules = ledger_of(config), coordinator_rules_of(config)
     league = League(config.population, environment_of(config).facts)
     with LearnerChannel(
         startup.address,
@@ -239,19 +244,28 @@ async def main(startup: Startup, status: Status) -> None:
         warm_start_s, training = time.monotonic() - began, begun.training
         journal = journal_of(startup, begun, head_of(ledger, rules, league))
         ledger.resume(time.monotonic())
-        shelf, matchmaker = shelf_of(startup.run, config), matchmaker_of(config, league)
-        desk = Desk(channel, ledger, journal, matchmaker, rules, time.monotonic)
-        desk.pace, desk.league, desk.weights_of = pace_of(config), league, shelf.file
-        check_rivals(desk.rivals(), shelf)
-        status.send("fact", text=shelf.describe())
-        books = Books(startup, desk, league, training, worker, warm_start_s, time_book)
-        learner = Learner(startup, status, desk, league, journal, begun, worker, shelf, books)
+        weights = weight_transport_of(startup.run, config)
+        matchmaker = matchmaker_of(config, league)
+        coordinator = Coordinator(channel, ledger, journal, matchmaker, rules, time.monotonic)
+        coordinator.pace, coordinator.league, coordinator.weights_of = (
+            pace_of(config),
+            league,
+            weights.file,
+        )
+        check_rivals(coordinator.rivals(), weights)
+        status.send("fact", text=weights.describe())
+        run_log = RunLog(
+            startup, coordinator, league, training, worker, warm_start_s, time_accounting
+        )
+        learner = Learner(
+            startup, status, coordinator, league, journal, begun, worker, weights, run_log
+        )
         try:
-            blobs = Blobs(channel, rules.config, startup.run.policy, shelf.file)
-            await _live(channel, desk, blobs, learner, journal, status, begun.replayed)
+            file_server = FileServer(channel, rules.config, startup.run.policy, weights.file)
+            await _live(channel, coordinator, file_server, learner, journal, status, begun.replayed)
         finally:
             journal.close()
-            learner.publishing.close()
+            learner.weight_store.close()
         worker.close()
         channel.close(linger_s=2.0)
     status.send("done", reason="the run is complete")
@@ -275,27 +289,27 @@ async def _begin(
 
 async def _live(
     channel: LearnerChannel,
-    desk: Desk,
-    blobs: Blobs,
+    coordinator: Coordinator,
+    file_server: FileServer,
     learner: Learner,
     journal: JournalFile,
     status: Status,
     replayed: list[Replayed],
 ) -> None:
     """Train to the end beside inbox, clock and the journal's watch. Cancellation ends all."""
-    await learner.books.complete(replayed)
+    await learner.run_log.complete(replayed)
     async with asyncio.TaskGroup() as tasks:
         others = [
-            tasks.create_task(_inbox(channel, desk, blobs), name="inbox"),
-            tasks.create_task(blobs.run(), name="blobs"),
-            tasks.create_task(_clock(desk, learner, status), name="clock"),
+            tasks.create_task(_inbox(channel, coordinator, file_server), name="inbox"),
+            tasks.create_task(file_server.run(), name="files"),
+            tasks.create_task(_clock(coordinator, learner, status), name="clock"),
             tasks.create_task(journal.watch(), name="journal"),
-            tasks.create_task(learner.publishing.run(), name="publish"),
+            tasks.create_task(learner.weight_store.run(), name="publish"),
         ]
         parity = await learner.train()
         for other in others:
             other.cancel()
-    await learner.books.write_end(parity)  # again: now nothing is taken in any more
+    await learner.run_log.write_end(parity)  # again: now nothing is taken in any more
 
 
 def _announce(startup: Startup, status: Status) -> None:

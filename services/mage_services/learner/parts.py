@@ -14,10 +14,10 @@ from mage_async.tasks.matchmaking import Matchmaker
 from mage_async.tasks.population import League
 from mage_async.tasks.task_stream import TaskStream
 from mage_services.journal.writer import JournalFile
-from mage_services.learner.coordinator_rules import DeskRules
+from mage_services.learner.coordinator_rules import CoordinatorRules
 from mage_services.learner.training import Begun
 from mage_services.processes.startup import Startup
-from mage_services.weights.weight_store import Shelf
+from mage_services.weights.weight_store import WeightTransport
 
 
 def ledger_of(config: Config) -> SlotLedger:
@@ -46,13 +46,14 @@ def matchmaker_of(config: Config, league: League) -> Matchmaker:
     )
 
 
-def check_rivals(versions: Iterable[int], shelf: Shelf) -> None:
+def check_rivals(versions: Iterable[int], weights: WeightTransport) -> None:
     """Whether the weights of all rivals that the journal names are there.
 
     Raises:
         RunError: some are gone.
     """
-    missing = [file for version in sorted(versions) if not (file := shelf.file(version)).is_file()]
+    files = [weights.file(version) for version in sorted(versions)]
+    missing = [file for file in files if not file.is_file()]
     if missing:
         raise RunError(
             f"the journal names rivals whose weights are gone: {', '.join(map(str, missing))}; "
@@ -68,9 +69,9 @@ def pace_of(config: Config) -> Concurrency:
     )
 
 
-def rules_of_desk(config: Config) -> DeskRules:
-    """What the desk needs to know."""
-    return DeskRules(
+def coordinator_rules_of(config: Config) -> CoordinatorRules:
+    """What the coordinator needs to know."""
+    return CoordinatorRules(
         config.trial.episodes,
         config.admission.grant_deadline_s,
         config.admission.max_drops_in_a_row,

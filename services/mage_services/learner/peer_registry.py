@@ -1,4 +1,4 @@
-"""The peers that a desk let in: when they spoke last, and what they said."""
+"""The peers that a coordinator let in: when they spoke last, and what they said."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ supervisor has ended a local one; half an hour for one that makes its engine."""
 
 
 @dataclass(slots=True)
-class Known:
+class RegisteredPeer:
     """A peer that was let in."""
 
     hello: Hello
@@ -40,7 +40,7 @@ class Known:
         return self.is_away and now - self.last_heard > LOST * self.patience_s()
 
 
-def freest(peers: Mapping[Peer, Known], num_playing: Callable[[Peer], int]) -> Peer | None:
+def freest(peers: Mapping[Peer, RegisteredPeer], num_playing: Callable[[Peer], int]) -> Peer | None:
     """The actor that can take on the most groups more, if any can."""
     free = {
         peer: known.hello.credits - num_playing(peer)
@@ -51,7 +51,7 @@ def freest(peers: Mapping[Peer, Known], num_playing: Callable[[Peer], int]) -> P
     return best if best is not None and free[best] > 0 else None
 
 
-def shares(peers: Mapping[Peer, Known]) -> dict[str, dict[str, float]]:
+def shares(peers: Mapping[Peer, RegisteredPeer]) -> dict[str, dict[str, float]]:
     """Seconds by state of each actor, as it last said."""
     return {
         known.hello.name: dict(known.beat.blocked_s)

@@ -16,34 +16,34 @@ from mage_async.results.metrics import batch_metrics, batch_totals, check_names,
 from mage_async.results.run_files import read_lines
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
-from mage_services.learner.coordinator import Desk
+from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.training import Replayed, Training
 from mage_services.learner.worker import Worker
 from mage_services.processes.startup import Startup
-from mage_services.processes.time_accounting import TimeBook
+from mage_services.processes.time_accounting import TimeAccounting
 
 
-class Books:
+class RunLog:
     """One learner's; those of earlier lives of the run are gone on with."""
 
     def __init__(
         self,
         startup: Startup,
-        desk: Desk,
+        coordinator: Coordinator,
         league: League,
         training: Training,
         worker: Worker,
         warm_start_s: float,
-        time_book: TimeBook,
+        time_accounting: TimeAccounting,
     ) -> None:
         self._run, self._config = startup.run, startup.config
-        self._desk, self._league = desk, league
+        self._coordinator, self._league = coordinator, league
         self._training, self._worker, self._warm_start_s = training, worker, warm_start_s
         self._units = environment_of(startup.config).facts.units
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
         self._last = time.monotonic()
         self._totals: dict[str, float] = dict(training.counters.get("totals", {}))
-        self.time = time_book
+        self.time = time_accounting
 
     def elapsed_s(self) -> float:
         """Since training began, in all lives of the run."""
@@ -84,14 +84,14 @@ class Books:
     def counters(self) -> dict[str, Any]:
         """What a checkpoint has to remember."""
         return {
-            "next_grant": self._desk.ledger.next_grant,
+            "next_grant": self._coordinator.ledger.next_grant,
             "train_s": self.elapsed_s(),
             "totals": self._totals,
         }
 
     async def write_end(self, parity: dict[str, float]) -> None:
         """What only the learner knows of the run so far; written at checkpoints and at the end."""
-        counts = self._desk.counts()
+        counts = self._coordinator.counts()
         end = {
             "version": self._training.trainer.version,
             "warm_start_s": self._warm_start_s,
@@ -101,7 +101,7 @@ class Books:
             "trials": trial_counts(counts),
             "dropped_by_reason": dict(counts.dropped_by_reason),
             "granted_again": counts.granted_again,
-            "fates": self._desk.fates(),
+            "fates": self._coordinator.fates(),
             "blocked_s": self.shares(),
         }
         if self._league.is_on:
@@ -110,14 +110,14 @@ class Books:
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Seconds by state, of the learner and of every actor."""
-        return {"learner": self.time.seconds(), **self._desk.shares()}
+        return {"learner": self.time.seconds(), **self._coordinator.shares()}
 
     def view(self) -> dict[str, Any]:
         """What the terminal shows beside a step's metrics."""
         return {
-            "trials": trial_counts(self._desk.counts()),
+            "trials": trial_counts(self._coordinator.counts()),
             "blocked_s": self.shares(),
-            "faults": self._desk.faults[-3:],
+            "faults": self._coordinator.faults[-3:],
         }
 
     def _record(
@@ -137,7 +137,7 @@ class Books:
             **batch_metrics(groups, self._units, elapsed_s, shape.episodes),
             **metrics,
             "waiting_s": waited_s,
-            "groups_in_flight": self._desk.counts().groups.in_flight,
+            "groups_in_flight": self._coordinator.counts().groups.in_flight,
         }
         check_names(record)
         for name, value in {**batch_totals(groups), "train_s": record["train_s"]}.items():

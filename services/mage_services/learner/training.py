@@ -57,7 +57,7 @@ from mage_services.processes.startup import Startup
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A step computed again, for the books."""
+    """A step computed again, for the run log."""
 
     groups: list[Group]
     metrics: dict[str, Any]

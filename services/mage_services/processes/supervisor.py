@@ -23,7 +23,7 @@ from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.processes.child import Child, Spec
-from mage_services.processes.time_accounting import TimeBook
+from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.terminal.view import View
 
 LEAVE_S = 3.0
@@ -62,7 +62,7 @@ class Supervisor:
     _num_starting: int = 0
     """Processes that have not said a word."""
     _num_backing_off: int = 0
-    time: TimeBook = field(default_factory=lambda: TimeBook("process starting"))
+    time: TimeAccounting = field(default_factory=lambda: TimeAccounting("process starting"))
 
     async def supervise(self) -> None:
         """Run to the end.

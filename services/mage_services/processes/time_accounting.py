@@ -4,8 +4,8 @@ import time
 from collections import defaultdict
 
 
-class TimeBook:
-    """Books wall time on named states; entering one ends the last.
+class TimeAccounting:
+    """Counts wall time by named state; entering one ends the last.
 
     States are few and named in `STATES`; a process shows them as what it does or what it waits for.
     """

@@ -108,7 +108,7 @@ class ChannelStatistics:
 
 
 @dataclass(slots=True)
-class Door:
+class AccessControl:
     """Decides what to do with frames from a peer. Nothing here waits or sends."""
 
     build: str

@@ -36,10 +36,10 @@ from mage_async.protocol.messages import (
     encode,
 )
 from mage_async.protocol.rate_limits import DEFAULT_ALLOWANCE, Allowance
-from mage_services.transport.access import ChannelStatistics, Door, Peer
+from mage_services.transport.access import AccessControl, ChannelStatistics, Peer
 from mage_services.transport.authentication import Gate, LearnerKeys, PeerKeys
+from mage_services.transport.connection_limits import SilentConnections
 from mage_services.transport.connections import LearnerLinks, PeerLink
-from mage_services.transport.silent_connections import Lobby
 from mage_services.transport.sockets import (
     HIGH_WATER_MESSAGES,
     bind,
@@ -80,7 +80,7 @@ class LearnerChannel:
         """
         check_address(address, has_keys=keys is not None)
         known = frozenset() if keys is None else keys.known
-        self._door = Door(build, config_digest, limits, allowance, known)
+        self._access = AccessControl(build, config_digest, limits, allowance, known)
         self._context = zmq.asyncio.Context()
         self._socket = open_socket(self._context, zmq.ROUTER, address, limits.max_frame_bytes())
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -89,7 +89,7 @@ class LearnerChannel:
             self._gate = Gate(self._context, self._may_enter)
             self._gate.start()
             keys.apply(self._socket)
-        self._links = LearnerLinks(self._socket, self._door, Lobby())
+        self._links = LearnerLinks(self._socket, self._access, SilentConnections())
         try:
             bind(self._socket, address)
         except RunError:
@@ -123,7 +123,7 @@ class LearnerChannel:
             peer = identity.bytes.decode("latin-1")
             now = time.monotonic()
             self._links.spoke(identity)
-            verdict = self._door.receive(peer, [_content(frame) for frame in frames], now=now)
+            verdict = self._access.receive(peer, [_content(frame) for frame in frames], now=now)
             if verdict.is_over:
                 self._links.cut(identity, now=now)
             if verdict.answer is not None:
@@ -138,7 +138,7 @@ class LearnerChannel:
             PeerGone: the peer has ended, or 1,024 messages to it wait unread.
             WireError: the message is out of bounds.
         """
-        frames = encode(message, self._door.limits)
+        frames = encode(message, self._access.limits)
         try:
             send_now(self._socket, [peer.encode("latin-1"), *frames])
         except zmq.Again as fault:
@@ -148,21 +148,21 @@ class LearnerChannel:
         except zmq.ZMQError as fault:
             if fault.errno != zmq.EHOSTUNREACH:
                 raise
-            self._door.forget(peer)
+            self._access.forget(peer)
             raise PeerGone(f"{peer} is gone: its connection ended") from fault
-        self._door.sent(peer, message)
+        self._access.sent(peer, message)
 
     def forget(self, peer: Peer) -> None:
         """Let a peer in no more: when it speaks again it is asked who it is."""
-        self._door.forget(peer)
+        self._access.forget(peer)
 
     def statistics(self) -> ChannelStatistics:
         """Who is connected, and what went wrong with whom."""
-        return self._door.statistics()
+        return self._access.statistics()
 
     def take_notes(self) -> list[str]:
         """Sentences about who was refused or turned away, for the screen; each is given once."""
-        return self._door.take_notes()
+        return self._access.take_notes()
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close; blocks at most `linger_s` until what was sent has left this process."""
@@ -171,7 +171,7 @@ class LearnerChannel:
         self._end(linger_s)
 
     def _may_enter(self, key: bytes, address: str) -> bool:
-        return self._door.may_enter(key, address, now=time.monotonic())
+        return self._access.may_enter(key, address, now=time.monotonic())
 
     def _answer_stranger(self, peer: Peer, answer: Message) -> None:
         try:

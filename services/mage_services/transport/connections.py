@@ -10,10 +10,9 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mage_async.errors import PeerRefused
-from mage_services.transport.access import Door
-from mage_services.transport.silent_connections import Lobby
+from mage_services.transport.access import AccessControl
+from mage_services.transport.connection_limits import SilentConnections, UnfinishedMessages
 from mage_services.transport.sockets import Line, bytes_brought, cut, take_now
-from mage_services.transport.unfinished_messages import Unfinished
 
 _EVERY_MESSAGES = 32
 """How often to look at events under a flood of messages."""
@@ -33,10 +32,10 @@ MAX_FAILED_HANDSHAKES = 20
 class LearnerLinks:
     """The connections of the learner's socket; on TCP those that say nothing are ended."""
 
-    def __init__(self, made: Line, door: Door, lobby: Lobby) -> None:
-        self._socket, self._door, self._lobby = made, door, lobby
+    def __init__(self, made: Line, access: AccessControl, silent: SilentConnections) -> None:
+        self._socket, self._access, self._silent = made, access, silent
         self._countdown, self._next_count = 0, 0.0
-        self._unfinished = Unfinished()
+        self._unfinished = UnfinishedMessages()
         self.monitor = _monitor(made, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED)
 
     def look(self) -> None:
@@ -48,20 +47,20 @@ class LearnerLinks:
         now = time.monotonic()
         while (event := _next(self.monitor)) is not None:
             self._take(*event, now)
-        for connection in self._lobby.overdue(now=now):
+        for connection in self._silent.overdue(now=now):
             cut(connection)
 
     def spoke(self, identity: zmq.Frame) -> None:
         """A message has come, with the frame that says from whom."""
         connection = identity.get(zmq.SRCFD)
-        self._lobby.spoke(connection)
+        self._silent.spoke(connection)
         self._unfinished.finished(connection)
 
     def cut(self, identity: zmq.Frame, *, now: float) -> None:
         """End the connection that a message came from, and bar its key."""
         address = str(identity.get("Peer-Address"))
-        if self._door.known_keys:
-            self._door.bar(str(identity.get("User-Id")).encode(), address, now=now)
+        if self._access.known_keys:
+            self._access.bar(str(identity.get("User-Id")).encode(), address, now=now)
         cut(identity.get(zmq.SRCFD))
 
     def close(self) -> None:
@@ -81,18 +80,20 @@ class LearnerLinks:
         for connection in self._unfinished.connections():
             if self._unfinished.brought(connection, bytes_brought(connection)):
                 cut(connection)
-                self._door.turned_away("a message that did not end")
+                self._access.turned_away("a message that did not end")
 
     def _take(self, kind: int, value: int, address: str, now: float) -> None:
         if kind == zmq.EVENT_ACCEPTED and address.startswith("tcp://"):
             self._unfinished.arrived(value)
-            for connection in self._lobby.arrived(value, now=now):
+            for connection in self._silent.arrived(value, now=now):
                 cut(connection)
         elif kind == zmq.EVENT_DISCONNECTED:
-            self._lobby.left(value)
+            self._silent.left(value)
             self._unfinished.left(value)
         elif kind & _FAILED and kind != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the gate counts those
-            self._door.turned_away("a handshake that failed: no keys, or those of another learner")
+            self._access.turned_away(
+                "a handshake that failed: no keys, or those of another learner"
+            )
 
 
 class PeerLink:

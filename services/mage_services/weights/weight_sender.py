@@ -26,7 +26,7 @@ BUCKET_BYTES = 512 << 20
 class WeightSender:
     """The learner's side: keeps published versions in memory, and sends them to who asks.
 
-    It takes the place of `publishing.WeightFiles`. Its threads end with the process.
+    It takes the place of `weight_store.WeightFiles`. Its threads end with the process.
 
     Args:
         folder: where manifests are written.

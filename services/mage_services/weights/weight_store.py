@@ -27,7 +27,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_services.weights.weight_sender import WeightSender
 
 
-class Shelf(Protocol):
+class WeightTransport(Protocol):
     """Where published versions lie until nobody may read them."""
 
     def write(self, snapshot: Snapshot) -> Path:
@@ -51,7 +51,7 @@ class Shelf(Protocol):
         ...
 
 
-def shelf_of(run: RunDirectory, config: Config) -> Shelf:
+def weight_transport_of(run: RunDirectory, config: Config) -> WeightTransport:
     """What `transport.weights` asks for."""
     every, steps = config.evaluation.every, config.learner.steps
     match config.transport.weights:
@@ -67,7 +67,7 @@ def shelf_of(run: RunDirectory, config: Config) -> Shelf:
 
 
 class WeightFiles:
-    """A safetensors file a version, in a folder of the disk or of shared memory; a `Shelf`."""
+    """A safetensors file a version, in a folder of the disk or of shared memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -98,25 +98,25 @@ class WeightFiles:
         return self._folder / f"v{version:06d}.safetensors"
 
 
-class Publishing:
+class WeightStore:
     """See the module.
 
     Args:
         announce: tells the peers; called in the event loop.
-        unused: of some versions those that nobody may read, by the desk's books.
-        settled: waits until the journal holds durably what those books rest on.
+        unused: of some versions those that nobody may read, by the coordinator.
+        settled: waits until the journal holds durably what that rests on.
         keeps: whether a version is to stay, for later lives of the run too.
     """
 
     def __init__(
         self,
-        shelf: Shelf,
+        transport: WeightTransport,
         announce: Callable[[Publication], None],
         unused: Callable[[list[int]], list[int]],
         settled: Callable[[], Awaitable[None]],
         keeps: Callable[[int], bool] = lambda version: False,
     ) -> None:
-        self._shelf, self._announce, self._unused = shelf, announce, unused
+        self._transport, self._announce, self._unused = transport, announce, unused
         self._settled, self._keeps = settled, keeps
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
         self._offered: tuple[Snapshot, str] | None = None
@@ -155,14 +155,14 @@ class Publishing:
 
     async def _publish(self, snapshot: Snapshot, digest: str) -> None:
         loop = asyncio.get_running_loop()
-        path = await loop.run_in_executor(self._thread, self._shelf.write, snapshot)
+        path = await loop.run_in_executor(self._thread, self._transport.write, snapshot)
         if self._keeps(snapshot.version):
             for each in (path, path.parent):  # the file, and its name
                 await loop.run_in_executor(self._thread, sync, each)
         self._announce(
             Publication(version=snapshot.version, path=str(path.resolve()), digest=digest)
         )
-        there = await loop.run_in_executor(self._thread, self._shelf.versions)
+        there = await loop.run_in_executor(self._thread, self._transport.versions)
         if unused := self._unused(there):
             await self._settled()
-            await loop.run_in_executor(self._thread, self._shelf.remove, unused)
+            await loop.run_in_executor(self._thread, self._transport.remove, unused)

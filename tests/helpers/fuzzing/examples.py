@@ -55,9 +55,9 @@ def example_messages() -> list[messages.Message]:
     ]
 
 
-def example_file() -> messages.BlobFile:
+def example_file() -> messages.ServedFile:
     """Of a model's directory."""
-    return messages.BlobFile(name="policy/config.json", num_bytes=99, digest=4 * "01234567")
+    return messages.ServedFile(name="policy/config.json", num_bytes=99, digest=4 * "01234567")
 
 
 def example_grant() -> messages.GroupGrant:
