@@ -229,7 +229,7 @@ class World:
             message = player.outbox.pop(0)
             if isinstance(message, Hello) or player.peer in self.coordinator.peers:
                 self.coordinator.take(player.peer, message)
-            else:  # the access does not let it in
+            else:  # access control does not let it in
                 self.send(player.peer, WhoAreYou())
         elif player.peer not in self.coordinator.peers:
             player.outbox.append(player.hello())

@@ -1,4 +1,4 @@
-"""The coordinator's decisions, message by message, on the real ledger and access."""
+"""The coordinator's decisions, message by message, on the real ledger and access control."""
 
 from dataclasses import replace
 

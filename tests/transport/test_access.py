@@ -1,4 +1,4 @@
-"""The access and the silent: who is let in, who is refused, and what is remembered of strangers."""
+"""Access control and connection limits: who is let in, and what is remembered of strangers."""
 
 from mage_async.protocol.messages import (
     Acknowledge,
@@ -40,7 +40,7 @@ def heartbeat() -> Heartbeat:
 
 
 def opened() -> AccessControl:
-    """A access behind which `a` is."""
+    """Access control that has let `a` in."""
     access = AccessControl("b1", "c1", allowance=SLOW)
     access.receive("a", encode(hello()), now=0.0)
     return access
