@@ -47,7 +47,7 @@ def filter_of(environment: Environment) -> Belief | None:
     return None if found is None else found("train")
 
 
-def information(trial: Trial, environment: Environment) -> list[float]:
+def information_gain(trial: Trial, environment: Environment) -> list[float]:
     """Nats that each turn gained about the trial's member, in order; 0 for remarks.
 
     The actions are played again: same task, same luck, same answers.
@@ -74,7 +74,7 @@ def bonuses(trials: Sequence[Trial], environment: Environment, weight: float) ->
     return [
         [
             weight * gain if turn.episode + 1 < trial.num_episodes else 0.0
-            for turn, gain in zip(trial.turns, information(trial, environment), strict=True)
+            for turn, gain in zip(trial.turns, information_gain(trial, environment), strict=True)
         ]
         for trial in trials
     ]

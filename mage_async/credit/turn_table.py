@@ -88,8 +88,10 @@ def build_table(
     """
     trials = [(number, trial) for number, group in enumerate(groups) for trial in group.trials]
     paid = bonuses or [[0.0] * len(trial.turns) for _, trial in trials]
-    worth = [
-        _worth(trial, credit, own, turn_discount=turn_discount, episode_discount=episode_discount)
+    credited = [
+        _credited(
+            trial, credit, own, turn_discount=turn_discount, episode_discount=episode_discount
+        )
         for (_, trial), own in zip(trials, paid, strict=True)
     ]
     turns = list(chain.from_iterable(trial.turns for _, trial in trials))
@@ -101,8 +103,8 @@ def build_table(
         member=np.repeat(members, counts),
         seat=np.repeat(_integers([trial.task.seat for _, trial in trials]), counts),
         **_turn_columns(turns),
-        returns=np.array([value for values, _ in worth for value in values], np.float64),
-        episode_score=np.array([score for _, scores in worth for score in scores], np.float64),
+        returns=np.array([value for values, _ in credited for value in values], np.float64),
+        episode_score=np.array([score for _, scores in credited for score in scores], np.float64),
     )
 
 
@@ -118,7 +120,7 @@ def _turn_columns(turns: Sequence[Turn]) -> dict[str, np.ndarray]:
     }
 
 
-def _worth(
+def _credited(
     trial: Trial,
     credit: Credit,
     bonus: Sequence[float],
@@ -128,8 +130,7 @@ def _worth(
 ) -> tuple[list[float], list[float]]:
     """Return and episode score of every turn of a trial, in order.
 
-    A remark, whether it looks back or ahead, is worth what it led to: the return of the next
-    action.
+    A remark, whether it looks back or ahead, gets the return of the next action, which it led to.
     """
     credited = credit(
         *_played(trial), turn_discount=turn_discount, episode_discount=episode_discount

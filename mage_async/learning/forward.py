@@ -1,6 +1,7 @@
 """One forward over packed sequences, up to the log-probs of the sampled tokens."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from mage_async.learning.packing import Packed
 from mage_async.learning.token_loss import HeadInputs
 from mage_kernels import backend_report, linear_logprob
 
-__all__ = ["Batch", "Row", "backend_report", "head_inputs", "hidden_states", "token_logprobs"]
+__all__ = ["Minibatch", "Row", "backend_report", "head_inputs", "hidden_states", "token_logprobs"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +27,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class Minibatch:
     """A `Packed` on the learner's device: the row, and where its sampled tokens come from."""
 
     row: Row
@@ -37,8 +38,8 @@ class Batch:
     sharpness: torch.Tensor | None = None
     """float32 [N]: the temperature of actions over the token's own; None: 1 everywhere"""
 
-    @staticmethod
-    def of(packed: Packed, device: torch.device, sharpness: np.ndarray | None = None) -> "Batch":
+    @classmethod
+    def of(cls, packed: Packed, device: torch.device, sharpness: np.ndarray | None = None) -> Self:
         """Copy what a forward needs to a device."""
 
         def put(values: np.ndarray) -> torch.Tensor:
@@ -47,28 +48,28 @@ class Batch:
         boundaries = Boundaries.of(put(packed.lengths))
         row = Row(put(packed.tokens)[None], put(packed.positions)[None], boundaries)
         own = None if sharpness is None else put(sharpness.astype(np.float32))
-        return Batch(row, put(packed.sources), put(packed.targets), own)
+        return cls(row, put(packed.sources), put(packed.targets), own)
 
 
 def token_logprobs(
-    model: PreTrainedModel, batch: Batch, temperature: float
+    model: PreTrainedModel, minibatch: Minibatch, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-prob and entropy of each sampled token, in nats, after temperature: two float32 [N]."""
-    inputs = head_inputs(model, batch, temperature)
+    inputs = head_inputs(model, minibatch, temperature)
     return linear_logprob(inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature)
 
 
-def head_inputs(model: PreTrainedModel, batch: Batch, temperature: float) -> HeadInputs:
+def head_inputs(model: PreTrainedModel, minibatch: Minibatch, temperature: float) -> HeadInputs:
     """The transformer's forward, up to where log-probs are made.
 
     Args:
         temperature: of tokens whose `sharpness` is 1.
     """
-    hidden = hidden_states(model, batch.row)[batch.sources]
-    if batch.sharpness is not None:  # logits are linear in the states: each token has its own
-        hidden = hidden * batch.sharpness[:, None].to(hidden.dtype)
+    hidden = hidden_states(model, minibatch.row)[minibatch.sources]
+    if minibatch.sharpness is not None:  # logits are linear in the states: each token has its own
+        hidden = hidden * minibatch.sharpness[:, None].to(hidden.dtype)
     head = model.get_output_embeddings().weight
-    return HeadInputs(hidden, head, batch.targets, 1.0 / temperature)
+    return HeadInputs(hidden, head, minibatch.targets, 1.0 / temperature)
 
 
 def hidden_states(model: PreTrainedModel, row: Row) -> torch.Tensor:

@@ -5,12 +5,32 @@ Shapes: `T` packed tokens, `S` sequences (segments), `N` sampled tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from mage_async.policy_version import PROVENANCES, VersionRun
 from mage_async.trajectory import Segment, Trial
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledTokens:
+    """What is known of each sampled token of one segment, or of all that are packed: all [N]."""
+
+    logprobs: np.ndarray
+    """float32: under the behaviour policy"""
+    advantages: np.ndarray
+    """float32"""
+    policy_versions: np.ndarray
+    """int32: which weights drew the token"""
+    kv_versions: np.ndarray
+    """int32: the oldest weights among the cached keys it was drawn from"""
+    episodes: np.ndarray
+    """int32"""
+    kinds: np.ndarray
+    """int32: `Kind` of the token's turn"""
+    provenances: np.ndarray
+    """int32: how its versions are known, a place in `PROVENANCES`"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,36 +47,22 @@ class Packed:
     """int64 [N]: the packed position whose hidden state predicts the sampled token"""
     targets: np.ndarray
     """int64 [N]: the sampled tokens"""
-    logprobs: np.ndarray
-    """float32 [N]: under the behaviour policy"""
-    advantages: np.ndarray
-    """float32 [N]"""
-    policy_versions: np.ndarray
-    """int32 [N]: which weights drew the token"""
-    kv_versions: np.ndarray
-    """int32 [N]: the oldest weights among the cached keys it was drawn from"""
-    episodes: np.ndarray
-    """int32 [N]"""
-    kinds: np.ndarray
-    """int32 [N]: `Kind` of the token's turn"""
-    provenances: np.ndarray
-    """int32 [N]: how its versions are known, a place in `PROVENANCES`"""
+    sampled: SampledTokens
     turns: np.ndarray
     """int64 [N]: the number of the token's turn, from 0 without gaps"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequenced:
-    """One segment with what its sampled tokens are worth, ready to be packed."""
+    """One segment with the advantages of its sampled tokens, ready to be packed."""
 
     tokens: np.ndarray
-    sampled: np.ndarray
-    """int64 [n]: positions of the sampled tokens"""
-    logprobs: np.ndarray
-    columns: np.ndarray
-    """float64 [6, n]: advantage, policy version, kv version, episode, kind, provenance"""
+    """int32 [tokens up to the last sampled one]"""
+    places: np.ndarray
+    """int64 [n]: where the sampled tokens stand"""
+    sampled: SampledTokens
     turn_lengths: np.ndarray
-    """int64: sampled tokens of each turn; they sum to n"""
+    """int64 [turns]: sampled tokens of each turn; they sum to n"""
 
 
 def sequences(trial: Trial, advantages: np.ndarray) -> list[Sequenced]:
@@ -78,20 +84,17 @@ def pack(parts: Sequence[Sequenced]) -> Packed:
     lengths = np.array([len(part.tokens) for part in parts], np.int64)
     starts = np.cumsum(lengths) - lengths
     tokens = np.concatenate([part.tokens for part in parts]).astype(np.int64)
-    drawn = np.concatenate(
-        [part.sampled + start for part, start in zip(parts, starts, strict=True)]
+    places = np.concatenate(
+        [part.places + start for part, start in zip(parts, starts, strict=True)]
     )
-    columns = np.concatenate([part.columns for part in parts], axis=1)
     turns = np.concatenate([part.turn_lengths for part in parts])
     return Packed(
         tokens,
         np.arange(len(tokens)) - np.repeat(starts, lengths),
         lengths,
-        drawn - 1,
-        tokens[drawn],
-        np.concatenate([part.logprobs for part in parts]),
-        columns[0].astype(np.float32),
-        *(row.astype(np.int32) for row in columns[1:]),
+        places - 1,
+        tokens[places],
+        _joined([part.sampled for part in parts]),
         np.repeat(np.arange(len(turns)), turns),
     )
 
@@ -100,29 +103,30 @@ def _sequence(
     segment: Segment, trial: Trial, turns: list[int], advantages: np.ndarray
 ) -> Sequenced:
     spans = [trial.turns[i] for i in turns]
-    counts = [turn.stop - turn.start for turn in spans]
-    sampled = np.concatenate([np.arange(turn.start, turn.stop) for turn in spans])
-    per_turn = np.array(
-        [
-            advantages[turns],
-            [turn.episode for turn in spans],
-            [turn.kind for turn in spans],
-        ]
+    counts = np.array([turn.stop - turn.start for turn in spans], np.int64)
+    places = np.concatenate([np.arange(turn.start, turn.stop) for turn in spans])
+    policy, kv, provenance = _versions(segment.versions, places)
+    sampled = SampledTokens(
+        logprobs=segment.logprobs[places],
+        advantages=np.repeat(advantages[turns].astype(np.float32), counts),
+        policy_versions=policy,
+        kv_versions=kv,
+        episodes=np.repeat(np.array([turn.episode for turn in spans], np.int32), counts),
+        kinds=np.repeat(np.array([turn.kind for turn in spans], np.int32), counts),
+        provenances=provenance,
     )
-    worth, episode, kind = np.repeat(per_turn, counts, axis=1)
-    policy, kv, provenance = _versions(segment.versions, sampled)
-    end = int(sampled[-1]) + 1
-    return Sequenced(
-        segment.tokens[:end],
-        sampled,
-        segment.logprobs[sampled],
-        np.stack([worth, policy, kv, episode, kind, provenance]),
-        np.array(counts, np.int64),
+    return Sequenced(segment.tokens[: int(places[-1]) + 1], places, sampled, counts)
+
+
+def _joined(parts: Sequence[SampledTokens]) -> SampledTokens:
+    names = [field.name for field in fields(SampledTokens)]
+    return SampledTokens(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     )
 
 
-def _versions(runs: Sequence[VersionRun], positions: np.ndarray) -> np.ndarray:
-    """Policy version, key version and provenance of some positions: float64 [3, n]."""
+def _versions(runs: Sequence[VersionRun], places: np.ndarray) -> np.ndarray:
+    """Policy version, key version and provenance of some tokens: int32 [3, n]."""
     rows = [(run.policy, run.kv, PROVENANCES.index(run.provenance)) for run in runs]
     starts = np.array([run.start for run in runs])
-    return np.array(rows, np.float64)[np.searchsorted(starts, positions, "right") - 1].T
+    return np.array(rows, np.int32)[np.searchsorted(starts, places, "right") - 1].T

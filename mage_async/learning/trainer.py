@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from mage_async.admission.staleness import TokenAges, staleness_metrics
 from mage_async.config.schema import Learner
 from mage_async.learning.corrections.surrogate import Surrogate, Tokens
-from mage_async.learning.forward import Batch, head_inputs, token_logprobs
+from mage_async.learning.forward import Minibatch, head_inputs, token_logprobs
 from mage_async.learning.packing import Packed, Sequenced, pack
 from mage_async.learning.token_loss import loss_pass
 from mage_async.trajectory import Kind
@@ -21,10 +21,10 @@ from mage_async.trajectory import Kind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A minibatch: its tokens, and what they are worth."""
+    """A minibatch with the advantages of its tokens, and their log-probs under other policies."""
 
     packed: Packed
-    batch: Batch
+    minibatch: Minibatch
     advantages: torch.Tensor
     behaviour: torch.Tensor
     explores: torch.Tensor
@@ -145,17 +145,19 @@ class Trainer:
     def _part(self, sequences: Sequence[Sequenced]) -> _Part:
         device = self.model.device
         packed = pack(sequences)
-        batch = Batch.of(packed, device, self._sharpened(packed.kinds))
-        proximal, entropy = token_logprobs(self.model, batch, self._temperature)
+        sampled = packed.sampled
+        minibatch = Minibatch.of(packed, device, self._sharpened(sampled.kinds))
+        proximal, entropy = token_logprobs(self.model, minibatch, self._temperature)
         columns = [
-            torch.from_numpy(packed.advantages),
-            torch.from_numpy(packed.logprobs),
-            self._explores(packed.kinds, entropy),
+            torch.from_numpy(sampled.advantages),
+            torch.from_numpy(sampled.logprobs),
+            self._explores(sampled.kinds, entropy),
             proximal,
-            torch.from_numpy(self.version - packed.policy_versions),
+            torch.from_numpy(self.version - sampled.policy_versions),
             torch.from_numpy(packed.turns),
         ]
-        return _Part(packed, batch, *(column.to(device) for column in columns), self._apart(batch))
+        reference = self._apart(minibatch)
+        return _Part(packed, minibatch, *(column.to(device) for column in columns), reference)
 
     def _explores(self, kinds: np.ndarray, entropy: torch.Tensor) -> torch.Tensor:
         """Which tokens get the bonus: those of actions whose entropy, at the beginning of the step,
@@ -170,18 +172,18 @@ class Trainer:
             return None
         return np.where(kinds == Kind.STRATEGY, self._sharpness, 1.0)
 
-    def _apart(self, batch: Batch) -> torch.Tensor | None:
+    def _apart(self, minibatch: Minibatch) -> torch.Tensor | None:
         """Log-probs under the reference policy, where there is one: float32 [N]."""
         if not self._rules.kl:
             return None
         assert self.reference is not None
-        return token_logprobs(self.reference, batch, self._temperature)[0]
+        return token_logprobs(self.reference, minibatch, self._temperature)[0]
 
     def _update(self, part: _Part, scale: float) -> tuple[np.ndarray, Surrogate]:
         """One optimizer update; sums over tokens, in the order of `_named`, and what the correction
         did.
         """
-        inputs = head_inputs(self.model, part.batch, self._temperature)
+        inputs = head_inputs(self.model, part.minibatch, self._temperature)
         rates = self._entropy_rate() * part.explores
         found = self._loss(inputs, part.tokens(), rates, scale, part.reference)
         self._optimizer.zero_grad(set_to_none=True)
@@ -224,8 +226,8 @@ def _mismatch(parts: Sequence[_Part], version: int) -> dict[str, float]:
     """How far the engine's log-probs are from the learner's: over all tokens, and over those of
     equal weights and keys.
     """
-    keys = np.concatenate([part.packed.kv_versions for part in parts])
-    drawn = np.concatenate([part.packed.policy_versions for part in parts])
+    keys = np.concatenate([part.packed.sampled.kv_versions for part in parts])
+    drawn = np.concatenate([part.packed.sampled.policy_versions for part in parts])
     gap = np.abs(_log_ratios(parts))
     is_equal = (drawn == version) & (keys == version)
     metrics = {
@@ -246,9 +248,9 @@ def _log_ratios(parts: Sequence[_Part]) -> np.ndarray:
 def _ages(parts: Sequence[_Part], made: Sequence[Surrogate]) -> TokenAges:
     return TokenAges(
         torch.cat([part.staleness for part in parts]).cpu().numpy(),
-        np.concatenate([part.packed.episodes for part in parts]),
+        np.concatenate([part.packed.sampled.episodes for part in parts]),
         _log_ratios(parts),
         torch.cat([surrogate.is_clipped for surrogate in made]).cpu().numpy(),
         torch.cat([surrogate.is_masked for surrogate in made]).cpu().numpy(),
-        np.concatenate([part.packed.provenances for part in parts]),
+        np.concatenate([part.packed.sampled.provenances for part in parts]),
     )

@@ -1,4 +1,4 @@
-"""A batch of groups to sequences worth training on: credit, advantage and packing."""
+"""A batch of groups to the sequences that a step trains on: credit, advantages and packing."""
 
 from collections.abc import Sequence
 
@@ -29,5 +29,9 @@ def training_sequences(groups: Sequence[Group], config: Config) -> list[Sequence
         max_action_tokens=config.transcript.max_action_tokens,
         max_reflection_tokens=config.transcript.max_reflection_tokens,
     )
-    worth = table.by_trial(values)
-    return [part for trial, w in zip(trials, worth, strict=True) for part in sequences(trial, w)]
+    advantages = table.by_trial(values)
+    return [
+        sequence
+        for trial, own in zip(trials, advantages, strict=True)
+        for sequence in sequences(trial, own)
+    ]

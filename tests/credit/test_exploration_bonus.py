@@ -8,7 +8,7 @@ import pytest
 
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.credit.exploration_bonus import bonuses, information
+from mage_async.credit.exploration_bonus import bonuses, information_gain
 from mage_async.credit.returns import CREDITS
 from mage_async.credit.turn_table import build_table
 from mage_async.environments import catalogue
@@ -30,7 +30,7 @@ def test_scouting_a_dial_gains_the_log_of_the_codes_it_excludes():
     scout = catalogue.load("scout")
     codes = [member.split("-") for member in scout.members("train")]
     hidden = codes[5]
-    gains = information(
+    gains = information_gain(
         trial_of(Task("scout", "-".join(hidden), 1), ["scout", "pass", "pass"]), scout
     )
     left = sum(code[0] == hidden[0] for code in codes)
@@ -45,10 +45,10 @@ def test_a_wrong_key_gains_less_and_what_is_known_gains_nothing_more():
     trial = trial_of(
         Task("scout", "-".join(hidden), 1), [wrong, "pass", "pass"], [hidden[0], "scout", "pass"]
     )
-    gains = information(trial, scout)
+    gains = information_gain(trial, scout)
     excluded = sum(code[0] == wrong for code in codes)
     assert gains[0] == pytest.approx(math.log(len(codes) / (len(codes) - excluded)))
-    again = information(trial_of(trial.task, ["scout"] * 3, ["scout"] * 3), scout)
+    again = information_gain(trial_of(trial.task, ["scout"] * 3, ["scout"] * 3), scout)
     assert again[3:] == [0.0, 0.0, 0.0]
     assert sum(again) == pytest.approx(math.log(len(codes)))
 
@@ -75,7 +75,7 @@ def test_gains_sum_to_what_the_filter_says_at_the_end_and_are_right_on_average(n
                 play.act(words[-1][-1])
             ended = environment.belief("train")(plays)
             assert sum(ended.values()) == pytest.approx(1.0)
-            gains = information(trial_of(task, *words), environment)[-len(words[-1]) :]
+            gains = information_gain(trial_of(task, *words), environment)[-len(words[-1]) :]
             assert sum(gains) == pytest.approx(math.log(ended[task.member] / begun))
         found.append(math.log(ended[task.member] * len(members)))
     assert sum(found) / len(found) > 0.1
@@ -116,7 +116,7 @@ def test_the_last_episode_is_to_be_won_and_pays_no_bonus():
     ((*_, first, second, third),) = bonuses([trial], scout, 2.0)
     assert (first, second, third) == (0.0, 0.0, 0.0)
     early = trial_of(trial.task, ["scout"] * 3, ["pass"] * 3)
-    assert bonuses([early], scout, 2.0) == [[2.0 * gain for gain in information(early, scout)]]
+    assert bonuses([early], scout, 2.0) == [[2.0 * gain for gain in information_gain(early, scout)]]
 
 
 @pytest.mark.parametrize("credit", sorted(CREDITS))

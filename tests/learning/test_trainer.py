@@ -11,8 +11,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mage_async.config import config_file
 from mage_async.learning.attention import NAME
 from mage_async.learning.corrections.catalogue import CORRECTIONS
-from mage_async.learning.forward import Batch, head_inputs
-from mage_async.learning.packing import Sequenced, pack
+from mage_async.learning.forward import Minibatch, head_inputs
+from mage_async.learning.packing import SampledTokens, Sequenced, pack
 from mage_async.learning.trainer import Trainer
 from mage_async.results.metrics import check_names
 from mage_async.trajectory import Kind
@@ -21,14 +21,21 @@ from mage_async.trajectory import Kind
 def sequence(seed, *, drawn_at=0, logprob=-3.0):
     """20 tokens of 32, of which 12 were sampled in three turns of two episodes."""
     source = random.Random(seed)
-    worth = np.repeat([1.0, -0.5, source.random()], 4)
-    episodes, kinds = np.repeat([0, 0, 1], 4), np.zeros(12)
-    versions = np.full(12, float(drawn_at))
+    advantages = np.repeat([1.0, -0.5, source.random()], 4).astype(np.float32)
+    episodes = np.repeat([0, 0, 1], 4).astype(np.int32)
+    versions, zeros = np.full(12, drawn_at, np.int32), np.zeros(12, np.int32)
     return Sequenced(
         np.array([source.randrange(32) for _ in range(20)], np.int32),
         np.concatenate([np.arange(start, start + 4) for start in (2, 8, 14)]),
-        np.full(12, logprob, np.float32),
-        np.stack([worth, versions, versions, episodes, kinds, np.zeros(12)]),
+        SampledTokens(
+            np.full(12, logprob, np.float32),
+            advantages,
+            versions,
+            versions.copy(),
+            episodes,
+            zeros,
+            zeros.copy(),
+        ),
         np.array([4, 4, 4]),
     )
 
@@ -64,11 +71,11 @@ def test_every_correction_trains_and_every_metric_is_explained(name):
 def test_strategies_are_learned_at_the_temperature_they_were_drawn_at():
     taught = trainer("decoupled")
     part = sequence(3)
-    part.columns[4, :4] = Kind.STRATEGY
+    part.sampled.kinds[:4] = Kind.STRATEGY
     plain = taught._part([part]).proximal
     taught.adopt(taught._rules, 1.0, 0, max_staleness=1, strategy_temperature=1.6)
     hot = taught._part([part]).proximal
-    states = head_inputs(taught.model, Batch.of(pack([part]), torch.device("cpu")), 1.0)
+    states = head_inputs(taught.model, Minibatch.of(pack([part]), torch.device("cpu")), 1.0)
     logits = states.hidden @ states.head.T
     expected = (logits / 1.6).log_softmax(-1).gather(1, states.targets[:, None])[:, 0]
     assert torch.allclose(hot[:4], expected[:4], atol=1e-5)
@@ -81,7 +88,7 @@ def test_tokens_above_the_entropy_ceiling_and_reflections_get_no_bonus():
     for ceiling, kind in ((0.0, Kind.ACT), (9.0, Kind.ACT), (0.1, Kind.ACT), (0.0, Kind.REFLECT)):
         taught = trainer("none", entropy=0.5, entropy_ceiling=ceiling, minibatches=1)
         part = sequence(0)
-        part.columns[0], part.columns[4] = 0.0, kind
+        part.sampled.advantages[:], part.sampled.kinds[:] = 0.0, kind
         norms[ceiling, kind] = taught.step([part])["grad_norm"]
     assert norms[0.0, Kind.ACT] == norms[9.0, Kind.ACT] > 0  # random weights: 3.4 nats a token
     assert norms[0.1, Kind.ACT] == norms[0.0, Kind.REFLECT] == 0

@@ -6,8 +6,13 @@ first episode of a trial, which is the oldest and, in meta-RL, the exploration: 
 not the default, and why staleness is reported by episode.
 """
 
-from mage_async.learning.corrections.surrogate import Surrogate, Tokens, nowhere
-from mage_async.learning.corrections.weighted import importance, weighted
+from mage_async.learning.corrections.surrogate import (
+    Surrogate,
+    Tokens,
+    importance,
+    nowhere,
+    weighted,
+)
 
 
 def decoupled_aged(

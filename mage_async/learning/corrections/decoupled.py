@@ -6,8 +6,13 @@ beginning of this step, and the gap between the proximal and the behaviour polic
 weight that is truncated from above.
 """
 
-from mage_async.learning.corrections.surrogate import Surrogate, Tokens, nowhere
-from mage_async.learning.corrections.weighted import importance, weighted
+from mage_async.learning.corrections.surrogate import (
+    Surrogate,
+    Tokens,
+    importance,
+    nowhere,
+    weighted,
+)
 
 
 def decoupled(tokens: Tokens, *, clip_low: float, clip_high: float, max_weight: float) -> Surrogate:

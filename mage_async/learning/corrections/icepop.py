@@ -6,8 +6,7 @@ below the band says that the behaviour policy drew what today's would hardly dra
 above keeps such tokens, a band does not.
 """
 
-from mage_async.learning.corrections.surrogate import Surrogate, Tokens
-from mage_async.learning.corrections.weighted import importance, weighted
+from mage_async.learning.corrections.surrogate import Surrogate, Tokens, importance, weighted
 
 
 def icepop(

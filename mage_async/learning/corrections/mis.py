@@ -9,8 +9,14 @@ truncated: truncation keeps the direction of a gradient whose size it does not b
                  punished for being long; survivors weigh min(w, max_weight) each
 """
 
-from mage_async.learning.corrections.surrogate import Surrogate, Tokens, turn_means, turn_sums
-from mage_async.learning.corrections.weighted import importance, weighted
+from mage_async.learning.corrections.surrogate import (
+    Surrogate,
+    Tokens,
+    importance,
+    turn_means,
+    turn_sums,
+    weighted,
+)
 
 
 def mis_token(tokens: Tokens, *, clip_low: float, clip_high: float, max_weight: float) -> Surrogate:

@@ -7,8 +7,7 @@ is ignored.
 
 import torch
 
-from mage_async.learning.corrections.surrogate import Surrogate, Tokens, nowhere
-from mage_async.learning.corrections.weighted import weighted
+from mage_async.learning.corrections.surrogate import Surrogate, Tokens, nowhere, weighted
 
 
 def none(tokens: Tokens, *, clip_low: float, clip_high: float) -> Surrogate:

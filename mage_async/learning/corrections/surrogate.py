@@ -66,6 +66,33 @@ def clipped_gain(
     return gain, is_clipped
 
 
+def weighted(
+    tokens: Tokens,
+    weights: torch.Tensor,
+    is_masked: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Surrogate:
+    """The clip around the proximal policy under any weights, in which most corrections end: with
+    `r = current / proximal`, a token's loss is `-weight * min(r A, clip(r) A)`; 0 where masked.
+
+    Args:
+        weights: [N], without a gradient.
+        is_masked: [N], bool.
+    """
+    ratio = (tokens.logprobs - tokens.proximal).exp()
+    gain, is_clipped = clipped_gain(ratio, tokens.advantages, clip_low, clip_high)
+    weights = weights.masked_fill(is_masked, 0.0)
+    losses = (-weights * gain).masked_fill(is_masked, 0.0)  # also where a ratio overflowed
+    return Surrogate(losses, weights, is_clipped & ~is_masked, is_masked)
+
+
+def importance(tokens: Tokens) -> torch.Tensor:
+    """Proximal over behaviour probability of each token: [N]."""
+    return (tokens.proximal - tokens.behaviour).exp()
+
+
 def nowhere(tokens: Tokens) -> torch.Tensor:
     """False for every token: [N]."""
     return torch.zeros_like(tokens.advantages, dtype=torch.bool)
