@@ -38,7 +38,7 @@ from mage_async.results.intervals import interval, paired
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.transcript import Transcript
-from mage_async.trials.trial_run import TrialRules
+from mage_async.trials.trial_rules import TrialRules
 
 CONFIG = Path(__file__).parents[1] / "configs/kuhn.toml"
 STEPS, TRIALS = 30, 1024
@@ -85,12 +85,12 @@ def exploitability(model: PreTrainedModel, chat: ChatFormat, rules: TrialRules) 
     for position in ("first", "second"):
         bets, calls = [], []
         for card in CARDS:
-            opened = Transcript(chat, rules.tags)
+            opened = Transcript(chat, rules.parser)
             said = f"you {position} {card}"
             free = said if position == "first" else f"{said} opp check"
             opened.ask(_opening(rules, free), Kind.ACT)
             bets.append(_chance(model, chat, opened, OPEN))
-            facing = Transcript(chat, rules.tags)
+            facing = Transcript(chat, rules.parser)
             if position == "first":
                 facing.ask(_opening(rules, said), Kind.ACT)
                 facing.receive(_says(chat, "check"))
@@ -103,7 +103,7 @@ def exploitability(model: PreTrainedModel, chat: ChatFormat, rules: TrialRules) 
 
 
 def _opening(rules: TrialRules, said: str) -> str:
-    return rules.wording.opening(0, said, ())
+    return rules.prompts.opening(0, said, ())
 
 
 def _chance(

@@ -50,9 +50,9 @@ from mage_async.policy_version import policy_per_token
 from mage_async.protocol.messages import Hello, Publication, TrialResult
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
-from mage_async.trials.action_parser import Tags
-from mage_async.trials.prompts import wording
-from mage_async.trials.trial_run import TrialRules
+from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.prompts import prompts_for
+from mage_async.trials.trial_rules import TrialRules
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
 from mage_services.learner.coordinator import Coordinator
@@ -233,17 +233,17 @@ def make_stage(pace: LogNormalPace, directory: Path) -> Stage:
     """
     environment = load("rps")
     save_tokenizer(build_tokenizer([*environment.facts.words, *WORDS]), directory)
-    chat, tags = load_chat(directory), Tags("both")
+    chat, parser = load_chat(directory), ActionParser("both")
     rules = TrialRules(
         num_episodes=1,
         sampling=Sampling(),
         max_reflection_tokens=1,
-        tags=tags,
-        wording=wording(environment, 1, rules=False),
+        parser=parser,
+        prompts=prompts_for(environment, 1, rules=False),
         keeps_history=True,
         reflects=False,
     )
-    words = UniformWords(chat, tags, action_words(environment))
+    words = UniformWords(chat, parser, action_words(environment))
     return Stage(environment, rules, chat, ScriptedEngine(words, pace))
 
 

@@ -13,11 +13,11 @@ from mage_async.errors import ConfigError
 from mage_async.tasks import curriculum
 from mage_async.tasks.population import name_of, version_of
 from mage_async.trajectory import Task
-from mage_async.trials.action_parser import Tags
+from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.prompts import wording
-from mage_async.trials.shortest_context import chat_in_words, least_context
-from mage_async.trials.trial_run import TrialRules
+from mage_async.trials.prompts import prompts_for
+from mage_async.trials.shortest_context import chat_in_words, shortest_context
+from mage_async.trials.trial_rules import TrialRules
 
 FRESH_KEYS: dict[str, Literal["never", "episode", "turn"]] = {
     "keep": "never",
@@ -59,8 +59,8 @@ def rules_of(
         num_episodes,
         sampling,
         config.transcript.max_reflection_tokens,
-        Tags(config.transcript.forced_tags),
-        wording(environment, num_episodes, rules=config.transcript.rules),
+        ActionParser(config.transcript.forced_tags),
+        prompts_for(environment, num_episodes, rules=config.transcript.rules),
         keeps_history="history" in memory,
         reflects="reflection" in memory,
         fresh_keys=FRESH_KEYS[config.engine.cache_rule],
@@ -119,7 +119,7 @@ def _check_room(config: Config, environment: Environment) -> None:
     rules = rules.under(environment, last.num_episodes, last.max_turns)
     if not config.warm_start.steps:  # or else its remarks are as long as those it was cloned from
         rules = replace(rules, max_reflection_tokens=1)
-    least = least_context(environment, rules, chat)
+    least = shortest_context(environment, rules, chat)
     if config.engine.max_tokens < least:
         raise ConfigError(
             f"engine.max_tokens must be at least {least}, which a trial of {last.num_episodes} "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class Counts:
     """What became of groups, or of trials. Always, `granted = trained + dropped + in_flight`."""
 
     granted: int
@@ -13,9 +13,9 @@ class Tally:
     dropped: int
     in_flight: int
 
-    def times(self, number: int) -> "Tally":
+    def times(self, number: int) -> "Counts":
         """Of groups of `number` trials: the trials."""
-        return Tally(
+        return Counts(
             granted=self.granted * number,
             trained=self.trained * number,
             dropped=self.dropped * number,
@@ -27,8 +27,8 @@ class Tally:
 class LedgerCounts:
     """A snapshot. A group granted again counts once; all trials of a dropped group are dropped."""
 
-    groups: Tally
-    trials: Tally
+    groups: Counts
+    trials: Counts
     acknowledged: int
     """Trials received for the first time, those of groups dropped later among them."""
     duplicate: int

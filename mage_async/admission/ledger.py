@@ -35,7 +35,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from mage_async.admission.counts import LedgerCounts, Tally
+from mage_async.admission.counts import Counts, LedgerCounts
 from mage_async.admission.rules import SLOTS, Flow, Place, Rule
 from mage_async.admission.slots import Slot
 from mage_async.protocol.journal_records import Commit, Granted, Head
@@ -379,7 +379,7 @@ class SlotLedger:
 
     def counts(self) -> LedgerCounts:
         """A snapshot; reading it changes nothing."""
-        groups = Tally(
+        groups = Counts(
             granted=self.next_grant - self._first_grant,
             trained=self._events["trained"],
             dropped=self._dropped.total(),

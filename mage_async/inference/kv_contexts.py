@@ -36,7 +36,7 @@ class _Context:
     tokens: np.ndarray
 
 
-class ServedContexts:
+class KVContexts:
     """Key version and last tokens of every living context."""
 
     def __init__(self) -> None:

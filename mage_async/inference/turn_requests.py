@@ -33,7 +33,7 @@ class Piece:
     is_aborted: bool = False
 
 
-class ServedTurn:
+class TurnRequests:
     """One turn from its prompt to its completion.
 
     `tokens()` and `budget()` are the next request; `receive` takes what it drew; when `is_done`,

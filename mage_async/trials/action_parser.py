@@ -1,4 +1,4 @@
-"""Tags: where in a completion the action or the remark stands.
+"""Where in a completion the action or the remark stands: between its tags.
 
 Only text outside thinking counts: a tag quoted inside `<think>` is no action.
 """
@@ -16,7 +16,7 @@ MAX_REMARK_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Tags:
+class ActionParser:
     """Which tags the transcript writes itself; remarks always close their own tag."""
 
     forced: Forced

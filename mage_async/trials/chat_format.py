@@ -38,7 +38,7 @@ class ChatFormat:
     ) -> None:
         self.stop_tokens = tuple(stop_tokens)
         self.encode = lru_cache(maxsize=4096)(lambda text: tuple(encode(text)))
-        self.decode = lru_cache(maxsize=4096)(decode)
+        self.decode = decode
         self._head, self._tail = _around(render([_user(_ASKED)], True), _ASKED)
         self._between, self._after = _bridge(render)
 

@@ -9,7 +9,7 @@ trial, so they are neither trained on nor counted.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -29,7 +29,8 @@ from mage_async.errors import EnvironmentFault
 from mage_async.tasks.population import version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.trial_run import TrialRules, TrialRun, environment_speaking
+from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_run import TrialRun, environment_speaking
 
 
 class RivalSide:
@@ -58,8 +59,9 @@ class RivalSide:
         own_rules = replace(rules, num_episodes=1, max_turns=0, stops_on_success=False)
         own_task = replace(task, seed=_luck(duel.chance))
         side = SidePlay(duel, RIVAL)
-        self._run = _SideRun(
-            environment, own_task, 0, own_rules, chat, f"{name}.rival{episode}", lambda _: side
+        own_name = f"{name}.rival{episode}"
+        self._run = TrialRun(
+            environment, own_task, 0, own_rules, chat, name=own_name, begin=lambda _: side
         )
 
     def next_prompt(self) -> Prompt | None:
@@ -107,7 +109,9 @@ class DuelRun:
             RivalSide, environment, task, rules=rules, chat=chat, name=name, version=version
         )
         self._rival = self._meet(0)
-        self._agent = _SideRun(environment, task, index, rules, chat, name, self._agents_play)
+        self._agent = TrialRun(
+            environment, task, index, rules, chat, name=name, begin=self._agents_play
+        )
 
     def next_prompt(self) -> Prompt | None:
         """What to sample next, for whichever side; None when the trial is over."""
@@ -189,26 +193,6 @@ class SidePlay(Play):
         """The answer comes when it is this side's turn again, or all is done."""
         self._duel.act(action)
         return PENDING
-
-
-class _SideRun(TrialRun):
-    """One side's trial."""
-
-    def __init__(
-        self,
-        environment: Environment,
-        task: Task,
-        index: int,
-        rules: TrialRules,
-        chat: ChatFormat,
-        name: str,
-        begin: Callable[[int], SidePlay],
-    ) -> None:
-        self._begin_side = begin
-        super().__init__(environment, task, index, rules, chat, name=name)
-
-    def _begin(self) -> Play:
-        return self._begin_side(self._episode)
 
 
 def _luck(chance: Chance) -> int:

@@ -1,6 +1,6 @@
 """A trial played by a person in the agent's place: says what to show and what may be answered.
 
-`said = next(hand)`, then `said = hand.send(answer)` until it stops; it never waits itself. Against
+`said = next(play)`, then `said = play.send(answer)` until it stops; it never waits itself. Against
 a version of the policy it also says what to sample for that one, which a completion answers.
 """
 
@@ -14,7 +14,7 @@ from mage_async.trials.duel_run import RivalSide, SidePlay
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HumanPrompt:
     """What a person is told before an action, and what may be done."""
 
     text: str
@@ -25,16 +25,16 @@ class Asked:
 MAX_SHOWN = 24
 """More choices than these are counted, not listed."""
 
-Hand = Generator[Asked | Prompt, str | Completion, list[float]]
+HumanPlay = Generator[HumanPrompt | Prompt, str | Completion, list[float]]
 """Gives what to ask or to sample, takes the answer; in the end returns the reward of every episode.
 """
 Meet = Callable[[int], RivalSide]
 """The rival of an episode."""
 
 
-def played_by_hand(
+def human_play(
     environment: Environment, task: Task, num_episodes: int, meet: Meet | None = None
-) -> Hand:
+) -> HumanPlay:
     """One trial: the same task `num_episodes` times, in the words the agent is given.
 
     Args:
@@ -51,7 +51,7 @@ def played_by_hand(
             yield from _rivals_turns(rival)
         said, reward = [f"— episode {episode + 1} —", play.observation], 0.0
         while choices := play.legal_actions():
-            action = yield Asked(_lines(said), tuple(choices))
+            action = yield HumanPrompt(_lines(said), tuple(choices))
             assert isinstance(action, str)
             outcome = play.act(action)
             if rival is not None:
@@ -65,9 +65,9 @@ def played_by_hand(
         earned.append(reward)
         told = f"{_lines(said)}\nepisode {episode + 1} earned {reward:+g}"
         if episode + 1 < num_episodes:
-            yield Asked(told, ())
+            yield HumanPrompt(told, ())
         else:
-            yield Asked(f"{told}\nyou played against {task.member}", ())
+            yield HumanPrompt(f"{told}\nyou played against {task.member}", ())
     return earned
 
 

@@ -24,7 +24,7 @@ _REFLECT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
+class Prompts:
     """In words for a model that reads, or bare for one that learns them."""
 
     rules: str
@@ -44,13 +44,13 @@ class Wording:
         return _join(f"episode {episode + 1}", observation)
 
 
-def wording(environment: Environment, num_episodes: int, *, rules: bool) -> Wording:
+def prompts_for(environment: Environment, num_episodes: int, *, rules: bool) -> Prompts:
     """The words for an environment."""
     if not rules:
-        return Wording("", "reflect")
+        return Prompts("", "reflect")
     example = environment.facts.words[0]
     text = f"{environment.rules()}\n{_FORMAT.format(episodes=num_episodes, example=example)}\n"
-    return Wording(text, _REFLECT, _STRATEGY, _ACT)
+    return Prompts(text, _REFLECT, _STRATEGY, _ACT)
 
 
 def _join(*parts: str) -> str:

@@ -12,9 +12,10 @@ from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment, Script
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Task, Trial
-from mage_async.trials.action_parser import NAMES, Tags
+from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.trial_run import TrialRules, TrialRun
+from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_run import TrialRun
 
 
 def scripted_trial(
@@ -29,7 +30,7 @@ def scripted_trial(
     run = TrialRun(environment, task, index, rules, chat, name="script")
     words = word_tokens(environment, chat)
     while (prompt := run.next_prompt()) is not None:
-        run.receive(_completion(_answer(run, prompt, script, words, chat, rules.tags)))
+        run.receive(_completion(_answer(run, prompt, script, words, chat, rules.parser)))
     return run.trial()
 
 
@@ -57,19 +58,19 @@ def _answer(
     script: Script,
     words: Collection[int],
     chat: ChatFormat,
-    tags: Tags,
+    parser: ActionParser,
 ) -> list[int]:
     if run.kind is Kind.ACT:
-        return _tagged(tags, Kind.ACT, list(chat.encode(f" {script.choose(run.play)}")), chat)
+        return _tagged(parser, Kind.ACT, list(chat.encode(f" {script.choose(run.play)}")), chat)
     seen = [token for token in cast("list[int]", prompt.tokens.tolist()) if token in words]
     room = prompt.sampling.max_tokens - 1
-    return _tagged(tags, run.kind, seen[-room:] if room else [], chat)
+    return _tagged(parser, run.kind, seen[-room:] if room else [], chat)
 
 
-def _tagged(tags: Tags, kind: Kind, inside: list[int], chat: ChatFormat) -> list[int]:
+def _tagged(parser: ActionParser, kind: Kind, inside: list[int], chat: ChatFormat) -> list[int]:
     """Add what the transcript does not write itself."""
-    opening = [] if tags.prefill(kind) else list(chat.encode(f"<{NAMES[kind]}>"))
-    leaves_open = kind is Kind.ACT and tags.forced == "both"
+    opening = [] if parser.prefill(kind) else list(chat.encode(f"<{NAMES[kind]}>"))
+    leaves_open = kind is Kind.ACT and parser.forced == "both"
     closing = [] if leaves_open else list(chat.encode(f"</{NAMES[kind]}>"))
     return opening + inside + closing
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from mage_async.environments.environment import Environment
 from mage_async.trials.chat_format import ChatFormat, Message
 from mage_async.trials.scripted import random_task, scripted_trial
-from mage_async.trials.trial_run import TrialRules
+from mage_async.trials.trial_rules import TrialRules
 
 NUM_TRIALS = 3
 """They differ in length, and of one that is too long only its group is lost."""
 _MARKS = re.compile(r"(<\|user\|>|<\|assistant\|>|</?action>|</?remark>)")
 
 
-def least_context(environment: Environment, rules: TrialRules, chat: ChatFormat) -> int:
+def shortest_context(environment: Environment, rules: TrialRules, chat: ChatFormat) -> int:
     """Tokens of the longest context, one to draw among them, in the shortest of a few trials.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 from mage_async.completion import Completion
 from mage_async.policy_version import VersionRun, append_run, moved
 from mage_async.trajectory import Kind, Segment
-from mage_async.trials.action_parser import Tags
+from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
 
 
@@ -44,8 +44,8 @@ class Transcript:
     then `receive`.
     """
 
-    def __init__(self, chat: ChatFormat, tags: Tags) -> None:
-        self._chat, self._tags = chat, tags
+    def __init__(self, chat: ChatFormat, parser: ActionParser) -> None:
+        self._chat, self._parser = chat, parser
         self._segments: list[_Open] = []
         self._kind = Kind.ACT
         self._forced = ""
@@ -59,7 +59,7 @@ class Transcript:
     def tell(self, said: str, kind: Kind) -> None:
         """Go on in the same context with a user message."""
         last = self._segments[-1].tokens[-1]
-        self._append(self._chat.answer(last, self._forced, said, self._tags.prefill(kind)))
+        self._append(self._chat.answer(last, self._forced, said, self._parser.prefill(kind)))
         self._kind = kind
 
     def end(self, said: str) -> None:
@@ -72,13 +72,18 @@ class Transcript:
         start = len(segment.tokens)
         segment.spans.append((start, completion))
         self._append(completion.tokens.tolist())
-        text = self._chat.decode(tuple(completion.tokens.tolist()))
-        self._forced = self._tags.closing(self._kind, text)
-        return start, self._tags.parse(self._kind, text)
+        text = self._chat.decode(completion.tokens.tolist())
+        self._forced = self._parser.closing(self._kind, text)
+        return start, self._parser.parse(self._kind, text)
 
     def tokens(self) -> np.ndarray:
         """The current context: int32 [T]."""
         return np.array(self._segments[-1].tokens, np.int32)
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the current context."""
+        return len(self._segments[-1].tokens)
 
     @property
     def num_segments(self) -> int:
@@ -90,7 +95,7 @@ class Transcript:
         return tuple(segment.close() for segment in self._segments)
 
     def _prefill(self, kind: Kind) -> tuple[int, ...]:
-        text = self._tags.prefill(kind)
+        text = self._parser.prefill(kind)
         return self._chat.encode(text) if text else ()
 
     def _append(self, ids: tuple[int, ...] | list[int]) -> None:

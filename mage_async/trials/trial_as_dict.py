@@ -6,7 +6,7 @@ from mage_async.trajectory import Trial
 from mage_async.trials.chat_format import ChatFormat
 
 
-def readable(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any]:
+def trial_as_dict(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any]:
     """Plain data: the task, each episode's reward, each turn, and the text of every context."""
     return {
         "version": version,
@@ -26,5 +26,5 @@ def readable(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any]:
             }
             for turn in trial.turns
         ],
-        "contexts": [chat.decode(tuple(segment.tokens.tolist())) for segment in trial.segments],
+        "contexts": [chat.decode(segment.tokens.tolist()) for segment in trial.segments],
     }

@@ -2,55 +2,35 @@
 ends in a Trial.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.environments.environment import PENDING, Environment, Outcome, Play
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Kind, Task, Trial, Turn
-from mage_async.trials.action_parser import Tags
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.prompts import Wording, wording
 from mage_async.trials.transcript import Transcript
+from mage_async.trials.trial_rules import TrialRules
 
 
-@dataclass(frozen=True, slots=True)
-class TrialRules:
-    """How trials are played: shared by all trials of a run."""
+@dataclass(slots=True)
+class _TokenCounts:
+    """What the engine said of all prompts of a trial; the names are those of `Trial`."""
 
-    num_episodes: int
-    sampling: Sampling
-    max_reflection_tokens: int
-    tags: Tags
-    wording: Wording
-    keeps_history: bool
-    """Earlier episodes stay in the context."""
-    reflects: bool
-    """The agent writes a remark between episodes, which is carried into new contexts."""
-    fresh_keys: Literal["never", "episode", "turn"] = "never"
-    """When cached keys of older weights are recomputed: as an episode begins, or at every turn."""
-    turn_deadline_s: float = math.inf
-    """A turn is given up that is not drawn by then."""
-    stops_on_success: bool = False
-    """An episode that is won ends the trial."""
-    max_turns: int = 0
-    """An episode ends after so many actions, with what it has earned; 0: when it is done."""
-    strategy: Literal["none", "episode", "turn"] = "none"
-    """Before which actions the agent writes what it means to do: SGE (arXiv 2603.02045) writes a
-    strategy before each, drawn at a higher temperature than the action it conditions.
-    """
-    strategy_temperature: float = 1.0
+    num_prompt_tokens: int = 0
+    num_reused_tokens: int = 0
+    num_repeated_tokens: int = 0
+    num_extension_faults: int = 0
 
-    def under(self, environment: Environment, num_episodes: int, max_turns: int) -> "TrialRules":
-        """The same rules with another horizon, which is also what the agent is told."""
-        if (num_episodes, max_turns) == (self.num_episodes, self.max_turns):
-            return self
-        said = wording(environment, num_episodes, rules=bool(self.wording.rules))
-        return replace(self, num_episodes=num_episodes, max_turns=max_turns, wording=said)
+    def add(self, completion: Completion, num_prompt_tokens: int) -> None:
+        """Count one completion and its prompt."""
+        self.num_prompt_tokens += num_prompt_tokens
+        self.num_reused_tokens += completion.num_reused
+        self.num_repeated_tokens += completion.num_repeated
+        self.num_extension_faults += not completion.is_extension
 
 
 class _Acted(NamedTuple):
@@ -68,8 +48,8 @@ class TrialRun:
     `while (prompt := run.next_prompt()) is not None: run.receive(await engine.complete(prompt))`
 
     Args:
-        swap: another task, played instead from the last episode on: the causal control of
-        adaptation.
+        swap: another task, played in the last episode: the causal control of adaptation.
+        begin: begins the play of an episode, where the environment does not begin it by itself.
     """
 
     def __init__(
@@ -82,20 +62,21 @@ class TrialRun:
         *,
         name: str,
         swap: Task | None = None,
+        begin: Callable[[int], Play] | None = None,
     ) -> None:
         self._environment, self._task, self._index, self._rules = environment, task, index, rules
-        self._chat, self._name, self._swap = chat, name, swap
-        self._transcript = Transcript(chat, rules.tags)
+        self._name, self._swap, self._begin = name, swap, begin or self._begin_alone
+        self._transcript = Transcript(chat, rules.parser)
         self._turns: list[Turn] = []
         self._remarks: list[str] = []
-        self._counts = [0, 0, 0, 0]
+        self._counts = _TokenCounts()
         self._episode, self._index_in_episode, self._kind = 0, 0, Kind.ACT
         self._earned = 0.0
         self._is_done = False
         self._cut_at: int | None = None
         self._last_words: str | None = ""
         self._acted: _Acted | None = None
-        self._play = self._begin()
+        self._play = self._begin(self._episode)
 
     def next_prompt(self) -> Prompt | None:
         """What to sample next; None when the trial is over."""
@@ -114,7 +95,7 @@ class TrialRun:
 
     def receive(self, completion: Completion) -> None:
         """Take the completion of the last prompt, and let the environment answer."""
-        self._count(completion)
+        self._counts.add(completion, self._transcript.num_tokens)
         start, inside = self._transcript.receive(completion)
         if self._kind is Kind.REFLECT:
             self._reflect(start, completion, inside)
@@ -156,7 +137,7 @@ class TrialRun:
             self._rules.num_episodes,
             self._transcript.segments(),
             tuple(self._turns),
-            *self._counts,
+            **asdict(self._counts),
             duration_s=duration_s,
             cut_at=self._cut_at,
         )
@@ -186,7 +167,7 @@ class TrialRun:
     def _invite(self, say: Callable[[str, Kind], None], said: str) -> None:
         """Say something that an action answers, or a strategy and then the action."""
         self._kind = Kind.STRATEGY if self._wants_strategy() else Kind.ACT
-        more = self._rules.wording.strategy if self._kind is Kind.STRATEGY else ""
+        more = self._rules.prompts.strategy if self._kind is Kind.STRATEGY else ""
         say(f"{said} {more}".strip(), self._kind)
 
     def _wants_strategy(self) -> bool:
@@ -196,7 +177,7 @@ class TrialRun:
     def _plan(self, start: int, completion: Completion, plan: str | None) -> None:
         self._turns.append(self._turn(start, completion, 0.0, plan is not None, plan or "", ""))
         self._kind = Kind.ACT
-        self._transcript.tell(self._rules.wording.act, Kind.ACT)
+        self._transcript.tell(self._rules.prompts.act, Kind.ACT)
 
     def _end_episode(self, outcome: Outcome) -> None:
         if self._episode + 1 == self._rules.num_episodes or self._succeeded():
@@ -205,7 +186,7 @@ class TrialRun:
         elif self._rules.reflects:
             self._kind = Kind.REFLECT
             self._transcript.tell(
-                f"{outcome.observation} {self._rules.wording.reflect}", Kind.REFLECT
+                f"{outcome.observation} {self._rules.prompts.reflect}", Kind.REFLECT
             )
         else:
             self._next_episode(outcome.observation)
@@ -223,12 +204,12 @@ class TrialRun:
         self._episode, self._index_in_episode, self._kind = self._episode + 1, 0, Kind.ACT
         self._earned = 0.0
         self._last_words = last_words
-        self._play = self._begin()
+        self._play = self._begin(self._episode)
 
     def _open(self, last_words: str) -> None:
         """Say how the episode begins, once it is the agent's turn."""
         self._last_words = None
-        words, observation = self._rules.wording, self._play.observation
+        words, observation = self._rules.prompts, self._play.observation
         if self._rules.keeps_history and self._episode:
             said = words.beginning(self._episode, observation)
             self._invite(self._transcript.tell, f"{last_words} {said}".strip())
@@ -238,11 +219,11 @@ class TrialRun:
             said = words.opening(self._episode, observation, self._remarks)
             self._invite(self._transcript.ask, said)
 
-    def _begin(self) -> Play:
-        is_last = self._episode + 1 == self._rules.num_episodes
+    def _begin_alone(self, episode: int) -> Play:
+        is_last = episode + 1 == self._rules.num_episodes
         task = self._swap if self._swap is not None and is_last else self._task
         with environment_speaking(task):
-            return self._environment.begin(task, self._episode)
+            return self._environment.begin(task, episode)
 
     def _turn(
         self,
@@ -253,16 +234,13 @@ class TrialRun:
         action: str,
         anchor: str,
     ) -> Turn:
-        segment, stop = self._transcript.num_segments - 1, start + len(completion.tokens)
-        index = 0 if self._kind is Kind.REFLECT else self._index_in_episode
-        episode = self._episode
         return Turn(
             self._kind,
-            episode,
-            index,
-            segment,
+            self._episode,
+            0 if self._kind is Kind.REFLECT else self._index_in_episode,
+            self._transcript.num_segments - 1,
             start,
-            stop,
+            start + len(completion.tokens),
             reward,
             is_valid,
             action,
@@ -283,12 +261,6 @@ class TrialRun:
         if self._kind is Kind.REFLECT:
             return written
         return replace(written, temperature=rules.strategy_temperature)
-
-    def _count(self, completion: Completion) -> None:
-        self._counts[0] += len(self._transcript.tokens())
-        self._counts[1] += completion.num_reused
-        self._counts[2] += completion.num_repeated
-        self._counts[3] += not completion.is_extension
 
 
 def _seed(task_seed: int, trial: int, turn: int) -> int:

@@ -33,10 +33,10 @@ from mage_async.protocol.messages import (
     Welcome,
 )
 from mage_async.trajectory import Task
-from mage_async.trials.action_parser import Tags
+from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.prompts import wording
-from mage_async.trials.trial_run import TrialRules
+from mage_async.trials.prompts import prompts_for
+from mage_async.trials.trial_rules import TrialRules
 from mage_services.actor import actor as actor_module
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
@@ -113,12 +113,12 @@ class Site:
         self, environment: Environment, chat: ChatFormat, pace: Pace, answers: Answers | None
     ) -> None:
         self.began = asyncio.get_running_loop().time()
-        tags = Tags("both")
+        parser = ActionParser("both")
         moves = ("rock", "paper", "scissors")
-        self.engine = ScriptedEngine(answers or UniformWords(chat, tags, moves), pace, version=0)
-        words = wording(environment, 3, rules=False)
+        self.engine = ScriptedEngine(answers or UniformWords(chat, parser, moves), pace, version=0)
+        words = prompts_for(environment, 3, rules=False)
         sampling = Sampling(max_tokens=8192)
-        rules = TrialRules(3, sampling, 1, tags, words, keeps_history=True, reflects=False)
+        rules = TrialRules(3, sampling, 1, parser, words, keeps_history=True, reflects=False)
         self.learner = MemoryLearnerChannel()
         hello = Hello(role="actor", name="actor-0", build="test", config_digest="test", credits=8)
         self._peer = self.learner.connect(hello)

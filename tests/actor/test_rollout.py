@@ -22,10 +22,11 @@ from mage_async.policy_version import VersionRun
 from mage_async.results.score import score
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Kind, Task, Trial
-from mage_async.trials.action_parser import Forced, Tags
+from mage_async.trials.action_parser import ActionParser, Forced
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.prompts import wording
-from mage_async.trials.trial_run import TrialRules, TrialRun
+from mage_async.trials.prompts import prompts_for
+from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_run import TrialRun
 from mage_services.actor.rollout import Stage, play_all, play_trial
 from tests.helpers.scripted_engine import (
     Answer,
@@ -56,15 +57,15 @@ def rules(forced: Forced = "both", *, reflects: bool = False) -> TrialRules:
         num_episodes=3,
         sampling=Sampling(max_tokens=6),
         max_reflection_tokens=6,
-        tags=Tags(forced),
-        wording=wording(RPS, 3, rules=False),
+        parser=ActionParser(forced),
+        prompts=prompts_for(RPS, 3, rules=False),
         keeps_history=not reflects,
         reflects=reflects,
     )
 
 
 def stage(chat: ChatFormat, pace: Pace = at_once, answers: Answers | None = None) -> Stage:
-    engine = ScriptedEngine(answers or UniformWords(chat, Tags("both"), MOVES), pace)
+    engine = ScriptedEngine(answers or UniformWords(chat, ActionParser("both"), MOVES), pace)
     return Stage(RPS, rules(), chat, engine)
 
 
@@ -153,7 +154,7 @@ def test_results_come_in_the_order_of_the_runs_though_later_ones_end_first(
 def test_no_more_trials_are_played_at_once_than_allowed(chat: ChatFormat) -> None:
     async def main() -> None:
         held: list[int] = []
-        uniform = UniformWords(chat, Tags("both"), MOVES)
+        uniform = UniformWords(chat, ActionParser("both"), MOVES)
 
         def counted(prompt: Prompt, turn: int) -> Answer:
             held.append(num_contexts(made))
@@ -184,7 +185,7 @@ def test_a_trial_that_outgrows_the_context_ends_there_and_counts_among_the_other
     """As in an evaluation of more episodes than the engine was given room for."""
 
     async def main() -> list[Trial]:
-        uniform = UniformWords(chat, Tags("both"), MOVES)
+        uniform = UniformWords(chat, ActionParser("both"), MOVES)
 
         def within(prompt: Prompt, turn: int) -> Answer:
             check_prompt(prompt, max_tokens=60, vocabulary=10**6)  # as real engines do
@@ -209,8 +210,8 @@ def test_scripted_words_are_parsed_whatever_the_transcript_writes_itself(
     chat: ChatFormat, forced: Forced
 ) -> None:
     async def main() -> Trial:
-        tags = Tags(forced)
-        engine = ScriptedEngine(WordsInOrder(chat, tags, ("rock", "paper")))
+        parser = ActionParser(forced)
+        engine = ScriptedEngine(WordsInOrder(chat, parser, ("rock", "paper")))
         made = Stage(RPS, rules(forced, reflects=forced != "none"), chat, engine)
         return await play_trial(runs(made, 1)[0], engine)
 
@@ -233,7 +234,7 @@ def prompt(
 
 
 def test_uniform_words_have_their_log_prob_and_depend_on_the_seed_alone(chat: ChatFormat) -> None:
-    words = UniformWords(chat, Tags("both"), MOVES)
+    words = UniformWords(chat, ActionParser("both"), MOVES)
     said = [words(prompt([1, 2], seed=seed), 0) for seed in range(50)]
     assert {answer.logprob for answer in said} == {-math.log(3)}
     assert {tuple(answer.tokens) for answer in said} == {chat.encode(f" {word}") for word in MOVES}

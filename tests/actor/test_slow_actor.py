@@ -20,9 +20,9 @@ from mage_async.policy_version import policy_per_token
 from mage_async.protocol.messages import Hello, Publication
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group
-from mage_async.trials.action_parser import Tags
-from mage_async.trials.prompts import wording
-from mage_async.trials.trial_run import TrialRules
+from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.prompts import prompts_for
+from mage_async.trials.trial_rules import TrialRules
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
 from mage_services.learner.coordinator import Coordinator
@@ -38,10 +38,10 @@ PACES: tuple[Pace, ...] = (lambda trial: 0.0, lambda trial: 0.0, lambda trial: 0
 def _stage(directory: Path, pace: Pace) -> Stage:
     environment = load("rps")
     save_tokenizer(build_tokenizer([*environment.facts.words, *WORDS]), directory)
-    chat, tags = load_chat(directory), Tags("both")
-    words = wording(environment, 3, rules=False)
-    rules = TrialRules(3, Sampling(), 1, tags, words, keeps_history=True, reflects=False)
-    answers = UniformWords(chat, tags, ("rock", "paper", "scissors"))
+    chat, parser = load_chat(directory), ActionParser("both")
+    words = prompts_for(environment, 3, rules=False)
+    rules = TrialRules(3, Sampling(), 1, parser, words, keeps_history=True, reflects=False)
+    answers = UniformWords(chat, parser, ("rock", "paper", "scissors"))
     return Stage(environment, rules, chat, ScriptedEngine(answers, pace))
 
 

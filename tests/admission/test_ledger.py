@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mage_async.admission.counts import Tally
+from mage_async.admission.counts import Counts
 from mage_async.admission.ledger import MAX_REASONS, Accepted, Duplicate, SlotLedger, Unknown
 from mage_async.admission.rules import RULES
 from mage_async.policy_version import VersionRun
@@ -198,7 +198,7 @@ def test_deaths_of_peers_never_drop_a_group() -> None:
         assert slots.peer_gone("a") == [granted.grant]
         again = slots.grant_again(granted.grant, peer="a", now=0.0, deadline_s=10.0)
         assert again.epoch == life + 1
-    assert slots.counts().groups == Tally(granted=1, trained=0, dropped=0, in_flight=1)
+    assert slots.counts().groups == Counts(granted=1, trained=0, dropped=0, in_flight=1)
 
 
 def test_what_was_never_granted_is_unknown() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from mage_async.environments.catalogue import load
 from mage_async.trajectory import Kind, Task, Trial, Turn
-from mage_async.trials.human_play import MAX_SHOWN, played_by_hand, shown
+from mage_async.trials.human_play import MAX_SHOWN, human_play, shown
 from mage_services.cli.play import at_the_table, beside, drawn_task, told
 
 RPS = load("rps")
@@ -16,12 +16,12 @@ TASK = Task("rps", MEMBER, 3)
 
 def asked(*answers):
     """What a person is asked who gives these answers, and what the episodes earned."""
-    hand, heard, left = played_by_hand(RPS, TASK, 2), [], iter(answers)
-    item = next(hand)
+    play, heard, left = human_play(RPS, TASK, 2), [], iter(answers)
+    item = next(play)
     while True:
         heard.append(item)
         try:
-            item = hand.send(next(left) if item.choices else "")
+            item = play.send(next(left) if item.choices else "")
         except StopIteration as end:
             return heard, end.value
 
@@ -66,7 +66,7 @@ def test_every_environment_can_be_played_at_the_table(environment, capsys):
     async def nobody(prompt):
         raise AssertionError("a script needs no engine")
 
-    earned = asyncio.run(at_the_table(played_by_hand(found, task, 2), first_choice, nobody))
+    earned = asyncio.run(at_the_table(human_play(found, task, 2), first_choice, nobody))
     assert len(earned) == 2
     assert prompts
     assert task.member in capsys.readouterr().out

@@ -51,7 +51,7 @@ def test_its_first_prompt_says_the_rules(file, tmp_path):
     task = random_task(environment, members, random.Random(0))
     run = TrialRun(environment, task, 0, rules, chat, name="t")
     prompt = run.next_prompt()
-    said = chat.decode(tuple(prompt.tokens.tolist()))
+    said = chat.decode(prompt.tokens.tolist())
     assert environment.rules()[:40] in said
     assert prompt.sampling.max_tokens == config.transcript.max_action_tokens
     room = config.engine.max_tokens - len(prompt.tokens)

@@ -28,7 +28,7 @@ from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.score import score
 from mage_async.tasks.task_stream import TaskStream, evaluation_tasks
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
-from mage_async.trials.action_parser import Tags
+from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.scripted import scripted_trial
 
 CONFIG = config_file.load(config_file.find(None), [])
@@ -63,7 +63,7 @@ def a_trial(staged, name: str, memory: str) -> tuple[Trial, list[str]]:
     rules = rules_of(configured(memory), environment, chat, 3)
     rules = replace(rules, max_reflection_tokens=400)
     trial = scripted_trial(environment, a_task(environment), 0, rules, chat)
-    return trial, [chat.decode(tuple(each.tokens.tolist())) for each in trial.segments]
+    return trial, [chat.decode(each.tokens.tolist()) for each in trial.segments]
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -101,7 +101,7 @@ def test_defect_7_without_reflections_a_later_episode_still_shows_its_own_state(
     trial, (context,) = a_trial(staged, name, "history")
     last = [turn for turn in trial.turns if turn.episode == 2]
     begun = environment.begin(trial.task, 2)
-    told = context[: len(chat.decode(tuple(trial.segments[0].tokens[: last[0].start].tolist())))]
+    told = context[: len(chat.decode(trial.segments[0].tokens[: last[0].start].tolist()))]
     assert told.rstrip().endswith(begun.observation.split("\n")[-1] + "<|assistant|><action>")
     assert all(turn.action in context for turn in trial.turns)
 
@@ -219,7 +219,7 @@ def test_defect_21_a_later_loss_shows_in_the_share_of_wins():
 
 def test_defect_22_a_tag_inside_thinking_is_no_action():
     said = "<think><action>rock</action></think><action>paper</action>"
-    assert Tags("none").parse(Kind.ACT, said) == "paper"
+    assert ActionParser("none").parse(Kind.ACT, said) == "paper"
 
 
 @pytest.mark.parametrize("name", NAMES)

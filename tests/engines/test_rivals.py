@@ -34,7 +34,7 @@ from mage_async.tasks.matchmaking import Matchmaker
 from mage_async.tasks.population import League, name_of
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Task, Trial
-from mage_async.trials.trial_as_dict import readable
+from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
 from mage_services.cli.play import played as played_once
@@ -155,7 +155,7 @@ def played(
 
 def texts(trials: dict[tuple[int, int], Trial], policy: Path) -> dict[tuple[int, int], list[str]]:
     chat = load_chat(policy)
-    return {key: readable(trial, chat, 0)["contexts"] for key, trial in trials.items()}
+    return {key: trial_as_dict(trial, chat, 0)["contexts"] for key, trial in trials.items()}
 
 
 def test_a_group_against_a_version_is_the_same_whoever_plays_it_beside_whatever(

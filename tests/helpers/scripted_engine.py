@@ -23,7 +23,7 @@ from mage_async.errors import ConfigError, RunError
 from mage_async.inference.statistics import Statistics
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Task
-from mage_async.trials.action_parser import NAMES, Tags
+from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat
 
 _LAST_TOKENS = 12
@@ -48,8 +48,8 @@ Pace = Callable[[str], float]
 class UniformWords:
     """Draws one of some words by the prompt's seed, each as probable as the others."""
 
-    def __init__(self, chat: ChatFormat, tags: Tags, words: Sequence[str]) -> None:
-        self._speech, self._words = Speech(chat, tags), tuple(words)
+    def __init__(self, chat: ChatFormat, parser: ActionParser, words: Sequence[str]) -> None:
+        self._speech, self._words = Speech(chat, parser), tuple(words)
 
     def __call__(self, prompt: Prompt, turn: int) -> Answer:
         """The words do not depend on the turn's number."""
@@ -60,8 +60,8 @@ class UniformWords:
 class WordsInOrder:
     """Says the n-th of some words in a context's n-th turn, and begins again after the last."""
 
-    def __init__(self, chat: ChatFormat, tags: Tags, words: Sequence[str]) -> None:
-        self._speech, self._words = Speech(chat, tags), tuple(words)
+    def __init__(self, chat: ChatFormat, parser: ActionParser, words: Sequence[str]) -> None:
+        self._speech, self._words = Speech(chat, parser), tuple(words)
 
     def __call__(self, prompt: Prompt, turn: int) -> Answer:
         """Certain, so its log-prob is 0."""
@@ -77,14 +77,14 @@ class Speech:
     """
 
     chat: ChatFormat
-    tags: Tags
+    parser: ActionParser
 
     def say(self, word: str, prompt: Prompt) -> Sequence[int]:
         """Token ids of a turn that says `word`."""
-        end = self.chat.decode(tuple(prompt.tokens[-_LAST_TOKENS:].tolist()))
+        end = self.chat.decode(prompt.tokens[-_LAST_TOKENS:].tolist())
         kind = Kind.REFLECT if end.endswith(f"<{NAMES[Kind.REFLECT]}>") else Kind.ACT
-        opening = "" if self.tags.prefill(kind) else f"<{NAMES[kind]}>"
-        leaves_open = kind is Kind.ACT and self.tags.forced == "both"
+        opening = "" if self.parser.prefill(kind) else f"<{NAMES[kind]}>"
+        leaves_open = kind is Kind.ACT and self.parser.forced == "both"
         return self.chat.encode(f"{opening} {word}" + ("" if leaves_open else f"</{NAMES[kind]}>"))
 
 

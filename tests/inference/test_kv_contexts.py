@@ -5,7 +5,7 @@ import pytest
 
 from mage_async.assembly import FRESH_KEYS
 from mage_async.completion import Prompt, Sampling
-from mage_async.inference.kv_contexts import ServedContexts
+from mage_async.inference.kv_contexts import KVContexts
 
 
 def prompt(context: str, *tokens: int, fresh: bool = False) -> Prompt:
@@ -25,7 +25,7 @@ def drawn(*tokens: int) -> np.ndarray:
     ],
 )
 def test_two_episodes_of_two_turns_under_a_version_each(rule: str, keys: list[int]) -> None:
-    contexts = ServedContexts()
+    contexts = KVContexts()
     found, tokens = [], [1]
     for turn, version in enumerate([5, 6, 7, 8]):
         begins = turn == 2
@@ -38,7 +38,7 @@ def test_two_episodes_of_two_turns_under_a_version_each(rule: str, keys: list[in
 
 
 def test_a_new_context_begins_with_the_version_that_is_loaded() -> None:
-    contexts = ServedContexts()
+    contexts = KVContexts()
     assert contexts.open(prompt("a", 1), 3).key_version == 3
     assert contexts.open(prompt("b", 1), 4).key_version == 4
     contexts.release("a")
@@ -49,7 +49,7 @@ def test_a_new_context_begins_with_the_version_that_is_loaded() -> None:
 def test_a_prompt_that_goes_on_under_new_weights_keeps_its_keys_unless_it_wants_fresh_ones() -> (
     None
 ):
-    contexts = ServedContexts()
+    contexts = KVContexts()
     old, fresh = prompt("a", 1), prompt("b", 1, fresh=True)
     contexts.open(old, 3)
     contexts.open(fresh, 3)
@@ -58,7 +58,7 @@ def test_a_prompt_that_goes_on_under_new_weights_keeps_its_keys_unless_it_wants_
 
 
 def test_a_server_that_died_has_no_old_keys() -> None:
-    contexts = ServedContexts()
+    contexts = KVContexts()
     asked = prompt("a", 1)
     contexts.open(asked, 3)
     contexts.lose_keys(6)
@@ -66,7 +66,7 @@ def test_a_server_that_died_has_no_old_keys() -> None:
 
 
 def test_what_a_context_had_computed_is_known() -> None:
-    contexts = ServedContexts()
+    contexts = KVContexts()
     first = prompt("a", 1, 2, 3)
     assert (contexts.open(first, 0).num_known, contexts.open(first, 0).is_extension) == (0, True)
     contexts.close(first, drawn(4, 5))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mage_async.completion import Prompt, Sampling
 from mage_async.errors import RunError
 from mage_async.inference.kv_contexts import Opened
-from mage_async.inference.turn_requests import Piece, ServedTurn
+from mage_async.inference.turn_requests import Piece, TurnRequests
 from mage_async.policy_version import VersionRun
 
 STOP = 9
@@ -27,7 +27,7 @@ def piece(*tokens: int, version: int = 0, cached: int = 0, aborted: bool = False
 
 
 def test_a_turn_that_one_request_draws_is_that_request() -> None:
-    turn = ServedTurn(prompt(1, 2, 3), max_tokens=100)
+    turn = TurnRequests(prompt(1, 2, 3), max_tokens=100)
     assert (turn.tokens().tolist(), turn.budget()) == ([1, 2, 3], 6)
     turn.receive(piece(5, STOP, cached=2))
     assert turn.is_done
@@ -38,7 +38,7 @@ def test_a_turn_that_one_request_draws_is_that_request() -> None:
 
 
 def test_an_interrupted_turn_goes_on_behind_what_it_drew_within_the_same_budget() -> None:
-    turn = ServedTurn(prompt(1, 2, 3), max_tokens=100)
+    turn = TurnRequests(prompt(1, 2, 3), max_tokens=100)
     turn.receive(piece(5, 6, aborted=True))
     assert not turn.is_done
     assert (turn.tokens().tolist(), turn.budget()) == ([1, 2, 3, 5, 6], 4)
@@ -51,7 +51,7 @@ def test_an_interrupted_turn_goes_on_behind_what_it_drew_within_the_same_budget(
 
 
 def test_a_turn_that_was_interrupted_before_its_first_token_loses_nothing() -> None:
-    turn = ServedTurn(prompt(1, 2, 3), max_tokens=100)
+    turn = TurnRequests(prompt(1, 2, 3), max_tokens=100)
     turn.receive(piece(aborted=True))
     assert (turn.tokens().tolist(), turn.budget()) == ([1, 2, 3], 6)
     turn.receive(piece(STOP, version=1))
@@ -59,7 +59,7 @@ def test_a_turn_that_was_interrupted_before_its_first_token_loses_nothing() -> N
 
 
 def test_a_stop_that_the_prompt_does_not_know_does_not_end_the_turn() -> None:
-    turn = ServedTurn(prompt(1), max_tokens=100)
+    turn = TurnRequests(prompt(1), max_tokens=100)
     turn.receive(piece(5, 8))  # the server stops at 8, as the model's own configuration says
     assert not turn.is_done
     turn.receive(piece(STOP, cached=2))
@@ -67,14 +67,14 @@ def test_a_stop_that_the_prompt_does_not_know_does_not_end_the_turn() -> None:
 
 
 def test_a_turn_ends_where_the_context_does() -> None:
-    turn = ServedTurn(prompt(1, 2, 3), max_tokens=5)
+    turn = TurnRequests(prompt(1, 2, 3), max_tokens=5)
     assert turn.budget() == 2
     turn.receive(piece(4, 4))
     assert (turn.is_done, turn.completion(NEW).finish) == (True, "length")
 
 
 def test_a_turn_whose_server_died_begins_again() -> None:
-    turn = ServedTurn(prompt(1, 2, 3), max_tokens=100)
+    turn = TurnRequests(prompt(1, 2, 3), max_tokens=100)
     turn.receive(piece(5, 6, aborted=True))
     turn.restart()
     assert (turn.tokens().tolist(), turn.budget()) == ([1, 2, 3], 6)
@@ -83,7 +83,7 @@ def test_a_turn_whose_server_died_begins_again() -> None:
 
 
 def test_what_a_context_knew_and_the_server_did_not_reuse_is_repeated() -> None:
-    turn = ServedTurn(prompt(1, 2, 3, 4), max_tokens=100)
+    turn = TurnRequests(prompt(1, 2, 3, 4), max_tokens=100)
     turn.receive(piece(STOP, cached=1))
     done = turn.completion(Opened(key_version=0, num_known=3, is_extension=False))
     assert (done.num_reused, done.num_repeated, done.is_extension) == (1, 2, False)
@@ -91,14 +91,14 @@ def test_what_a_context_knew_and_the_server_did_not_reuse_is_repeated() -> None:
 
 @pytest.mark.parametrize("wrong", [piece(), piece(*range(20, 27))])
 def test_a_server_that_draws_nothing_or_too_much_is_refused(wrong: Piece) -> None:
-    turn = ServedTurn(prompt(1), max_tokens=100)
+    turn = TurnRequests(prompt(1), max_tokens=100)
     with pytest.raises(RunError, match=r"context 'a\.1': the server drew \d tokens where 1 to 6"):
         turn.receive(wrong)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=8))
 def test_pieces_add_up_to_the_turn_whatever_comes_between(cuts: list[tuple[int, bool]]) -> None:
-    turn = ServedTurn(prompt(1, 2, max_tokens=20), max_tokens=100)
+    turn = TurnRequests(prompt(1, 2, max_tokens=20), max_tokens=100)
     drawn: list[tuple[int, int]] = []
     version = 0
     for count, has_new_weights in cuts:

@@ -42,7 +42,7 @@ def test_lines_of_json_hold_a_trial_each(chat: ChatFormat, tmp_path: Path) -> No
     assert export([trial(7), trial(8)], chat, file) == 2
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(row["grant"], row["trial"], row["version"]) for row in rows] == [(7, 2, 4), (8, 2, 4)]
-    assert rows[0]["contexts"] == [chat.decode(tuple(range(5, 11)))]
+    assert rows[0]["contexts"] == [chat.decode([*range(5, 11)])]
 
 
 def test_parquet_holds_the_same_and_every_token(chat: ChatFormat, tmp_path: Path) -> None:

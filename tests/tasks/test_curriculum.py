@@ -62,8 +62,8 @@ def test_an_episode_that_is_cut_off_keeps_what_it_earned_and_the_next_one_begins
 
 def test_the_agent_is_told_how_many_episodes_its_own_trial_has(chat):
     whole = rules_of(CONFIG, RPS, chat, 3)
-    assert "3 episodes" in whole.wording.rules
-    assert "2 episodes" in whole.under(RPS, 2, 0).wording.rules
+    assert "3 episodes" in whole.prompts.rules
+    assert "2 episodes" in whole.under(RPS, 2, 0).prompts.rules
     assert whole.under(RPS, 3, 0) is whole
 
 

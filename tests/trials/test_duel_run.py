@@ -19,7 +19,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duel_run import DuelRun
-from mage_async.trials.trial_run import TrialRules
+from mage_async.trials.trial_rules import TrialRules
 
 NAMES = ("kuhn", "rps", "tictactoe")
 OPTIONS = {"kuhn": {"opponents": "contrasts", "hands": 2, "redeals": False}}
@@ -101,7 +101,7 @@ def test_the_agents_context_only_grows_and_the_rival_begins_anew(
     assert not rivals & {prompt.context for prompt in asked if prompt.rival is None}
     assert set(contexts) == set(run.contexts())
     for context in rivals:
-        assert "episode 1" in chat.decode(tuple(contexts[context].tolist()))
+        assert "episode 1" in chat.decode(contexts[context].tolist())
 
 
 def test_all_trials_of_a_group_meet_the_same_luck(chat: ChatFormat) -> None:
@@ -120,7 +120,7 @@ def test_all_trials_of_a_group_meet_the_same_luck(chat: ChatFormat) -> None:
 
 def test_a_restart_repeats_the_rivals_moves_with_its_luck(chat: ChatFormat) -> None:
     trial, _, _ = play("kuhn", chat, Task("kuhn", "policy-7", 5, 0))
-    text = chat.decode(tuple(trial.segments[0].tokens.tolist()))
+    text = chat.decode(trial.segments[0].tokens.tolist())
     cards = [part.split("<|assistant|>")[0] for part in text.split("episode")[1:]]
     assert len({said.split(" ", 2)[2] for said in cards}) == 1
 
@@ -152,7 +152,7 @@ def transcript(chat: ChatFormat) -> str:
     rivals = {prompt.context: prompt.tokens for prompt in asked if prompt.rival is not None}
     texts = {"the agent": trial.segments[0].tokens, **rivals}
     parts = (
-        f"{name}\n" + chat.decode(tuple(tokens.tolist())).replace("<|", "\n  <|").lstrip("\n")
+        f"{name}\n" + chat.decode(tokens.tolist()).replace("<|", "\n  <|").lstrip("\n")
         for name, tokens in texts.items()
     )
     return "\n".join(parts) + "\n"

@@ -7,7 +7,7 @@ from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
-from mage_async.trials.shortest_context import chat_in_words, least_context
+from mage_async.trials.shortest_context import chat_in_words, shortest_context
 
 CONFIG = config_file.load(config_file.find(None), [])
 READS = [
@@ -25,7 +25,7 @@ def test_a_tokenizer_needs_as_much_or_more(name, changes, tmp_path):
     config = config_file.load(config_file.find(None), changes)
     save_tokenizer(build_tokenizer((*environment.facts.words, *WORDS)), tmp_path)
     needed = [
-        least_context(environment, rules_of(config, environment, chat, 3), chat)
+        shortest_context(environment, rules_of(config, environment, chat, 3), chat)
         for chat in (chat_in_words(), load_chat(tmp_path))
     ]
     assert 0 < needed[0] <= needed[1]
@@ -34,7 +34,7 @@ def test_a_tokenizer_needs_as_much_or_more(name, changes, tmp_path):
 def test_of_words_that_are_a_token_each_it_is_exact_but_for_the_spaces_before_numbers(chat):
     environment = catalogue.load("rps")
     needed = [
-        least_context(environment, rules_of(CONFIG, environment, each, 3), each)
+        shortest_context(environment, rules_of(CONFIG, environment, each, 3), each)
         for each in (chat_in_words(), chat)
     ]
     assert needed[0] == needed[1] - 3  # of "episode 1", "episode 2", "episode 3"

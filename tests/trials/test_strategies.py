@@ -54,7 +54,7 @@ def test_the_action_is_conditioned_on_its_strategy(chat):
         plan, act = trial.turns[number], trial.turns[number + 1]
         assert plan.segment == act.segment
         assert plan.stop <= act.start
-    said = chat.decode(tuple(trial.segments[0].tokens.tolist()))
+    said = chat.decode(trial.segments[0].tokens.tolist())
     assert said.count("<remark>") == len(plans)
 
 

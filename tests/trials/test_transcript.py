@@ -17,11 +17,12 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Task
-from mage_async.trials.action_parser import Tags
+from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import scripted_trial
 from mage_async.trials.transcript import Transcript
-from mage_async.trials.trial_run import TrialRules, TrialRun
+from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_run import TrialRun
 
 TASK = Task("rps", "seq-rock-paper-paper", 7)
 
@@ -76,7 +77,7 @@ def test_a_trial_reads_as_chat(
     while run.next_prompt() is not None:
         run.receive(_completion(chat, " rock"))
     trial = run.trial()
-    text = chat.decode(tuple(trial.segments[0].tokens.tolist()))
+    text = chat.decode(trial.segments[0].tokens.tolist())
     assert text.startswith(
         "<|user|> episode 1<|assistant|><action> rock</action><|user|> opp rock draw<|assistant|>"
     )
@@ -110,7 +111,7 @@ def test_reflections_alone_begin_a_context_per_episode(
     while run.next_prompt() is not None:
         run.receive(_completion(chat, " paper</remark>" if run.kind is Kind.REFLECT else " rock"))
     trial = run.trial()
-    texts = [chat.decode(tuple(segment.tokens.tolist())) for segment in trial.segments]
+    texts = [chat.decode(segment.tokens.tolist()) for segment in trial.segments]
     assert len(texts) == 3
     assert "reflect<|assistant|><remark> paper</remark>" in texts[0]
     assert texts[2].startswith("<|user|> remark 1: paper remark 2: paper episode 3<|assistant|>")
@@ -121,7 +122,7 @@ def test_without_history_and_remarks_earlier_episodes_are_gone(
     environment: Environment, rules: TrialRules, chat: ChatFormat
 ) -> None:
     trial = scripted_trial(environment, TASK, 0, replace(rules, keeps_history=False), chat)
-    last = chat.decode(tuple(trial.segments[2].tokens.tolist()))
+    last = chat.decode(trial.segments[2].tokens.tolist())
     assert last.startswith("<|user|> episode 3<|assistant|>")
 
 
@@ -140,7 +141,7 @@ def test_a_swapped_trial_meets_someone_else_in_the_last_episode_only(
 
 
 def test_versions_of_a_segment_are_runs_at_their_own_positions(chat: ChatFormat) -> None:
-    transcript = Transcript(chat, Tags("both"))
+    transcript = Transcript(chat, ActionParser("both"))
     transcript.ask("episode 1", Kind.ACT)
     for version in (3, 3, 4):
         transcript.receive(_completion(chat, " rock", version))
@@ -165,7 +166,7 @@ def test_versions_of_a_segment_are_runs_at_their_own_positions(chat: ChatFormat)
 def test_an_action_is_what_stands_in_tags_outside_thinking(
     forced: str, completion: str, action: str | None
 ) -> None:
-    assert Tags(forced).parse(Kind.ACT, completion) == action  # type: ignore[arg-type]
+    assert ActionParser(forced).parse(Kind.ACT, completion) == action  # type: ignore[arg-type]
 
 
 def test_a_template_that_can_think_is_asked_to_where_the_configuration_says_so(

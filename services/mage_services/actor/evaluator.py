@@ -28,7 +28,7 @@ from mage_async.results.score import Score, score
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.trial_as_dict import readable
+from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.actor.rollout import Stage, play_all
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
@@ -88,7 +88,7 @@ class Evaluator:
     async def samples(self, split: Split, count: int, version: int) -> list[dict[str, Any]]:
         """A few whole trials to read."""
         trials = await self._trials(split, count, FINAL_SEED, blind=False, swap=False)
-        return [readable(trial, self._chat, version) for trial in trials]
+        return [trial_as_dict(trial, self._chat, version) for trial in trials]
 
     async def _trials(
         self, split: Split, count: int, seed: int, *, blind: bool, swap: bool

@@ -12,7 +12,7 @@ from mage_async.errors import ContextFull, TurnOverdue
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duel_run import Run, begin_trial
-from mage_async.trials.trial_run import TrialRules
+from mage_async.trials.trial_rules import TrialRules
 from mage_services.engines.engine import Engine
 
 

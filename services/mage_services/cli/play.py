@@ -22,7 +22,7 @@ from mage_async.tasks.population import name_of, version_of
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duel_run import RivalSide
-from mage_async.trials.human_play import Hand, played_by_hand, shown
+from mage_async.trials.human_play import HumanPlay, human_play, shown
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.cli.evaluate import newest
 from mage_services.engines.choice import make_engine
@@ -84,7 +84,7 @@ def heard(prompt: str) -> str:
 
 
 async def at_the_table(
-    hand: Hand, ask: Ask, complete: Callable[[Prompt], Awaitable[Completion]]
+    play: HumanPlay, ask: Ask, complete: Callable[[Prompt], Awaitable[Completion]]
 ) -> list[float]:
     """Let a person play; the rewards of the episodes. Cancellation leaves nothing.
 
@@ -93,15 +93,15 @@ async def at_the_table(
             on meanwhile.
         complete: draws what a version of the policy answers.
     """
-    wanted = next(hand)
+    wanted = next(play)
     while True:
         try:
             if isinstance(wanted, Prompt):
-                wanted = hand.send(await complete(wanted))
+                wanted = play.send(await complete(wanted))
             else:
                 print(wanted.text)
                 choices = wanted.choices
-                wanted = hand.send(ask(f"[{shown(choices)}] > ").strip() if choices else "")
+                wanted = play.send(ask(f"[{shown(choices)}] > ").strip() if choices else "")
         except StopIteration as end:
             return end.value
 
@@ -147,14 +147,14 @@ async def played(
             meet = partial(RivalSide, environment, task, **given)
         if ask is not None:
             print(environment.rules())
-            hand = played_by_hand(environment, task, rules.num_episodes, meet)
-            ours = await at_the_table(hand, ask, engine.complete)
+            play = human_play(environment, task, rules.num_episodes, meet)
+            ours = await at_the_table(play, ask, engine.complete)
         return ours, await play_trial(stage.begin(task, 0, "play"), engine)
 
 
 def spoken(trial: Trial, chat: ChatFormat) -> str:
     """Every word that the agent was told or said, the opponent's moves among them."""
-    said = [chat.decode(tuple(segment.tokens.tolist())) for segment in trial.segments]
+    said = [chat.decode(segment.tokens.tolist()) for segment in trial.segments]
     rewards = " ".join(f"{reward:+g}" for reward in trial.episode_rewards())
     return "\n".join((*said, f"rewards: {rewards}"))
 

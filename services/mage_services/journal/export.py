@@ -16,7 +16,7 @@ from mage_async.errors import RunError
 from mage_async.policy_version import oldest
 from mage_async.protocol.messages import TrialResult
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.trial_as_dict import readable
+from mage_async.trials.trial_as_dict import trial_as_dict
 
 ROWS_AT_ONCE = 1000
 
@@ -45,7 +45,7 @@ def row_of(result: TrialResult, chat: ChatFormat) -> dict[str, Any]:
     """What a person reads of a trial, and whose it is."""
     version = oldest(run for part in result.trial.segments for run in part.versions)
     whose = {"grant": result.grant, "trial": result.trial.index}
-    return whose | readable(result.trial, chat, version)
+    return whose | trial_as_dict(result.trial, chat, version)
 
 
 def _write_lines(results: Iterable[TrialResult], chat: ChatFormat, file: Path) -> int:

@@ -49,7 +49,7 @@ from mage_async.results.durable_files import write_whole
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group, Trial
-from mage_async.trials.trial_as_dict import readable
+from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.journal.reader import JournalOnDisk, make_durable, open_journal
 from mage_services.processes.json_lines import append_lines
 from mage_services.processes.startup import Startup
@@ -256,7 +256,7 @@ class Training:
 
     def sample(self, trial: Trial, version: int) -> None:
         """Write a trial down as text, for people to read."""
-        self.record(self._run.samples, readable(trial, load_chat(self._run.policy), version))
+        self.record(self._run.samples, trial_as_dict(trial, load_chat(self._run.policy), version))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from uuid import uuid4
 from mage_async.completion import Completion, Prompt, check_prompt
 from mage_async.config.schema import Engine as EngineRules
 from mage_async.errors import PolicyError, RunError, TurnLost
-from mage_async.inference.kv_contexts import ServedContexts
+from mage_async.inference.kv_contexts import KVContexts
 from mage_async.inference.statistics import Statistics
-from mage_async.inference.turn_requests import ServedTurn
+from mage_async.inference.turn_requests import TurnRequests
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import chosen, vocabulary
 from mage_services.engines.sglang.keeper import EVERYTHING, Keeper
@@ -90,7 +90,7 @@ class SglangEngine:
         """The version the process draws with."""
         self._wanted: tuple[int, Path] = (0, directory)
         """The newest weights that were loaded."""
-        self._contexts = ServedContexts()
+        self._contexts = KVContexts()
         self._busy: set[str] = set()
         self._held: list[Asked] = []
         self._running: dict[str, Asked] = {}
@@ -101,7 +101,7 @@ class SglangEngine:
     async def complete(self, prompt: Prompt) -> Completion:
         """Draw a completion. Cancellation aborts it; the context keeps what was computed."""
         self._check(prompt)
-        asked = Asked(ServedTurn(prompt, self._rules.max_tokens), self._promise())
+        asked = Asked(TurnRequests(prompt, self._rules.max_tokens), self._promise())
         self._busy.add(prompt.context)
         self._ask(asked)
         try:

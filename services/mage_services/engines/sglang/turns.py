@@ -9,7 +9,7 @@ import numpy as np
 
 from mage_async.completion import Completion
 from mage_async.inference.kv_contexts import Opened
-from mage_async.inference.turn_requests import Piece, ServedTurn
+from mage_async.inference.turn_requests import Piece, TurnRequests
 from mage_async.policy_version import VersionRun
 from mage_services.engines.sglang.messages import Draw, Drew
 
@@ -18,7 +18,7 @@ from mage_services.engines.sglang.messages import Draw, Drew
 class Asked:
     """A turn and who waits for it."""
 
-    turn: ServedTurn
+    turn: TurnRequests
     future: asyncio.Future[Completion]
     opened: Opened | None = None
     """None until it is first asked."""

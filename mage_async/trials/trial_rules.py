@@ -1,0 +1,45 @@
+"""How the trials of a run are played: episodes, sampling, what is said and what is kept."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mage_async.completion import Sampling
+from mage_async.environments.environment import Environment
+from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.prompts import Prompts, prompts_for
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRules:
+    """How trials are played: shared by all trials of a run."""
+
+    num_episodes: int
+    sampling: Sampling
+    max_reflection_tokens: int
+    parser: ActionParser
+    prompts: Prompts
+    keeps_history: bool
+    """Earlier episodes stay in the context."""
+    reflects: bool
+    """The agent writes a remark between episodes, which is carried into new contexts."""
+    fresh_keys: Literal["never", "episode", "turn"] = "never"
+    """When cached keys of older weights are recomputed: as an episode begins, or at every turn."""
+    turn_deadline_s: float = math.inf
+    """A turn is given up that is not drawn by then."""
+    stops_on_success: bool = False
+    """An episode that is won ends the trial."""
+    max_turns: int = 0
+    """An episode ends after so many actions, with what it has earned; 0: when it is done."""
+    strategy: Literal["none", "episode", "turn"] = "none"
+    """Before which actions the agent writes what it means to do: SGE (arXiv 2603.02045) writes a
+    strategy before each, drawn at a higher temperature than the action it conditions.
+    """
+    strategy_temperature: float = 1.0
+
+    def under(self, environment: Environment, num_episodes: int, max_turns: int) -> "TrialRules":
+        """The same rules with another horizon, which is also what the agent is told."""
+        if (num_episodes, max_turns) == (self.num_episodes, self.max_turns):
+            return self
+        said = prompts_for(environment, num_episodes, rules=bool(self.prompts.rules))
+        return replace(self, num_episodes=num_episodes, max_turns=max_turns, prompts=said)
