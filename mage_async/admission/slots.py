@@ -1,6 +1,6 @@
 """One group in flight: what was granted, who plays it, and what of it has come in.
 
-`admission.py` decides about slots; here is what one holds, and the message that grants it.
+`ledger.py` decides about slots; here is what one holds, and the message that grants it.
 """
 
 import math

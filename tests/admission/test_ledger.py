@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from mage_async.admission.counts import Counts
-from mage_async.admission.ledger import MAX_REASONS, Accepted, Duplicate, SlotLedger, Unknown
+from mage_async.admission.groups_in_flight import MAX_REASONS
+from mage_async.admission.ledger import Accepted, Duplicate, SlotLedger, Unknown
 from mage_async.admission.rules import RULES
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import GroupGrant, TrialResult, decode, encode

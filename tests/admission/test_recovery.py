@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.admission.ledger import OVER_AGE, SlotLedger
+from mage_async.admission.groups_in_flight import OVER_AGE
+from mage_async.admission.ledger import SlotLedger
 from mage_async.admission.recovery import first_difference, plays_alike, replay
 from mage_async.admission.rules import RULES
 from mage_async.config import config_file

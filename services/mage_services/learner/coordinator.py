@@ -36,7 +36,8 @@ import msgspec
 
 from mage_async.admission.concurrency import Concurrency
 from mage_async.admission.counts import LedgerCounts
-from mage_async.admission.ledger import OVER_AGE, Accepted, SlotLedger, Unknown
+from mage_async.admission.groups_in_flight import OVER_AGE
+from mage_async.admission.ledger import Accepted, SlotLedger, Unknown
 from mage_async.admission.staleness import Lengths
 from mage_async.admission.weight_leases import WeightUsers
 from mage_async.errors import RunError
