@@ -80,7 +80,7 @@ def test_slots_with_age_aware_concurrency_reach_what_issue_6_asks(seed):
 
 def test_count_and_drop_behave_as_their_peers_were_measured():
     """AReaL's own class and prime-rl's rule, balanced, bound 2, sigma 0.6, 3 seeds of 500 steps
-    there; one of 400 here, and all of it in `bench/staleness.py --simulate`.
+    there; one of 400 here, and all of it in `bench/system/staleness_simulated.py`.
     """
     work = Workload(steps=400)
     count = [simulate(RULES["count"], work, 0)]

@@ -9,13 +9,12 @@ import pytest
 
 pytestmark = pytest.mark.slow  # whole runs
 MAY_MOUNT = shutil.which("unshare") and not subprocess.call(["unshare", "-rm", "true"])
-BENCH = Path(__file__).parents[2] / "bench" / "chaos.py"
+ROOT = Path(__file__).parents[2]
 
 
 def attack(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(BENCH), *arguments], capture_output=True, text=True, timeout=600
-    )
+    command = [sys.executable, "-m", "bench.chaos.kills", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

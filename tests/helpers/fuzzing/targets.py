@@ -2,9 +2,9 @@
 
 A decoder takes any bytes and gives a sound value or its own error with a sentence. Everything else
 that comes out of `Target.feed` is a bug: another exception, a value that cannot be written again or
-is another one then. `tests/protocol/test_fuzzing.py` feeds thousands of mutated inputs, and
-`bench/fuzz.py` millions, with the time and the memory they take, and by coverage where atheris is
-installed.
+is another one then. `tests/protocol/test_fuzzing.py` feeds thousands of mutated inputs.
+`bench/chaos/fuzz.py` feeds millions, measures their time and memory, and uses coverage where
+atheris is installed.
 
 An input of the wire is a list of frames behind a table of their lengths (`unbundle`). Where its
 first byte is odd, checksums are made to fit: damage that no checksum would let through reaches the

@@ -1,0 +1,1 @@
+"""Benchmarks under harm: killed processes, hostile peers, damaged inputs, a learner that stalls."""

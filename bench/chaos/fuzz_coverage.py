@@ -1,0 +1,39 @@
+"""One decoder under libFuzzer, in a process of its own: libFuzzer never returns.
+
+    python -m bench.chaos.fuzz_coverage TARGET CORPUS_DIR INPUTS SEED
+
+`bench.chaos.fuzz --coverage` starts this module.
+"""
+
+import sys
+
+import atheris
+
+with atheris.instrument_imports(include=["mage_async"]):
+    from mage_async.config import config_file
+    from tests.helpers.fuzzing.targets import targets
+
+MAX_INPUT_BYTES = 8192
+HANG_S = 10
+MEMORY_MIB = 1024
+
+
+def main() -> None:
+    """Feed the target until as many inputs were tried, or one breaks it."""
+    name, corpus, num_inputs, seed = sys.argv[1:]
+    target = next(one for one in targets(config_file.find(None)) if one.name == name)
+    options = [
+        f"-runs={num_inputs}",
+        f"-seed={int(seed) + 1}",  # 0 means any
+        f"-max_len={MAX_INPUT_BYTES}",
+        f"-timeout={HANG_S}",
+        f"-rss_limit_mb={MEMORY_MIB}",
+        "-print_final_stats=1",
+        f"-artifact_prefix={corpus}/",
+    ]
+    atheris.Setup([sys.argv[0], *options, corpus], lambda data: target.feed(data) and None)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The memory of a run whose learner stands still for minutes while actors play.
+
+    python -m bench.chaos.stall [--seconds 600]        11 minutes
+
+A run with four actors; after its third step the learner gets SIGSTOP. Actors play what they were
+granted and wait. The resident memory of every process is read all along; then the learner goes on
+and the run has to complete. The supervisor would end a learner that is silent for
+`supervision.silence_s`, so that is set beyond the stall. Flat: the median of the last tenth of the
+stall is within `FLAT` of that of the first tenth behind its first minute.
+"""
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
+
+SETTINGS = (
+    "warm_start.steps=8",
+    "warm_start.gate=1.0",
+    "warm_start.max_steps=8",
+    "warm_start.trials=64",
+    "warm_start.threads=1",
+    "learner.steps=8",
+    "evaluation.every=0",
+    "evaluation.final_trials=24",
+    "supervision.silence_s=100000.0",
+)
+FLAT, LOOK_S, SETTLED_S = 0.05, 2.0, 60.0
+
+
+def processes(root: Path) -> dict[str, int]:
+    """Of a run: process ids by name."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_text().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if str(root) in words and "mage_services.cli.run" in words:
+            found["supervisor"] = int(entry.name)
+        elif str(root) in words and "--name" in words:
+            found[words[words.index("--name") + 1]] = int(entry.name)
+    return found
+
+
+def resident_kib(pid: int) -> int:
+    """Of a process, its pages in memory."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise ProcessLookupError(pid)
+
+
+def stall(root: Path, seconds: float) -> dict[str, list[tuple[float, int]]]:
+    """Stop the learner so long; seconds since then and KiB, of every process."""
+    pids, memory = processes(root), defaultdict(list)
+    os.kill(pids["learner"], signal.SIGSTOP)
+    began = time.monotonic()
+    while (now := time.monotonic() - began) < seconds:
+        for name, pid in pids.items():
+            memory[name].append((now, resident_kib(pid)))
+        time.sleep(LOOK_S)
+    os.kill(pids["learner"], signal.SIGCONT)
+    assert processes(root) == pids, "a process was started anew"
+    return dict(memory)
+
+
+def change(rows: list[tuple[float, int]], seconds: float) -> float:
+    """The last tenth over the first tenth behind the first minute, minus one."""
+    tenth, settled = seconds / 10, min(SETTLED_S, seconds / 5)
+    first = [kib for at, kib in rows if settled <= at < settled + tenth]
+    last = [kib for at, kib in rows if at >= seconds - tenth]
+    return statistics.median(last) / statistics.median(first) - 1
+
+
+def main() -> None:
+    """Stall a learner, and say the verdict."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    given = parser.parse_args()
+    run = RunDirectory(Path(tempfile.mkdtemp(prefix="mage-stall-")).resolve() / "run")
+    command = [sys.executable, "-m", "mage_async.launch", "--run-dir", str(run.root)]
+    command += ["--actors", "4", *(part for s in SETTINGS for part in ("--set", s))]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while len(read_lines(run.metrics)) < 3:
+            assert process.poll() is None, "the run ended early"
+            time.sleep(0.05)
+        memory = stall(run.root, given.seconds)
+        code = process.wait()
+    changes = {name: change(rows, given.seconds) for name, rows in memory.items()}
+    for name, rows in sorted(memory.items()):
+        print(f"{name:<12}{rows[-1][1] / 1024:>8.1f} MiB {changes[name]:>+8.2%}")
+    steps = len(read_lines(run.metrics))
+    is_flat = all(abs(one) <= FLAT for one in changes.values())
+    write_baseline(
+        "stall",
+        {
+            "seconds": given.seconds,
+            "changes": changes,
+            "steps": steps,
+            "last_kib": {name: rows[-1][1] for name, rows in memory.items()},
+        },
+    )
+    is_well = is_flat and code == 0 and steps == 8
+    print(
+        f"the run {'completed' if code == 0 and steps == 8 else 'FAILED'}; memory "
+        f"{'is flat' if is_flat else 'GROWS'}"
+    )
+    sys.exit(0 if is_well else 1)
+
+
+if __name__ == "__main__":
+    main()

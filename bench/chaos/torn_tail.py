@@ -1,0 +1,66 @@
+"""A journal's tail as a power cut leaves it: what nobody was told of may be gone, or garbage."""
+
+import random
+
+from bench.chaos.tap import Tap
+from mage_async.policy.checkpoint import checkpoints
+from mage_async.protocol.journal_records import (
+    Commit,
+    Dropped,
+    Granted,
+    Published,
+    Record,
+    read,
+    scan,
+)
+from mage_async.protocol.messages import TrialResult
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
+
+PREFIX_BYTES = 8
+"""Of a record, before what `scan` yields."""
+
+
+def tear(run: RunDirectory, tap: Tap, source: random.Random) -> int:
+    """Cut or spoil the last segment behind everything that anybody knows of; returns by how much.
+
+    No process of the run may live. What a checkpoint or a line of metrics rests on was synced
+    before it was written, so it stays, too.
+    """
+    files = sorted(run.journal.glob("*.log"))
+    if not files:
+        return 0
+    data = files[-1].read_bytes()
+    known = [int(folder.name.removeprefix("step_")) for folder in checkpoints(run.checkpoints)]
+    known += [line["step"] for line in read_lines(run.metrics)]
+    least = _end_of_told(data, tap, max([0, *known, *tap.published]))
+    kept = source.randint(least, len(data))
+    garbage = source.randbytes(source.choice([0, 0, 3, 40, 400]))
+    files[-1].write_bytes(data[:kept] + garbage)
+    return len(data) - kept + len(garbage)
+
+
+def _end_of_told(data: bytes, tap: Tap, version: int) -> int:
+    found = scan(data)
+    ends, end = [], len(data) - sum(PREFIX_BYTES + len(body) for body in found.bodies)
+    end -= len(data) - found.good_bytes
+    told = end
+    for body in found.bodies:
+        end += PREFIX_BYTES + len(body)
+        ends.append(end)
+        if _is_told(read(body), tap, version):
+            told = end
+    return min(told, found.good_bytes) if ends else 0
+
+
+def _is_told(record: Record, tap: Tap, version: int) -> bool:
+    match record:
+        case TrialResult():
+            return (record.grant, record.trial.index) in tap.acknowledged
+        case Granted():
+            return (record.grant.grant, record.grant.epoch) in tap.granted
+        case Commit():
+            return record.version <= version
+        case Published() | Dropped():
+            return True  # weights that are no longer needed by it may have been removed
+    return False

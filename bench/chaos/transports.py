@@ -1,0 +1,237 @@
+"""The same kills against three transports, in one bench: what each loses.
+
+    ours         DEALER to ROUTER, acknowledged when the journal holds it durably, else sent again
+    push/pull    PUSH to PULL: a message is handed to zmq and forgotten
+    pub/sub      PUB to SUB: the same, and to nobody where nobody listens
+
+    python -m bench.chaos.transports --kills 20        2 minutes
+
+`ACTORS` processes make one trial a
+millisecond and hand it over; a learner appends what arrives to a journal, durably. An actor writes
+a trial down, in a file of its own, when its transport has taken it off its hands: ours when it is
+acknowledged, the other two when `send` has returned, which is all that they ever say. Processes are
+killed with SIGKILL and started again at the same moments for all three, the learner as often as an
+actor. Lost is what an actor was rid of and no journal has. High-water marks are zmq's own, 1,000;
+ours counts 16 trials in flight.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import zmq
+import zmq.asyncio
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.policy_version import VersionRun
+from mage_async.protocol.journal_records import first_head
+from mage_async.protocol.messages import Acknowledge, Hello, TrialResult, Welcome, decode, encode
+from mage_async.trajectory import Segment, Task, Trial
+from mage_services.journal.reader import make_durable, open_journal
+from mage_services.journal.writer import JournalFile
+from mage_services.transport.channel import LearnerChannel, PeerChannel, PeerGone
+
+ACTORS, CREDITS, TRIALS_PER_S = 4, 16, 1000.0
+KINDS = ("ours", "push/pull", "pub/sub")
+
+
+def trial(actor: int, life: int, number: int) -> TrialResult:
+    """A short trial with a name of its own: grant is actor and life, index the number."""
+    part = Segment(
+        np.ones(64, np.int32), np.ones(64, bool), np.zeros(64, np.float32), (VersionRun(0, 0, 0),)
+    )
+    grant = actor * 1_000_000 + life
+    return TrialResult(grant, 0, Trial(Task("rps", "m", 1), number, 3, (part,), ()))
+
+
+async def our_actor(address: str, actor: int, life: int, rid: Callable[[int], None]) -> None:
+    """Hand trials over, at most `CREDITS` unacknowledged, and send these again when asked."""
+    hello = Hello(role="actor", name=f"a{actor}", build="b", config_digest="c", credits=CREDITS)
+    with PeerChannel(address, hello) as channel:
+        waiting: dict[int, TrialResult] = {}
+        credits = asyncio.Semaphore(CREDITS)
+
+        async def listen() -> None:
+            while True:
+                match message := await channel.receive():
+                    case Welcome():
+                        for result in list(waiting.values()):
+                            await channel.send(result)
+                    case Acknowledge() if waiting.pop(message.trial, None) is not None:
+                        rid(message.trial)
+                        credits.release()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(listen())
+            for number in _numbers():
+                await credits.acquire()
+                waiting[number] = trial(actor, life, number)
+                await channel.send(waiting[number])
+                await _pause(number)
+
+
+async def plain_actor(
+    address: str, actor: int, life: int, rid: Callable[[int], None], kind: int
+) -> None:
+    """Hand trials to zmq, and take that for delivered."""
+    with zmq.asyncio.Context() as context, context.socket(kind) as made:
+        made.connect(address)
+        for number in _numbers():
+            await made.send_multipart(encode(trial(actor, life, number)))
+            rid(number)
+            await _pause(number)
+
+
+def _numbers() -> range:
+    return range(2**15)
+
+
+async def _pause(number: int) -> None:
+    if number % 10 == 9:  # the loop's clock is not good for single milliseconds
+        await asyncio.sleep(10 / TRIALS_PER_S)
+
+
+async def our_learner(address: str, journal: JournalFile) -> None:
+    """Take trials in; acknowledge each when it is durable."""
+
+    def answer(peer: str, message: Acknowledge | Welcome) -> None:
+        try:
+            channel.send(peer, message)
+        except PeerGone:
+            return  # it was killed
+
+    with LearnerChannel(address, build="b", config_digest="c") as channel:
+        while True:
+            peer, message = await channel.receive()
+            if isinstance(message, Hello):
+                answer(peer, Welcome(version=0))
+            elif isinstance(message, TrialResult):
+                done = Acknowledge(
+                    grant=message.grant, epoch=0, trial=message.trial.index, is_duplicate=False
+                )
+                journal.append(message, lambda peer=peer, done=done: answer(peer, done))
+
+
+async def plain_learner(address: str, journal: JournalFile, kind: int) -> None:
+    """Take what arrives."""
+    with zmq.asyncio.Context() as context, context.socket(kind) as made:
+        made.bind(address)
+        if kind == zmq.SUB:
+            made.subscribe(b"")
+        while True:
+            message = decode(await made.recv_multipart())
+            assert isinstance(message, TrialResult)
+            journal.append(message)
+
+
+async def act(kind: str, folder: Path, actor: int, life: int) -> None:
+    """An actor's process."""
+    out = os.open(folder / f"rid-{actor}-{life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def rid(number: int) -> None:
+        os.write(out, b"%d\n" % number)
+
+    address = f"ipc://{folder / 'work'}"
+    if kind == "ours":
+        await our_actor(address, actor, life, rid)
+    else:
+        await plain_actor(address, actor, life, rid, zmq.PUSH if kind == "push/pull" else zmq.PUB)
+
+
+async def learn(kind: str, folder: Path) -> None:
+    """The learner's process."""
+    found = open_journal(folder / "journal")
+    make_durable(found)
+    journal = JournalFile(folder / "journal", found.segments, first_head(0, 0), 10**11, 10**11)
+    address = f"ipc://{folder / 'work'}"
+    if kind == "ours":
+        await our_learner(address, journal)
+    else:
+        await plain_learner(address, journal, zmq.PULL if kind == "push/pull" else zmq.SUB)
+
+
+class Site:
+    """One transport under attack."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.folder = kind, Path(tempfile.mkdtemp(prefix="mage-transport-"))
+        (self.folder / "journal").mkdir()
+        self.lives = [0] * (ACTORS + 1)
+        self.processes = [self._start(number) for number in range(ACTORS + 1)]
+
+    def kill(self, number: int) -> None:
+        """SIGKILL a process, the last of which is the learner, and start it again."""
+        self.processes[number].send_signal(signal.SIGKILL)
+        self.processes[number].wait()
+        self.lives[number] += 1
+        self.processes[number] = self._start(number)
+
+    def end(self) -> dict[str, int]:
+        """Let what is on its way arrive, end all, and count."""
+        for process in self.processes[:ACTORS]:
+            process.kill()
+        time.sleep(2.0)
+        self.processes[-1].kill()
+        for process in self.processes:
+            process.wait()
+        records = open_journal(self.folder / "journal").records(0)
+        taken = {(r.grant, r.trial.index) for r in records if isinstance(r, TrialResult)}
+        rid = set()
+        for file in self.folder.glob("rid-*"):
+            actor, life = map(int, file.name.split("-")[1:])
+            numbers = file.read_text().split("\n")[:-1]
+            rid |= {(actor * 1_000_000 + life, int(number)) for number in numbers}
+        return {"rid_of": len(rid), "in_the_journal": len(taken), "lost": len(rid - taken)}
+
+    def _start(self, number: int) -> "subprocess.Popen[bytes]":
+        role = ["learner"] if number == ACTORS else [str(number), str(self.lives[number])]
+        return subprocess.Popen(
+            [sys.executable, "-m", "bench.chaos.transports", self.kind, str(self.folder), *role]
+        )
+
+
+def attack(kind: str, kills: int, seed: int, gap_s: float) -> dict[str, int]:
+    """Kill at moments that follow from the seed alone."""
+    source, site = random.Random(seed), Site(kind)
+    time.sleep(4.0)
+    for _ in range(kills):
+        time.sleep(source.uniform(0.5, 2 * gap_s - 0.5))
+        site.kill(ACTORS if source.random() < 0.5 else source.randrange(ACTORS))
+    time.sleep(4.0)
+    return site.end()
+
+
+def main() -> None:
+    """Attack each transport in turn, and say what was lost."""
+    if len(sys.argv) > 1 and sys.argv[1] in KINDS:
+        kind, folder, *role = sys.argv[1:]
+        is_learner = role == ["learner"]
+        actor = () if is_learner else map(int, role)
+        asyncio.run((learn if is_learner else act)(kind, Path(folder), *actor))
+        return
+    parser = option_parser(__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gap-s", type=float, default=1.5, help="mean time between kills")
+    given = parser.parse_args()
+    figures = {kind: attack(kind, given.kills, given.seed, given.gap_s) for kind in KINDS}
+    print(f"{given.kills} kills each{'rid of':>14}{'in the journal':>16}{'lost':>8}")
+    for kind, row in figures.items():
+        print(f"{kind:<13}{row['rid_of']:>14}{row['in_the_journal']:>16}{row['lost']:>8}")
+    write_baseline("chaos_transports", {"kills": given.kills, "transports": figures})
+    is_whole = figures["ours"]["lost"] == 0
+    print("ours lost nothing" if is_whole else "LOST")
+    sys.exit(0 if is_whole else 1)
+
+
+if __name__ == "__main__":
+    main()

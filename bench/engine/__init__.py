@@ -1,0 +1,1 @@
+"""Benchmarks of the engines: sampling, growing contexts, publications, and what SGLang reports."""

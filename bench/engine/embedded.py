@@ -1,0 +1,311 @@
+"""The embedded engine against transformers' `generate` with its cache, and as actors use it.
+
+    python -m bench.engine.embedded [--repeats 7]
+
+Same model (the quickstart's shape), same 64 growing contexts, same tokens, one thread. In each of
+12 turns every context is told some tokens and samples one. Variants, interleaved:
+
+    engine           `Scheduler`; nothing is padded
+    generate         one `model.generate` a turn for all contexts, one DynamicCache kept over the
+                     turns: its best form. All contexts must answer at the same time; turns of
+                     unequal length are padded on the left, masked, and stay so in the cache
+    forward          transformers' own forward on that kept cache, sampled by hand: without what
+                     `generate` does around it (turns of equal length only)
+    generate, alone  a cache per context, a call per turn and context: its form for trials that
+                     go on independently, which is how an actor plays
+    async            `EmbeddedEngine` under 72 concurrent trials, per second and per
+                     processor-second
+
+`even` turns tell 7 tokens to every context, `ragged` ones 4 to 10. Prints one table, writes one
+JSON, exits with status 1 where a bound is missed: engine / generate >= 3 on ragged turns, which is
+what environments say; the async engine >= 8,000 turns per processor-second.
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import uvloop
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.completion import Prompt, Sampling
+from mage_async.config.schema import Engine
+from mage_async.inference.model import Model
+from mage_async.inference.scheduler import Scheduler
+from mage_services.engines.embedded import EmbeddedEngine
+
+CONTEXTS, TURNS, FIRST, FORCED = 64, 12, 8, 7
+TRIALS, TRIAL_TURNS = 72, 18
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+RULES = Engine(
+    kind="embedded",
+    arithmetic="float32",
+    max_contexts=96,
+    max_tokens=256,
+    cache_rule="keep",
+    threads=1,
+    in_flight="in_place",
+    turn_deadline_s=300.0,
+    devices=[],
+    server={},
+)
+BOUNDS = {"engine / generate, ragged": 3.0, "async turns per processor-second": 8000.0}
+
+
+def make_model(directory: Path) -> Qwen3ForCausalLM:
+    """A random model of the quickstart's shape, saved."""
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, rope_parameters=rope)).eval()
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(directory)
+    return model
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What contexts are told: `[turn][context]`, and as rectangles padded on the left, masked."""
+
+    told: list[list[np.ndarray]]
+    padded: list[torch.Tensor]
+    masks: list[torch.Tensor]
+
+    @staticmethod
+    def of(told: list[list[np.ndarray]]) -> "Turns":
+        """Pad each turn to its longest."""
+        padded, masks = [], []
+        for turn in told:
+            width = max(len(words) for words in turn)
+            rows = [np.pad(words, (width - len(words), 0)) for words in turn]
+            exists = [np.arange(width) >= width - len(words) for words in turn]
+            padded.append(torch.from_numpy(np.stack(rows)).long())
+            masks.append(torch.from_numpy(np.stack(exists)).long())
+        return Turns(told, padded, masks)
+
+    def alone(self) -> list["Turns"]:
+        """The same for each context by itself."""
+        return [Turns.of([[turn[index]] for turn in self.told]) for index in range(CONTEXTS)]
+
+
+def make_turns(*, is_ragged: bool) -> Turns:
+    """Random tokens; the first prompts are alike."""
+    source = np.random.default_rng(0)
+    first = source.integers(0, 320, FIRST, np.int32)
+    told = [[first] * CONTEXTS]
+    for _ in range(TURNS - 1):
+        counts = source.integers(4, 11, CONTEXTS) if is_ragged else [FORCED] * CONTEXTS
+        told.append([source.integers(0, 320, count, np.int32) for count in counts])
+    return Turns.of(told)
+
+
+def by_engine(scheduler: Scheduler, turns: Turns) -> None:
+    """All contexts through the scheduler."""
+    contexts, lengths = np.zeros((CONTEXTS, 256), np.int32), [0] * CONTEXTS
+    for number, turn in enumerate(turns.told):
+        for index, words in enumerate(turn):
+            start, lengths[index] = lengths[index], lengths[index] + len(words)
+            contexts[index, start : lengths[index]] = words
+            tokens = contexts[index, : lengths[index]]
+            scheduler.submit(Prompt(str(index), tokens, Sampling(), number))
+        while not scheduler.is_idle:
+            for name, completion in scheduler.advance():
+                contexts[int(name), lengths[int(name)]] = completion.tokens[0]
+                lengths[int(name)] += 1
+    for index in range(CONTEXTS):
+        scheduler.release(str(index))
+
+
+def by_generate(model: Qwen3ForCausalLM, turns: Turns) -> None:
+    """All contexts in one batch, one cache kept over the turns."""
+    cache = DynamicCache()
+    one = torch.ones(len(turns.padded[0]), 1, dtype=torch.int64)
+    tokens = mask = one[:, :0]
+    for words, exists in zip(turns.padded, turns.masks, strict=True):
+        mask = torch.cat([mask, exists], 1)
+        tokens = model.generate(
+            torch.cat([tokens, words], 1),
+            attention_mask=mask,
+            past_key_values=cache,
+            max_new_tokens=1,
+            do_sample=True,
+            top_k=0,
+        )
+        mask = torch.cat([mask, one], 1)
+
+
+def by_generate_alone(model: Qwen3ForCausalLM, alone: list[Turns]) -> None:
+    """Every context by itself, its cache kept over the turns."""
+    for turns in alone:
+        by_generate(model, turns)
+
+
+@torch.inference_mode()
+def by_forward(model: Qwen3ForCausalLM, turns: Turns) -> None:
+    """As `by_generate`, without `generate`."""
+    cache = DynamicCache()
+    drawn = turns.padded[0][:, :0]
+    for words in turns.padded:
+        new = torch.cat([drawn, words], 1)
+        logits = model(new, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        drawn = torch.multinomial(torch.softmax(logits[:, -1], -1), 1)
+
+
+async def play(engine: EmbeddedEngine, name: str, turns: list[np.ndarray]) -> None:
+    """One trial."""
+    tokens = np.zeros(0, np.int32)
+    for number, turn in enumerate(turns):
+        tokens = np.concatenate([tokens, turn])
+        completion = await engine.complete(Prompt(name, tokens, Sampling(), number))
+        tokens = np.append(tokens, completion.tokens)
+    engine.release(name)
+
+
+async def async_rates(directory: Path, repeats: int) -> tuple[list[float], list[float]]:
+    """Turns per second, and per processor-second, of concurrent trials."""
+    source, walls, processors = np.random.default_rng(0), [], []
+    first = source.integers(0, 320, FIRST, np.int32)
+    turns = [
+        [first, *source.integers(0, 320, (TRIAL_TURNS - 1, FORCED), np.int32)]
+        for _ in range(TRIALS)
+    ]
+    async with EmbeddedEngine(directory, RULES) as engine:
+        print(await engine.describe())
+        for repeat in range(repeats + 1):
+            began, began_processor = time.perf_counter(), time.process_time()
+            async with asyncio.TaskGroup() as trials:
+                for number in range(TRIALS):
+                    name = f"{repeat}.{number}"
+                    trials.create_task(play(engine, name, turns[number]), name=name)
+            walls.append(TRIALS * TRIAL_TURNS / (time.perf_counter() - began))
+            processors.append(TRIALS * TRIAL_TURNS / (time.process_time() - began_processor))
+    return walls[1:], processors[1:]  # the first warms up
+
+
+def rates(variants: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
+    """Sampled tokens per processor-second of every variant; the variants take turns.
+
+    All compute on one thread and wait for nothing, so on an idle machine this is per second too.
+    """
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    for repeat in range(repeats + 1):
+        for name, work in variants.items():
+            began = time.process_time()
+            work()
+            if repeat:  # the first warms up
+                found[name].append(CONTEXTS * TURNS / (time.process_time() - began))
+    return found
+
+
+def measure(directory: Path, repeats: int) -> dict[str, list[float]]:
+    """All rates, per second."""
+    model = make_model(directory)
+    scheduler = Scheduler(Model.load(directory, lanes=CONTEXTS, max_tokens=256))
+    even, ragged = make_turns(is_ragged=False), make_turns(is_ragged=True)
+    alone = ragged.alone()
+    found = rates(
+        {
+            "engine, ragged": lambda: by_engine(scheduler, ragged),
+            "generate, ragged": lambda: by_generate(model, ragged),
+            "generate, alone, ragged": lambda: by_generate_alone(model, alone),
+            "engine, even": lambda: by_engine(scheduler, even),
+            "generate, even": lambda: by_generate(model, even),
+            "forward, even": lambda: by_forward(model, even),
+        },
+        repeats,
+    )
+    walls, processors = uvloop.run(async_rates(directory, repeats))
+    return found | {"async": processors, "async, per second": walls}
+
+
+def report(found: dict[str, list[float]]) -> dict[str, float]:
+    """Print the table; the figures that matter."""
+    medians = {name: float(np.median(values)) for name, values in found.items()}
+    print(f"{'sampled tokens / processor-s':32} {'median':>10} {'least':>10} {'most':>10}")
+    for name, values in found.items():
+        print(f"{name:32} {medians[name]:10,.0f} {min(values):10,.0f} {max(values):10,.0f}")
+    figures = {
+        "engine / generate, ragged": _ratio(found, "engine, ragged", "generate, ragged"),
+        "engine / generate, alone": _ratio(found, "engine, ragged", "generate, alone, ragged"),
+        "engine / generate, even": _ratio(found, "engine, even", "generate, even"),
+        "engine / forward, even": _ratio(found, "engine, even", "forward, even"),
+        "async turns per processor-second": medians["async"],
+    }
+    for name, value in figures.items():
+        bound = f"   at least {BOUNDS[name]:,g}" if name in BOUNDS else ""
+        print(f"{name:32} {value:10,.1f}{bound}")
+    return {name: round(value, 2) for name, value in figures.items()}
+
+
+def _ratio(found: dict[str, list[float]], ours: str, theirs: str) -> float:
+    """Median over the repeats, each compared with its neighbour in time."""
+    return float(np.median(np.array(found[ours]) / np.array(found[theirs])))
+
+
+def main() -> int:
+    """Measure, print, write; 1 where a bound is missed."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    repeats = max(5, parser.parse_args().repeats)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        found = measure(Path(directory), repeats)
+    figures = report(found)
+    write_baseline(
+        "engine",
+        {
+            "shape": _shape(),
+            "load_average": round(os.getloadavg()[0], 1),
+            "figures": figures,
+            "per_processor_s": _summary(found),
+        },
+    )
+    missed = [name for name, bound in BOUNDS.items() if figures[name] < bound]
+    print(f"missed: {', '.join(missed)}" if missed else "no bound is missed")
+    return 1 if missed else 0
+
+
+def _shape() -> dict[str, object]:
+    return {
+        "model": SHAPE,
+        "contexts": CONTEXTS,
+        "turns": TURNS,
+        "first_tokens": FIRST,
+        "forced_tokens": FORCED,
+        "async": {"trials": TRIALS, "turns": TRIAL_TURNS},
+        "threads": 1,
+    }
+
+
+def _summary(found: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {
+            "median": round(float(np.median(values))),
+            "least": round(min(values)),
+            "most": round(max(values)),
+            "repeats": len(values),
+        }
+        for name, values in found.items()
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""What exact arithmetic costs the embedded engine, beside float32.
+
+    python -m bench.engine.exact [--repeats 9]
+
+The growing contexts of `bench.engine.embedded` run on the same model in both arithmetics, in turns.
+Rates are sampled tokens per processor-second, so other work on the machine matters little. Ratios
+are of neighbours in time.
+"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.engine.embedded import CONTEXTS, by_engine, make_model, make_turns, rates
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.inference.arithmetic import Kind
+from mage_async.inference.model import Model
+from mage_async.inference.scheduler import Scheduler
+
+
+def measure(directory: Path, repeats: int) -> dict[str, list[float]]:
+    """Rates by variant."""
+    make_model(directory)
+
+    def scheduler(arithmetic: Kind) -> Scheduler:
+        return Scheduler(
+            Model.load(directory, lanes=CONTEXTS, max_tokens=256, arithmetic=arithmetic)
+        )
+
+    exact, plain, ragged = scheduler("exact"), scheduler("float32"), make_turns(is_ragged=True)
+    return rates(
+        {"exact": lambda: by_engine(exact, ragged), "float32": lambda: by_engine(plain, ragged)},
+        repeats,
+    )
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--repeats", type=int, default=9)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        found = measure(Path(directory), parser.parse_args().repeats)
+    ratios = np.array(found["exact"]) / np.array(found["float32"])
+    figures = {name: round(float(np.median(values))) for name, values in found.items()}
+    spread = [round(float(value), 3) for value in (np.median(ratios), ratios.min(), ratios.max())]
+    for name, value in figures.items():
+        print(f"{name:12}{value:>10,} sampled tokens per processor-second")
+    print(f"exact / float32: {spread[0]:.2f} ({spread[1]:.2f} … {spread[2]:.2f})")
+    write_baseline("exact", {"per_processor_s": figures, "exact_over_float32": spread})
+
+
+if __name__ == "__main__":
+    main()

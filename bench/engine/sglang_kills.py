@@ -1,0 +1,190 @@
+"""Kill SGLang under an actor's trials again and again, and account for every trial.
+
+    python -m bench.engine.sglang_kills --kills 20     a minute a kill
+
+Needs the python of an environment that has SGLang (`tests/sglang`). Trials of the quickstart are
+played through `play_trial`, always 16 at once; SIGKILL hits the engine's process or its scheduler
+in turn, at a random moment of a trial; the engine starts again (half a minute on a processor) and
+the trials play on. Every third time new weights are published before. The last line is the verdict;
+exit status 1 where a trial is lost or has tokens of other weights than were published.
+
+    finished, dropped   trials that ended, or were given up with a reason
+    lost                trials that did neither
+    recovery_s          from the kill to the first completion of the next process
+"""
+
+import asyncio
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+from safetensors.torch import load_file, save_file
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.assembly import WORDS, environment_of, rules_of
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.errors import TrialFault
+from mage_async.inference.chat_files import load_chat
+from mage_async.policy.load import build_tiny
+from mage_async.tasks.task_stream import evaluation_tasks
+from mage_async.trajectory import Task, Trial
+from mage_services.actor.rollout import Stage, play_trial
+from mage_services.engines.choice import make_engine
+from mage_services.engines.sglang.engine import SglangEngine
+from mage_services.processes.process import ticks
+
+AT_ONCE = 16
+PATIENCE_S = 900.0
+"""From a kill to the next completion; more is a hang."""
+SETTINGS = (
+    "engine.kind=sglang",
+    "engine.cache_rule=refresh_at_episode",
+    "engine.turn_deadline_s=900",
+    "supervision.silence_s=60",
+)
+
+
+class Game:
+    """Trials that are always under way, and what became of them."""
+
+    def __init__(self, config: Config, policy: Path, engine: SglangEngine) -> None:
+        environment, chat = environment_of(config), load_chat(policy)
+        rules = rules_of(config, environment, chat, config.trial.episodes)
+        self._stage = Stage(environment, rules, chat, engine)
+        self._tasks = evaluation_tasks(environment, "train", 64, 0)
+        self.num_begun, self.finished, self.dropped = 0, list[Trial](), list[str]()
+        self.is_over = False
+
+    async def play(self) -> None:
+        """Play one trial after the other until told to end. Cancellation loses one."""
+        while not self.is_over:
+            task: Task = self._tasks[self.num_begun % len(self._tasks)]
+            run = self._stage.begin(task, 0, f"{self.num_begun}.0.0")
+            self.num_begun += 1
+            try:
+                self.finished.append(await play_trial(run, self._stage.engine))
+            except TrialFault as error:
+                self.dropped.append(str(error))
+
+
+class Publisher:
+    """New weights: those of before, a little changed."""
+
+    def __init__(self, policy: Path, engine: SglangEngine) -> None:
+        self._folder, self._engine = policy.parent, engine
+        self._tensors = load_file(policy / "model.safetensors")
+        self.version = 0
+
+    async def publish(self) -> None:
+        """Load the next version."""
+        self.version += 1
+        self._tensors = {
+            name: tensor + 1e-3 * torch.randn_like(tensor) for name, tensor in self._tensors.items()
+        }
+        file = self._folder / f"v{self.version}.safetensors"
+        save_file(self._tensors, file)
+        await self._engine.load(self.version, file)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait for something that nothing tells a measurement from outside."""
+    async with asyncio.timeout(PATIENCE_S):
+        async for _ in ticks(0.02):
+            if is_so():
+                return
+
+
+async def until_completions(engine: SglangEngine, count: int) -> None:
+    """Wait until so many more turns have been drawn."""
+    wanted = engine.statistics().num_completions + count
+    await until(lambda: engine.statistics().num_completions >= wanted)
+
+
+async def until_recovered(engine: SglangEngine, dead: int) -> None:
+    """Wait until a process that follows the one with the id `dead` has drawn a turn."""
+    await until(lambda: engine.pid not in (dead, None))
+    await until_completions(engine, 1)
+
+
+def victim(engine: SglangEngine, number: int) -> int:
+    """Whom to kill: the engine's process, or that of its children which has computed most."""
+    assert engine.pid is not None
+    children = psutil.Process(engine.pid).children(recursive=True)
+    if number % 2 == 0 or not children:
+        return engine.pid
+    return max(children, key=lambda child: sum(child.cpu_times()[:2])).pid
+
+
+async def attack(config: Config, policy: Path, kills: int, minutes: float) -> dict[str, object]:
+    """Play, kill, and count."""
+    source, recovery_s = random.Random(0), list[float]()
+    engine = make_engine(config, policy, "actor-0")
+    assert isinstance(engine, SglangEngine)
+    game, publisher = Game(config, policy, engine), Publisher(policy, engine)
+    async with engine, asyncio.TaskGroup() as tasks:
+        for number in range(AT_ONCE):
+            tasks.create_task(game.play(), name=f"player {number}")
+        await until_completions(engine, 1)
+        last = time.monotonic() + 60 * minutes
+        for number in range(kills):
+            if time.monotonic() > last:
+                break
+            if number % 3 == 2:
+                await publisher.publish()
+            await until_completions(engine, source.randrange(1, 200))
+            dead, began = engine.pid, time.monotonic()
+            os.kill(victim(engine, number), signal.SIGKILL)
+            await until_recovered(engine, dead or 0)
+            recovery_s.append(time.monotonic() - began)
+            print(f"kill {number + 1}: {recovery_s[-1]:.1f} s, {len(game.finished)} finished")
+            sys.stdout.flush()
+        game.is_over = True
+    runs = [run for trial in game.finished for part in trial.segments for run in part.versions]
+    return {
+        "kills": len(recovery_s),
+        "restarts": engine.num_restarts,
+        "begun": game.num_begun,
+        "finished": len(game.finished),
+        "dropped": len(game.dropped),
+        "lost": game.num_begun - len(game.finished) - len(game.dropped),
+        "wrong_versions": sum(not 0 <= run.kv <= run.policy <= publisher.version for run in runs),
+        "extension_faults": engine.statistics().num_extension_faults,
+        "recovery_s": {
+            "median": statistics.median(recovery_s),
+            "max": max(recovery_s),
+        },
+    }
+
+
+def main() -> None:
+    """Run the attack and write its figures."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--minutes", type=float, default=60.0, help="no kill after these")
+    given = parser.parse_args()
+    config = config_file.load(config_file.find(None), list(SETTINGS))
+    with tempfile.TemporaryDirectory() as folder:
+        policy = Path(folder) / "policy"
+        words = [*environment_of(config).facts.words, *WORDS]
+        build_tiny(config.policy.tiny, words, config.seed, policy)
+        figures = asyncio.run(attack(config, policy, given.kills, given.minutes))
+    for name, value in figures.items():
+        print(f"{name:18} {value}")
+    write_baseline("sglang_kills", figures)
+    is_well = not figures["lost"] and not figures["wrong_versions"]
+    print("every trial finished or was dropped with a reason" if is_well else "TRIALS WERE LOST")
+    sys.exit(0 if is_well else 1)
+
+
+if __name__ == "__main__":
+    main()

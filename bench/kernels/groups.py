@@ -1,0 +1,208 @@
+"""Group advantage: ours beside the loops that verl and MAGE run, and beside vectorised torch.
+
+Both loops are written afresh from reading them: what they do per row, and nothing else. verl's
+(GRPO) gathers one scalar tensor per row into a dict, then subtracts and divides row by row. MAGE's
+(GiGPO) first looks up the rows of every trial for its returns, then compares row by row twice, for
+the trial and for the step, and expands both to tokens. Both give `[B, L]`, padded, of which a loss
+reads what the mask admits; a learner that packs its sequences wants those tokens only, one row
+after the other. Ours is timed in either form, beside a bare fill of as much memory, which nobody
+who writes the result can beat.
+
+Shapes: `B` rows, `L` tokens of the longest row.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.kernels.timing import timings
+from mage_kernels import TurnLayout, dense_keys, group_advantage
+from mage_kernels.advantage import compared_within_keys, returns_to_go
+from mage_kernels.expansion import expanded_to_tokens, fresh_tokens
+
+GROUP, TURNS = 8, 12
+DISCOUNT = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A batch as verl holds it: one row per trial, or for MAGE one per turn, padded to `L`."""
+
+    tasks: list[str]
+    """Of each row: rows of equal task are compared."""
+    trials: list[str] | None
+    """None where every row is a trial of its own, which nobody has to look up."""
+    anchors: list[str]
+    """The state each row was played in."""
+    rewards: Tensor
+    """`[B]`"""
+    token_rewards: Tensor
+    """`[B, L]`: a row's reward at its last token"""
+    mask: Tensor
+    """bool `[B, L]`"""
+    lengths: Tensor
+    """Tokens of each row `[B]`, on the host: who packs knows them."""
+
+
+def make_rows(num_rows: int, num_tokens: int, device: str, *, turns: int) -> Rows:
+    """Rows of a half to the whole of `num_tokens`, `turns` to a trial, GROUP trials to a task."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(num_tokens // 2, num_tokens + 1, (num_rows,), generator=generator)
+    mask = torch.arange(num_tokens)[None] < lengths[:, None]
+    rewards = torch.randint(2, (num_rows,), generator=generator).float()
+    token_rewards = torch.zeros(num_rows, num_tokens)
+    token_rewards[torch.arange(num_rows), lengths - 1] = rewards
+    rows = range(num_rows)
+    return Rows(
+        [f"task {row // (turns * GROUP)}" for row in rows],
+        [f"trial {row // turns}" for row in rows] if turns > 1 else None,
+        [f"task {row // (turns * GROUP)}, state {row % turns}" for row in rows],
+        rewards.to(device),
+        token_rewards.to(device),
+        mask.to(device),
+        lengths,
+    )
+
+
+def verl_loop(rows: Rows) -> Tensor:
+    """GRPO as verl computes it: `[B, L]`."""
+    compared = by_row(rows.token_rewards.sum(-1), rows.tasks, divide_by_std=True)
+    return compared.unsqueeze(-1) * rows.mask
+
+
+def mage_loop(rows: Rows) -> Tensor:
+    """GiGPO as MAGE computes it: trial level plus step level, `[B, L]`."""
+    returns = returns_by_lookup(rows)
+    trial_level = by_row(rows.token_rewards.sum(-1), rows.tasks, divide_by_std=False)
+    step_level = by_row(returns, rows.anchors, divide_by_std=False)
+    num_tokens = rows.mask.shape[1]
+    wide = (
+        level.unsqueeze(-1).tile(1, num_tokens) * rows.mask for level in (trial_level, step_level)
+    )
+    return next(wide) + next(wide)
+
+
+def by_row(scores: Tensor, keys: Sequence[Hashable], *, divide_by_std: bool) -> Tensor:
+    """The comparison, a row at a time."""
+    members = defaultdict(list)
+    for row in range(len(keys)):
+        members[keys[row]].append(scores[row])
+    mean = {key: torch.stack(values).mean() for key, values in members.items()}
+    std = {key: torch.stack(values).std() for key, values in members.items()}
+    for row in range(len(keys)):
+        scores[row] = scores[row] - mean[keys[row]]
+        if divide_by_std:
+            scores[row] = scores[row] / (std[keys[row]] + 1e-6)
+    return scores
+
+
+def returns_by_lookup(rows: Rows) -> Tensor:
+    """Discounted returns, for which all rows are searched once per trial and once per row."""
+    trials = dense_keys(rows.trials)
+    rewards, returns, of_trial = rows.rewards.tolist(), torch.zeros(len(trials)), {}
+    for trial in range(int(trials.max()) + 1):
+        running, found = 0.0, []
+        for row in reversed((trials == trial).nonzero().squeeze(1).tolist()):
+            running = rewards[row] + DISCOUNT * running
+            found.insert(0, running)
+        of_trial[trial] = found
+    for row, trial in enumerate(trials.tolist()):
+        place = int((trials[: row + 1] == trial).sum()) - 1
+        returns[row] = of_trial[trial][place]
+    return returns.to(rows.rewards.device)
+
+
+def vectorised(rows: Rows) -> Callable[[], Tensor]:
+    """GRPO by sums over keys, keys given as integers."""
+    keys = dense_keys(rows.tasks).to(rows.mask.device)
+    count = torch.bincount(keys).float()
+
+    def way() -> Tensor:
+        scores, zeros = rows.token_rewards.sum(-1), torch.zeros_like(count)
+        mean = zeros.index_add(0, keys, scores) / count
+        wrong = scores - mean[keys]
+        std = (zeros.index_add(0, keys, wrong.square()) / (count - 1).clamp(min=1)).sqrt()
+        return (wrong / (std + 1e-6)[keys]).unsqueeze(-1) * rows.mask
+
+    return way
+
+
+def layout(rows: Rows, keys: Sequence[Hashable], *, is_packed: bool = False) -> TurnLayout:
+    """Ours: from the same keys, the same rows in the same padded places; or without padding."""
+    num_rows, width = rows.mask.shape
+    stops = rows.lengths.cumsum(0)
+    starts = stops - rows.lengths if is_packed else torch.arange(num_rows) * width
+    return TurnLayout.of(
+        trials=dense_keys(rows.trials) if rows.trials else torch.arange(num_rows),
+        episodes=torch.zeros(num_rows, dtype=torch.int64),
+        is_reflection=torch.zeros(num_rows, dtype=torch.bool),
+        keys=dense_keys(keys),
+        starts=starts,
+        stops=starts + rows.lengths,
+        num_tokens=int(stops[-1]) if is_packed else num_rows * width,
+    ).to(rows.mask.device)
+
+
+def measure_groups(num_rows: int, num_tokens: int, device: str, rounds: int) -> dict[str, Any]:
+    """Ours against verl's loop (one turn a trial) and against MAGE's (several)."""
+    print(f"group advantage, {num_rows} rows x {num_tokens} tokens")
+    single = make_rows(num_rows, num_tokens, device, turns=1)
+    several = make_rows(num_rows, num_tokens, device, turns=TURNS)
+    out = torch.empty(num_rows * num_tokens, device=device)
+    some = out[: int(single.lengths.sum())]
+
+    prepared = layout(single, single.tasks)
+    ways = {
+        "verl's loop": lambda: verl_loop(single),
+        "vectorised torch": vectorised(single),
+        "ours, GRPO": lambda: grpo(single, layout(single, single.tasks), None),
+        "ours, GRPO, buffer reused": lambda: grpo(single, layout(single, single.tasks), out),
+        "ours, GRPO, layout at hand": lambda: grpo(single, prepared, out),
+        "a bare fill, padded": lambda: out.fill_(1.0),
+        "ours, GRPO, packed": lambda: grpo(
+            single, layout(single, single.tasks, is_packed=True), some
+        ),
+        "a bare fill, packed": lambda: some.fill_(1.0),
+        "MAGE's loop": lambda: mage_loop(several),
+        "ours, GiGPO": lambda: gigpo(several, None),
+        "ours, GiGPO, buffer reused": lambda: gigpo(several, out),
+        "ours, GiGPO, packed": lambda: gigpo(several, some, is_packed=True),
+    }
+    check(verl_loop(single), ways["ours, GRPO"]())
+    check(mage_loop(several), ways["ours, GiGPO"]())
+    check(verl_loop(single)[single.mask], ways["ours, GRPO, packed"]())
+    check(mage_loop(several)[several.mask], ways["ours, GiGPO, packed"]())
+    found = timings(ways, device=device, rounds=rounds, warm_up=1)
+    for name, timing in found.items():
+        loop = found["MAGE's loop" if "GiGPO" in name or "MAGE" in name else "verl's loop"]
+        print(timing.line(name, f"{loop.median_ms / timing.median_ms:.1f} x"))
+    return {name: timing.figures() for name, timing in found.items()}
+
+
+def grpo(rows: Rows, turns: TurnLayout, out: Tensor | None) -> Tensor:
+    """Ours, in one call: `[B L]`."""
+    return group_advantage(
+        rows.rewards, turns, turn_discount=1.0, episode_discount=1.0, divide_by_std=True, out=out
+    )
+
+
+def gigpo(rows: Rows, out: Tensor | None, *, is_packed: bool = False) -> Tensor:
+    """Ours, from its parts: both levels are added per turn, and expanded once."""
+    by_task = layout(rows, rows.tasks, is_packed=is_packed)
+    by_state = by_task.with_keys(dense_keys(rows.anchors).to(rows.mask.device))
+    returns = returns_to_go(rows.rewards, by_state, DISCOUNT, 1.0)
+    rule = {"divide_by_std": False, "keep_singletons": False, "epsilon": 1e-6}
+    trial_level = compared_within_keys(rows.rewards, by_task, **rule)
+    both = trial_level + compared_within_keys(returns, by_state, **rule)
+    if out is None:
+        out = fresh_tokens(by_task.num_tokens, both, both.dtype)
+    return expanded_to_tokens(both, by_task, out)
+
+
+def check(loop: Tensor, ours: Tensor) -> None:
+    """Nothing is timed that computes something else."""
+    torch.testing.assert_close(ours.view_as(loop), loop, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,116 @@
+"""Four other methods beside the quickstart's own: what each one changes in the last episode.
+
+    python -m bench.learning.methods [--run-dir DIR] [--seeds 0 1 2] [--arms sge] [--only-report]
+
+Each arm is the quickstart with one thing changed by `--method`, at the same number of steps and
+trials, on-policy in one process (`bench/lib/in_process.py`). Seeds share tasks, evaluation and,
+where the contexts look alike, the warm start; so differences are taken seed by seed. `rema` needs
+reflections and is compared with the quickstart that has them, the others with the quickstart.
+Resumable: a run that is in the folder is not run again.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.lib.arms import Job, arguments, results, run_missing
+from bench.lib.baseline import ROOT, write_baseline
+from bench.lib.in_process import InProcess, prepare
+from mage_async.config import config_file, methods
+from mage_async.config.schema import Config
+from mage_async.results.intervals import interval, paired
+
+CONFIG = ROOT / "configs/quickstart.toml"
+STEPS, TRIALS = 20, 512
+"""A third of the quickstart's steps, where it still learns: what is compared is how fast."""
+ROOM = "engine.max_tokens=240"
+REMARKS = 'trial.memory="history_and_reflection"'
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """The quickstart with some keys changed."""
+
+    method: str | None = None
+    changes: tuple[str, ...] = ()
+    control: str = "quickstart"
+    """The arm it is compared with."""
+    warm_start: str = "plain"
+    """Arms of equal contexts share theirs."""
+
+
+ARMS = {
+    "quickstart": Arm(),
+    "scaling_inter": Arm("scaling_inter", ("curriculum.turns=[2, 3, 4]", "curriculum.steps=5")),
+    "metacure": Arm("metacure"),
+    "sge": Arm("sge", ('trial.strategy="episode"',), warm_start="strategies"),
+    "reflections": Arm(None, (REMARKS,), warm_start="reflections"),
+    "rema": Arm("rema", (REMARKS,), control="reflections", warm_start="reflections"),
+}
+
+
+def main() -> int:
+    """Run what is missing, then report what there is."""
+    given = arguments(__doc__, "methods", ARMS)
+    run_missing(given, run, _prepared)
+    return _report(results(given, ARMS), given.seeds)
+
+
+def run(job: Job, folder: Path) -> dict[str, Any]:
+    """Train one arm with one seed: what it is worth."""
+    began, policy = time.monotonic(), _prepared(job, folder)
+    lab = InProcess(config_of(*job), policy)
+    curve = lab.train()
+    heldout = lab.evaluate("heldout", TRIALS)
+    return {
+        "curve": curve,
+        "heldout": msgspec.to_builtins(heldout),
+        "wall_s": time.monotonic() - began,
+    }
+
+
+def _prepared(job: Job, folder: Path) -> Path:
+    """The warm-started policy, which arms of equal contexts share."""
+    warm = folder / ARMS[job[0]].warm_start
+    warm.mkdir(parents=True, exist_ok=True)
+    return prepare(config_of(*job), warm)
+
+
+def config_of(name: str, seed: int) -> Config:
+    """The configuration of an arm."""
+    arm = ARMS[name]
+    method = methods.assignments(arm.method) if arm.method else []
+    return config_file.load(
+        CONFIG, [*method, *arm.changes, ROOM, f"learner.steps={STEPS}", f"seed={seed}"]
+    )
+
+
+def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:
+    rows = []
+    last = {arm: {seed: _returns(each)[-1] for seed, each in found[arm].items()} for arm in ARMS}
+    for name, arm in ARMS.items():
+        values = last[name]
+        if not values:
+            continue
+        gains = paired(values, last[arm.control])
+        gain = interval(gains) if name != arm.control and len(gains) > 1 else None
+        first = [_returns(each)[0] for each in found[name].values()]
+        row = {"arm": name, "control": arm.control, "first_episode": first, "gain": gain}
+        rows.append(row | {"last_episode": list(values.values())})
+        beside = "" if gain is None else f"  {gain[0]:+.3f} ± {gain[1]:.3f} against {arm.control}"
+        shown = " ".join(f"{value:+.3f}" for value in values.values())
+        print(f"{name:14} episode 3: {shown}{beside}")
+    write_baseline("methods", {"steps": STEPS, "trials": TRIALS, "seeds": seeds, "rows": rows})
+    return 0
+
+
+def _returns(known: Any) -> list[float]:
+    return known["heldout"]["return_by_episode"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""What was learned, as one picture: `bench/learning.svg`, from the baselines alone, without a run.
+
+    python -m bench.learning.picture           2 seconds
+
+A panel an environment: return of each episode on held-out tasks, means over seeds with their 95 %
+bands. What memory is worth is how far the green line rises above the others: `blind` has earlier
+episodes removed, `swapped` somebody else in the last one, and single-episode RL the same budget.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.lib.baseline import FOLDER, ROOT
+from bench.lib.options import option_parser
+from mage_async.report.charts.frame import Series
+from mage_async.report.charts.line_chart import line_chart
+from mage_async.report.document import style
+from mage_async.report.markup import Markup, tag
+from mage_async.results.intervals import interval
+
+FILE = ROOT / "bench" / "learning.svg"
+WIDTH, HEIGHT, TOP, GAP = 460, 250, 26, 14
+STYLE = f"""
+#all {{ background: var(--card); width: auto; font-family: system-ui, "DejaVu Sans", sans-serif; }}
+.panel {{ width: {WIDTH}px; height: {HEIGHT}px; }} .panel svg {{ width: 100%; height: 100%; }}
+.name {{ fill: var(--ink); font-size: 14px; font-weight: 600; }}
+"""
+REFERENCES = (("best response", "best_response"), ("knows all, forgets", "without_memory"))
+LINES = (("blind", "heldout_blind"), ("swapped", "heldout_swapped"), ("held-out", "heldout"))
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One environment."""
+
+    title: str
+    baseline: str
+    case: str
+    control: str
+
+
+PANELS = (
+    Panel("Rock–paper–scissors", "learning", "quickstart", "single episode"),
+    Panel("Scout: looking costs 2 now", "learning", "scout", "scout, single episode"),
+    Panel("Kuhn poker", "learning_kuhn", "kuhn", "kuhn, single episode"),
+    Panel("Tic-tac-toe", "learning_tictactoe", "tictactoe", "tictactoe, single episode"),
+)
+
+
+def main() -> None:
+    """Draw what the baselines hold."""
+    option_parser(__doc__).parse_args()
+    FILE.write_text(draw([(panel, _summaries(panel)) for panel in PANELS]))
+    print(f"written to {FILE.name}")
+
+
+def draw(panels: Sequence[tuple[Panel, dict[str, list[Summary]]]]) -> str:
+    """One SVG; panels lie two a row."""
+    rows = -(-len(panels) // 2)
+    width, height = 2 * WIDTH + 3 * GAP, rows * (HEIGHT + TOP + GAP) + GAP
+    drawn = [_panel(number, panel, known) for number, (panel, known) in enumerate(panels)]
+    whole = tag(
+        "svg",
+        tag("style", Markup(style() + STYLE)),
+        *drawn,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        id="all",
+    )
+    return whole + "\n"
+
+
+def _panel(number: int, panel: Panel, known: dict[str, list[Summary]]) -> Markup:
+    across, down = GAP + number % 2 * (WIDTH + GAP), GAP + number // 2 * (HEIGHT + TOP + GAP)
+    return tag(
+        "g",
+        tag("text", panel.title, x=0, y=14, cls="name"),
+        tag("svg", _chart(panel, known), cls="panel", y=TOP, width=WIDTH, height=HEIGHT),
+        transform=f"translate({across},{down})",
+    )
+
+
+def _chart(panel: Panel, known: dict[str, list[Summary]]) -> Markup:
+    """Return of each episode: the references first, that lines of ours lie on top."""
+    runs, controls = known[panel.case], known[panel.control]
+    references = runs[0]["references"]["heldout"]
+    series = [
+        Series(label, _numbered(references[name]), "reference")
+        for label, name in REFERENCES
+        if name in references
+    ]
+    series.append(_series("single-episode RL", controls, "heldout", "accent"))
+    series += [_series(label, runs, name, name.removeprefix("heldout_")) for label, name in LINES]
+    episodes = [(float(k), f"episode {k}") for k in range(1, len(series[-1].points) + 1)]
+    return line_chart(series, described=f"{panel.title}, by episode", x_names=episodes)
+
+
+def _series(label: str, runs: Sequence[Summary], name: str, css: str) -> Series:
+    """Mean of each episode over seeds, with its interval."""
+    returns = [run["evaluation"][name]["return_by_episode"] for run in runs]
+    pairs = [interval(values) for values in zip(*returns, strict=True)]
+    return Series(
+        label, _numbered([mean for mean, _ in pairs]), css, [half for _, half in pairs], True
+    )
+
+
+def _numbered(values: Iterable[float]) -> list[tuple[float, float]]:
+    return [(float(number), value) for number, value in enumerate(values, 1)]
+
+
+def _summaries(panel: Panel) -> dict[str, list[Summary]]:
+    """By case, a summary a seed."""
+    known = json.loads((FOLDER / f"{panel.baseline}_cpu2.json").read_text())["summaries"]
+    return {
+        case: list(runs.values()) if isinstance(runs, dict) else runs
+        for case, runs in known.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""At which discount does probing begin? Scout under two credits, swept over discounts and prices.
+
+    python -m bench.learning.scout_sweep [--run-dir DIR] [--parallel 2] [--only-report]
+
+Exact values (`mage_async/environments/scout/values.py`) say from which discount between episodes
+probing pays under each credit and price. Every cell is a short on-policy run in one process
+(`bench/lib/in_process.py`) from one warm start, by seed of tasks and sampling; a cell whose file is
+there is not run again. Prints the table, writes the baseline and `scout_sweep.svg`; exits with
+status 1 where what was learned is on the wrong side of a threshold by more than 0.05.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bench.learning.scout_picture import draw
+from bench.lib.baseline import ROOT, write_baseline
+from bench.lib.in_process import InProcess, prepare
+from bench.lib.options import option_parser
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.environments.scout.values import (
+    Payoffs,
+    cumulative_threshold,
+    differential_threshold,
+)
+
+STEPS, GROUPS, TRIALS = 14, 32, 128
+TOLERANCE = 0.05
+CONFIG = ROOT / "configs/scout.toml"
+DISCOUNTS = {
+    ("differential", 2.0): (0.5, 0.7, 0.72, 0.82, 1.0),
+    ("differential", 0.7): (0.5, 0.54, 0.64, 1.0),
+    ("cumulative_paper", 2.0): (0.6, 1.0),
+    ("cumulative_paper", 0.7): (0.6, 0.745, 0.845, 1.0),
+}
+"""By credit and price of probing: fine where the threshold is, coarse elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run."""
+
+    credit: str
+    cost: float
+    discount: float
+    seed: int
+
+    def file(self, folder: Path) -> Path:
+        """Where its result is kept."""
+        return folder / f"{self.credit}-{self.cost}-{self.discount}-{self.seed}.json"
+
+    def distance(self) -> float:
+        """From the threshold; what is near it is run first."""
+        limit = threshold(self.credit, self.cost)
+        return 1.0 if limit is None else abs(self.discount - limit)
+
+
+def main() -> int:
+    """Run what is missing, then report what there is."""
+    given = _arguments()
+    given.run_dir.mkdir(parents=True, exist_ok=True)
+    cells = [
+        Cell(*arm, discount, seed)
+        for seed in given.seeds
+        for arm, discounts in DISCOUNTS.items()
+        for discount in discounts
+    ]
+    cells.sort(key=Cell.distance)
+    missing = [cell for cell in cells if not cell.file(given.run_dir).exists()]
+    if missing and not given.only_report:
+        policy = prepare(config_file.load(CONFIG, []), given.run_dir)
+        with ProcessPoolExecutor(given.parallel, mp_context=get_context("spawn")) as pool:
+            for cell in pool.map(run, missing, itertools.repeat(policy)):
+                print(cell, flush=True)
+    return _report([cell for cell in cells if cell.file(given.run_dir).exists()], given.run_dir)
+
+
+def run(cell: Cell, policy: Path) -> Cell:
+    """Train one cell and write down what it does with codes it has not met."""
+    config = config_of(cell.credit, cell.cost, cell.discount, cell.seed, GROUPS)
+    lab = InProcess(config, policy)
+    lab.train()
+    found = lab.evaluate("heldout", TRIALS)
+    result = {
+        "returns": found.return_by_episode,
+        "probes": found.probes_by_episode,
+        "probing": sum(found.probes_by_episode[:2]),
+        "total": sum(found.return_by_episode),
+        "last": found.return_by_episode[-1],
+    }
+    cell.file(policy.parent).write_text(json.dumps(asdict(cell) | result))
+    return cell
+
+
+def config_of(credit: str, cost: float, discount: float, seed: int, groups: int) -> Config:
+    """`scout.toml`, shortened, with what a cell changes."""
+    return config_file.load(
+        CONFIG,
+        [
+            f"environment.options={{cost={cost}}}",
+            f"credit.kind={credit}",
+            f"credit.episode_discount={discount}",
+            f"learner.steps={STEPS}",
+            f"admission.groups_per_step={groups}",
+            f"seed={seed}",
+        ],
+    )
+
+
+def threshold(credit: str, cost: float) -> float | None:
+    """The exact discount above which probing pays; None where it never does."""
+    payoffs = Payoffs(cost=cost)
+    if credit == "differential":
+        return differential_threshold(payoffs)
+    return cumulative_threshold(payoffs, 3)
+
+
+def _report(cells: Sequence[Cell], folder: Path) -> int:
+    found = [json.loads(cell.file(folder).read_text()) for cell in cells]
+    rows, faults = [], []
+    for (credit, cost), discounts in DISCOUNTS.items():
+        limit = threshold(credit, cost)
+        for discount in discounts:
+            same = [
+                each
+                for each in found
+                if (each["credit"], each["cost"], each["discount"]) == (credit, cost, discount)
+            ]
+            if not same:
+                continue
+            row = _row(credit, cost, discount, limit, same)
+            rows.append(row)
+            if not row["ok"]:
+                faults.append(f"{credit} {cost} at {discount}")
+    print(f"{'credit':18} cost discount exact   probing      last         total")
+    for row in rows:
+        exact = "never" if row["threshold"] is None else f"{row['threshold']:.3f}"
+        spans = "  ".join(
+            f"{min(row[k]):5.2f}…{max(row[k]):5.2f}" for k in ("probing", "last", "total")
+        )
+        verdict = "" if row["ok"] else "  MISSED"
+        print(f"{row['credit']:18} {row['cost']:4} {row['discount']:6}   {exact}  {spans}{verdict}")
+    print("verdict: " + ("; ".join(faults) or f"flips within {TOLERANCE} of every threshold"))
+    write_baseline(
+        "scout_sweep",
+        {"steps": STEPS, "groups": GROUPS, "trials": TRIALS, "rows": rows, "faults": faults},
+    )
+    (ROOT / "bench" / "scout_sweep.svg").write_text(draw(rows))
+    return 1 if faults else 0
+
+
+def _row(
+    credit: str, cost: float, discount: float, limit: float | None, same: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """One discount's seeds; nearer to the threshold than the tolerance nothing is asked."""
+    values = {key: [each[key] for each in same] for key in ("probing", "last", "total")}
+    mean = fmean(values["probing"])
+    pays = limit is not None and discount >= limit + TOLERANCE - 0.005
+    does_not = limit is None or discount <= limit - TOLERANCE + 0.005
+    ok = (not pays or mean >= 0.5) and (not does_not or mean < 0.5)
+    identity = {"credit": credit, "cost": cost, "discount": discount, "threshold": limit}
+    return identity | {"seeds": len(same), "ok": ok} | values
+
+
+def _arguments() -> argparse.Namespace:
+    parser = option_parser(__doc__)
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/scout_sweep"))
+    parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only-report", action="store_true", help="of the cells there are")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""Does it learn to learn? Whole runs of the shipped configurations against their thresholds.
+
+    python -m bench.learning.shipped [--seeds 0 1 2] [--only quickstart scout kuhn …]
+        [--run-dir DIR] [--parallel 1] [--actors 4] [--only-report]
+
+Every run is `python -m mage_async.launch` in a process of its own. Warm starts are kept beside the
+runs, so a control begins where its seed did, and the wall time of a first run includes everything.
+With a DIR the runs stay there, and one that has been measured is not run again; `--only-report`
+runs none and takes those there are. Prints one table, writes one JSON (of `--only`, one of its
+own), and exits with status 1 where a threshold is missed.
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.results.intervals import interval
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One configuration, and what each of its seeds has to show."""
+
+    name: str
+    config: str
+    changes: tuple[str, ...]
+    checks: dict[str, tuple[Callable[[Summary], float], Callable[[float], bool]]]
+
+
+def _episode_3(split: str) -> Callable[[Summary], float]:
+    return lambda summary: summary["evaluation"][split]["return_by_episode"][2]
+
+
+def _probing(summary: Summary) -> float:
+    """Probes per dial in episodes 1 and 2 together."""
+    return sum(summary["evaluation"]["heldout"]["probes_by_episode"][:2])
+
+
+def _wall(summary: Summary) -> float:
+    return summary["wall_s"]
+
+
+def _at_most(bound: float) -> Callable[[float], bool]:
+    return lambda value: value <= bound
+
+
+def _at_least(bound: float) -> Callable[[float], bool]:
+    return lambda value: value >= bound
+
+
+_SHORT = {"held-out episode 3 <= 0.40": (_episode_3("heldout"), _at_most(0.40))}
+CASES = (
+    Case(
+        "quickstart",
+        "quickstart",
+        (),
+        {
+            "wall <= 120 s": (_wall, _at_most(120.0)),
+            "held-out episode 3 >= 0.65": (_episode_3("heldout"), _at_least(0.65)),
+            "blind <= 0.20": (_episode_3("heldout_blind"), _at_most(0.20)),
+            "swapped <= 0.20": (_episode_3("heldout_swapped"), _at_most(0.20)),
+            "log-prob mismatch <= 1e-3": (
+                lambda summary: summary["logprob_mismatch"]["max_abs"],
+                _at_most(1e-3),
+            ),
+            "staleness <= bound 1": (lambda summary: summary["staleness"]["max"], _at_most(1.0)),
+            "prefix hit rate >= 0.95": (
+                lambda summary: summary["prefix_cache"]["hit_rate"],
+                _at_least(0.95),
+            ),
+            "prefix reuse rate >= 0.95": (
+                lambda summary: summary["prefix_cache"]["reuse_rate"],
+                _at_least(0.95),
+            ),
+            "granted - trained - dropped - in flight == 0": (
+                lambda summary: (
+                    summary["trials"]["granted"]
+                    - sum(summary["trials"][fate] for fate in ("trained", "dropped", "in_flight"))
+                ),
+                _at_most(0),
+            ),
+        },
+    ),
+    Case(
+        "single episode",
+        "quickstart_single_episode",
+        (),
+        {"held-out episode 3": (_episode_3("heldout"), _at_most(1.0))},
+    ),
+    Case(
+        "scout",
+        "scout",
+        (),
+        {
+            "wall <= 90 s": (_wall, _at_most(90.0)),
+            "held-out episode 3 >= 0.85": (_episode_3("heldout"), _at_least(0.85)),
+            "probing in episodes 1 + 2 >= 0.8": (_probing, _at_least(0.8)),
+            "swapped <= 0": (_episode_3("heldout_swapped"), _at_most(0.0)),
+        },
+    ),
+    Case("scout, differential 0.6", "scout", ("credit.episode_discount=0.6",), _SHORT),
+    Case(
+        "scout, cumulative 0.6",
+        "scout",
+        ("credit.kind=cumulative_paper", "credit.episode_discount=0.6"),
+        _SHORT,
+    ),
+    Case("scout, single episode", "scout", ("credit.kind=single_episode",), _SHORT),
+    Case(
+        "kuhn",
+        "kuhn",
+        (),
+        {
+            "wall <= 900 s": (_wall, _at_most(900.0)),
+            "held-out episode 3 >= 0.58": (_episode_3("heldout"), _at_least(0.58)),
+            "blind <= 0.45": (_episode_3("heldout_blind"), _at_most(0.45)),
+            "swapped <= 0.40": (_episode_3("heldout_swapped"), _at_most(0.40)),
+        },
+    ),
+    Case(
+        "kuhn, single episode",
+        "kuhn_single_episode",
+        (),
+        {"held-out episode 3": (_episode_3("heldout"), _at_most(1.0))},
+    ),
+    Case(
+        "tictactoe",
+        "tictactoe",
+        (),
+        {
+            "wall <= 900 s": (_wall, _at_most(900.0)),
+            "held-out episode 3 >= 0.36": (_episode_3("heldout"), _at_least(0.36)),
+            "blind <= 0.33": (_episode_3("heldout_blind"), _at_most(0.33)),
+            "swapped <= 0.33": (_episode_3("heldout_swapped"), _at_most(0.33)),
+        },
+    ),
+    Case(
+        "tictactoe, single episode",
+        "tictactoe_single_episode",
+        (),
+        {"held-out episode 3": (_episode_3("heldout"), _at_most(1.0))},
+    ),
+    Case(
+        "minesweeper",
+        "minesweeper",
+        (),
+        {
+            "wall <= 900 s": (_wall, _at_most(900.0)),
+            "held-out episode 3": (_episode_3("heldout"), _at_most(16.0)),
+        },
+    ),
+    Case(
+        "minesweeper, single episode",
+        "minesweeper_single_episode",
+        (),
+        {"held-out episode 3": (_episode_3("heldout"), _at_most(16.0))},
+    ),
+    Case(
+        "minesweeper, warm start",
+        "minesweeper",
+        ("learner.steps=0",),
+        {"held-out episode 3": (_episode_3("heldout"), _at_most(16.0))},
+    ),
+)
+GAPS = {
+    ("quickstart", "single episode"): 0.30,
+    ("kuhn", "kuhn, single episode"): 0.10,
+    ("tictactoe", "tictactoe, single episode"): 0.10,
+    ("minesweeper", "minesweeper, single episode"): 0.3,
+    ("minesweeper", "minesweeper, warm start"): 0.3,
+}
+"""By how much single-episode RL of the same budget, or no RL, has to stay below, in every seed."""
+
+
+def run(case: Case, seed: int, folder: Path, actors: int) -> Summary:
+    """One whole run; its summary. One that is in the folder is not run again."""
+    run_dir = _run_dir(case, seed, folder)
+    if not _is_measured(run_dir):
+        shutil.rmtree(run_dir, ignore_errors=True)  # it was interrupted
+        command = [sys.executable, "-m", "mage_async.launch", "--config", case.config]
+        command += ["--actors", str(actors), "--seed", str(seed), "--run-dir", str(run_dir)]
+        for change in case.changes:
+            command += ["--set", change]
+        own_cache = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=own_cache)
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+def main() -> None:
+    """Run the cases and print what each seed showed."""
+    given = _arguments()
+    cases = [case for case in CASES if not given.only or case.name.startswith(tuple(given.only))]
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(given.parallel) as pool:
+        folder = given.run_dir or Path(temporary)
+        runs = {
+            (case.name, seed): pool.submit(run, case, seed, folder, given.actors)
+            for case in cases
+            for seed in given.seeds
+            if not given.only_report or _is_measured(_run_dir(case, seed, folder))
+        }
+        summaries: dict[str, dict[int, Summary]] = {case.name: {} for case in cases}
+        for (name, seed), ended in runs.items():
+            summaries[name][seed] = ended.result()
+    rows = [row for case in cases for row in _rows(case, summaries[case.name])]
+    rows += _gaps(summaries)
+    for row in rows:
+        values = "  ".join(f"{value:8.4g}" for value in row["values"])
+        print(f"{row['case']:26} {row['check']:46} {values}  {'ok' if row['ok'] else 'MISSED'}")
+    name = "_".join(["learning", *(given.only or ())])
+    write_baseline(name, {"seeds": given.seeds, "rows": rows, "summaries": summaries})
+    sys.exit(not all(row["ok"] for row in rows))
+
+
+def _run_dir(case: Case, seed: int, folder: Path) -> Path:
+    return folder / f"{case.name}-{seed}".replace(",", "").replace(" ", "_")
+
+
+def _is_measured(run_dir: Path) -> bool:
+    return (run_dir / "evaluation.json").exists()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = option_parser(__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", help="cases whose name begins so")
+    parser.add_argument("--run-dir", type=Path, help="where the runs stay, and are found again")
+    parser.add_argument("--parallel", type=int, default=1, help="runs side by side")
+    parser.add_argument("--actors", type=int, default=4, help="of each run")
+    parser.add_argument("--only-report", action="store_true", help="of the runs there are")
+    return parser.parse_args()
+
+
+def _rows(case: Case, summaries: dict[int, Summary]) -> list[dict[str, Any]]:
+    made = []
+    for check, (measure, holds) in case.checks.items():
+        values = [measure(summary) for summary in summaries.values()]
+        made.append(
+            {"case": case.name, "check": check, "values": values, "ok": all(map(holds, values))}
+        )
+    return made
+
+
+def _gaps(summaries: dict[str, dict[int, Summary]]) -> list[dict[str, Any]]:
+    """How far a control stays below in held-out episode 3: seed by seed, then their mean.
+
+    A seed's gap has to be above the 95 % interval of its two evaluations, the mean's above that of
+    the seeds (Student's t).
+    """
+    made = []
+    for (name, control), least in GAPS.items():
+        one, other = summaries.get(name, {}), summaries.get(control, {})
+        pairs = [(one[seed], other[seed]) for seed in one if seed in other]
+        if not pairs:
+            continue
+        measure = _episode_3("heldout")
+        gaps = [measure(meta) - measure(alone) for meta, alone in pairs]
+        widths = [math.hypot(*(_width(summary) for summary in pair)) for pair in pairs]
+        ok = min(gaps) >= least and all(gap > w for gap, w in zip(gaps, widths, strict=True))
+        check = f"held-out episode 3 below {name} >= {least:.2f}"
+        made.append({"case": control, "check": check, "values": gaps, "ok": ok})
+        if len(gaps) > 1:
+            mean, width = interval(gaps)
+            check = "the same: mean, 95 % over seeds"
+            made.append(
+                {"case": control, "check": check, "values": [mean, width], "ok": mean > width}
+            )
+    return made
+
+
+def _width(summary: Summary) -> float:
+    """Half-width of the 95 % interval of held-out episode 3."""
+    return summary["evaluation"]["heldout"]["ci95_by_episode"][2]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Arms of a study by seed: each is run once, in a process of its own, and leaves one JSON."""
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from bench.lib.options import option_parser
+
+Job = tuple[str, int]
+"""An arm's name and a seed."""
+Run = Callable[[Job, Path], dict[str, Any]]
+"""From a job, and the folder of what is shared, to what the job gives."""
+
+
+def arguments(documentation: str | None, folder: str, arms: Iterable[str]) -> argparse.Namespace:
+    """`run_dir`, `seeds`, `arms`, `parallel` and `only_report`, as every such study has them."""
+    names = list(arms)
+    parser = option_parser(documentation)
+    parser.add_argument("--run-dir", type=Path, default=Path("runs") / folder, metavar="DIR")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=names, default=names, help="these alone")
+    parser.add_argument("--parallel", type=int, default=1, help="runs side by side")
+    parser.add_argument("--only-report", action="store_true", help="of the runs there are")
+    return parser.parse_args()
+
+
+def run_missing(
+    given: argparse.Namespace,
+    run: Run,
+    prepare: Callable[[Job, Path], object],
+) -> None:
+    """Run what has left no file: all arms of a seed before the next one.
+
+    Args:
+        run: called in a process of its own; what it gives is written there at once.
+        prepare: called before, here, job by job: what arms share is made once.
+    """
+    given.run_dir.mkdir(parents=True, exist_ok=True)
+    jobs = [(arm, seed) for seed in given.seeds for arm in given.arms]
+    missing = [job for job in jobs if not _file(job, given.run_dir).exists()]
+    if not missing or given.only_report:
+        return
+    for job in missing:
+        prepare(job, given.run_dir)
+    with ProcessPoolExecutor(given.parallel, mp_context=get_context("spawn")) as pool:
+        for job in pool.map(_one, itertools.repeat(run), missing, itertools.repeat(given.run_dir)):
+            print(job, flush=True)
+
+
+def _one(run: Run, job: Job, folder: Path) -> Job:
+    _file(job, folder).write_text(json.dumps(run(job, folder)))
+    return job
+
+
+def results(given: argparse.Namespace, arms: Iterable[str]) -> dict[str, dict[int, Any]]:
+    """What there is of the asked seeds, by arm and seed."""
+    return {
+        arm: {
+            seed: json.loads(file.read_text()) for seed, file in _files(arm, given) if file.exists()
+        }
+        for arm in arms
+    }
+
+
+def _files(arm: str, given: argparse.Namespace) -> Sequence[tuple[int, Path]]:
+    return [(seed, _file((arm, seed), given.run_dir)) for seed in given.seeds]
+
+
+def _file(job: Job, folder: Path) -> Path:
+    return folder / f"{job[0].replace(' ', '-')}-{job[1]}.json"

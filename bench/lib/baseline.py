@@ -1,0 +1,69 @@
+"""Where a benchmark's figures go: one JSON a machine, and what it takes to compare them."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "bench" / "baselines"
+PACKAGES = ("torch", "transformers", "triton", "numpy", "pyzmq", "msgspec", "open_spiel", "sglang")
+
+
+def write_baseline(name: str, figures: dict[str, Any]) -> Path:
+    """Write `baselines/<name>_<machine>.json` and say where."""
+    FOLDER.mkdir(exist_ok=True)
+    file = FOLDER / f"{name}_{machine()}.json"
+    file.write_text(json.dumps(provenance() | figures, indent=1) + "\n")
+    print(f"written to {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}")
+    return file
+
+
+def machine() -> str:
+    """A short name: the GPU, or how many processors there are."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return torch.cuda.get_device_name(0).removeprefix("NVIDIA ").split()[0].lower()
+    return f"cpu{os.cpu_count()}"
+
+
+def provenance() -> dict[str, Any]:
+    """Git hash, machine and versions."""
+    return {
+        "git": _git("rev-parse", "HEAD"),
+        "git_is_clean": _git("status", "--porcelain", "--untracked-files=no") == "",
+        "machine": {
+            "processor": _processor(),
+            "num_processors": os.cpu_count(),
+            "system": platform.platform(),
+        },
+        "versions": {"python": platform.python_version()} | _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

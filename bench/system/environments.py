@@ -1,0 +1,115 @@
+"""Turns per second of processor time of each environment, on one core and without a model.
+
+Each trial is three episodes of one task, played by uniformly random legal actions; eight trials
+share a task, as those of a group do, and members come in turn. A turn is one action of the agent
+with everything it leads to: the opponent's answer, the text, and its share of beginning the
+episode; choosing among the legal actions counts too. For Sokoban a turn is up to three steps of the
+player. Two thousand trials are played at once in one process, a turn of each in turn.
+
+    python -m bench.system.environments
+"""
+
+import random
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.environments.catalogue import load
+from mage_async.environments.environment import Environment, Play
+from mage_async.trajectory import Task
+
+NUM_AT_ONCE = 2000
+NUM_EPISODES = 3
+GROUP = 8
+NUM_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """An environment with its options, and what must be reached."""
+
+    title: str
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    least: int = 0
+    num_trials: int = NUM_AT_ONCE
+
+
+SEARCH = {"game": "tic_tac_toe", "train": ["mcts-100"]}
+ROWS = (
+    Row("kuhn", "kuhn", least=20_000),
+    Row("tictactoe against scripts", "tictactoe", {"simulations": 0}, 20_000),
+    Row("sokoban 6×6, 2 boxes", "sokoban", least=5_000),
+    Row("sokoban 8×8, 3 boxes", "sokoban", {"size": 8, "boxes": 3, "turns": 12, "longest": 36}),
+    Row("minesweeper 6×6, 3 mines", "minesweeper", least=10_000),
+    Row("minesweeper 4×4, 2 mines", "minesweeper", {"size": 4, "mines": 2}),
+    Row("rps", "rps"),
+    Row("scout", "scout"),
+    Row("openspiel leduc_poker, random", "openspiel", {"train": ["random"], "heldout": ["cfr"]}),
+    Row(
+        "tictactoe against mcts-100",
+        "openspiel",
+        {"game": "tic_tac_toe", "train": ["mcts-100"]},
+        0,
+        200,
+    ),
+)
+
+
+def turns_per_second(environment: Environment, num_trials: int) -> float:
+    """Play trials, all of them at once where there are no more than `NUM_AT_ONCE`."""
+    members, seats = environment.members("train"), environment.seats()
+    name, source = environment.facts.name, random.Random(0)
+
+    def task(number: int) -> Task:
+        group = number // GROUP
+        return Task(name, members[group % len(members)], group, seats[group % len(seats)])
+
+    num_turns, started = 0, time.process_time()
+    for first in range(0, num_trials, NUM_AT_ONCE):
+        tasks = [task(number) for number in range(first, min(num_trials, first + NUM_AT_ONCE))]
+        for episode in range(NUM_EPISODES):
+            plays: list[Play] = [environment.begin(each, episode) for each in tasks]
+            while plays:
+                going = []
+                for play in plays:
+                    outcome = play.act(source.choice(play.legal_actions()))
+                    num_turns += 1
+                    if not outcome.is_done:
+                        going.append(play)
+                plays = going
+    return num_turns / (time.process_time() - started)
+
+
+def main() -> None:
+    """Measure all rows in turn, several rounds; print the table and write the figures."""
+    option_parser(__doc__).parse_args()
+    speeds: dict[str, list[float]] = {row.title: [] for row in ROWS}
+    for _ in range(NUM_ROUNDS):
+        for row in ROWS:
+            environment = load(row.name, **row.options)
+            speeds[row.title].append(turns_per_second(environment, row.num_trials))
+    figures = {}
+    print(f"{'environment':<34}{'turns/s':>10}{'least … most':>22}{'wanted':>10}")
+    for row in ROWS:
+        each = sorted(speeds[row.title])
+        median = statistics.median(each)
+        figures[row.title] = {
+            "turns_per_s": round(median),
+            "least": round(each[0]),
+            "most": round(each[-1]),
+            "wanted": row.least or None,
+            "options": row.options,
+        }
+        spread = f"{each[0]:,.0f} … {each[-1]:,.0f}"
+        wanted = f"{row.least:,}" if row.least else ""
+        print(f"{row.title:<34}{median:>10,.0f}{spread:>22}{wanted:>10}")
+    shape = {"trials_at_once": NUM_AT_ONCE, "episodes": NUM_EPISODES, "rounds": NUM_ROUNDS}
+    write_baseline("environments", {"shape": shape, "rows": figures})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""How many trials a second the journal holds durably.
+
+    python -m bench.system.journal                     20 seconds
+
+Trials of 8,192 tokens (those of `bench.system.wire`) are appended to a journal in the directory for
+temporary files, as the coordinator appends them: encoded, queued, written together, synced, told.
+At most `IN_FLIGHT` wait at a time, as slots bound them. For comparison the same bytes written by
+one thread with one fdatasync each, and not synced at all. Rounds take the variants in turn.
+"""
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from bench.system.wire import example
+from mage_async.protocol.journal_records import first_head, write
+from mage_services.journal.writer import JournalFile
+
+NUM_TRIALS, NUM_ROUNDS, IN_FLIGHT = 1000, 5, 128
+LEAST_PER_S = 1000.0
+
+
+async def journal(folder: Path) -> tuple[float, int]:
+    """Seconds to append all trials durably, and the number of syncs."""
+    file = JournalFile(folder, [], first_head(0, 0), 10**11, 10**11)
+    credits, result = asyncio.Semaphore(IN_FLIGHT), example()
+    began = time.perf_counter()
+    for _ in range(NUM_TRIALS):
+        await credits.acquire()
+        file.append(result, credits.release)
+    for _ in range(IN_FLIGHT):
+        await credits.acquire()
+    took = time.perf_counter() - began
+    syncs = file.statistics().num_syncs
+    file.close()
+    return took, syncs
+
+
+def plain(folder: Path, sync: Callable[[int], None] | None) -> float:
+    """Seconds to write the same, each trial by itself."""
+    result = example()
+    file = os.open(folder / "plain", os.O_WRONLY | os.O_CREAT)
+    began = time.perf_counter()
+    for _ in range(NUM_TRIALS):
+        os.write(file, b"".join(write(result)))
+        if sync is not None:
+            sync(file)
+    took = time.perf_counter() - began
+    os.close(file)
+    return took
+
+
+def main() -> None:
+    """Measure, print a table, write the baseline."""
+    option_parser(__doc__).parse_args()
+    seconds: dict[str, list[float]] = {"journal": [], "one sync each": [], "no sync": []}
+    syncs: list[int] = []
+    for _ in range(NUM_ROUNDS + 1):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            took, count = asyncio.run(journal(folder))
+            seconds["journal"].append(took)
+            syncs.append(count)
+            seconds["one sync each"].append(plain(folder, os.fdatasync))
+            seconds["no sync"].append(plain(folder, None))
+    rates = {name: sorted(NUM_TRIALS / s for s in row[1:]) for name, row in seconds.items()}
+    record_bytes = sum(map(len, write(example())))
+    print(f"{record_bytes} bytes a record; {NUM_TRIALS / statistics.median(syncs):.0f} a sync")
+    print(f"{'':<16}{'trials/s':>10}{'least':>10}{'most':>10}")
+    for name, row in rates.items():
+        print(f"{name:<16}{statistics.median(row):>10.0f}{row[0]:>10.0f}{row[-1]:>10.0f}")
+    write_baseline("journal", {"trials_per_s": rates, "record_bytes": record_bytes})
+    is_enough = statistics.median(rates["journal"]) >= LEAST_PER_S
+    print(f"at least {LEAST_PER_S:.0f} durable trials/s: {'yes' if is_enough else 'NO'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What overlap of playing and training gains in whole runs on this machine.
+
+    python -m bench.system.overlap [--rounds 4]        4 minutes on an idle machine
+
+The same configuration three ways, in turn: under `sync` (grant, wait, train, publish, repeat), as
+shipped, and as shipped with actors as eager as the learner (every `os.setpriority` of theirs does
+nothing), which is what overlap was worth before they gave way. The time is that of training, from
+the fifth to the last commit: neither imports nor the warm start dilute it.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from bench.lib.short_run import command
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
+
+WAYS = ("sync", "shipped", "eager actors")
+SOURCE = "int setpriority(int which, unsigned who, int nice) { return 0; }\n"
+FIRST = 4
+"""The pipeline is full by then."""
+
+
+def run_once(root: Path, way: str, steps: int, config: str, library: Path) -> dict[str, float]:
+    """Train a few steps; trials/s, and seconds of a step in the trainer."""
+    run = RunDirectory(root.resolve())
+    rule = ["admission.rule=sync"] if way == "sync" else []
+    extra = {"LD_PRELOAD": str(library)} if way == "eager actors" else {}
+    subprocess.run(
+        command(run.root, steps, *rule, config=config),
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | extra,
+    )
+    lines = list(read_lines(run.metrics))
+    a_step = json.loads(run.learner.read_text())["totals"]["trials"] / len(lines)
+    seconds = lines[-1]["time_s"] - lines[FIRST]["time_s"]
+    return {
+        "trials_per_s": a_step * (len(lines) - 1 - FIRST) / seconds,
+        "train_s": statistics.mean(line["train_s"] for line in lines[FIRST + 1 :]),
+    }
+
+
+def main() -> None:
+    """Run the rounds, and say the ratios."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--config", default="quickstart")
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="mage-overlap-"))
+    (folder / "eager.c").write_text(SOURCE)
+    library = folder / "eager.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "eager.c"], check=True)
+    rounds: list[dict[str, dict[str, float]]] = []
+    for number in range(given.rounds):
+        order = WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]
+        rounds.append(
+            {
+                way: run_once(
+                    folder / f"{number}-{way[:5]}", way, given.steps, given.config, library
+                )
+                for way in order
+            }
+        )
+        said = {way: f"{rounds[-1][way]['trials_per_s']:.0f} trials/s" for way in WAYS}
+        print(f"round {number + 1}: {said}", flush=True)
+    write_baseline(
+        "overlap",
+        {"config": given.config, "steps": given.steps, "rounds": rounds} | said_of(rounds),
+    )
+
+
+def said_of(rounds: list[dict[str, dict[str, float]]]) -> dict[str, list[float]]:
+    """The ratios of each round; their medians and ranges are printed."""
+    ratios = {
+        f"{way} over sync": [
+            row[way]["trials_per_s"] / row["sync"]["trials_per_s"] for row in rounds
+        ]
+        for way in WAYS[1:]
+    }
+    for name, found in ratios.items():
+        middle = statistics.median(found)
+        print(f"{name}: {middle:.2f} (median of {len(found)}, {min(found):.2f} … {max(found):.2f})")
+    return ratios
+
+
+if __name__ == "__main__":
+    main()

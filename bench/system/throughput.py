@@ -1,0 +1,322 @@
+"""Asynchronous over synchronous training at equal work.
+
+    python -m bench.system.throughput                  75 seconds
+
+Both run the real coordinator, ledger, wire, ipc sockets and actors. Only two things are simulated:
+the engine, which says words and takes a log-normal time per trial, and the learner's step, which
+takes a fixed time. Every trial takes the same time in both, for it is drawn from the trial's name.
+
+    sync     max_staleness = 0: grant a step's groups, wait for all, train, publish, repeat
+    async    max_staleness = 2: three steps' worth of slots, one of them in training
+
+Which sizes, and why. 16 groups a step on actors that play 8 at a time: half as many as a step
+needs, since groups are trained in order of grant and the slots bound, in steps, how long a slow one
+may hold up the later ones; so steps should be long beside a group. (The rule alone reaches 0.94 of
+ideal with 8 at a time, 0.79 with 16 and 0.53 with 32; with a bound of 1 step, 0.78.) Training takes
+as long as the actors need to generate a step, T = B * mean(D) / C: neither side waits for the other
+on average, which is where overlap wins most and where no slack hides a delay.
+
+Ideal is a lower bound on any schedule that plays at most C groups at a time and trains the same
+batches in the same order, whatever it knows of the future:
+
+    ideal = max(sum(D) / C + T,  max(sum(D of the first batch) / C, its longest D) + steps * T)
+
+with D the seconds of a group (its slowest trial: until then the group keeps its place on the
+engine), B the groups of a step, C the groups played at a time and T the seconds of a training step.
+In the first term no actor ever idles, and only the last batch is trained after it; in the second
+the learner never idles after its first batch. `rule_of_ideal` is what the real ledger reaches in
+simulated time, where messages cost nothing: what lies between it and 1 is the price of the order
+and of the bound, what lies between it and `of_ideal` the price of everything real.
+"""
+
+import asyncio
+import heapq
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+import uvloop
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.admission.ledger import SlotLedger
+from mage_async.assembly import WORDS
+from mage_async.completion import Sampling
+from mage_async.environments.catalogue import load
+from mage_async.inference.chat_files import load_chat
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.policy_version import policy_per_token
+from mage_async.protocol.messages import Hello, Publication, TrialResult
+from mage_async.tasks.task_stream import TaskStream
+from mage_async.trajectory import Group, Task, Trial
+from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.prompts import prompts_for
+from mage_async.trials.trial_rules import TrialRules
+from mage_services.actor.actor import Actor
+from mage_services.actor.rollout import Stage
+from mage_services.learner.coordinator import Coordinator
+from mage_services.learner.coordinator_rules import CoordinatorRules
+from mage_services.transport.channel import LearnerChannel, PeerChannel
+from mage_services.transport.sockets import ipc_address
+from tests.helpers.memory_channels import MemoryJournal
+from tests.helpers.scripted_engine import (
+    LogNormalPace,
+    ScriptedEngine,
+    UniformWords,
+    action_words,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of every run of this benchmark."""
+
+    steps: int = 16
+    groups_per_step: int = 16
+    trials_per_group: int = 2
+    num_actors: int = 4
+    groups_per_actor: int = 2
+    max_staleness: int = 2
+    """Of async; sync has 0."""
+    turns_per_trial: int = 4
+    """One episode of rock-paper-scissors."""
+    mean_turn_s: float = 0.016
+
+    def num_groups(self) -> int:
+        return self.steps * self.groups_per_step
+
+    def num_at_once(self) -> int:
+        """Groups the actors play at a time."""
+        return self.num_actors * self.groups_per_actor
+
+
+SHAPE = Shape()
+SIGMAS = (0.6, 1.2)
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one seed has to be done, however it is scheduled."""
+
+    pace: LogNormalPace
+    group_s: Sequence[float]
+    """Seconds that each group takes, by grant; those begun and not trained among them."""
+
+    def trained_s(self) -> Sequence[float]:
+        """Seconds of the groups that are trained."""
+        return self.group_s[: SHAPE.num_groups()]
+
+    def train_s(self) -> float:
+        """Seconds of a training step: those the actors need to generate one."""
+        return SHAPE.groups_per_step * mean(self.trained_s()) / SHAPE.num_at_once()
+
+    def ideal_s(self) -> float:
+        """See the module."""
+        first = self.group_s[: SHAPE.groups_per_step]
+        ready_s = max(sum(first) / SHAPE.num_at_once(), max(first))
+        generate_s = sum(self.trained_s()) / SHAPE.num_at_once()
+        return max(generate_s + self.train_s(), ready_s + SHAPE.steps * self.train_s())
+
+
+def draw_work(sigma: float, seed: int) -> Work:
+    """The seconds of every group, by the names that actors give their trials."""
+    pace = LogNormalPace(SHAPE.mean_turn_s, sigma, seed)
+    trials = range(SHAPE.trials_per_group)
+    num_groups = SHAPE.num_groups() + (SHAPE.max_staleness + 1) * SHAPE.groups_per_step
+    groups = [max(pace(f"{grant}.0.{i}") for i in trials) for grant in range(num_groups)]
+    return Work(pace, [SHAPE.turns_per_trial * turn_s for turn_s in groups])
+
+
+def rule_alone_s(work: Work, max_staleness: int) -> float:
+    """Seconds that the real ledger takes to have the work done where nothing else takes time."""
+    ledger = SlotLedger(SHAPE.groups_per_step, max_staleness, trials_per_group=1)
+    task, step = Task("rps", "anybody", 0), -1
+    now, is_training, ends = 0.0, False, list[tuple[float, int]]()
+    while ledger.version < SHAPE.steps:
+        while ledger.may_grant() and ledger.num_playing("all") < SHAPE.num_at_once():
+            grant = ledger.grant(task, num_episodes=1, peer="all", now=now, deadline_s=1e9).grant
+            heapq.heappush(ends, (now + work.group_s[grant], grant))
+        if not is_training and ledger.take_batch() is not None:
+            is_training = True
+            heapq.heappush(ends, (now + work.train_s(), step))
+        now, ended = heapq.heappop(ends)
+        if ended == step:
+            is_training = False
+            ledger.trained(ledger.version + 1)
+        else:
+            ledger.receive(TrialResult(ended, 0, Trial(task, 0, 1, (), ())))
+    return now
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One schedule of one seed's work."""
+
+    wall_s: float
+    staleness: np.ndarray
+    """Of each sampled token that was trained, in steps."""
+
+
+async def run_schedule(work: Work, max_staleness: int, directory: Path) -> Outcome:
+    """Do the work with real sockets, from the first grant to the last publication."""
+    stage = make_stage(work.pace, directory)
+    with LearnerChannel(ipc_address(directory), build="bench", config_digest="bench") as channel:
+        coordinator = make_coordinator(channel, stage, max_staleness)
+        async with asyncio.TaskGroup() as tasks:
+            everybody = asyncio.Event()
+            inbox = tasks.create_task(take_messages(channel, coordinator, everybody), name="inbox")
+            for number in range(SHAPE.num_actors):
+                tasks.create_task(act(channel.address, stage, number), name=f"actor {number}")
+            await everybody.wait()
+            outcome = await learn(coordinator, work.train_s())
+            coordinator.dismiss("measured")
+            inbox.cancel()
+    return outcome
+
+
+async def take_messages(
+    channel: LearnerChannel, coordinator: Coordinator, everybody: asyncio.Event
+) -> None:
+    """The learner's inbox; says when all actors are there. Cancellation loses no message."""
+    while True:
+        coordinator.take(*await channel.receive())
+        if len(coordinator.peers) == SHAPE.num_actors:
+            everybody.set()
+
+
+async def act(address: str, stage: Stage, number: int) -> None:
+    """A real actor on an engine of its own. Cancellation abandons its trials."""
+    name = f"actor-{number}"
+    hello = Hello(
+        role="actor",
+        name=name,
+        build="bench",
+        config_digest="bench",
+        credits=SHAPE.groups_per_actor,
+    )
+    with PeerChannel(address, hello) as channel:
+        await Actor(channel, stage, name).run(await channel.receive())
+
+
+async def learn(coordinator: Coordinator, train_s: float) -> Outcome:
+    """Train all steps. Cancellation leaves the batch that is trained in the ledger."""
+    began, staleness = time.perf_counter(), []
+    coordinator.open(publication(0))
+    for version in range(1, SHAPE.steps + 1):
+        while (groups := coordinator.take_batch()) is None:
+            coordinator.arrived.clear()
+            await coordinator.arrived.wait()
+        staleness.append(staleness_of(groups, version - 1))
+        await asyncio.sleep(train_s)  # not a poll: this wait is the step it stands for
+        coordinator.trained(version)
+        coordinator.publish(publication(version))
+    return Outcome(time.perf_counter() - began, np.concatenate(staleness))
+
+
+def staleness_of(groups: Sequence[Group], version: int) -> np.ndarray:
+    """Of each sampled token of a batch that is trained from `version` on."""
+    segments = [segment for group in groups for trial in group.trials for segment in trial.segments]
+    drawn = [policy_per_token(s.versions, len(s.tokens))[s.is_sampled] for s in segments]
+    return version - np.concatenate(drawn)
+
+
+def publication(version: int) -> Publication:
+    return Publication(version=version, path="no-weights", digest="none")
+
+
+def make_stage(pace: LogNormalPace, directory: Path) -> Stage:
+    """Rock-paper-scissors, one episode a trial, on a scripted engine that all actors share.
+
+    It has no batch that could fill, so sharing it changes nothing.
+    """
+    environment = load("rps")
+    save_tokenizer(build_tokenizer([*environment.facts.words, *WORDS]), directory)
+    chat, parser = load_chat(directory), ActionParser("both")
+    rules = TrialRules(
+        num_episodes=1,
+        sampling=Sampling(),
+        max_reflection_tokens=1,
+        parser=parser,
+        prompts=prompts_for(environment, 1, rules=False),
+        keeps_history=True,
+        reflects=False,
+    )
+    words = UniformWords(chat, parser, action_words(environment))
+    return Stage(environment, rules, chat, ScriptedEngine(words, pace))
+
+
+def make_coordinator(channel: LearnerChannel, stage: Stage, max_staleness: int) -> Coordinator:
+    ledger = SlotLedger(SHAPE.groups_per_step, max_staleness, SHAPE.trials_per_group)
+    rules = CoordinatorRules(
+        num_episodes=1,
+        deadline_s=60.0,
+        max_drops_in_a_row=1,
+        evaluate_every=0,
+        last_version=SHAPE.steps,
+    )
+    journal = MemoryJournal(forgets=True)
+    return Coordinator(
+        channel, ledger, journal, TaskStream(stage.environment, 0), rules, time.monotonic
+    )
+
+
+def measure(sigma: float, seed: int) -> dict[str, float]:
+    """Both schedules of one seed's work, one after the other."""
+    work = draw_work(sigma, seed)
+    outcomes = {}
+    for name, max_staleness in (("sync", 0), ("async", SHAPE.max_staleness)):
+        with tempfile.TemporaryDirectory() as directory:
+            outcomes[name] = uvloop.run(run_schedule(work, max_staleness, Path(directory)))
+    ours = outcomes["async"]
+    return {
+        "sigma": sigma,
+        "seed": seed,
+        "sync_s": outcomes["sync"].wall_s,
+        "async_s": ours.wall_s,
+        "ideal_s": work.ideal_s(),
+        "train_s": work.train_s(),
+        "async_over_sync": outcomes["sync"].wall_s / ours.wall_s,
+        "of_ideal": work.ideal_s() / ours.wall_s,
+        "rule_of_ideal": work.ideal_s() / rule_alone_s(work, SHAPE.max_staleness),
+        "staleness_mean": float(ours.staleness.mean()),
+        "staleness_max": int(ours.staleness.max()),
+        "sync_staleness_max": int(outcomes["sync"].staleness.max()),
+    }
+
+
+def spread(rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Median, least and most over the seeds, of everything measured."""
+    names = [name for name in rows[0] if name not in ("sigma", "seed")]
+    values = {name: [row[name] for row in rows] for name in names}
+    return {n: {"median": median(v), "min": min(v), "max": max(v)} for n, v in values.items()}
+
+
+def print_table(results: dict[float, dict[str, dict[str, float]]]) -> None:
+    columns = ("sync_s", "async_s", "ideal_s", "async_over_sync", "of_ideal", "rule_of_ideal")
+    print("".join(f"{name:>19}" for name in ("sigma", *columns, "staleness")))
+    for sigma, of in results.items():
+        cells = [f"{of[n]['median']:.2f} [{of[n]['min']:.2f}, {of[n]['max']:.2f}]" for n in columns]
+        stale = f"{of['staleness_mean']['median']:.2f}, max {of['staleness_max']['max']:.0f}"
+        print("".join(f"{cell:>19}" for cell in (f"{sigma:g}", *cells, stale)))
+    print(f"median [least, most] of seeds {SEEDS}; staleness bound {SHAPE.max_staleness} steps")
+    print("must reach at sigma 0.6: async_over_sync 1.6, of_ideal 0.9")
+
+
+def main() -> None:
+    option_parser(__doc__).parse_args()
+    began = time.perf_counter()
+    rows = [measure(sigma, seed) for seed in SEEDS for sigma in SIGMAS]
+    results = {sigma: spread([row for row in rows if row["sigma"] == sigma]) for sigma in SIGMAS}
+    print_table(results)
+    shape = asdict(SHAPE) | {"sigmas": SIGMAS, "seeds": SEEDS}
+    write_baseline("throughput", {"shape": shape, "results": results, "rows": rows})
+    print(f"{time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
