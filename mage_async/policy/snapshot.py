@@ -1,29 +1,21 @@
 """The weights of one version, copied out of the model, to be published while the next step trains.
 
-All tensors lie in one buffer as a safetensors file has them, so the same bytes are a file, a piece
-of shared memory, or buckets to be sent; nothing is laid out twice.
+All tensors lie in one buffer without gaps, so the same bytes are a safetensors file, a piece of
+shared memory, or buckets to be sent to an engine; nothing is laid out twice.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-}
-_TYPES = {name: dtype for dtype, name in _DTYPES.items()}
-_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +59,14 @@ class Snapshot:
         In a folder of shared memory that is one copy and no disk.
         """
         working = file.with_name(f".{file.name}.part")
-        with working.open("wb") as out:
-            out.write(self.header())
-            out.write(memoryview(self.data.cpu().numpy()))
+        data = self.data.cpu()
+        tensors = {
+            place.name: data[place.start : place.end].view(place.dtype).reshape(place.shape)
+            for place in self.places
+        }
+        save_file(tensors, working, {"format": "pt", "version": str(self.version)})
         os.chmod(working, 0o644)
         os.replace(working, file)
-
-    def header(self) -> bytes:
-        """What a safetensors file begins with: a length, then JSON, padded to a multiple of 8."""
-        table: dict[str, Any] = {
-            "__metadata__": {"format": "pt", "version": str(self.version)},
-            **{
-                place.name: {
-                    "dtype": _DTYPES[place.dtype],
-                    "shape": list(place.shape),
-                    "data_offsets": [place.start, place.end],
-                }
-                for place in self.places
-            },
-        }
-        text = json.dumps(table, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % _LENGTH_BYTES)
-        return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def read_snapshot(file: Path) -> tuple[tuple[Place, ...], torch.Tensor]:
@@ -97,16 +75,15 @@ def read_snapshot(file: Path) -> tuple[tuple[Place, ...], torch.Tensor]:
     Returns:
         Places in the order of the buffer, and the buffer: uint8 [bytes]
     """
+    places, start = list[Place](), 0
+    with safe_open(file, "pt") as tensors:
+        for name in tensors.offset_keys():
+            tensor = tensors.get_tensor(name)
+            end = start + tensor.numel() * tensor.element_size()
+            places.append(Place(name, tensor.dtype, tuple(tensor.shape), start, end))
+            start = end
     whole = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
-    length = int.from_bytes(bytes(whole[:_LENGTH_BYTES].tolist()), "little")
-    begin = _LENGTH_BYTES + length
-    table = json.loads(bytes(whole[_LENGTH_BYTES:begin].numpy()))
-    places = tuple(
-        Place(name, _TYPES[row["dtype"]], tuple(row["shape"]), *row["data_offsets"])
-        for name, row in table.items()
-        if name != "__metadata__"
-    )
-    return places, whole[begin:]
+    return tuple(places), whole[len(whole) - start :]
 
 
 def _places(tensors: dict[str, torch.Tensor]) -> Iterator[Place]:

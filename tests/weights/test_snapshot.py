@@ -5,7 +5,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mage_async.policy.snapshot import Snapshot
+from mage_async.policy.snapshot import Snapshot, read_snapshot
 
 
 def model(*, is_tied: bool) -> Qwen3ForCausalLM:
@@ -50,3 +50,17 @@ def test_a_model_that_goes_on_training_does_not_change_what_is_published(tmp_pat
 def test_half_a_file_has_another_name(tmp_path) -> None:
     Snapshot.of(model(is_tied=True), 1).write(tmp_path / "v1.safetensors")
     assert [file.name for file in tmp_path.iterdir()] == ["v1.safetensors"]
+
+
+def test_a_written_snapshot_is_mapped_as_one_buffer_of_tensors(tmp_path) -> None:
+    trained = model(is_tied=False)
+    trained.model.norm.to(torch.bfloat16)
+    Snapshot.of(trained, 1).write(tmp_path / "v1.safetensors")
+    places, data = read_snapshot(tmp_path / "v1.safetensors")
+    wanted = trained.state_dict()
+    assert {place.name for place in places} == wanted.keys()
+    assert [place.start for place in places] == [0, *(place.end for place in places[:-1])]
+    assert places[-1].end == len(data)
+    for place in places:
+        found = data[place.start : place.end].view(place.dtype).reshape(place.shape)
+        assert torch.equal(found, wanted[place.name])
