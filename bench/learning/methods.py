@@ -3,7 +3,7 @@
     python -m bench.learning.methods [--run-dir DIR] [--seeds 0 1 2] [--arms sge] [--only-report]
 
 Each arm is the quickstart with one thing changed by `--method`, at the same number of steps and
-trials, on-policy in one process (`bench/lib/in_process.py`). Seeds share tasks, evaluation and,
+trials, on-policy in one process (`mage_async/algorithm.py`). Seeds share tasks, evaluation and,
 where the contexts look alike, the warm start; so differences are taken seed by seed. `rema` needs
 reflections and is compared with the quickstart that has them, the others with the quickstart.
 Resumable: a run that is in the folder is not run again.
@@ -19,7 +19,7 @@ import msgspec
 
 from bench.lib.arms import Job, arguments, results, run_missing
 from bench.lib.baseline import ROOT, write_baseline
-from bench.lib.in_process import InProcess, prepare
+from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file, methods
 from mage_async.config.schema import Config
 from mage_async.results.intervals import interval, paired
@@ -63,7 +63,7 @@ def main() -> int:
 def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train one arm with one seed: what it is worth."""
     began, policy = time.monotonic(), _prepared(job, folder)
-    lab = InProcess(config_of(*job), policy)
+    lab = InProcessRun(config_of(*job), policy)
     curve = lab.train()
     heldout = lab.evaluate("heldout", TRIALS)
     return {

@@ -6,7 +6,7 @@
 Members of a split play for chips worth 1 to 50 (the text never says it). Three scales of the
 advantage are compared at equal budget: pooled over the batch (`[]`), over the group, and over all
 that face one member (`["member"]`, agent-specific). Each run is on-policy in one process
-(`bench/lib/in_process.py`); seeds share their warm start and tasks, so differences are taken seed
+(`mage_async/algorithm.py`); seeds share their warm start and tasks, so differences are taken seed
 by seed. Returns are in chips per hand, each divided by its stake.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.lib.arms import Job, arguments, results, run_missing
 from bench.lib.baseline import ROOT, write_baseline
-from bench.lib.in_process import InProcess, prepare
+from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.environments.kuhn.game import Kuhn
@@ -39,7 +39,7 @@ def main() -> int:
 def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train one arm with one seed: its last episode by member, in chips."""
     config = _config(*job)
-    lab = InProcess(config, prepare(config, folder))
+    lab = InProcessRun(config, prepare(config, folder))
     lab.train()
     kuhn = Kuhn(**config.environment.options)
     return {split: _in_chips(lab.evaluate(split, TRIALS), kuhn) for split in ("train", "heldout")}

@@ -5,7 +5,7 @@ and with the newest one (self-play), on the same held-out scripts.
         [--only-report]
 
 Equal budget: `kuhn.toml`, of whose groups some meet a version of the policy instead of a script.
-Each run is on-policy in one process (`bench/lib/in_process.py`); seeds share their warm start and
+Each run is on-policy in one process (`mage_async/algorithm.py`); seeds share their warm start and
 tasks, so differences are taken seed by seed. Returns are in chips a hand. *Exploitability* is what
 the best answer earns, in chips a hand, against the first hand of a first episode, where nobody
 knows anything of anyone (0 is an equilibrium); probabilities are of the two legal words alone. With
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from bench.lib.arms import Job, arguments, results, run_missing
 from bench.lib.baseline import ROOT, write_baseline
-from bench.lib.in_process import InProcess, prepare
+from mage_async.algorithm import InProcessRun, prepare
 from mage_async.assembly import environment_of, rules_of
 from mage_async.completion import Completion
 from mage_async.config import config_file
@@ -63,7 +63,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train one arm with one seed: what it earns."""
     config = _config(*job)
     policy = prepare(config, folder)
-    lab, chat = InProcess(config, policy), load_chat(policy)
+    lab, chat = InProcessRun(config, policy), load_chat(policy)
     rules = rules_of(config, environment_of(config), chat, config.trial.episodes)
     before = exploitability(lab.model, chat, rules)
     curve = lab.train()

@@ -20,8 +20,8 @@ import numpy as np
 
 from bench.learning.scout_sweep import CONFIG, STEPS, config_of
 from bench.lib.baseline import write_baseline
-from bench.lib.in_process import InProcess, prepare
 from bench.lib.options import option_parser
+from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
 from mage_async.credit.advantages import minus_mean
 from mage_async.credit.returns import CREDITS
@@ -66,7 +66,7 @@ def observed(
 ) -> list[dict[str, float]]:
     """One run; of each step what its trials say of a probe in the first episode."""
     config = config_of(credit, COST, discount, seed, groups)
-    lab, steps = InProcess(config, policy), []
+    lab, steps = InProcessRun(config, policy), []
 
     def look(batch: list[Group]) -> None:
         steps.append(said(batch, credit, discount))

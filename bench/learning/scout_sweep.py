@@ -4,7 +4,7 @@
 
 Exact values (`mage_async/environments/scout/values.py`) say from which discount between episodes
 probing pays under each credit and price. Every cell is a short on-policy run in one process
-(`bench/lib/in_process.py`) from one warm start, by seed of tasks and sampling; a cell whose file is
+(`mage_async/algorithm.py`) from one warm start, by seed of tasks and sampling; a cell whose file is
 there is not run again. Prints the table, writes the baseline and `scout_sweep.svg`; exits with
 status 1 where what was learned is on the wrong side of a threshold by more than 0.05.
 """
@@ -23,8 +23,8 @@ from typing import Any
 
 from bench.learning.scout_picture import draw
 from bench.lib.baseline import ROOT, write_baseline
-from bench.lib.in_process import InProcess, prepare
 from bench.lib.options import option_parser
+from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.environments.scout.values import (
@@ -87,7 +87,7 @@ def main() -> int:
 def run(cell: Cell, policy: Path) -> Cell:
     """Train one cell and write down what it does with codes it has not met."""
     config = config_of(cell.credit, cell.cost, cell.discount, cell.seed, GROUPS)
-    lab = InProcess(config, policy)
+    lab = InProcessRun(config, policy)
     lab.train()
     found = lab.evaluate("heldout", TRIALS)
     result = {
