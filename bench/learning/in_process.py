@@ -2,7 +2,7 @@
 
     python -m bench.learning.in_process [--run-dir DIR] [--seeds 0 1 2] [--only-report]
 
-Trains the quickstart by `mage_async/algorithm.py`, one process and one core a seed (about 2 minutes),
+Trains the quickstart by `mage_async/algorithm.py`, one process and one core a seed (two minutes),
 and prints the return of each episode on the held-out set beside the asynchronous runs of
 `baselines/learning_cpu2.json`. The asynchronous runs train on data up to one step old, so the two
 agree within their spread over seeds and not bit by bit; bit by bit they agree under
