@@ -3,13 +3,6 @@
 from mage_kernels.advantage import group_advantage
 from mage_kernels.dispatch import backend_report
 from mage_kernels.head import PolicyLoss, keeps_logits, linear_logprob, linear_policy_loss
-from mage_kernels.logits import token_entropy, token_logprob, token_logprob_and_entropy
-from mage_kernels.shards import (
-    combined_partials,
-    logprob_and_entropy,
-    shard_gradients,
-    shard_partials,
-)
 from mage_kernels.surrogate import SUMS, Surrogate, TokenData
 from mage_kernels.turns import TurnLayout, dense_keys
 
@@ -20,16 +13,9 @@ __all__ = [
     "TokenData",
     "TurnLayout",
     "backend_report",
-    "combined_partials",
     "dense_keys",
     "group_advantage",
     "keeps_logits",
     "linear_logprob",
     "linear_policy_loss",
-    "logprob_and_entropy",
-    "shard_gradients",
-    "shard_partials",
-    "token_entropy",
-    "token_logprob",
-    "token_logprob_and_entropy",
 ]

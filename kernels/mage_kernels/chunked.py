@@ -154,14 +154,14 @@ class ChunkedLogprob(torch.autograd.Function):
 
 
 class GradientSink:
-    """Sums dX and dW over chunks, in the computing dtype; dX stays in it where it is partial."""
+    """Sums dX and dW over chunks, in the computing dtype."""
 
-    def __init__(self, hidden: Tensor, head: Tensor, *, is_partial: bool = False) -> None:
+    def __init__(self, hidden: Tensor, head: Tensor) -> None:
         self.dtype = computing_dtype(hidden.dtype)
         self.hidden = hidden
         self.head_dtype = head.dtype
         self.head = head if head.is_cuda else head.to(self.dtype)
-        self.d_hidden = torch.zeros_like(hidden, dtype=self.dtype if is_partial else None)
+        self.d_hidden = torch.zeros_like(hidden)
         self.d_head: Tensor | None = None
 
     def add(

@@ -8,7 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mage_kernels.chunked import CHUNK_BYTES, ChunkedLogprob, ChunkedPolicyLoss, rows_at_once
+from mage_kernels.chunked import (
+    CHUNK_BYTES,
+    ChunkedLogprob,
+    ChunkedPolicyLoss,
+    rows_at_once,
+    rows_of,
+)
 from mage_kernels.compaction import masked_rows, scattered
 from mage_kernels.dispatch import is_fused_head
 from mage_kernels.reference import computing_dtype
@@ -63,7 +69,7 @@ def linear_logprob(
             hidden.index_select(0, index),
             head,
             tokens[index],
-            _some(inverse_temperature, index),
+            rows_of(inverse_temperature, index),
             keep_bytes,
         )
         return tuple(scattered(result, index, len(hidden)) for result in results)
@@ -151,7 +157,7 @@ def linear_policy_loss(
     )
     if index is not None:
         hidden, tokens, data = hidden.index_select(0, index), tokens[index], data.rows(index)
-        inverse_temperature = _some(inverse_temperature, index)
+        inverse_temperature = rows_of(inverse_temperature, index)
     result = PolicyLoss(
         *_linear_policy_loss(hidden, head, tokens, data, loss, inverse_temperature, normaliser)
     )
@@ -178,11 +184,6 @@ def _linear_policy_loss(hidden, head, tokens, data, loss, inverse_temperature, n
 
         return FusedPolicyLoss.apply(*arguments)
     return ChunkedPolicyLoss.apply(*arguments, CHUNK_BYTES)
-
-
-def _some(inverse_temperature: float | Tensor, index: Tensor) -> float | Tensor:
-    per_token = isinstance(inverse_temperature, Tensor) and inverse_temperature.ndim
-    return inverse_temperature[index] if per_token else inverse_temperature
 
 
 def _check(

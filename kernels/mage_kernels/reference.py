@@ -41,94 +41,10 @@ def linear_logprob(
         log-prob `[T]` and entropy `[T]`, fp32, or fp64 for fp64 inputs.
     """
     dtype = computing_dtype(hidden.dtype)
-    logits = hidden.to(dtype) @ head.to(dtype).T  # [T, V]
-    return token_logprob_and_entropy(logits, tokens, inverse_temperature)
-
-
-def token_logprob_and_entropy(
-    logits: Tensor, tokens: Tensor, inverse_temperature: float | Tensor = 1.0
-) -> tuple[Tensor, Tensor]:
-    """The same from logits `[T, V]` that exist already; one of -inf is never drawn."""
-    dtype = computing_dtype(logits.dtype)
-    logits = logits.to(dtype) * column(inverse_temperature, dtype)
-    logprobs = logits.log_softmax(-1)  # [T, V]
+    logits = hidden.to(dtype) @ head.to(dtype).T * column(inverse_temperature, dtype)  # [T, V]
+    logprobs = logits.log_softmax(-1)
     probs = logprobs.exp()
-    finite = torch.where(probs > 0, logprobs, 0.0)  # 0 log 0 is 0
-    return logprobs.gather(-1, tokens[:, None]).squeeze(-1), -(probs * finite).sum(-1)
-
-
-def shard_partials(
-    hidden: Tensor,
-    shard: Tensor,
-    tokens: Tensor,
-    first_row: int,
-    inverse_temperature: float | Tensor = 1.0,
-) -> Tensor:
-    """What a rank with some rows of the head contributes to log-prob and entropy of each token.
-
-    Args:
-        hidden: `[T, D]`, the same on all ranks.
-        shard: `[S, D]`: rows `first_row .. first_row + S` of the head.
-        tokens: `[T]`, int64, counted over the whole vocabulary.
-
-    Returns:
-        `[4, T]`: the largest logit `m`, `sum exp(l - m)`, `sum exp(l - m) l`, and the token's own
-        logit where it lies in the shard, else 0.
-    """
-    dtype = computing_dtype(hidden.dtype)
-    logits = hidden.to(dtype) @ shard.to(dtype).T * column(inverse_temperature, dtype)
-    largest = logits.amax(-1)
-    weights = (logits - largest[:, None]).exp()
-    here = (tokens >= first_row) & (tokens < first_row + len(shard))
-    own = logits.gather(-1, (tokens - first_row).where(here, 0)[:, None]).squeeze(-1)
-    sums = weights.sum(-1), (weights * logits).sum(-1)
-    return torch.stack([largest, *sums, own.where(here, 0.0)])
-
-
-def combined_partials(partials: Tensor) -> Tensor:
-    """Partials of several shards `[shards, 4, T]` as those of one: `[4, T]`.
-
-    In whatever order and grouping, to rounding: so trees of ranks, or tiles of a kernel, may.
-    """
-    largest, total, weighted, own = partials.unbind(1)
-    top = largest.amax(0)
-    decay = (largest - top).exp()
-    return torch.stack([top, (total * decay).sum(0), (weighted * decay).sum(0), own.sum(0)])
-
-
-def logprob_and_entropy(whole: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-prob and entropy `[T]`, in nats, from the combined partials of all shards `[4, T]`."""
-    largest, total, weighted, own = whole
-    normaliser = largest + total.log()
-    return own - normaliser, normaliser - weighted / total
-
-
-def shard_gradients(
-    hidden: Tensor,
-    shard: Tensor,
-    tokens: Tensor,
-    first_row: int,
-    whole: Tensor,
-    d_logprob: Tensor,
-    d_entropy: Tensor,
-    inverse_temperature: float | Tensor = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """A rank's part of dX `[T, D]`, to be summed over ranks, and its own dW `[S, D]`.
-
-    Args:
-        whole: `[4, T]`, the combined partials of all shards.
-        d_logprob, d_entropy: `[T]`, gradients of the loss.
-    """
-    dtype = computing_dtype(hidden.dtype)
-    scale = column(inverse_temperature, dtype)
-    logits = hidden.to(dtype) @ shard.to(dtype).T * scale
-    _, entropy = logprob_and_entropy(whole)
-    logprobs = logits - (whole[0] + whole[1].log())[:, None]
-    probs = logprobs.exp()
-    gradient = -probs * (d_logprob[:, None] + d_entropy[:, None] * (logprobs + entropy[:, None]))
-    row = torch.arange(first_row, first_row + len(shard), device=tokens.device)
-    gradient = (gradient + d_logprob[:, None] * (tokens[:, None] == row)) * scale
-    return gradient @ shard.to(dtype), gradient.T @ hidden.to(dtype)
+    return logprobs.gather(-1, tokens[:, None]).squeeze(-1), -(probs * logprobs).sum(-1)
 
 
 def linear_policy_loss(

@@ -92,10 +92,7 @@ def backward_rows(
     kept: KeptLogits | None,
     source_rows: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """dX `[R, D]` in fp32 and dW `[V, D]` of rows from `source_rows` `[R]` of the forward.
-
-    A token outside `0 .. V` has no column of its own here.
-    """
+    """dX `[R, D]` in fp32 and dW `[V, D]` of rows from `source_rows` `[R]` of the forward."""
     num_rows, width = hidden.shape
     if not num_rows:
         return torch.empty_like(hidden, dtype=torch.float32), torch.zeros_like(head)

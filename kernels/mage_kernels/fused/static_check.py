@@ -24,8 +24,6 @@ from mage_kernels.fused import (
     merged_partials,
     own_gradient,
     recomputed_gradient,
-    row_gradient,
-    row_softmax,
     surrogate_gradient,
 )
 from mage_kernels.surrogate import MAX_LOG_RATIO
@@ -42,7 +40,7 @@ INT64 = {
     "starts_ptr",
     "stops_ptr",
 }
-ALIGNED = {"V", "D", "first_column", "num_columns", "stride", "kept_stride", "gradient_stride"}
+ALIGNED = {"V", "D", "first_column", "num_columns", "kept_stride", "gradient_stride"}
 """Integers that are multiples of 16 at the shapes we run; pointers always are."""
 
 
@@ -193,16 +191,14 @@ def _rows() -> Iterator[Specimen]:
         own_gradient,
         bf16=frozenset({"gradient_ptr"}),
     )
-    logits = frozenset({"logits_ptr", "gradient_ptr", "kept_ptr"})
-    yield Specimen("row_softmax", row_softmax.row_softmax_kernel, row_softmax, bf16=logits)
     for has_slope in (False, True):
-        for module, kernel in (
-            (kept_gradient, kept_gradient.kept_gradient_kernel),
-            (row_gradient, row_gradient.row_gradient_kernel),
-        ):
-            name = module.__name__.rpartition(".")[2] + ", entropy" * has_slope
-            constants = {"HAS_SLOPE": has_slope} | _slope(has_slope)
-            yield Specimen(name, kernel, module, constants, bf16=logits)
+        yield Specimen(
+            f"kept_gradient{', entropy' * has_slope}",
+            kept_gradient.kept_gradient_kernel,
+            kept_gradient,
+            {"HAS_SLOPE": has_slope} | _slope(has_slope),
+            bf16=frozenset({"gradient_ptr", "kept_ptr"}),
+        )
 
 
 def _losses() -> Iterator[Specimen]:
