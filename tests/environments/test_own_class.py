@@ -1,4 +1,4 @@
-"""A class of the user's own: the README's is one, and what is wrong with one is said at once."""
+"""A class of the user's own: the documentation's is one, and what is wrong with one is said at once."""
 
 import re
 import sys
@@ -11,13 +11,13 @@ from mage_async.config import config_file
 from mage_async.environments import rehearsal
 from mage_async.errors import ConfigError
 
-README = Path(rehearsal.__file__).with_name("README.md")
-EXAMPLE = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
+PAGE = Path(__file__).parents[2] / "docs" / "your_environment.md"
+EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the README's example in it; nothing of it stays imported."""
+    """The current folder, with the documentation's example in it; nothing of it stays imported."""
     (tmp_path / "buttons.py").write_text(EXAMPLE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

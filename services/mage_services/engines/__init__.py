@@ -1,1 +1,1 @@
-"""Engines: who draws the tokens; the README of this folder compares them."""
+"""Engines, which draw the tokens; the README of this folder compares them."""

@@ -1,0 +1,101 @@
+"""The documentation is true where a test can tell: links, paths, modules and names exist."""
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+IGNORED = {".venv", ".sglang_env", "runs", "site", ".pytest_cache", "node_modules"}
+HOMES = ("", "mage_async", "services", "kernels", "tests", "configs")
+"""Folders that a path in prose may be relative to, beside that of the file itself."""
+OF_A_READER = {"buttons.py", "my_model.toml", "config.toml", "run.toml"}
+"""Files that a reader writes, or that a run does."""
+SUFFIXES = r"\.(?:py|toml|md|sh|svg)"
+PATH = re.compile(
+    r"(?<![\w/.:-])(?:(?:[\w.-]+|\{[\w,]+\})/)*(?:[\w*-]|\{[\w,]+\})+" + SUFFIXES + r"\b"
+)
+FOLDER = re.compile(
+    r"(?<![\w/.-])(?:mage_async|services|kernels|configs|tests|bench|docs)/[\w/.-]*/(?![\w*{])"
+)
+MODULE = re.compile(r"python -m (mage_async[\w.]*)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+QUESTION = re.compile(r"^\| .*? \| [^|]*?`([\w/.]+\.py)` \| (?:`([^`/]+)`)?", re.MULTILINE)
+
+
+def pages() -> list[Path]:
+    """Every Markdown file of the repository."""
+    found = ROOT.rglob("*.md")
+    return sorted(page for page in found if not IGNORED & set(page.relative_to(ROOT).parts))
+
+
+def expanded(path: str) -> Iterator[str]:
+    """A path once for each of its alternatives in braces, as a shell does."""
+    parts = re.split(r"\{([\w,]+)\}", path)
+    choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
+    yield from ("".join(chosen) for chosen in product(*choices))
+
+
+def is_there(page: Path, path: str) -> bool:
+    """Whether a path of a page names a file: from the page, from a package, or by its name."""
+    if Path(path).name in OF_A_READER:
+        return True
+    folders = [page.parent, *(ROOT / home for home in HOMES)]
+    if any(any(folder.glob(path)) for folder in folders):
+        return True
+    below = ROOT if page.parent.name == "docs" else page.parent
+    return "/" not in path and any(below.rglob(path))
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as a browser names them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[\s]+", "-", heading) for heading in plain}
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if "://" in link:
+            continue
+        if not target.exists():
+            yield f"{page.relative_to(ROOT)} links to {link}"
+        elif anchor and anchor not in anchors(target):
+            yield f"{page.relative_to(ROOT)} links to {link}, which has no such heading"
+
+
+def missing_paths(page: Path) -> Iterator[str]:
+    text = re.sub(r"https?://\S+", "", page.read_text(encoding="utf-8"))
+    for written in {*PATH.findall(text), *FOLDER.findall(text)}:
+        for path in expanded(written):
+            if not is_there(page, path.rstrip("/")):
+                yield f"{page.relative_to(ROOT)} names {path}"
+    for module in MODULE.findall(text):
+        file = ROOT / module.rstrip(".").replace(".", "/")
+        if not file.is_dir() and not file.with_suffix(".py").is_file():
+            yield f"{page.relative_to(ROOT)} runs {module}"
+
+
+def test_every_link_path_and_module_in_markdown_exists() -> None:
+    offenders = [each for page in pages() for each in (*broken_links(page), *missing_paths(page))]
+    assert "\n".join(offenders) == ""
+
+
+def test_the_page_of_questions_names_files_and_what_is_in_them() -> None:
+    found = QUESTION.findall((ROOT / "docs" / "find.md").read_text(encoding="utf-8"))
+    assert len(found) >= 40
+    missing = [
+        f"{file} has no {name}"
+        for file, name in found
+        if not (ROOT / file).is_file() or name not in (ROOT / file).read_text(encoding="utf-8")
+    ]
+    assert "\n".join(missing) == ""
+
+
+def test_the_readme_is_short_and_has_both_commands_word_for_word() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert "pip install -e . && python -m mage_async.launch --actors 4 --learner 1\n" in text
+    assert 'pip install -e ".[dev]" && pytest\n' in text
