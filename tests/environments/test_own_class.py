@@ -1,4 +1,4 @@
-"""A class of the user's own: the documentation's is one, and what is wrong with one is said at once."""
+"""A class of the user's own: the documentation has one, and mistakes in one are said at once."""
 
 import re
 import sys
@@ -8,7 +8,6 @@ import pytest
 
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.environments import rehearsal
 from mage_async.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "your_environment.md"
