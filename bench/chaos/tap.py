@@ -17,14 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mage_async.errors import WireError
-from mage_async.protocol.messages import (
-    Acknowledge,
-    GroupGrant,
-    Publication,
-    TrialResult,
-    Welcome,
-    decode,
-)
+from mage_async.protocol.codec import decode
+from mage_async.protocol.messages import Acknowledge, GroupGrant, Publication, TrialResult, Welcome
 from mage_services.processes.process import ticks
 
 GREETING_BYTES = 64

@@ -33,8 +33,9 @@ import zmq.asyncio
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.journal_records import first_head
-from mage_async.protocol.messages import Acknowledge, Hello, TrialResult, Welcome, decode, encode
+from mage_async.protocol.messages import Acknowledge, Hello, TrialResult, Welcome
 from mage_async.trajectory import Segment, Task, Trial
 from mage_services.journal.reader import make_durable, open_journal
 from mage_services.journal.writer import JournalFile

@@ -34,7 +34,8 @@ import numpy as np
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.policy_version import VersionRun
-from mage_async.protocol.messages import TrialResult, decode, encode
+from mage_async.protocol.codec import decode, encode
+from mage_async.protocol.messages import TrialResult
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 
 NUM_TOKENS = 8192

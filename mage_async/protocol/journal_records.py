@@ -23,13 +23,14 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from mage_async.errors import WireError
-from mage_async.protocol.messages import KEPT, GroupGrant, decode, encode
+from mage_async.protocol.codec import decode_kept, encode
+from mage_async.protocol.messages import GroupGrant
 from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits, TrialResult
 from mage_async.tasks.population import Table
 
@@ -156,11 +157,13 @@ def first_head(version: int, next_grant: int) -> Head:
 def write(record: Record, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
     """The bytes of a record, in pieces; arrays of a trial are views of its own.
 
+    A trial that has just arrived is written as it arrived; its frames were checked then.
+
     Raises:
         WireError: a trial is over a limit, or a record is over `MAX_RECORD_BYTES`.
     """
     if isinstance(record, TrialResult):
-        frames = encode(record, limits)
+        frames = record.frames or encode(record, limits)
         pieces: list[Frame] = [bytes([_TRIAL]), _SIZES.pack(*map(len, frames)), *frames]
     else:
         pieces = [bytes([_FIELDS]), _ENCODER.encode(record)]
@@ -252,10 +255,10 @@ def _read_trial(data: bytes, limits: Limits) -> TrialResult:
     sizes = _SIZES.unpack_from(data)
     if sum(sizes) != len(data) - _SIZES.size:
         raise WireError(f"frames of {sum(sizes)} bytes in {len(data) - _SIZES.size}")
-    message: Any = decode(list(_cut(memoryview(data)[_SIZES.size :], sizes)), limits, KEPT)
+    message = decode_kept(list(_cut(memoryview(data)[_SIZES.size :], sizes)), limits)
     if not isinstance(message, TrialResult):
         raise WireError(f"expected a trial, got {type(message).__name__}")
-    return message
+    return TrialResult(message.grant, message.epoch, message.trial)
 
 
 def _cut(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:

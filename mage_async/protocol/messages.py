@@ -1,10 +1,4 @@
-"""Every message that crosses a socket, and its bytes.
-
-A message is a list of frames: `[tag][header][arrays …][checksum]`. The header is msgpack, typed and
-bounded; only a trial has arrays (`trial_frames.py`). The checksum, CRC-32 in little endian, covers
-the length and the bytes of every frame before it. It is zlib's: 9 µs for the 70 KB of a long trial
-where a crc32c package takes 2 µs, which is not worth a dependency when encoding and decoding may
-take 100 µs.
+"""Every message that crosses a socket: its fields and their bounds.
 
     peer                      learner
     Hello                ->
@@ -25,80 +19,19 @@ A peer on another machine, which sees no files of the run, begins with Enquiry a
     Fetch                ->
                          <-   Chunk, or NoFile
 
-This file is longer than most: all that may cross a socket, with its bounds, stands beside the one
-decoder that holds it to them.
-
-Malformed input is `WireError` with a sentence, and nothing else, whatever the bytes.
+`codec.py` makes frames of a message and reads them back, and holds both sides to the bounds here.
 """
 
-import struct
-import zlib
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from mage_async.errors import WireError
-from mage_async.protocol.file_chunks import (
-    Chunk,
-    ChunkHeader,
-    FileDigest,
-    FileName,
-    pack_chunk,
-    unpack_chunk,
-)
-from mage_async.protocol.trial_frames import (
-    DEFAULT_LIMITS,
-    Frame,
-    Limits,
-    TrialHeader,
-    TrialResult,
-    pack_trial,
-    unpack_trial,
-)
+from mage_async.protocol.file_chunks import Chunk, ChunkHeader, FileDigest, FileName
+from mage_async.protocol.trial_frames import TrialHeader, TrialResult
 
-__all__ = [
-    "DEFAULT_LIMITS",
-    "KEPT",
-    "MAX_REASON_CHARS",
-    "PROTOCOL",
-    "Acknowledge",
-    "Chunk",
-    "Enquiry",
-    "Fetch",
-    "Frame",
-    "Goodbye",
-    "GroupDrop",
-    "GroupGrant",
-    "Heartbeat",
-    "Hello",
-    "Limits",
-    "Loaded",
-    "Message",
-    "NoFile",
-    "Prospectus",
-    "Publication",
-    "Refusal",
-    "Rival",
-    "ServedFile",
-    "TrialResult",
-    "Unwanted",
-    "Welcome",
-    "WhoAreYou",
-    "decode",
-    "encode",
-]
-
-PROTOCOL = b"mage/2"
-KEPT = (PROTOCOL, b"mage/1")
-"""Trials that a journal may hold: mage/1 knew neither `VersionRun.provenance` nor
-`Turn.num_reused`, which have defaults.
-"""
 MAX_REASON_CHARS = 2000
 """Cut a reason to this length before sending it."""
-_MAX_ARRAYS = 3
-_CHECKSUM = struct.Struct("<I")
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Digest = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -321,95 +254,3 @@ Message = (
     | Chunk
     | TrialResult
 )
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
-
-
-def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
-    """The frames of a message; the arrays of a trial of one segment are views of its own.
-
-    What the other side would refuse for its size or a field is refused here, where the cause is.
-
-    Raises:
-        WireError: a field is out of bounds, or a trial is over a limit.
-    """
-    header: Any = message
-    arrays: list[Frame] = []
-    if isinstance(message, TrialResult):
-        header, arrays = pack_trial(message, limits)
-    elif isinstance(message, Chunk):
-        header, arrays = pack_chunk(message, limits)
-    try:
-        packed = _ENCODER.encode(header)
-    except (OverflowError, TypeError, UnicodeEncodeError) as fault:
-        raise WireError(f"{type(message).__name__} cannot be written: {fault}") from fault
-    _check_header_size(packed, limits)
-    _read_header(packed)
-    frames: list[Frame] = [PROTOCOL, packed, *arrays]
-    return [*frames, _checksum(frames)]
-
-
-def decode(
-    frames: Sequence[Frame],
-    limits: Limits = DEFAULT_LIMITS,
-    protocols: Sequence[bytes] = (PROTOCOL,),
-) -> Message:
-    """The message of some frames; its tokens and log-probs are views of them.
-
-    Sizes are checked before anything is allocated.
-
-    Args:
-        protocols: tags that are taken.
-
-    Raises:
-        WireError: the frames are no message of this protocol, for whatever reason.
-    """
-    _check_outside(frames, limits, protocols)
-    header = _read_header(frames[1])
-    arrays = frames[2:-1]
-    if isinstance(header, TrialHeader):
-        return unpack_trial(header, arrays, limits)
-    if isinstance(header, ChunkHeader):
-        return unpack_chunk(header, arrays, limits)
-    if arrays:
-        raise WireError(f"{type(header).__name__} has no arrays, got {len(arrays)} frames of them")
-    return header
-
-
-def _check_outside(frames: Sequence[Frame], limits: Limits, protocols: Sequence[bytes]) -> None:
-    """What can be known without reading the header: tag, number of frames, sizes, checksum."""
-    if not frames:
-        raise WireError("a message has at least 3 frames, got none")
-    if bytes(frames[0][: len(PROTOCOL) + 1]) not in protocols:
-        got = bytes(frames[0][:32]).decode("ascii", "backslashreplace")
-        ours = PROTOCOL.decode()
-        raise WireError(f"peer speaks `{got}`, this build {ours}: run both from one install")
-    if not 3 <= len(frames) <= 3 + _MAX_ARRAYS:
-        raise WireError(f"a message has 3 to {3 + _MAX_ARRAYS} frames, got {len(frames)}")
-    _check_header_size(frames[1], limits)
-    for frame in frames[2:-1]:
-        if len(frame) > limits.max_peer_frame_bytes():
-            most = limits.max_peer_frame_bytes()
-            raise WireError(f"a frame has {len(frame)} bytes, at most {most}")
-    if bytes(frames[-1][: _CHECKSUM.size + 1]) != _checksum(frames[:-1]):
-        raise WireError("checksum does not match: frames were damaged, lost or mixed on the way")
-
-
-def _check_header_size(header: Frame, limits: Limits) -> None:
-    if len(header) > limits.max_header_bytes:
-        raise WireError(f"header has {len(header)} bytes, at most {limits.max_header_bytes}")
-
-
-def _read_header(packed: Frame) -> Header:
-    try:
-        return _DECODER.decode(packed)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
-        raise WireError(f"header is no message: {fault}") from fault
-
-
-def _checksum(frames: Sequence[Frame]) -> bytes:
-    """CRC-32 over the lengths (a byte that moved to the next frame is seen) and over the bytes."""
-    crc = zlib.crc32(struct.pack(f"<{len(frames)}Q", *map(len, frames)))
-    for frame in frames:
-        crc = zlib.crc32(frame, crc)
-    return _CHECKSUM.pack(crc)

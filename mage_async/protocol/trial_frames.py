@@ -12,7 +12,7 @@ their float64, so a return the learner computes is the one an actor would comput
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -68,6 +68,9 @@ class TrialResult:
     epoch: int
     """Of the grant it was played under."""
     trial: Trial
+    frames: Sequence[Frame] = field(default=(), repr=False)
+    """The message as it arrived, checked; the journal holds it as it is. Empty where the trial was
+    played in this process, or read from a journal."""
 
 
 class TrialHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="TrialResult"):

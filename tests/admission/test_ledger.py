@@ -8,7 +8,8 @@ from mage_async.admission.groups_in_flight import MAX_REASONS
 from mage_async.admission.ledger import Accepted, Duplicate, SlotLedger, Unknown
 from mage_async.admission.rules import RULES
 from mage_async.policy_version import VersionRun
-from mage_async.protocol.messages import GroupGrant, TrialResult, decode, encode
+from mage_async.protocol.codec import decode, encode
+from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.trajectory import Segment, Task, Trial
 
 SEGMENT = Segment(

@@ -4,15 +4,8 @@ import asyncio
 
 import pytest
 
-from mage_async.protocol.messages import (
-    Goodbye,
-    Hello,
-    Loaded,
-    Message,
-    Welcome,
-    WhoAreYou,
-    decode,
-)
+from mage_async.protocol.codec import decode
+from mage_async.protocol.messages import Goodbye, Hello, Loaded, Message, Welcome, WhoAreYou
 from mage_services.learner.peer_registry import FIRST_BEAT_S, LOST, SILENCE_S
 from tests.helpers.coordinator_site import (
     DEADLINE_S,

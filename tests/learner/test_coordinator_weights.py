@@ -2,12 +2,7 @@
 
 from dataclasses import replace
 
-from mage_async.protocol.messages import (
-    Goodbye,
-    Loaded,
-    Publication,
-    Welcome,
-)
+from mage_async.protocol.messages import Goodbye, Loaded, Publication, Welcome
 from mage_services.learner.peer_registry import LOST, SILENCE_S
 from tests.helpers.coordinator_site import (
     GROUPS_PER_STEP,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mage_async.errors import WireError
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.journal_records import (
     MAGIC,
     Commit,
@@ -83,6 +84,16 @@ def equal(one: Record, other: Record) -> bool:
     if isinstance(one, TrialResult):
         return b"".join(map(bytes, write(one))) == b"".join(map(bytes, write(other)))
     return one == other
+
+
+@given(st.builds(a_trial, SMALL, st.integers(0, 9), st.integers(1, 200)))
+def test_a_trial_that_has_arrived_is_written_as_it_arrived(sent: TrialResult) -> None:
+    frames = [bytes(frame) for frame in encode(sent)]
+    arrived = decode(frames)
+    assert all(piece is frame for piece, frame in zip(write(arrived)[3:], frames, strict=True))
+    assert segment_of([arrived]) == segment_of([sent])
+    (body,) = scan(segment_of([arrived])).bodies
+    assert read(body).frames == ()
 
 
 def bodies_of(data: bytes) -> list[bytes]:

@@ -9,24 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.errors import WireError
+from mage_async.protocol.codec import PROTOCOL, decode, encode
 from mage_async.protocol.messages import (
     MAX_REASON_CHARS,
-    PROTOCOL,
     Acknowledge,
     Goodbye,
     GroupDrop,
     GroupGrant,
     Heartbeat,
     Hello,
-    Limits,
     Message,
     Publication,
     Refusal,
     Welcome,
     WhoAreYou,
-    decode,
-    encode,
 )
+from mage_async.protocol.trial_frames import Limits
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
 reasons = st.text(st.characters(exclude_categories=["Cs"]), max_size=MAX_REASON_CHARS)

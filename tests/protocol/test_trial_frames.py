@@ -13,16 +13,9 @@ from hypothesis import strategies as st
 
 from mage_async.errors import WireError
 from mage_async.policy_version import PROVENANCES, VersionRun
-from mage_async.protocol.messages import (
-    KEPT,
-    PROTOCOL,
-    Limits,
-    Message,
-    TrialResult,
-    decode,
-    encode,
-)
-from mage_async.protocol.trial_frames import TrialHeader
+from mage_async.protocol.codec import PROTOCOL, decode, decode_kept, encode
+from mage_async.protocol.messages import Message, TrialResult
+from mage_async.protocol.trial_frames import Limits, TrialHeader
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -165,7 +158,7 @@ def as_mage_1(frames: list[bytes]) -> list[bytes]:
 
 def test_a_journal_may_hold_trials_of_the_protocol_before_but_no_peer_may_send_them() -> None:
     old = as_mage_1(frames_of(example()))
-    assert plain(decode(old, protocols=KEPT)) == plain(example())
+    assert plain(decode_kept(old)) == plain(example())
     with pytest.raises(WireError, match="peer speaks `mage/1`, this build mage/2"):
         decode(old)
 

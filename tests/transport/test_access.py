@@ -1,5 +1,6 @@
 """Access control and connection limits: who is let in, and what is remembered of strangers."""
 
+from mage_async.protocol.codec import encode
 from mage_async.protocol.messages import (
     Acknowledge,
     Enquiry,
@@ -8,7 +9,6 @@ from mage_async.protocol.messages import (
     Hello,
     Refusal,
     WhoAreYou,
-    encode,
 )
 from mage_async.protocol.rate_limits import Allowance, Rate
 from mage_services.transport.access import (

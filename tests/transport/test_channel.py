@@ -14,17 +14,17 @@ import uvloop
 
 from mage_async.errors import PeerRefused, WireError
 from mage_async.policy_version import VersionRun
+from mage_async.protocol.codec import encode
 from mage_async.protocol.messages import (
     Acknowledge,
     Goodbye,
     Heartbeat,
     Hello,
-    Limits,
     Message,
     TrialResult,
     Welcome,
-    encode,
 )
+from mage_async.protocol.trial_frames import Limits
 from mage_async.trajectory import Segment, Task, Trial
 from mage_services.transport.channel import LearnerChannel, PeerChannel, PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES, ipc_address

@@ -4,14 +4,13 @@ Everything is read here on the loop, where nothing changes meanwhile, and writte
 """
 
 import json
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from mage_async.assembly import environment_of
+from mage_async.results.durable_files import write_whole
 from mage_async.results.metrics import batch_metrics, batch_totals, check_names, trial_counts
 from mage_async.results.run_files import read_lines
 from mage_async.tasks.population import League
@@ -106,7 +105,7 @@ class RunLog:
         }
         if self._league.is_on:
             end["population"] = msgspec.to_builtins(self._league.table())
-        await self._worker.call(_write_whole, self._run.learner, json.dumps(end, indent=2))
+        await self._worker.call(write_whole, self._run.learner, json.dumps(end, indent=2))
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Seconds by state, of the learner and of every actor."""
@@ -143,9 +142,3 @@ class RunLog:
         for name, value in {**batch_totals(groups), "train_s": record["train_s"]}.items():
             self._totals[name] = self._totals.get(name, 0) + value
         return record
-
-
-def _write_whole(file: Path, text: str) -> None:
-    working = file.with_suffix(".part")
-    working.write_text(text)
-    os.replace(working, file)

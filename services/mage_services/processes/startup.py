@@ -3,12 +3,15 @@
 import argparse
 from dataclasses import dataclass
 from hashlib import blake2s
+from importlib.util import find_spec
 from pathlib import Path
 
 import mage_async
 from mage_async.config import config_file
 from mage_async.config.schema import Config, digest
 from mage_async.results.run_directory import RunDirectory
+
+PACKAGES = ("mage_async", "mage_services", "mage_kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,15 @@ def read_startup(description: str) -> Startup:
 
 
 def build_digest() -> str:
-    """What this process was built from: version and sources of core and services."""
-    folders = [Path(mage_async.__file__).parent, Path(__file__).parent]
-    sources = sorted(file for folder in folders for file in folder.rglob("*.py"))
+    """What this process was built from: the version, and the sources of the three packages.
+
+    Peers compare it. The packages are found and not imported, for the kernels bring torch along.
+    """
     state = blake2s(mage_async.__version__.encode(), digest_size=6)
-    for file in sources:
-        state.update(file.read_bytes())
+    for package in PACKAGES:
+        found = find_spec(package)
+        assert found is not None, f"{package} is not installed"
+        for folder in found.submodule_search_locations or ():
+            for file in sorted(Path(folder).rglob("*.py")):
+                state.update(file.read_bytes())
     return f"{mage_async.__version__}+{state.hexdigest()}"

@@ -18,21 +18,19 @@ from types import MappingProxyType
 from typing import Any
 
 from mage_async.errors import WireError
+from mage_async.protocol.codec import decode
 from mage_async.protocol.messages import (
-    DEFAULT_LIMITS,
     Acknowledge,
     Enquiry,
     Fetch,
-    Frame,
     Goodbye,
     Hello,
-    Limits,
     Message,
     Refusal,
     WhoAreYou,
-    decode,
 )
 from mage_async.protocol.rate_limits import DEFAULT_ALLOWANCE, Allowance, Meter
+from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits
 
 Peer = str
 """Names one connection of one process: `actor-0/5e2c81d0`. A restarted process is another peer."""

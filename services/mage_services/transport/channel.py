@@ -22,20 +22,10 @@ import zmq
 import zmq.asyncio
 
 from mage_async.errors import MageError, PeerRefused, RunError
-from mage_async.protocol.messages import (
-    DEFAULT_LIMITS,
-    Enquiry,
-    Frame,
-    Goodbye,
-    Hello,
-    Limits,
-    Message,
-    Refusal,
-    WhoAreYou,
-    decode,
-    encode,
-)
+from mage_async.protocol.codec import decode, encode
+from mage_async.protocol.messages import Enquiry, Goodbye, Hello, Message, Refusal, WhoAreYou
 from mage_async.protocol.rate_limits import DEFAULT_ALLOWANCE, Allowance
+from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits
 from mage_services.transport.access import AccessControl, ChannelStatistics, Peer
 from mage_services.transport.authentication import Gate, LearnerKeys, PeerKeys
 from mage_services.transport.connection_limits import SilentConnections

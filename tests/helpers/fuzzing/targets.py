@@ -19,7 +19,8 @@ from pathlib import Path
 
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, WireError
-from mage_async.protocol import journal_records, messages
+from mage_async.protocol import codec, journal_records
+from mage_async.protocol.trial_frames import Frame
 from tests.helpers.fuzzing.examples import example_messages, example_records, example_trial
 
 MAX_FRAMES = 8
@@ -39,7 +40,7 @@ class Target:
     """Decode; whether the input was sound. Raises what only a bug raises."""
 
 
-def bundle(frames: Sequence[messages.Frame], *, sealed: bool) -> bytes:
+def bundle(frames: Sequence[Frame], *, sealed: bool) -> bytes:
     """Frames as one input."""
     lengths = b"".join(_LENGTH.pack(len(frame)) for frame in frames)
     head = bytes([len(frames) << 1 | sealed])
@@ -72,11 +73,11 @@ def _seal(frames: list[bytes]) -> list[bytes]:
 def feed_wire(data: bytes) -> bool:
     """Decode frames; what is taken can be sent, and arrives as it was."""
     try:
-        message = messages.decode(unbundle(data))
+        message = codec.decode(unbundle(data))
     except WireError:
         return False
-    frames = messages.encode(message)
-    again = messages.encode(messages.decode(frames))
+    frames = codec.encode(message)
+    again = codec.encode(codec.decode(frames))
     assert list(map(bytes, frames)) == list(map(bytes, again)), "sent again it is another message"
     return True
 
@@ -112,8 +113,8 @@ def feed_config(data: bytes) -> bool:
 
 def targets(config: Path) -> list[Target]:
     """Every decoder; `config` is a configuration file to begin from."""
-    frames = [messages.encode(message) for message in example_messages()]
-    trials = [frames[-1], messages.encode(example_trial(14)), messages.encode(example_trial(200))]
+    frames = [codec.encode(message) for message in example_messages()]
+    trials = [frames[-1], codec.encode(example_trial(14)), codec.encode(example_trial(200))]
     records = [
         b"".join(bytes(p) for p in journal_records.write(record)) for record in example_records()
     ]
@@ -129,5 +130,5 @@ def targets(config: Path) -> list[Target]:
     ]
 
 
-def _bundles(messages: Sequence[Sequence[messages.Frame]]) -> tuple[bytes, ...]:
+def _bundles(messages: Sequence[Sequence[Frame]]) -> tuple[bytes, ...]:
     return tuple(bundle(frames, sealed=sealed) for frames in messages for sealed in (False, True))
