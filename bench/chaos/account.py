@@ -19,9 +19,6 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 from mage_services.journal.reader import open_journal
 
-FAULTS = ("lost", "trained_twice", "taken_twice", "over_bound", "books_differ", "steps_missing")
-FAULTS += ("trained_without_trials", "told_of_no_commit", "replay_differs")
-
 
 @dataclass
 class Books:
@@ -71,7 +68,7 @@ class Books:
 def account(
     run: RunDirectory, acknowledged: set[tuple[int, int]], published: set[int]
 ) -> dict[str, int]:
-    """All figures of a finished run; those of `FAULTS` have to be 0."""
+    """All figures of a finished run; those of `bench.chaos.verdict.FAULTS` have to be 0."""
     config = config_file.load(run.config, [])
     count, bound = config.admission.trials_per_group, config.admission.max_staleness
     books = Books.of(open_journal(run.journal).records(0))

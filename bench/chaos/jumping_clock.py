@@ -4,8 +4,9 @@ CLOCK_REALTIME, `gettimeofday` and `time` are a day ahead in one second and a da
 next, counted by the monotonic clock, which is left alone. Needs a C compiler (`cc`).
 """
 
-import subprocess
 from pathlib import Path
+
+from bench.lib.preload import preloaded
 
 SOURCE = r"""
 #define _GNU_SOURCE
@@ -50,7 +51,4 @@ def jumping_clock(folder: Path) -> dict[str, str]:
 
     Raises: OSError, subprocess.CalledProcessError: there is no working C compiler.
     """
-    source, library = folder / "clock.c", folder / "clock.so"
-    source.write_text(SOURCE)
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
-    return {"LD_PRELOAD": str(library)}
+    return preloaded(folder, "clock", SOURCE)

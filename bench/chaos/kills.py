@@ -12,12 +12,11 @@ Moments, victims and harm follow from `--seed`. A killed supervisor is started a
 anybody was told of it is cut anywhere, or followed by garbage. After every fourth kill a process
 gets SIGSTOP, and SIGCONT after up to `--stop-s` seconds. `--clock` gives all processes a wall clock
 that jumps by a day, back and forth. A tap on the sockets writes down what peers were told
-(`bench/chaos/tap.py`); `bench/chaos/account.py` compares. The last line is the verdict, exit status
-1 on a loss.
+(`bench/chaos/tap.py`); `bench/chaos/account.py` compares. The last line is the verdict and names
+every condition that fell short; the exit status is then 1.
 """
 
 import argparse
-import atexit
 import json
 import os
 import random
@@ -27,31 +26,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
-from contextlib import suppress
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from bench.chaos.account import FAULTS, Books, account
-from bench.chaos.jumping_clock import jumping_clock
-from bench.chaos.tap import Mischief, Tap
-from bench.chaos.tapped_run import TAP
-from bench.chaos.torn_tail import tear
+from bench.chaos.account import Books, account
+from bench.chaos.verdict import shortfalls, verdict
+from bench.chaos.victim import MODULES, Victim
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
-from mage_async.assembly import check
-from mage_async.config import config_file
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import read_lines
 from mage_services.journal.reader import open_journal
 
-MODULES = {
-    "actor": "mage_services.actor.actor",
-    "learner": "mage_services.learner.learner",
-    "evaluator": "mage_services.actor.evaluator",
-    "supervisor": "bench.chaos.tapped_run",
-    "engine": "mage_services.engines.sglang.main",
-}
 SHARES = {"actor": 11, "evaluator": 4, "learner": 3, "supervisor": 2}
 """Of twenty kills; a role named in `--roles` and not here has 3."""
 SMALL = (
@@ -68,164 +54,11 @@ SMALL = (
 )
 DETERMINISTIC = ("admission.rule=sync", "admission.max_staleness=0", "engine.arithmetic=exact")
 """What makes a run a function of its configuration."""
-BOTH = ("supervision.max_restarts=100000",)
 RETURN = 0.65
 """What the quickstart has to reach, killed or not."""
 MOUNTS = "MAGE_CHAOS_MOUNTS"
-LOOK_S = 0.02
 AHEAD = 2
 """The next kill waits while the run is so many steps behind its share."""
-
-
-class Victim:
-    """A run under attack."""
-
-    def __init__(self, root: Path, settings: list[str], actors: int, given: Any) -> None:
-        self.run, self.actors = RunDirectory(root.resolve()), actors
-        self.config = config_file.load(config_file.find(None), [*settings, *BOTH])
-        check(self.config)
-        self.run.logs.mkdir(parents=True)
-        self.run.checkpoints.mkdir()
-        self.run.config.write_text(config_file.dump(self.config))
-        self.source = random.Random(given.seed)
-        self.num_full = 0
-        if given.disk:
-            self.run.journal.mkdir()
-            small = ("mount", "-t", "tmpfs", "-o", f"size={given.disk}m", "tmpfs")
-            subprocess.run([*small, str(self.run.journal)], check=True)
-        sockets = Path(tempfile.mkdtemp(prefix="mage-tap-"))
-        mischief = Mischief(given.frames, random.Random(given.seed)) if given.frames else None
-        self.tap = Tap(sockets / "tap", self.run.root / "sockets" / "work", mischief)
-        self.environment = os.environ | {TAP: f"ipc://{sockets / 'tap'}"}
-        if given.clock:
-            self.environment |= jumping_clock(sockets)
-        self.patience_s = given.patience_s
-        self.kills: Counter[str] = Counter()
-        self.stops: Counter[str] = Counter()
-        self.torn: list[int] = []
-        self._stopped: list[tuple[float, int]] = []
-        self._full_until = 0.0
-        self.process = self._start()
-        atexit.register(lambda: self.process.poll() is None and self.process.terminate())
-
-    @property
-    def steps(self) -> int:
-        """Of the whole run."""
-        return self.config.learner.steps
-
-    def step(self) -> int:
-        """Steps written down so far."""
-        lines = read_lines(self.run.metrics)
-        return lines[-1]["step"] if lines else 0
-
-    def kill(self, role: str) -> bool:
-        """SIGKILL one process of a role; False where none lives."""
-        found = self._pids(role)
-        if not found:
-            return False
-        os.kill(self.source.choice(found), signal.SIGKILL)
-        self.kills[role] += 1
-        if role == "supervisor":
-            self.process.wait()
-            self._wait_for_the_end()
-            self.torn.append(tear(self.run, self.tap, self.source))
-            self.process = self._start("--resume")
-        return True
-
-    def stop(self, role: str, seconds: float) -> None:
-        """SIGSTOP one process of a role; `look` lets it go on when the time is over."""
-        found = self._pids(role)
-        if found:
-            pid = self.source.choice(found)
-            os.kill(pid, signal.SIGSTOP)
-            self.stops[role] += 1
-            self._stopped.append((time.monotonic() + seconds, pid))
-
-    def fill(self, seconds: float) -> None:
-        """Leave no space beside the journal; `look` takes the filler away when the time is over."""
-        self.num_full += 1
-        self._full_until = time.monotonic() + seconds
-        with self._filler.open("wb", buffering=0) as out, suppress(OSError):
-            while True:
-                out.write(bytes(1024))
-
-    @property
-    def _filler(self) -> Path:
-        return self.run.journal / "filler"
-
-    def look(self) -> None:
-        """Let a moment pass; stopped processes go on when it is time.
-
-        Raises: SystemExit: the run ended badly.
-        """
-        self._continue()
-        if self._filler.exists() and time.monotonic() >= self._full_until:
-            self._filler.unlink()
-        if self.process.poll() not in (None, 0):
-            self.give_up(f"the run ended with {self.process.returncode}")
-        time.sleep(LOOK_S)
-
-    def wait_for(self, step: int) -> float:
-        """Seconds until the run has come to a step, or has ended.
-
-        Raises: SystemExit: no step for `--patience-s`: a hang is a loss, too.
-        """
-        began = seen = time.monotonic()
-        last = self.step()
-        while last < step and self.process.poll() is None:
-            self.look()
-            if (now := self.step()) != last:
-                last, seen = now, time.monotonic()
-            if time.monotonic() - seen > self.patience_s and last < self.steps:
-                self.give_up(f"no step for {self.patience_s:g} s after step {last}")
-        return time.monotonic() - began
-
-    def finish(self) -> None:
-        """Wait for the end of the run."""
-        self.wait_for(sys.maxsize)
-        self.look()
-
-    def give_up(self, reason: str) -> None:
-        """End with a loss."""
-        self.process.terminate()
-        print((self.run.root.parent / "output").read_text()[-3000:])
-        sys.exit(f"LOST: {reason}; see {self.run.root}")
-
-    def _start(self, *more: str) -> "subprocess.Popen[bytes]":
-        script = [sys.executable, "-m", MODULES["supervisor"], str(self.run.root)]
-        with (self.run.root.parent / "output").open("ab") as out:
-            return subprocess.Popen(
-                [*script, "--actors", str(self.actors), *more],
-                stdout=out,
-                stderr=out,
-                env=self.environment,
-            )
-
-    def _wait_for_the_end(self) -> None:
-        """Children die with their supervisor; return when they have."""
-        while any(self._pids(role) for role in MODULES):
-            self._continue()  # one that was stopped in its first breath has not asked to die yet
-            time.sleep(LOOK_S)
-
-    def _continue(self) -> None:
-        for due, pid in [one for one in self._stopped if one[0] <= time.monotonic()]:
-            self._stopped.remove((due, pid))
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                continue  # it was killed while it was stopped
-
-    def _pids(self, role: str) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
-                if MODULES[role].encode() in words and str(self.run.root).encode() in words:
-                    found.append(int(entry.name))
-        return found
 
 
 def deck(kills: int, roles: list[str], source: random.Random) -> list[str]:
@@ -323,15 +156,6 @@ def main() -> None:
     times = recovery(victim, given) if given.recovery else attack(victim, given)
     victim.finish()
     wall_s = time.monotonic() - began
-    figures: dict[str, Any] = account(victim.run, victim.tap.acknowledged, victim.tap.published)
-    replayed = subprocess.run(
-        [sys.executable, "-m", "mage_async.replay", str(victim.run.root)], stdout=subprocess.PIPE
-    )
-    figures["replay_differs"] = int(replayed.returncode != 0)
-    if plain is not None:
-        one, other = digests(plain.run), digests(victim.run)
-        figures["versions_compared"] = len(one)
-        figures["versions_differ"] = sum(one[v] != other.get(v) for v in one)
     report = {
         "settings": settings,
         "kills": dict(victim.kills),
@@ -342,31 +166,38 @@ def main() -> None:
         "messages": victim.tap.num_messages,
         "wall_s": wall_s,
         "recovery_s": times or {},
-        "figures": figures | _return(victim.run),
+        "figures": figures_of(victim, plain),
     }
-    is_whole = conclude(report, given)
     if given.name:
         write_baseline(given.name, report)
-    print("nothing was lost" if is_whole else f"LOST: see {victim.run.root}")
-    sys.exit(0 if is_whole else 1)
+    found = conclude(report, given)
+    if found:
+        print(f"the run is in {victim.run.root}")
+    print(verdict(found, num_lost=report["figures"]["lost"]))
+    sys.exit(1 if found else 0)
 
 
-def conclude(report: dict[str, Any], given: Any) -> bool:
-    """Print the figures; whether all is as it has to be."""
-    figures = report["figures"]
+def figures_of(victim: Victim, plain: Victim | None) -> dict[str, Any]:
+    """All figures of an attacked run; the undisturbed run adds how many versions differ."""
+    figures: dict[str, Any] = account(victim.run, victim.tap.acknowledged, victim.tap.published)
+    command = [sys.executable, "-m", "mage_async.launch", "replay", str(victim.run.root)]
+    figures["replay_differs"] = int(subprocess.run(command, stdout=subprocess.PIPE).returncode != 0)
+    if plain is not None:
+        one, other = digests(plain.run), digests(victim.run)
+        figures["versions_compared"] = len(one)
+        figures["versions_differ"] = sum(one[v] != other.get(v) for v in one)
+    sets = json.loads(victim.run.evaluation.read_text())["sets"]
+    return figures | {"heldout_return": sets["heldout"]["return_by_episode"][-1]}
+
+
+def conclude(report: dict[str, Any], given: Any) -> list[str]:
+    """Print the figures; what fell short."""
+    figures, kills = report["figures"], sum(report["kills"].values())
     for name, value in figures.items():
         print(f"{name:<28}{value:>10}")
-    kills = sum(report["kills"].values())
     print(f"{kills} kills {report['kills']}, stops {report['stops']}, {report['wall_s']:.0f} s")
-    is_whole = not any(figures[name] for name in FAULTS) and not figures.get("versions_differ")
-    if given.quickstart and not given.set:
-        is_whole = is_whole and figures["heldout_return"] >= RETURN
-    return is_whole and kills >= given.kills
-
-
-def _return(run: RunDirectory) -> dict[str, float]:
-    sets = json.loads(run.evaluation.read_text())["sets"]
-    return {"heldout_return": sets["heldout"]["return_by_episode"][-1]}
+    least = RETURN if given.quickstart and not given.set else None
+    return shortfalls(figures, kills=kills, kills_asked=given.kills, least_return=least)
 
 
 def _arguments() -> argparse.Namespace:

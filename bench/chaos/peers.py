@@ -32,11 +32,9 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,22 +42,19 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from bench.chaos.attacked_learner import FIRST_PROCESSOR, AttackedLearner, Window, begin
 from bench.chaos.attackers import FLOOD, NOBODY, SILENT, WAYS
 from bench.lib.baseline import FOLDER, machine, provenance, write_baseline
 from bench.lib.options import option_parser
 from mage_async.policy_version import VersionRun
-from mage_async.protocol.messages import Acknowledge, Hello, TrialResult
+from mage_async.protocol.messages import Hello, TrialResult
 from mage_async.trajectory import Segment, Task, Trial
 from mage_services.transport.authentication import actor_keys, learner_keys, make_keys
 from mage_services.transport.channel import LearnerChannel, PeerChannel
 
-SETTLE_S = 0.3
 NUM_TOKENS, CREDITS = 2048, 16
 MOST_STOLEN = 0.02
 """Of a window's processors, by the machine's host: a round with more is left out."""
-FIRST_PROCESSOR, *others = sorted(os.sched_getaffinity(0))
-OTHER_PROCESSORS, NUM_PROCESSORS = others or [FIRST_PROCESSOR], 1 + len(others)
-ATTACKERS, PEERS = "bench.chaos.attackers", "bench.chaos.peers"
 LEAST_RATIO = 0.95
 HELLO = Hello(role="actor", name="honest", build="b", config_digest="c", credits=CREDITS)
 
@@ -88,21 +83,6 @@ async def be_honest(address: str, keys: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """What happened in some seconds."""
-
-    trials_per_s: float
-    """Of the honest actor."""
-    busy: float
-    """Of the learner's process, in processors."""
-    stolen: float
-    """Share of all processors that the machine's host kept."""
-    num_messages: int = 0
-    """Of the attacker, let in."""
-    num_refused: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """Which attacks, how often, in windows of which length."""
 
@@ -125,73 +105,6 @@ FIRST = Plan("first_window", (*ATTACKS, NOBODY), frozenset(ATTACKS) - {FLOOD}, 2
 SUSTAINED = Plan("sustained", (FLOOD, NOBODY), frozenset([FLOOD]), 20.0, 1, 4)
 
 
-class Bench:
-    """The learner's side: takes, acknowledges and counts."""
-
-    def __init__(self, channel: LearnerChannel, folder: Path, window_s: float) -> None:
-        self.channel, self.folder, self.window_s = channel, folder, window_s
-        self.attackers = begin(OTHER_PROCESSORS, ATTACKERS, channel.address)
-        self.num_honest = self.num_hostile = 0
-        self.has_begun = asyncio.Event()
-
-    async def serve(self) -> None:
-        """Acknowledge honest trials for ever."""
-        answer = Acknowledge(grant=1, epoch=0, trial=0, is_duplicate=False)
-        while True:
-            peer, message = await self.channel.receive()
-            if not peer.startswith("honest/"):
-                self.num_hostile += 1
-            elif isinstance(message, TrialResult):
-                self.num_honest += 1
-                self.has_begun.set()
-                self.channel.send(peer, answer)
-
-    async def window(self) -> Window:
-        """What happens from now on."""
-        before, began = self.num_honest, time.perf_counter()
-        busy_s, stolen_s = time.process_time(), host_took_s()
-        await asyncio.sleep(self.window_s)
-        duration_s = time.perf_counter() - began
-        busy = (time.process_time() - busy_s) / duration_s
-        stolen = (host_took_s() - stolen_s) / (duration_s * NUM_PROCESSORS)
-        return Window((self.num_honest - before) / duration_s, busy, stolen)
-
-    async def attacked(self, kind: str, number: int) -> Window:
-        """A window in which an attack begins and goes on, or none."""
-        assert self.attackers.stdin is not None
-        keys = self.folder / f"attack{number}"  # known, and not barred yet
-        num_messages, num_refused = self.num_hostile, self.channel.statistics().num_refused
-        print(f"{kind}\t{keys}", file=self.attackers.stdin, flush=True)
-        window = await self.window()
-        print("stop", file=self.attackers.stdin, flush=True)
-        await self.hear_of_attackers()
-        await asyncio.sleep(SETTLE_S)
-        return replace(
-            window,
-            num_messages=self.num_hostile - num_messages,
-            num_refused=self.channel.statistics().num_refused - num_refused,
-        )
-
-    async def hear_of_attackers(self) -> None:
-        """Wait until they are ready, or over."""
-        assert self.attackers.stdout is not None
-        await asyncio.to_thread(self.attackers.stdout.readline)
-
-
-def host_took_s() -> float:
-    """Seconds of processor that the machine's host kept from it so far."""
-    ticks = Path("/proc/stat").read_text().split(maxsplit=9)[8]
-    return int(ticks) / os.sysconf("SC_CLK_TCK")
-
-
-def begin(processors: list[int], *arguments: str) -> subprocess.Popen[str]:
-    """Start a module on some processors."""
-    command = [sys.executable, "-m", *arguments]
-    begun = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    os.sched_setaffinity(begun.pid, processors)
-    return begun
-
-
 def prepare(folder: Path, num_attacks: int) -> Path:
     """Keys of the learner, of an honest actor, of each attack, and of a stranger."""
     keys = folder / "keys"
@@ -211,22 +124,28 @@ async def measure(folder: Path, plan: Plan) -> dict[str, Any]:
     os.sched_setaffinity(0, [FIRST_PROCESSOR])
     keys = learner_keys(prepare(folder, plan.num_attacks()))
     with LearnerChannel("tcp://127.0.0.1:0", build="b", config_digest="c", keys=keys) as channel:
-        bench = Bench(channel, folder, plan.window_s)
-        serving = asyncio.create_task(bench.serve())
-        await bench.hear_of_attackers()
+        learner = AttackedLearner(channel, folder, plan.window_s)
+        serving = asyncio.create_task(learner.serve())
+        await learner.hear_of_attackers()
         attacks = enumerate(plan.kinds * (plan.num_alone + plan.num_rounds))
         first = islice(attacks, plan.num_alone * len(plan.kinds))
-        alone = [await bench.attacked(kind, number) for number, kind in first]
-        honest = begin([FIRST_PROCESSOR], PEERS, "--honest", channel.address, str(folder / "keys"))
-        await bench.has_begun.wait()
-        await bench.attacked(SILENT, 0)  # warm
-        quiets, attacked = [await bench.attacked(SILENT, 0)], []
+        alone = [await learner.attacked(kind, number) for number, kind in first]
+        honest = begin(
+            [FIRST_PROCESSOR],
+            "bench.chaos.peers",
+            "--honest",
+            channel.address,
+            str(folder / "keys"),
+        )
+        await learner.has_begun.wait()
+        await learner.attacked(SILENT, 0)  # warm
+        quiets, attacked = [await learner.attacked(SILENT, 0)], []
         for number, kind in attacks:
-            attacked.append(await bench.attacked(kind, number))
-            quiets.append(await bench.attacked(SILENT, number))
+            attacked.append(await learner.attacked(kind, number))
+            quiets.append(await learner.attacked(SILENT, number))
         statistics_ = channel.statistics()
         serving.cancel()
-        for process in (honest, bench.attackers):
+        for process in (honest, learner.attackers):
             process.kill()
             process.wait()
     rounds = list(zip(quiets, attacked, quiets[1:], strict=False))

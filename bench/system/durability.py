@@ -27,6 +27,7 @@ from typing import Any
 
 from bench.lib.baseline import FOLDER, machine, write_baseline
 from bench.lib.options import option_parser
+from bench.lib.preload import preloaded
 from bench.lib.short_run import command
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
@@ -58,16 +59,12 @@ class Subject:
 
     def __init__(self, folder: Path, num_steps: int) -> None:
         self.run = RunDirectory((folder / "run").resolve())
-        library, switch = folder / "sync.so", folder / "switch"
-        (folder / "sync.c").write_text(SOURCE)
-        subprocess.run(
-            ["cc", "-shared", "-fPIC", "-o", library, str(folder / "sync.c")], check=True
-        )
+        switch = folder / "switch"
         switch.write_bytes(b"\1")
         with switch.open("r+b") as file:
             self._switch = mmap.mmap(file.fileno(), 1)
         asked = command(self.run.root, num_steps, "learner.checkpoint_every=100000")
-        own = {"LD_PRELOAD": str(library), "MAGE_SYNC_SWITCH": str(switch)}
+        own = preloaded(folder, "sync", SOURCE) | {"MAGE_SYNC_SWITCH": str(switch)}
         self._process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, env=os.environ | own)
 
     def step(self) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
+from bench.lib.preload import preloaded
 from bench.lib.short_run import command
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
@@ -27,11 +28,13 @@ FIRST = 4
 """The pipeline is full by then."""
 
 
-def run_once(root: Path, way: str, steps: int, config: str, library: Path) -> dict[str, float]:
+def run_once(
+    root: Path, way: str, steps: int, config: str, eager: dict[str, str]
+) -> dict[str, float]:
     """Train a few steps; trials/s, and seconds of a step in the trainer."""
     run = RunDirectory(root.resolve())
     rule = ["admission.rule=sync"] if way == "sync" else []
-    extra = {"LD_PRELOAD": str(library)} if way == "eager actors" else {}
+    extra = eager if way == "eager actors" else {}
     subprocess.run(
         command(run.root, steps, *rule, config=config),
         check=True,
@@ -55,17 +58,13 @@ def main() -> None:
     parser.add_argument("--config", default="quickstart")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="mage-overlap-"))
-    (folder / "eager.c").write_text(SOURCE)
-    library = folder / "eager.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "eager.c"], check=True)
+    eager = preloaded(folder, "eager", SOURCE)
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(given.rounds):
         order = WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]
         rounds.append(
             {
-                way: run_once(
-                    folder / f"{number}-{way[:5]}", way, given.steps, given.config, library
-                )
+                way: run_once(folder / f"{number}-{way[:5]}", way, given.steps, given.config, eager)
                 for way in order
             }
         )

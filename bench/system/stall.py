@@ -1,6 +1,6 @@
 """The memory of a run whose learner stands still for minutes while actors play.
 
-    python -m bench.chaos.stall [--seconds 600]        11 minutes
+    python -m bench.system.stall [--seconds 600]        11 minutes
 
 A run with four actors; after its third step the learner gets SIGSTOP. Actors play what they were
 granted and wait. The resident memory of every process is read all along; then the learner goes on
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
+from bench.lib.processes import command_lines
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 
@@ -39,24 +40,18 @@ FLAT, LOOK_S, SETTLED_S = 0.05, 2.0, 60.0
 
 
 def processes(root: Path) -> dict[str, int]:
-    """Of a run: process ids by name."""
+    """Process ids of a run, by name."""
     found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = (entry / "cmdline").read_text().split("\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+    for pid, words in command_lines():
         if str(root) in words and "mage_services.cli.run" in words:
-            found["supervisor"] = int(entry.name)
+            found["supervisor"] = pid
         elif str(root) in words and "--name" in words:
-            found[words[words.index("--name") + 1]] = int(entry.name)
+            found[words[words.index("--name") + 1]] = pid
     return found
 
 
 def resident_kib(pid: int) -> int:
-    """Of a process, its pages in memory."""
+    """The resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1])

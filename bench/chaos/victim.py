@@ -1,0 +1,177 @@
+"""A run under attack: its processes are killed and stopped, its disk is filled."""
+
+import atexit
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bench.chaos.jumping_clock import jumping_clock
+from bench.chaos.tap import Mischief, Tap
+from bench.chaos.tapped_run import TAP
+from bench.chaos.torn_tail import tear
+from bench.lib.processes import command_lines
+from mage_async.assembly import check
+from mage_async.config import config_file
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
+
+MODULES = {
+    "actor": "mage_services.actor.actor",
+    "learner": "mage_services.learner.learner",
+    "evaluator": "mage_services.actor.evaluator",
+    "supervisor": "bench.chaos.tapped_run",
+    "engine": "mage_services.engines.sglang.main",
+}
+BOTH = ("supervision.max_restarts=100000",)
+LOOK_S = 0.02
+
+
+class Victim:
+    """A run under attack."""
+
+    def __init__(self, root: Path, settings: list[str], actors: int, given: Any) -> None:
+        self.run, self.actors = RunDirectory(root.resolve()), actors
+        self.config = config_file.load(config_file.find(None), [*settings, *BOTH])
+        check(self.config)
+        self.run.logs.mkdir(parents=True)
+        self.run.checkpoints.mkdir()
+        self.run.config.write_text(config_file.dump(self.config))
+        self.source = random.Random(given.seed)
+        self.num_full = 0
+        if given.disk:
+            self.run.journal.mkdir()
+            small = ("mount", "-t", "tmpfs", "-o", f"size={given.disk}m", "tmpfs")
+            subprocess.run([*small, str(self.run.journal)], check=True)
+        sockets = Path(tempfile.mkdtemp(prefix="mage-tap-"))
+        mischief = Mischief(given.frames, random.Random(given.seed)) if given.frames else None
+        self.tap = Tap(sockets / "tap", self.run.root / "sockets" / "work", mischief)
+        self.environment = os.environ | {TAP: f"ipc://{sockets / 'tap'}"}
+        if given.clock:
+            self.environment |= jumping_clock(sockets)
+        self.patience_s = given.patience_s
+        self.kills: Counter[str] = Counter()
+        self.stops: Counter[str] = Counter()
+        self.torn: list[int] = []
+        self._stopped: list[tuple[float, int]] = []
+        self._full_until = 0.0
+        self.process = self._start()
+        atexit.register(lambda: self.process.poll() is None and self.process.terminate())
+
+    @property
+    def steps(self) -> int:
+        """How many steps the whole run has."""
+        return self.config.learner.steps
+
+    def step(self) -> int:
+        """Steps written down so far."""
+        lines = read_lines(self.run.metrics)
+        return lines[-1]["step"] if lines else 0
+
+    def kill(self, role: str) -> bool:
+        """SIGKILL one process of a role; False where none lives."""
+        found = self._pids(role)
+        if not found:
+            return False
+        os.kill(self.source.choice(found), signal.SIGKILL)
+        self.kills[role] += 1
+        if role == "supervisor":
+            self.process.wait()
+            self._wait_for_the_end()
+            self.torn.append(tear(self.run, self.tap, self.source))
+            self.process = self._start("--resume")
+        return True
+
+    def stop(self, role: str, seconds: float) -> None:
+        """SIGSTOP one process of a role; `look` lets it go on when the time is over."""
+        found = self._pids(role)
+        if found:
+            pid = self.source.choice(found)
+            os.kill(pid, signal.SIGSTOP)
+            self.stops[role] += 1
+            self._stopped.append((time.monotonic() + seconds, pid))
+
+    def fill(self, seconds: float) -> None:
+        """Leave no space beside the journal; `look` takes the filler away when the time is over."""
+        self.num_full += 1
+        self._full_until = time.monotonic() + seconds
+        with self._filler.open("wb", buffering=0) as out, suppress(OSError):
+            while True:
+                out.write(bytes(1024))
+
+    @property
+    def _filler(self) -> Path:
+        return self.run.journal / "filler"
+
+    def look(self) -> None:
+        """Let a moment pass; stopped processes go on when it is time.
+
+        Raises: SystemExit: the run ended badly.
+        """
+        self._continue()
+        if self._filler.exists() and time.monotonic() >= self._full_until:
+            self._filler.unlink()
+        if self.process.poll() not in (None, 0):
+            self.give_up(f"the run ended with {self.process.returncode}")
+        time.sleep(LOOK_S)
+
+    def wait_for(self, step: int) -> float:
+        """Seconds until the run has come to a step, or has ended.
+
+        Raises: SystemExit: no step for `--patience-s`.
+        """
+        began = seen = time.monotonic()
+        last = self.step()
+        while last < step and self.process.poll() is None:
+            self.look()
+            if (now := self.step()) != last:
+                last, seen = now, time.monotonic()
+            if time.monotonic() - seen > self.patience_s and last < self.steps:
+                self.give_up(f"no step for {self.patience_s:g} s after step {last}")
+        return time.monotonic() - began
+
+    def finish(self) -> None:
+        """Wait for the end of the run."""
+        self.wait_for(sys.maxsize)
+        self.look()
+
+    def give_up(self, reason: str) -> None:
+        """End the attack: the run hangs, or has failed."""
+        self.process.terminate()
+        print((self.run.root.parent / "output").read_text()[-3000:])
+        sys.exit(f"FAILED: {reason}; see {self.run.root}")
+
+    def _start(self, *more: str) -> "subprocess.Popen[bytes]":
+        script = [sys.executable, "-m", MODULES["supervisor"], str(self.run.root)]
+        with (self.run.root.parent / "output").open("ab") as out:
+            return subprocess.Popen(
+                [*script, "--actors", str(self.actors), *more],
+                stdout=out,
+                stderr=out,
+                env=self.environment,
+            )
+
+    def _wait_for_the_end(self) -> None:
+        """Children die with their supervisor; return when they have."""
+        while any(self._pids(role) for role in MODULES):
+            self._continue()  # one that was stopped in its first breath has not asked to die yet
+            time.sleep(LOOK_S)
+
+    def _continue(self) -> None:
+        for due, pid in [one for one in self._stopped if one[0] <= time.monotonic()]:
+            self._stopped.remove((due, pid))
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                continue  # it was killed while it was stopped
+
+    def _pids(self, role: str) -> list[int]:
+        names = {MODULES[role], str(self.run.root)}
+        return [pid for pid, words in command_lines() if names <= set(words)]
