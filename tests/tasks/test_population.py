@@ -1,7 +1,6 @@
-"""Who is in the population, how good everyone is, and who meets whom."""
+"""Which versions are in the population, and how good everyone is."""
 
 import random
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,14 +9,7 @@ from hypothesis import strategies as st
 
 from mage_async.admission.ledger import SlotLedger
 from mage_async.admission.recovery import replay
-from mage_async.assembly import check
-from mage_async.config import config_file
-from mage_async.config.schema import Keep, Matchmaker, Population
-from mage_async.environments.catalogue import load
-from mage_async.environments.kuhn.game import Kuhn
-from mage_async.environments.rps.game import Rps
-from mage_async.errors import ConfigError
-from mage_async.policy_version import VersionRun
+from mage_async.config.schema import Keep
 from mage_async.protocol.journal_records import (
     Commit,
     Granted,
@@ -29,42 +21,11 @@ from mage_async.protocol.journal_records import (
     write,
 )
 from mage_async.protocol.messages import GroupGrant, Rival, TrialResult
-from mage_async.tasks.matchmaking import Matchmaker as Rule
-from mage_async.tasks.matchmaking import prioritised
 from mage_async.tasks.population import League, Table, expected, name_of, one_too_many, version_of
-from mage_async.tasks.task_stream import TaskStream
-from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
+from mage_async.trajectory import Task
+from tests.helpers.populations import KUHN, group, population, trial
 
-KUHN = Kuhn("contrasts", hands=2, redeals=False)
 KEEPS: tuple[Keep, ...] = ("newest", "best", "spread")
-
-
-def population(
-    matchmaker: Matchmaker = "decks",
-    rivals: float = 0.5,
-    every: int = 2,
-    kept: int = 3,
-    keep: Keep = "spread",
-) -> Population:
-    return Population(matchmaker=matchmaker, rivals=rivals, every=every, kept=kept, keep=keep)
-
-
-def trial(member: str, rewards: list[float], index: int = 0) -> Trial:
-    part = Segment(
-        np.ones(len(rewards), np.int32),
-        np.ones(len(rewards), bool),
-        np.zeros(len(rewards), np.float32),
-        (VersionRun(0, 0, 0),),
-    )
-    turns = tuple(
-        Turn(Kind.ACT, episode, 0, 0, episode, episode + 1, reward, True, "bet")
-        for episode, reward in enumerate(rewards)
-    )
-    return Trial(Task("kuhn", member, 5), index, len(rewards), (part,), turns)
-
-
-def group(member: str, *rewards: float) -> Group:
-    return Group(0, 0, (trial(member, list(rewards)),))
 
 
 @given(st.integers(0, 2**40))
@@ -230,141 +191,3 @@ def _file(records: list[Record]) -> bytes:
     from mage_async.protocol.journal_records import MAGIC
 
     return MAGIC + b"".join(bytes(piece) for record in records for piece in write(record))
-
-
-def matchmaker(
-    rules: Population, league: League | None = None, seed: int = 0, groups_per_step: int = 18
-) -> Rule:
-    league = league or League(rules, KUHN.facts)
-    return Rule(
-        TaskStream(KUHN, seed).task, KUHN, league, rules, seed=seed, groups_per_step=groups_per_step
-    )
-
-
-def test_where_nothing_is_asked_for_the_decks_are_as_they_were() -> None:
-    made, stream = matchmaker(population(rivals=0.0)), TaskStream(KUHN, 0)
-    assert [made.task(n) for n in range(100)] == [stream.task(n) for n in range(100)]
-
-
-@pytest.mark.parametrize("rule", ["decks", "fixed", "resampled", "prioritised"])
-def test_a_share_of_groups_meets_the_versions_that_are_kept(rule: Matchmaker) -> None:
-    rules = population(rule, rivals=1 / 3, every=2)
-    league = League(rules, KUHN.facts)
-    made, stream = matchmaker(rules, league), TaskStream(KUHN, 0)
-    scripts = set(KUHN.members("train"))
-    assert {made.task(n).member for n in range(200)} <= scripts, "there is no version yet"
-    for version in range(6):
-        league.published(version)
-    tasks = [made.task(number) for number in range(1800)]
-    met = Counter(version_of(task.member) for task in tasks)
-    assert set(met) == {None, 0, 2, 4}
-    assert 1 - met[None] / len(tasks) == pytest.approx(1 / 3, abs=0.05)
-    assert {task.member for task in tasks if version_of(task.member) is None} == scripts
-    for number, task in enumerate(tasks):  # luck and seat are the stream's
-        own = stream.task(number)
-        assert (task.seed, task.seat) == (own.seed, own.seat)
-    assert tasks == [matchmaker(rules, league).task(number) for number in range(1800)]
-
-
-def test_fixed_places_meet_the_same_member_all_through() -> None:
-    rules = population("fixed", rivals=0.0)
-    made = matchmaker(rules)
-    steps = [[made.task(step * 18 + place).member for place in range(18)] for step in range(5)]
-    assert all(step == steps[0] for step in steps)
-    assert set(steps[0]) == set(KUHN.members("train"))
-
-
-def test_regret_is_what_the_best_answer_earns_more() -> None:
-    rules = population("prioritised", rivals=0.0)
-    league = League(rules, KUHN.facts)
-    easy, hard, *others = KUHN.members("train")
-    for member in (easy, hard, *others):
-        best = KUHN.best_return(member)
-        for _ in range(20):
-            league.trained([group(member, best if member != hard else best - 2.0)])
-    made = matchmaker(rules, league)
-    met = Counter(made.task(number).member for number in range(3000))
-    assert met[hard] / 3000 == pytest.approx(0.9 + 0.1 / 12, abs=0.02)
-    assert min(met.values()) > 0, "no regret grows old: everyone is met now and then"
-
-
-def test_whom_nobody_has_met_is_met_first() -> None:
-    source = random.Random(0)
-    drawn = Counter(prioritised({"new": 8.0, "known": 0.5}, source) for _ in range(2000))
-    assert drawn["new"] / 2000 == pytest.approx(0.9 * 8 / 8.5 + 0.05, abs=0.03)
-    assert prioritised({"a": 0.0}, source) == "a"
-
-
-@pytest.mark.parametrize("environment", [KUHN, Kuhn("family"), Rps()])
-def test_the_best_answers_are_those_of_the_references(environment: Kuhn | Rps) -> None:
-    units = environment.facts.units
-    for split in ("train", "heldout"):
-        members = environment.members(split)
-        mean = sum(map(environment.best_return, members)) / len(members) / units
-        known = environment.references(split, 1)
-        name = "hindsight" if "hindsight" in known else "best_response"
-        assert mean == pytest.approx(known[name][0])
-
-
-def test_who_is_trained_on_is_not_held_out_and_nobody_has_a_versions_name() -> None:
-    options = '{train = ["random"], heldout = ["random", "cfr"]}'
-    changes = ["environment.name=openspiel", f"environment.options={options}"]
-    with pytest.raises(ConfigError, match="'random' cannot be trained on and held out"):
-        check(config_file.load(config_file.find("kuhn"), changes))
-    for shared, sentence in (
-        (f"{__name__}:Shared", "'fixed-paper' cannot be trained on and held out"),
-        (f"{__name__}:Named", "'policy-3' is the name of a version of the policy"),
-    ):
-        changes = [f"environment.name={shared}", "environment.options={}"]
-        with pytest.raises(ConfigError, match=sentence):
-            check(config_file.load(config_file.find("quickstart"), changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (["population.rivals=0.5"], "scout: nobody can play the opponent's seat"),
-        (["population.matchmaker=fixed", "admission.groups_per_step=4"], "has 4 places in a step"),
-    ],
-)
-def test_what_a_population_cannot_do_is_said_before_anything_runs(
-    changes: list[str], sentence: str
-) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        check(config_file.load(config_file.find("scout"), changes))
-
-
-@pytest.mark.parametrize("changes", [["transport.weights=tensor"], ["engine.kind=sglang"]])
-def test_versions_are_held_by_our_engine_and_kept_on_disk(changes: list[str]) -> None:
-    with pytest.raises(ConfigError, match="held by the embedded engine and kept on disk"):
-        check(config_file.load(config_file.find("kuhn"), ["population.rivals=0.5", *changes]))
-
-
-class Few(Rps):
-    """Whoever is not met takes the other's place."""
-
-    def swaps(self, member: str, split: str) -> tuple[str, ...]:
-        return tuple(each for each in self.members(split) if each != member)
-
-
-class Shared(Few):
-    """Its opponents are in both splits."""
-
-    def members(self, split: str) -> tuple[str, ...]:
-        return ("fixed-rock", "fixed-paper")
-
-
-class Named(Few):
-    """An opponent has a version's name."""
-
-    def members(self, split: str) -> tuple[str, ...]:
-        return ("fixed-rock", "policy-3") if split == "train" else ("fixed-paper", "fixed-scissors")
-
-
-def test_the_catalogue_says_who_has_a_second_seat() -> None:
-    seated = {
-        name
-        for name in ("kuhn", "rps", "tictactoe", "openspiel", "scout", "sokoban", "minesweeper")
-        if load(name).duel(Task(name, "policy-0", 0, 0), 0) is not None
-    }
-    assert seated == {"kuhn", "rps", "tictactoe", "openspiel"}

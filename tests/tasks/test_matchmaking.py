@@ -1,0 +1,89 @@
+"""Who meets whom, in steps made by a matchmaker."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from mage_async.config.schema import Matchmaker, Population
+from mage_async.environments.kuhn.game import Kuhn
+from mage_async.environments.rps.game import Rps
+from mage_async.tasks.matchmaking import Matchmaker as Rule
+from mage_async.tasks.matchmaking import prioritised
+from mage_async.tasks.population import League, version_of
+from mage_async.tasks.task_stream import TaskStream
+from tests.helpers.populations import KUHN, group, population
+
+
+def matchmaker(
+    rules: Population, league: League | None = None, seed: int = 0, groups_per_step: int = 18
+) -> Rule:
+    league = league or League(rules, KUHN.facts)
+    return Rule(
+        TaskStream(KUHN, seed).task, KUHN, league, rules, seed=seed, groups_per_step=groups_per_step
+    )
+
+
+def test_where_nothing_is_asked_for_the_decks_are_as_they_were() -> None:
+    made, stream = matchmaker(population(rivals=0.0)), TaskStream(KUHN, 0)
+    assert [made.task(n) for n in range(100)] == [stream.task(n) for n in range(100)]
+
+
+@pytest.mark.parametrize("rule", ["decks", "fixed", "resampled", "prioritised"])
+def test_a_share_of_groups_meets_the_versions_that_are_kept(rule: Matchmaker) -> None:
+    rules = population(rule, rivals=1 / 3, every=2)
+    league = League(rules, KUHN.facts)
+    made, stream = matchmaker(rules, league), TaskStream(KUHN, 0)
+    scripts = set(KUHN.members("train"))
+    assert {made.task(n).member for n in range(200)} <= scripts, "there is no version yet"
+    for version in range(6):
+        league.published(version)
+    tasks = [made.task(number) for number in range(1800)]
+    met = Counter(version_of(task.member) for task in tasks)
+    assert set(met) == {None, 0, 2, 4}
+    assert 1 - met[None] / len(tasks) == pytest.approx(1 / 3, abs=0.05)
+    assert {task.member for task in tasks if version_of(task.member) is None} == scripts
+    for number, task in enumerate(tasks):  # luck and seat are the stream's
+        own = stream.task(number)
+        assert (task.seed, task.seat) == (own.seed, own.seat)
+    assert tasks == [matchmaker(rules, league).task(number) for number in range(1800)]
+
+
+def test_fixed_places_meet_the_same_member_all_through() -> None:
+    rules = population("fixed", rivals=0.0)
+    made = matchmaker(rules)
+    steps = [[made.task(step * 18 + place).member for place in range(18)] for step in range(5)]
+    assert all(step == steps[0] for step in steps)
+    assert set(steps[0]) == set(KUHN.members("train"))
+
+
+def test_regret_is_what_the_best_answer_earns_more() -> None:
+    rules = population("prioritised", rivals=0.0)
+    league = League(rules, KUHN.facts)
+    easy, hard, *others = KUHN.members("train")
+    for member in (easy, hard, *others):
+        best = KUHN.best_return(member)
+        for _ in range(20):
+            league.trained([group(member, best if member != hard else best - 2.0)])
+    made = matchmaker(rules, league)
+    met = Counter(made.task(number).member for number in range(3000))
+    assert met[hard] / 3000 == pytest.approx(0.9 + 0.1 / 12, abs=0.02)
+    assert min(met.values()) > 0, "no regret grows old: everyone is met now and then"
+
+
+def test_whom_nobody_has_met_is_met_first() -> None:
+    source = random.Random(0)
+    drawn = Counter(prioritised({"new": 8.0, "known": 0.5}, source) for _ in range(2000))
+    assert drawn["new"] / 2000 == pytest.approx(0.9 * 8 / 8.5 + 0.05, abs=0.03)
+    assert prioritised({"a": 0.0}, source) == "a"
+
+
+@pytest.mark.parametrize("environment", [KUHN, Kuhn("family"), Rps()])
+def test_the_best_answers_are_those_of_the_references(environment: Kuhn | Rps) -> None:
+    units = environment.facts.units
+    for split in ("train", "heldout"):
+        members = environment.members(split)
+        mean = sum(map(environment.best_return, members)) / len(members) / units
+        known = environment.references(split, 1)
+        name = "hindsight" if "hindsight" in known else "best_response"
+        assert mean == pytest.approx(known[name][0])

@@ -1,0 +1,74 @@
+"""Populations that cannot be are refused before anything runs."""
+
+import pytest
+
+from mage_async.assembly import check
+from mage_async.config import config_file
+from mage_async.environments.catalogue import load
+from mage_async.environments.rps.game import Rps
+from mage_async.errors import ConfigError
+from mage_async.trajectory import Task
+
+
+def test_who_is_trained_on_is_not_held_out_and_nobody_has_a_versions_name() -> None:
+    options = '{train = ["random"], heldout = ["random", "cfr"]}'
+    changes = ["environment.name=openspiel", f"environment.options={options}"]
+    with pytest.raises(ConfigError, match="'random' cannot be trained on and held out"):
+        check(config_file.load(config_file.find("kuhn"), changes))
+    for shared, sentence in (
+        (f"{__name__}:Shared", "'fixed-paper' cannot be trained on and held out"),
+        (f"{__name__}:Named", "'policy-3' is the name of a version of the policy"),
+    ):
+        changes = [f"environment.name={shared}", "environment.options={}"]
+        with pytest.raises(ConfigError, match=sentence):
+            check(config_file.load(config_file.find("quickstart"), changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["population.rivals=0.5"], "scout: nobody can play the opponent's seat"),
+        (["population.matchmaker=fixed", "admission.groups_per_step=4"], "has 4 places in a step"),
+    ],
+)
+def test_what_a_population_cannot_do_is_said_before_anything_runs(
+    changes: list[str], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check(config_file.load(config_file.find("scout"), changes))
+
+
+@pytest.mark.parametrize("changes", [["transport.weights=tensor"], ["engine.kind=sglang"]])
+def test_versions_are_held_by_our_engine_and_kept_on_disk(changes: list[str]) -> None:
+    with pytest.raises(ConfigError, match="held by the embedded engine and kept on disk"):
+        check(config_file.load(config_file.find("kuhn"), ["population.rivals=0.5", *changes]))
+
+
+class Few(Rps):
+    """Whoever is not met takes the other's place."""
+
+    def swaps(self, member: str, split: str) -> tuple[str, ...]:
+        return tuple(each for each in self.members(split) if each != member)
+
+
+class Shared(Few):
+    """Its opponents are in both splits."""
+
+    def members(self, split: str) -> tuple[str, ...]:
+        return ("fixed-rock", "fixed-paper")
+
+
+class Named(Few):
+    """An opponent has a version's name."""
+
+    def members(self, split: str) -> tuple[str, ...]:
+        return ("fixed-rock", "policy-3") if split == "train" else ("fixed-paper", "fixed-scissors")
+
+
+def test_the_catalogue_says_who_has_a_second_seat() -> None:
+    seated = {
+        name
+        for name in ("kuhn", "rps", "tictactoe", "openspiel", "scout", "sokoban", "minesweeper")
+        if load(name).duel(Task(name, "policy-0", 0, 0), 0) is not None
+    }
+    assert seated == {"kuhn", "rps", "tictactoe", "openspiel"}

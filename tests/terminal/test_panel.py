@@ -1,0 +1,130 @@
+"""The live panel, fed with the status lines that processes send."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from mage_services.terminal.panel import panel, panel_width, short, sparkline
+from mage_services.terminal.view import make_view
+from tests.helpers.status_events import (
+    FULL_RUN,
+    POLICY,
+    Clock,
+    started,
+    state_after,
+    step,
+    summary,
+    warm_start,
+)
+
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
+def drawn(state, now, run, width=80):
+    console = Console(width=width, file=io.StringIO(), record=True, force_terminal=True)
+    console.print(panel(state, run, now, width))
+    return console.export_text()
+
+
+@pytest.mark.parametrize("terminal", [60, 80, 132])
+def test_the_panel_fits_its_terminal_with_room_for_an_echo(config, run, terminal):
+    lines = drawn(*state_after(config, FULL_RUN), run, panel_width(terminal)).splitlines()
+    assert all(len(line.rstrip()) <= terminal - 2 for line in lines)
+    assert len(lines) <= 23  # of 24 rows, one is the prompt's
+
+
+def test_the_panel_says_all_that_is_known(config, run):
+    text = drawn(*state_after(config, FULL_RUN), run)
+    for said in (
+        "step 30/60",
+        "left + evaluation",
+        "episode 3  +0.50",
+        "held-out v10",
+        "+0.42",
+        "288 trials/s",
+        "3,456 sampled",
+        "0.60 mean  1 max of 1 allowed",
+        "86.0% hit",
+        "0.700 nats entropy",
+        "0.10 invalid",
+        "432 granted = 144 trained + 0 dropped + 288 in flight",
+        "80% training",
+        "20% batch not full",
+        "measured version 10",
+        "! actor-2 was killed by SIGKILL",
+    ):
+        assert said in text
+
+
+def test_the_warm_start_shows_its_gate_once_it_is_known(config, run):
+    before = drawn(*state_after(config, [started("learner"), warm_start(50)]), run)
+    after = drawn(*state_after(config, [started("learner"), warm_start(50, gate=0.71)]), run)
+    assert "warm start 50/150" in before
+    assert "nan" not in before
+    assert "gate 0.71" in after
+
+
+def test_many_actors_share_a_line(config, run):
+    names = [f"actor-{number}" for number in range(40)]
+    half = len(names) // 2
+    blocked = {name: {"engine": 1.0} for name in names[:half]}
+    blocked |= {name: {"no grant": 1.0} for name in names[half:]}
+    events = [*map(started, ("learner", *names, "evaluator")), POLICY, step(1, blocked)]
+    text = drawn(*state_after(config, events), run)
+    assert "40 actors" in text
+    assert "50% engine" in text
+    assert len(text.splitlines()) <= 23
+
+
+def test_words_of_others_are_not_taken_for_markup(config, run):
+    events = [started("learner"), ("learner", {"event": "note", "text": "[red]odd[/] [/nonsense]"})]
+    assert "! learner: [red]odd[/] [/nonsense]" in drawn(*state_after(config, events), run)
+
+
+def test_the_live_panel_is_replaced_by_the_table(config, run):
+    out, clock = io.StringIO(), Clock()
+    console = Console(file=out, width=80, height=24, force_terminal=True)
+    view = make_view(config, run, is_terminal=True, console=console, clock=clock)
+    for process, event in FULL_RUN:
+        clock.now += 0.5
+        view.event(process, event)
+    assert HIDE_CURSOR in out.getvalue()
+    before = len(out.getvalue())
+    view.line("ended by SIGINT")
+    erased = out.getvalue()[before:].split("ended by SIGINT")[0]
+    assert erased.count("\x1b[2K") > 10  # the panel makes room and comes back below
+    view.close(summary())
+    view.close(summary())
+    text = out.getvalue()
+    assert text.count("ended by SIGINT") == 1
+    assert text.count("report:") == 1
+    assert text.rfind(SHOW_CURSOR) > text.rfind(HIDE_CURSOR)
+
+
+def test_the_panel_is_drawn_at_most_a_few_times_a_second(config, run):
+    out, clock = io.StringIO(), Clock()
+    console = Console(file=out, width=80, height=24, force_terminal=True)
+    view = make_view(config, run, is_terminal=True, console=console, clock=clock)
+    for process, event in FULL_RUN * 20:
+        clock.now += 0.001
+        view.event(process, event)
+    view.close(None)
+    assert 3 <= out.getvalue().count("mage") <= 8  # 0.9 s of events; starting and stopping draw too
+
+
+def test_a_view_that_saw_nothing_leaves_nothing_on_the_terminal(config, run):
+    out = io.StringIO()
+    view = make_view(config, run, is_terminal=True, console=Console(file=out, force_terminal=True))
+    view.close(None)
+    assert HIDE_CURSOR not in out.getvalue()
+
+
+def test_sparklines_keep_their_scale_and_width():
+    assert sparkline([0.0, 0.5, 1.0], 0.0, 1.0, 10) == "▁▅█"
+    assert sparkline([0.0] * 50 + [1.0] * 50, 0.0, 1.0, 10) == "▁▁▁▁▁█████"
+    assert sparkline([], 0.0, 1.0, 10) == ""
+
+
+def test_numbers_are_short():
+    assert [short(n) for n in (288.0, 3456.0, 29376.0, 1.5e6)] == ["288", "3,456", "29.4k", "1.5M"]
