@@ -1,0 +1,50 @@
+"""A tiny chat, and an actor beside which a test runs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from mage_async.assembly import WORDS
+from mage_async.environments.catalogue import load
+from mage_async.inference.chat_files import load_chat
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.trials.chat_format import ChatFormat
+from tests.helpers.actor_site import PATIENCE_S, Run, Site
+from tests.helpers.scripted_engine import (
+    Answers,
+    Pace,
+    at_once,
+)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+    directory = tmp_path_factory.mktemp("policy")
+    save_tokenizer(build_tokenizer([*load("rps").facts.words, *WORDS]), directory)
+    return load_chat(directory)
+
+
+@pytest.fixture
+def run(chat: ChatFormat) -> Run:
+    """Run a test beside an actor, and end the actor."""
+
+    def begin(
+        main: Callable[[Site], Awaitable[None]],
+        *,
+        environment: str = "rps",
+        pace: Pace = at_once,
+        answers: Answers | None = None,
+    ) -> None:
+        async def whole() -> None:
+            site = Site(load(environment), chat, pace, answers)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await main(site)
+            finally:
+                site.actor.cancel()
+                await asyncio.wait([site.actor])
+
+        asyncio.run(whole())
+
+    return begin
