@@ -62,7 +62,7 @@ class Turn:
     (GiGPO).
     """
     num_reused: int = 0
-    """Of the `start` tokens of its prompt, how many the engine took from its prefix cache."""
+    """How many of the `start` prompt tokens the engine took from its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -64,7 +64,7 @@ class TokenData(NamedTuple):
 
     behaviour_logprobs: Tensor
     proximal_logprobs: Tensor | None
-    """Of the policy at the start of the step; None: the ratio is taken to the behaviour policy."""
+    """Under the policy at the start of the step; None: the ratio is to the behaviour policy."""
     reference_logprobs: Tensor | None
     advantages: Tensor
     mask: Tensor

@@ -14,7 +14,7 @@ class Counts:
     in_flight: int
 
     def times(self, number: int) -> "Counts":
-        """Of groups of `number` trials: the trials."""
+        """Counts of trials, for groups of `number` trials each."""
         return Counts(
             granted=self.granted * number,
             trained=self.trained * number,

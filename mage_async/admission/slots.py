@@ -31,7 +31,7 @@ class Slot:
     """Groups in play then, itself among them."""
     num_expired: int = 0
     max_turns: int = 0
-    """Of an episode; 0: no limit but the environment's."""
+    """Most turns of an episode; 0: no limit but the environment's."""
 
     @classmethod
     def redone(cls, granted: Granted) -> Self:

@@ -129,7 +129,7 @@ class Lengths:
         return length_bias([*self._trained, *self._lost(in_flight)], self._trained)
 
     def wasted_share(self, in_flight: Collection[int]) -> float:
-        """Of the time that those trials took, the part of the ones that were not trained."""
+        """Share of playing time that was spent on trials which were not trained."""
         lost = sum(self._lost(in_flight))
         return lost / max(1e-9, lost + sum(self._trained))
 

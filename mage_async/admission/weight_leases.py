@@ -1,7 +1,8 @@
-"""Who may still read which published weights: a copy stays until its users have moved on.
+"""Leases of published weights: which peer may still read which version.
 
-A user is a peer by name. It uses the version that it draws with, from which an engine that died is
-repaired, and every version it was told of since. Nothing here knows time: who has gone says so.
+A user is a peer by name. A peer pins the version it has loaded (a crashed engine is restored from
+it) and every version announced to it since. Weights without a lease may be removed. Nothing here
+knows time: the owner reports a peer that has gone.
 """
 
 from collections.abc import Iterable
@@ -13,34 +14,34 @@ class WeightUsers:
     """The versions that each user may read."""
 
     _told: dict[str, list[int]] = field(default_factory=dict)
-    """Told of and not loaded yet, oldest first."""
+    """Versions announced and not loaded yet, oldest first."""
     _loaded: dict[str, int] = field(default_factory=dict)
 
     def tell(self, user: str, version: int) -> None:
-        """A user has been told where a version is."""
+        """Give a user a lease: the location of a version has been announced to it."""
         self._told.setdefault(user, []).append(version)
 
     def loaded(self, user: str, version: int) -> None:
-        """A user draws with a version; it will not read what it was told of before that one."""
+        """A user has loaded a version, so leases of older announcements end."""
         told = self._told.get(user, [])
         self._told[user] = [other for other in told if other > version]
         self._loaded[user] = version
 
     def gone(self, user: str) -> None:
-        """A user reads nothing any more."""
+        """A user has gone: all its leases end."""
         self._told.pop(user, None)
         self._loaded.pop(user, None)
 
     def version_of(self, user: str) -> int | None:
-        """What a user draws with, as it last said."""
+        """The version that a user last reported as loaded."""
         return self._loaded.get(user)
 
     def is_loading(self, user: str) -> bool:
-        """Whether a user was told of a version that it has not loaded yet."""
+        """Whether a user has not loaded every version announced to it."""
         return bool(self._told.get(user))
 
     def unused(self, versions: Iterable[int], newest: int) -> list[int]:
-        """Of some versions those that nobody may read; the newest is there for who comes next."""
+        """The versions without a lease; the newest is always kept, for the next peer that joins."""
         used = {newest, *self._loaded.values()}
         used.update(version for told in self._told.values() for version in told)
         return [version for version in versions if version not in used]

@@ -16,7 +16,7 @@ from mage_async.trajectory import Task
 
 Split = Literal["train", "heldout"]
 Side = Literal[0, 1]
-"""Of a duel: who is trained, or the rival."""
+"""A side of a duel: `AGENT`, which is trained, or `RIVAL`."""
 AGENT: Side = 0
 RIVAL: Side = 1
 
@@ -49,7 +49,7 @@ class Facts:
         return episode_return > self.wins_above
 
     def is_lost(self, episode_return: float) -> bool:
-        """Whether it lost. Where there is nobody to lose against, all that is not won is lost."""
+        """Whether an episode with this return is lost: without an opponent, every one not won."""
         return episode_return < self.loses_below
 
 
@@ -64,7 +64,7 @@ class Outcome:
 
 
 PENDING = Outcome("", 0.0)
-"""Of an action in a duel: a rival has to act before it is known what it led to."""
+"""The outcome of an action in a duel whose effect is unknown until the rival has acted."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Play(Protocol):
 
 
 class Duel(Protocol):
-    """One episode against a rival whose actions are asked for, as the agent's are.
+    """One episode in which a rival is asked for actions, as the agent is.
 
     Each side is told what a `Play` would tell the agent in its seat, in the same words.
     """
@@ -164,7 +164,7 @@ all were equally likely. The true one is never impossible.
 
 
 class Environment(Protocol):
-    """Rules: observations, actions, rewards; and who or what may be hidden."""
+    """The rules: observations, actions, rewards, and the members that may be hidden."""
 
     facts: Facts
 
@@ -189,7 +189,7 @@ class Environment(Protocol):
         ...
 
     def duel(self, task: Task, episode: int) -> Duel | None:
-        """The same with a rival in the opponent's seat; whom `task` names as member is not asked.
+        """As `begin`, with a rival in the opponent's seat instead of the task's member.
 
         None, as by default: there is no seat for one.
         """
@@ -214,8 +214,8 @@ class Environment(Protocol):
         return None
 
     def best_return(self, member: str) -> float:
-        """Expected return of an episode for who knows the member from the start; where that is not
-        known, the most that is declared.
+        """Expected return of an episode for a player that knows the member from the start; where
+        that is unknown, the declared maximum.
         """
         return self.facts.max_return
 

@@ -1,9 +1,11 @@
-"""A class of the user's own, played a little before any process starts: what it does wrong is said
-in a sentence, and not by groups that are dropped minutes later.
+"""A rehearsal: a class of the user's own is played a little before any process starts.
 
-Of each split one scripted episode a seat, and one action that is none. That finds what is wrong in
-every trial; what is wrong in some needs a test, such as the one that our environments share
-(`tests/environments/test_every_environment.py`).
+A mistake in the class is said in one sentence then, and not by groups that are dropped minutes
+later.
+
+The rehearsal plays one scripted episode for each split and seat, and one invalid action. That finds
+mistakes of every trial; mistakes of some trials need a test, such as the one that our environments
+share (`tests/environments/test_every_environment.py`).
 """
 
 import math

@@ -25,7 +25,7 @@ Kind = Literal["float32", "exact"]
 MANTISSA = 53
 """Bits of an integer that float64 holds."""
 EXPONENT = 0x7FF0_0000_0000_0000
-"""Of a float64's bits."""
+"""The exponent bits of a float64."""
 
 
 class Arithmetic(Protocol):

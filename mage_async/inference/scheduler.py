@@ -156,12 +156,12 @@ class Scheduler:
 
     @property
     def architecture(self) -> Architecture:
-        """Of the model that is served."""
+        """Architecture of the served model."""
         return self._model.architecture
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """Of the model that is served: what weights to `swap` in are to be read for."""
+        """Arithmetic of the served model; weights for `swap` are read for it."""
         return self._model.arithmetic
 
     def statistics(self) -> Statistics:

@@ -25,7 +25,7 @@ class Chunk:
     offset: int
     num_bytes: int
     digest: str
-    """Of the whole file."""
+    """Digest of the whole file."""
     data: Frame
 
 

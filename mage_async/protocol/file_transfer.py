@@ -22,15 +22,18 @@ still be on its way to it, and takes it on."""
 
 @dataclass(slots=True)
 class Download:
-    """One file. Whoever holds it writes what `takes` accepts at `have`, and sends `requests`."""
+    """One file being received.
+
+    Its owner writes what `takes` accepts at `have`, and sends `requests`.
+    """
 
     name: str
     have: int = 0
     """Bytes that are there, from the start without a gap."""
     num_bytes: int | None = None
-    """Of the whole file; None until a chunk has said so."""
+    """Length of the whole file; None until the first chunk."""
     digest: str = ""
-    """Of the whole file; empty until a chunk has said so."""
+    """Digest of the whole file; empty until the first chunk."""
     _asked: int = field(init=False)
     """Bytes that are there or asked for."""
 
@@ -82,9 +85,9 @@ class Download:
 
 @dataclass(slots=True)
 class Questions:
-    """The other end: what one peer has asked, and nobody has answered yet.
+    """The sending end: what one peer has asked for and has not been sent yet.
 
-    A peer asks for what follows. Whoever asks for anything else has given up what it asked for
+    A peer asks for what follows. One that asks for anything else has given up what it asked for
     before: it is not answered, for it would take the place of what is waited for.
     """
 

@@ -53,9 +53,9 @@ class Granted(Fields):
     """A group was granted, or granted again: its epoch says which."""
 
     peer: str | None
-    """Who plays it."""
+    """The actor that plays the group."""
     version: Number
-    """Of the policy when it was first granted; the message's is older where actors lag."""
+    """Policy version when the group was first granted; older in the message where actors lag."""
     grant: GroupGrant
 
 
@@ -73,9 +73,9 @@ class Commit(Fields):
     """The one it made."""
     grants: tuple[Number, ...]
     digest: str
-    """Of all weights after it."""
+    """Digest of all weights after the step."""
     tensors: dict[str, str]
-    """Of each tensor, by name."""
+    """Digest of each tensor, by name."""
     time_s: float
     """Training time of the run so far."""
 
@@ -133,14 +133,14 @@ class Segment:
 
     number: int
     version: int
-    """Of its head."""
+    """Policy version of the segment's head."""
     oldest_version: int
-    """Of its head's groups in flight."""
+    """Oldest version of the groups in flight in the segment's head."""
     num_bytes: int
 
 
 def first_head(version: int, next_grant: int) -> Head:
-    """Of a run whose journal begins here: nothing is in flight."""
+    """The head of a journal that begins here: nothing is in flight."""
     return Head(
         config="",
         version=version,

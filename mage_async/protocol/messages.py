@@ -97,7 +97,7 @@ class Prospectus(Fields):
     config: Annotated[str, Meta(min_length=1, max_length=2**18)]
     """As TOML."""
     files: Annotated[tuple[ServedFile, ...], Meta(max_length=256)]
-    """Of the model's directory."""
+    """Files of the model's directory."""
 
 
 class Fetch(Fields):
@@ -133,7 +133,7 @@ class Rival(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     version: Number
     path: Path
-    """Of its weights, which stay there as long as the group is in flight."""
+    """Location of the rival's weights, kept there while the group is in flight."""
 
 
 class GroupGrant(Fields):
@@ -157,7 +157,7 @@ class GroupGrant(Fields):
     rival: Rival | None = None
     """Where `member` is a version of the policy: which, and where it lies."""
     max_turns: Annotated[int, Meta(ge=0, le=65_536)] = 0
-    """Of an episode, actions alone; 0: as many as the environment allows."""
+    """Most actions of an episode; 0: as many as the environment allows."""
 
 
 class GroupDrop(Fields):

@@ -1,7 +1,7 @@
 """How much a peer may send: token buckets, with the time as an argument.
 
-A bucket holds at most `burst` tokens and gains `per_s` a second; whoever spends more than it holds
-is over its rate. So a peer may send `burst` at once, and `per_s` in the long run.
+A bucket holds at most `burst` tokens and gains `per_s` a second; a peer that spends more than its
+bucket holds is over its rate. So a peer may send `burst` at once, and `per_s` in the long run.
 
 A message that brought a trial which the learner takes is given back. So the rate of messages does
 not bound the work that a peer was granted, however fast it is done, and can be a small one: it is

@@ -38,15 +38,15 @@ class Limits:
 
     max_header_bytes: int = 2**20
     max_tokens: int = 2**18
-    """Of one trial, over all segments."""
+    """Tokens of one trial, over all segments."""
     max_segments: int = 256
     max_turns: int = 4096
     max_runs: int = 4096
     """Version runs of one trial."""
     max_text_chars: int = 2**15
-    """Of one action, reflection or anchor."""
+    """Characters of one action, reflection or anchor."""
     max_chunk_bytes: int = 2**22
-    """Of a file's piece; only peers take them."""
+    """Bytes of a piece of a file; only peers accept them."""
 
     def max_frame_bytes(self) -> int:
         """The largest single frame that a learner takes."""
@@ -66,7 +66,7 @@ class TrialResult:
 
     grant: int
     epoch: int
-    """Of the grant it was played under."""
+    """Epoch of the grant that the trial was played under."""
     trial: Trial
     frames: Sequence[Frame] = field(default=(), repr=False)
     """The message as it arrived, checked; the journal holds it as it is. Empty where the trial was
@@ -82,9 +82,9 @@ class TrialHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     index: Natural
     num_episodes: Size
     num_tokens: tuple[Size, ...]
-    """Of each segment."""
+    """Tokens of each segment."""
     versions: tuple[tuple[VersionRun, ...], ...]
-    """Of each segment."""
+    """Version runs of each segment."""
     turns: tuple[Turn, ...]
     num_prompt_tokens: Natural
     num_reused_tokens: Natural

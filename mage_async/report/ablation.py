@@ -13,7 +13,7 @@ from mage_async.results.intervals import interval
 
 NUM_COLOURS = 9
 POINTS = 15
-"""Of a learning curve: each the mean of as many batches as it takes."""
+"""Points of a learning curve; each is a mean over as many batches as that takes."""
 RETURN = "heldout_last_return"
 REACHED = (
     RETURN,

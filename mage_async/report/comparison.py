@@ -56,7 +56,7 @@ def curves(found: Sequence[Arm]) -> list[Markup]:
 
 
 def _curves_of(arm: Arm, split: str) -> list[dict[int, float]]:
-    """Of every run, the last episode's return by policy version."""
+    """The last episode's return by policy version, for every run."""
     if split == "train":
         return [
             {line["step"]: line["return_by_episode"][-1] for line in run.records.metrics}

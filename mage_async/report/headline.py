@@ -46,7 +46,7 @@ def verdict(evaluation: Mapping[str, Score]) -> str:
 
 
 def unfinished(records: RunRecords, summary: Mapping[str, Any]) -> str:
-    """Of a run without a final evaluation: how far it came."""
+    """How far a run without a final evaluation came."""
     text = (
         f"Not evaluated: it ended after {summary['steps']} of {records.config.learner.steps} steps."
     )

@@ -26,7 +26,7 @@ AVERAGED = (
     "masked_share",
     "entropy",
 )
-"""Of every step's record, averaged over steps (they train equally many trials)."""
+"""Metrics averaged over steps, which train equally many trials."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -14,7 +14,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean; NaN for one value."""
+    """Standard error of the mean; NaN for one value."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 

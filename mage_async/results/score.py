@@ -46,7 +46,7 @@ class Score(msgspec.Struct, frozen=True):
     won_by_episode: list[float]
     """Share of trials that won the episode, each episode by itself."""
     won_bounds_by_episode: list[tuple[float, float]]
-    """Of that share: Wilson's, at 95 %."""
+    """Wilson's 95 % interval of that share."""
     won_within: list[float]
     """Share that won at least one episode so far: what LaMer and MAGE report. It can only grow,
     also where nothing is learned from one episode for the next: the `blind` set says how much a

@@ -1,6 +1,6 @@
 """A run in one JSON document: what it reached, at which speed, and what became of every trial.
 
-Of an interrupted run only those keys are there that can be known, and `complete` is false.
+The summary of an interrupted run has only the keys that can be known, and `complete` is false.
 """
 
 import json
@@ -93,7 +93,7 @@ def _num_steps(records: RunRecords) -> int:
 
 
 def _evaluation(evaluation: Record) -> Record:
-    """Of a run that an earlier version evaluated: what it knew to say."""
+    """The scores of an evaluation, also of one that an earlier version wrote."""
     sets = evaluation.get("sets", {})
     return {
         name: {key: score[key] for key in _SCORES if key in score} for name, score in sets.items()

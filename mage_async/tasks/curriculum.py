@@ -25,7 +25,7 @@ class Horizon:
 
     num_episodes: int
     max_turns: int
-    """Of an episode, actions alone; 0: as many as the environment allows."""
+    """Most actions of an episode; 0: as many as the environment allows."""
 
 
 def horizon(rules: Curriculum, version: int, num_episodes: int) -> Horizon:

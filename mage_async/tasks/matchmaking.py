@@ -1,4 +1,4 @@
-"""Who meets whom: the member of the n-th group, by a rule over what is known of the members.
+"""Matchmaking: the member that the n-th group meets, by a rule over what is known of the members.
 
 Each rule is a small function. All draws are of the run's seed and the group's number alone, so a
 restarted learner, which knows the same ratings, goes on alike.
@@ -15,7 +15,7 @@ from mage_async.tasks.population import League, name_of, version_of
 from mage_async.trajectory import Task
 
 SHARE_OF_ANY = 0.1
-"""Of groups that meet just anybody, so that no regret grows old."""
+"""Share of groups that meet a member drawn uniformly, so that no regret grows old."""
 
 
 class Matchmaker:

@@ -54,7 +54,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     groups: Natural = 0
     episodes: Natural = 0
     total: float = 0.0
-    """Of the agent's returns, over all episodes."""
+    """Sum of the agent's returns against the member, over all episodes."""
     recent: float = 0.0
     """The agent's mean return in late groups, which count the more the later they are."""
 
@@ -65,7 +65,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     rivals: tuple[Natural, ...] = ()
     """Versions that are kept, oldest first."""
     rating: float = 0.0
-    """Of the agent."""
+    """Rating of the agent."""
     standings: dict[str, Standing] = {}
 
 
@@ -81,7 +81,7 @@ class League:
     def __init__(self, rules: Population = ALONE, facts: Facts | None = None) -> None:
         self._rules, self._facts = rules, facts
         self.rating = 0.0
-        """Of the agent."""
+        """Rating of the agent."""
         self._kept: list[int] = []
         self._newest: int | None = None
         self._standings: dict[str, Standing] = {}
@@ -102,7 +102,7 @@ class League:
         return set(self._kept)
 
     def standing(self, member: str) -> Standing | None:
-        """Of a member; None where nobody has met it."""
+        """The standing of a member; None where no trial has met it."""
         return self._standings.get(member)
 
     def table(self) -> Table:

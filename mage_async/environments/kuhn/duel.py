@@ -1,4 +1,4 @@
-"""One episode of Kuhn poker against a rival who is asked, as the agent is."""
+"""One episode of Kuhn poker against a rival that is asked for actions, as the agent is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Hand:
     seat: int
     """The agent's."""
     cards: tuple[int, int]
-    """Of the agent, of the rival."""
+    """The card of the agent and the card of the rival."""
 
 
 def dealt(chance: Chance, seat: int, num_hands: int) -> list[Hand]:

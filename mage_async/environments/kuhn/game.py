@@ -154,11 +154,11 @@ class Kuhn(Environment):
         return tuple(each.name for each in self._splits[split] if each.family != family)
 
     def belief(self, split: Split) -> Belief:
-        """Of what each hand has shown, cards and answers."""
+        """The Bayes filter over what each hand has shown, cards and answers."""
         return partial(posterior, self._splits[split], redeals=self._redeals)
 
     def best_return(self, member: str) -> float:
-        """Of the best answer; where hands are not dealt anew, of who knows the cards too."""
+        """The return of the best response; where deals repeat, of one that knows the cards too."""
         best = best_response if self._redeals else hindsight
         return best((self._player(member),)) * self._num_hands * self.stake(member)
 

@@ -1,4 +1,4 @@
-"""A game of OpenSpiel against a rival who is asked, as the agent is."""
+"""A game of OpenSpiel against a rival that is asked for actions, as the agent is."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -154,7 +154,7 @@ class OpenSpielGame(Environment):
         return OpenSpielDuel(self._game, task.seat, self._turns, self._look, deals, luck)
 
     def _luck(self, task: Task, episode: int) -> tuple[Chance, Chance]:
-        """Of the deals and of the opponent: streams of their own, one list of draws."""
+        """Chance for the deals and for the opponent: two streams that share one list of draws."""
         luck = Chance(task.seed, 0 if self._restart == "same" else episode)
         dealt = episode if self._restart == "new" else 0
         return Chance(task.seed, -1 - dealt, luck.draws), luck

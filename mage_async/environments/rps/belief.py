@@ -1,4 +1,4 @@
-"""What the moves of a trial say about who plays them: Bayes, exactly.
+"""The exact posterior over opponents, given the moves of a trial.
 
 `P` opponents thought possible.
 """

@@ -1,4 +1,4 @@
-"""Rock-paper-scissors against a rival who is asked, as the agent is. There is no noise but its own.
+"""Rock-paper-scissors against a rival that is asked for actions, as the agent is; without noise.
 
 Both move at once: the rival is asked first, and the agent told when it has moved itself.
 """

@@ -141,11 +141,11 @@ class Rps(Environment):
         return tuple(other.name for other in _SPLITS[split] if payoff(moves, other) <= 0)
 
     def belief(self, split: Split) -> Belief:
-        """Of moves that are noise one time in twenty."""
+        """The Bayes filter over moves of which one in twenty is noise."""
         return partial(posterior, _SPLITS[split], noise=NOISE)
 
     def best_return(self, member: str) -> float:
-        """Of the best answer."""
+        """The return of the best response."""
         return best_response(_opponent(member)) * NUM_ROUNDS
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:

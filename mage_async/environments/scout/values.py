@@ -101,7 +101,7 @@ def solve(
 
 
 _Known = int | frozenset[int]
-"""Of one dial: its key, or the keys that it has been seen not to have."""
+"""What is known of one dial: its key, or the keys that have been ruled out."""
 _Belief = tuple[_Known, ...]
 _ANY: _Known = frozenset()
 

@@ -14,7 +14,7 @@ BUY, BACK, PREVIOUS, NEXT = (
 )
 DESCRIPTION = "click[description]"
 REWARD = 10.0
-"""Of a perfect purchase; any other earns nothing, as in MAGE and LaMer."""
+"""Reward of a perfect purchase; any other earns nothing, as in MAGE and LaMer."""
 _PER_PAGE, _MOST_FOUND = 10, 50
 _SEP = " [SEP] "
 

@@ -1,4 +1,4 @@
-"""Tic-tac-toe against a rival who is asked, as the agent is."""
+"""Tic-tac-toe against a rival that is asked for actions, as the agent is."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from mage_async.environments.tictactoe.play import (
 class TicTacToeDuel(TwoSides):
     """One game; the sides are told what `TicTacToePlay` would tell them.
 
-    Whoever has used up its turns without an end has lost.
+    A side that has used up its turns before the game ends has lost.
     """
 
     def __init__(self, state: Any, seat: int, view: View, chance: Chance) -> None:

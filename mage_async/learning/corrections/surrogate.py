@@ -99,11 +99,11 @@ def nowhere(tokens: Tokens) -> torch.Tensor:
 
 
 def turn_sums(values: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Of each token, the sum over its turn: [N]."""
+    """The sum over the turn of each token: [N]."""
     totals = values.new_zeros(int(turns.max()) + 1 if len(turns) else 0)
     return totals.index_add(0, turns, values)[turns]
 
 
 def turn_means(values: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Of each token, the mean over its turn: [N]."""
+    """The mean over the turn of each token: [N]."""
     return turn_sums(values, turns) / turn_sums(torch.ones_like(values), turns)

@@ -49,7 +49,7 @@ LINGER_S = 2.0
 MAX_MISSING = 3
 """In a row: how often weights may be gone that the learner named."""
 KEPT_FILES = 2
-"""Of weights: what the engine draws with, and what comes next."""
+"""Files of weights that are kept: the engine's, and the next ones."""
 
 
 class RemoteChannel:

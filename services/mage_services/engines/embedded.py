@@ -32,7 +32,7 @@ from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
 
 
 class EmbeddedEngine:
-    """Serves a model directory on this process's processors; an `Engine`.
+    """Serves a model directory on the CPU cores of this process; an `Engine`.
 
     Args:
         directory: its weights are version 0 until others are loaded.
@@ -93,7 +93,7 @@ class EmbeddedEngine:
         await self._rivals.hold(version, path)
 
     def let_go(self, version: int) -> None:
-        """Somebody needs a held version no more; returns at once."""
+        """Release a held version; returns at once."""
         self._rivals.let_go(version)
 
     def release(self, context: str) -> None:
@@ -154,7 +154,7 @@ class EmbeddedEngine:
         return self._scheduler if rival is None else self._rivals.scheduler(rival)
 
     def _schedulers(self) -> list[Scheduler]:
-        """Of the current version and of those held beside it."""
+        """Schedulers of the current version and of those held beside it."""
         return [self._scheduler, *self._rivals.schedulers()]
 
     def _rival(self, path: Path) -> Scheduler:

@@ -11,7 +11,7 @@ from mage_async.inference.statistics import Statistics
 class Engine(Protocol):
     """Draws completions, with weights that can change between any two tokens.
 
-    Used as an async context manager; a failure of the engine fails whoever waits for it, and ends
+    Used as an async context manager; a failure of the engine fails every waiting call, and ends
     the block.
     """
 
@@ -38,7 +38,7 @@ class Engine(Protocol):
         ...
 
     def let_go(self, version: int) -> None:
-        """Somebody needs a held version no more; returns at once."""
+        """Release a held version; returns at once."""
         ...
 
     def release(self, context: str) -> None:

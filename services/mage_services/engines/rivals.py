@@ -1,7 +1,7 @@
 """Versions of the policy that an engine holds beside the current one, to play opponents' seats.
 
 Each has a scheduler of its own, and so keys and values of its own: a context of one is never read
-by another. Those that nobody plays against any more stay for a while, since the next group may.
+by another. Versions that no group plays against any more stay for a while, for the next group.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ class Rivals:
             self._held[version] = held  # the latest used is the last
 
     def let_go(self, version: int) -> None:
-        """Somebody needs it no more; of those that nobody does, the latest used are kept."""
+        """Release a version; of those that no group needs, the latest used are kept."""
         self._held[version].num_users -= 1
         idle = [each for each, held in self._held.items() if not held.num_users]
         for each in idle[:-MAX_IDLE]:
             self._past_s += self._held.pop(each).scheduler.statistics().forward_s
 
     def scheduler(self, version: int) -> Scheduler:
-        """Of a version that is held.
+        """The scheduler of a version that is held.
 
         Raises:
             RunError: it is not.
@@ -62,7 +62,7 @@ class Rivals:
         return self._held[version].scheduler
 
     def schedulers(self) -> list[Scheduler]:
-        """Of all versions."""
+        """Schedulers of all versions."""
         return [held.scheduler for held in self._held.values()]
 
     def forward_s(self) -> float:

@@ -56,7 +56,7 @@ def make_durable(journal: JournalOnDisk) -> int:
     """Have on the disk itself what was read, and nothing behind it; returns how many bytes of a
     torn tail, or of a segment that never got its head, were cut off.
 
-    Whoever was killed between writing and syncing had told nobody; whoever goes on from what was
+    A learner killed between writing and syncing had told no peer; one that goes on from what was
     written acknowledges it as held.
     """
     lost = 0

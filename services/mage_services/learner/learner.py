@@ -155,7 +155,7 @@ class Learner:
             self._coordinator.open(*self._lagging(publication), publication, earlier=self._earlier)
 
     def _lagging(self, newest: Publication) -> list[Publication]:
-        """Of a restarted learner: what actors that lag behind it have to draw with, oldest first.
+        """Publications that actors behind a restarted learner have to draw with, oldest first.
 
         Without what the journal no longer knows they begin with newer weights.
         """

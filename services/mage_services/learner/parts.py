@@ -34,7 +34,7 @@ def ledger_of(config: Config) -> SlotLedger:
 
 
 def matchmaker_of(config: Config, league: League) -> Matchmaker:
-    """Who plays what, and against whom."""
+    """What is played, and against which members."""
     environment = environment_of(config)
     return Matchmaker(
         TaskStream(environment, config.seed).task,

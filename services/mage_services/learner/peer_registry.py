@@ -12,8 +12,8 @@ FIRST_BEAT_S = 60.0
 """From its welcome to its first heartbeat, while it makes its engine."""
 
 LOST = 30
-"""Times its patience: an actor silent for so long is taken for lost. Two minutes, by when the
-supervisor has ended a local one; half an hour for one that makes its engine."""
+"""An actor is dropped after so many silent intervals (`patience_s`): two minutes, by when the
+supervisor has ended a local actor; half an hour for an actor that makes its engine."""
 
 
 @dataclass(slots=True)
@@ -27,16 +27,16 @@ class RegisteredPeer:
     """Silent for too long: it is granted nothing until it speaks again."""
 
     def patience_s(self) -> float:
-        """How long it may say nothing."""
+        """Seconds that the peer may be silent: one silent interval."""
         return FIRST_BEAT_S if self.beat is None else SILENCE_S
 
     def is_silent(self, now: float) -> bool:
-        """An actor that has said nothing for too long, and nobody has noticed yet."""
+        """Whether an actor has been silent for too long and is not marked as away yet."""
         is_expected = self.hello.role == "actor" and not self.is_away
         return is_expected and now - self.last_heard > self.patience_s()
 
     def is_lost(self, now: float) -> bool:
-        """An actor that is away, for so long that nobody waits for it."""
+        """Whether an actor has been away for `LOST` silent intervals."""
         return self.is_away and now - self.last_heard > LOST * self.patience_s()
 
 

@@ -65,7 +65,7 @@ class Replayed:
     time_s: float
     """Training time of the run when it was first computed."""
     elapsed_s: float
-    """Of that, since the step before."""
+    """Training time since the step before."""
 
 
 class Training:
@@ -78,9 +78,9 @@ class Training:
         self.counters = counters
         """What a checkpoint remembered: `next_grant`, `train_s`, `totals`."""
         self.digests: dict[int, str] = {}
-        """Of the weights after each step that the journal was read for."""
+        """Digests of the weights after each step that was read from the journal."""
         self.difference = ""
-        """Of a GPU: how steps computed again first came out otherwise."""
+        """On a GPU: the first difference of steps that were computed again."""
         self._run, self._own, self._config = run, config, config
 
     @staticmethod
@@ -235,7 +235,7 @@ class Training:
         return Snapshot.of(self.trainer.model, self.trainer.version)
 
     def digest(self) -> str:
-        """Of the current weights, as a commit has it."""
+        """Digest of the current weights, as a commit records it."""
         return overall(tensor_digests(self.trainer.model))
 
     def checkpoint(self, counters: dict[str, Any]) -> Path:
@@ -267,11 +267,11 @@ class Begun:
     origin: str
     """Where the weights came from, in a few words."""
     segments: list[Segment]
-    """Of the journal."""
+    """Segments of the journal."""
     replayed: list[Replayed]
     """Steps behind the checkpoint."""
     lost_bytes: int
-    """Of a torn tail of the journal, which nobody had been told of."""
+    """Bytes of a torn tail of the journal; no peer had been told of them."""
 
 
 def is_on_gpu(config: Config) -> bool:

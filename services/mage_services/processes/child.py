@@ -26,7 +26,7 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to run, and as whom."""
+    """What to run, and under which name."""
 
     name: str
     module: str
@@ -81,7 +81,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of its process, which leads a process group of its own."""
+        """Process id; the process leads a process group of its own."""
         return self._process.pid
 
     async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:

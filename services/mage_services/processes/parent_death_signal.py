@@ -1,4 +1,4 @@
-"""Dying with one's parent: no process of a run outlives who started it."""
+"""The parent-death signal: no process of a run outlives the process that started it."""
 
 import ctypes
 import os

@@ -1,8 +1,8 @@
-"""Who goes first where processors are few.
+"""Priorities: which process runs first where cores are few.
 
 The trainer is one thread on the longest path of a run: whatever delays it delays every step, while
 an actor that waits a little still has its groups played before they are needed. So actors give way
-to the learner, and the evaluator to both. Where there are processors enough it changes nothing.
+to the learner, and the evaluator to both. Where there are enough cores it changes nothing.
 """
 
 import os
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ACTOR, EVALUATOR = 10, 15
-"""Niceness: of two that want a processor, one that is 10 nicer gets a tenth of it."""
+"""Niceness: of two processes on one core, the one that is 10 nicer gets a tenth of it."""
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 

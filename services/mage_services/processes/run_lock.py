@@ -1,4 +1,4 @@
-"""Who runs a run: one process at a time, from before its configuration is written to its end.
+"""The lock of a run: one process at a time, from before its configuration is written to its end.
 
 The kernel holds the lock (`flock`) while its file is open, so it ends with its process, however
 that ends. `mage_async.launch` takes it and becomes the supervisor, which goes on with the same

@@ -37,12 +37,12 @@ HEALTHY_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class BadEnd:
-    """Of a process."""
+    """The end of a process that had not done its work."""
 
     epitaph: str
     """One line that says how."""
     is_from_outside: bool
-    """Somebody else killed it."""
+    """A signal killed the process that was not ours."""
 
 
 @dataclass(slots=True)

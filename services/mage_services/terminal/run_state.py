@@ -97,7 +97,7 @@ class RunState:
         return [metrics["return_by_episode"][episode] for metrics in self.steps]
 
     def shares(self) -> dict[str, dict[str, float]]:
-        """Of each process: the share of its last seconds spent in each state, largest first."""
+        """The share of each process's last seconds spent in each state, largest first."""
         if not self._blocked:
             return {}
         (_, old), (_, new) = self._blocked[0], self._blocked[-1]
@@ -150,7 +150,7 @@ class RunState:
 
 
 def _shares(old: dict[str, float], new: dict[str, float]) -> dict[str, float]:
-    """Of the seconds booked since `old`; of all, where the process began anew since."""
+    """Shares of the seconds accounted since `old`; of all seconds, after a restart since."""
     spent = {state: seconds - old.get(state, 0.0) for state, seconds in new.items()}
     if min(spent.values(), default=0.0) < 0 or sum(spent.values()) <= 0:
         spent = dict(new)

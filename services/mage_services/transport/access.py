@@ -1,4 +1,4 @@
-"""Who may talk to the learner: pure decisions on arriving frames, shared by every kind of channel.
+"""Access control: pure decisions on arriving frames, shared by every kind of channel.
 
 A peer that said a fitting Hello is let in; anything else from a stranger is not delivered. It is
 asked who it is, once until it says so: a learner that begins finds all that its peers have said
@@ -72,7 +72,7 @@ NOTHING, END = Verdict(), Verdict(is_over=True)
 
 @dataclass(slots=True)
 class Hearing:
-    """Of a peer that was refused: since when, or since its connection was last ended."""
+    """A peer that was refused: since when, or since its connection was last ended."""
 
     since: float
     num_messages: int = 0
@@ -114,7 +114,7 @@ class AccessControl:
     limits: Limits = DEFAULT_LIMITS
     allowance: Allowance = DEFAULT_ALLOWANCE
     known_keys: frozenset[bytes] = frozenset()
-    """Public keys that may come in; where there are none, nobody is asked for one."""
+    """Public keys that are admitted; where there are none, no peer is asked for one."""
     peers: dict[Peer, Hello] = field(default_factory=dict)
     num_received: int = 0
     num_sent: int = 0
@@ -124,7 +124,7 @@ class AccessControl:
     _asked: dict[Peer, WhoAreYou] = field(default_factory=dict)
     """Strangers who have not said yet who they are."""
     _enquirers: dict[Peer, Enquiry] = field(default_factory=dict)
-    """Who may fetch files: they were told of the run."""
+    """Peers that may fetch files: they were told of the run."""
     _meters: dict[Peer, Meter] = field(default_factory=dict)
     _refused: dict[Peer, Hearing] = field(default_factory=dict)
     """For their rate."""
@@ -186,7 +186,7 @@ class AccessControl:
         self._asked.pop(peer, None)
 
     def take_notes(self) -> list[str]:
-        """Sentences for the screen that nobody has taken yet."""
+        """Sentences for the screen that have not been taken yet."""
         notes, self._notes = self._notes, []
         return notes
 
@@ -202,7 +202,7 @@ class AccessControl:
         )
 
     def _sort(self, peer: Peer, message: Message) -> Verdict:
-        """What to do with a message, by who it is from."""
+        """What to do with a message, by its sender."""
         if isinstance(message, Hello | Enquiry):
             self._asked.pop(peer, None)
         if isinstance(message, Hello):

@@ -1,4 +1,4 @@
-"""CURVE keys: who may connect from another machine.
+"""CURVE keys: authentication of peers on other machines.
 
 A directory of keys, as `mage keys new` makes it, in pyzmq's own format:
 

@@ -143,15 +143,15 @@ class LearnerChannel:
         self._access.sent(peer, message)
 
     def forget(self, peer: Peer) -> None:
-        """Let a peer in no more: when it speaks again it is asked who it is."""
+        """Forget a peer: when it speaks again it is asked to say hello."""
         self._access.forget(peer)
 
     def statistics(self) -> ChannelStatistics:
-        """Who is connected, and what went wrong with whom."""
+        """The peers that are connected, and the faults of each."""
         return self._access.statistics()
 
     def take_notes(self) -> list[str]:
-        """Sentences about who was refused or turned away, for the screen; each is given once."""
+        """Sentences about refused peers and connections, for the screen; each is given once."""
         return self._access.take_notes()
 
     def close(self, linger_s: float = 0.0) -> None:

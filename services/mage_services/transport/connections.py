@@ -51,7 +51,7 @@ class LearnerLinks:
             cut(connection)
 
     def spoke(self, identity: zmq.Frame) -> None:
-        """A message has come, with the frame that says from whom."""
+        """A message has come, with the frame that names its sender."""
         connection = identity.get(zmq.SRCFD)
         self._silent.spoke(connection)
         self._unfinished.finished(connection)

@@ -27,7 +27,7 @@ from mage_async.errors import ConfigError, RunError
 from mage_async.protocol.trial_frames import Frame
 
 MAX_SOCKET_PATH_BYTES = 107
-"""Of a unix socket, by the kernel's `sockaddr_un`."""
+"""Longest path of a unix socket, by the kernel's `sockaddr_un`."""
 HIGH_WATER_MESSAGES = 1024
 HANDSHAKE_MS = 5_000
 BACKLOG = 64

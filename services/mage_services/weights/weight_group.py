@@ -128,7 +128,7 @@ class Receiver:
         self._port, self._name, self._group = 0, "", None
 
     def receive(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        """Ask for a version and take it in, on the processor.
+        """Ask for a version and receive it, on the CPU.
 
         Raises:
             PolicyError: the learner is gone, or has it no longer.

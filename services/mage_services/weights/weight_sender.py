@@ -1,4 +1,4 @@
-"""The learner's side of `weight_group.py`: published versions in memory, sent to who asks."""
+"""The learner's side of `weight_group.py`: published versions in memory, sent on request."""
 
 import json
 import os
@@ -24,7 +24,7 @@ BUCKET_BYTES = 512 << 20
 
 
 class WeightSender:
-    """The learner's side: keeps published versions in memory, and sends them to who asks.
+    """The learner's side: keeps published versions in memory, and sends them on request.
 
     It takes the place of `weight_store.WeightFiles`. Its threads end with the process.
 
@@ -61,7 +61,7 @@ class WeightSender:
         return sorted(self._snapshots)
 
     def remove(self, versions: list[int]) -> None:
-        """Forget versions that nobody may ask for."""
+        """Forget versions that no engine may ask for."""
         for version in versions:
             self.file(version).unlink()
             self.file(version).with_suffix(".safetensors").unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from mage_services.weights.weight_sender import WeightSender
 
 
 class WeightTransport(Protocol):
-    """Where published versions lie until nobody may read them."""
+    """Where published versions lie until no lease is left."""
 
     def write(self, snapshot: Snapshot) -> Path:
         """Put a version there; returns the path that is announced."""
@@ -43,7 +43,7 @@ class WeightTransport(Protocol):
         ...
 
     def remove(self, versions: list[int]) -> None:
-        """Remove versions that nobody may read."""
+        """Remove versions without a lease."""
         ...
 
     def describe(self) -> str:
@@ -85,7 +85,7 @@ class WeightFiles:
         return sorted(int(file.stem[1:]) for file in self._folder.glob("v*.safetensors"))
 
     def remove(self, versions: list[int]) -> None:
-        """Delete versions that nobody may read."""
+        """Delete versions without a lease."""
         for version in versions:
             self.file(version).unlink()
 

@@ -79,7 +79,7 @@ def known_names(arguments: Mapping[str, Any], known: Iterable[str]) -> dict[str,
 
 
 def _without_gpu(rules: EngineRules) -> dict[str, Any]:
-    """What runs on processors alone; keys of two versions of every context have room."""
+    """Arguments for CPU cores; keys of two versions of every context have room."""
     return {
         "device": "cpu",
         "attention_backend": "torch_native",

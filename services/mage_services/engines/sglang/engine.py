@@ -47,7 +47,7 @@ class SglangEngine:
     Args:
         directory: its weights are version 0 until others are loaded.
         seed: of its own random numbers; different for every engine of a run.
-        has_gpu: otherwise it computes on processors, with PyTorch's own operators.
+        has_gpu: otherwise SGLang computes on CPU cores, with PyTorch's own operators.
         max_deaths: so many in a row, without a completion between, are made good.
         silence_s: an aborted request is answered within this, or the process is taken to hang.
 
@@ -85,7 +85,7 @@ class SglangEngine:
         self._loading: WantedWeights | None = None
         self._loads: list[WantedWeights] = []
         self._ready: asyncio.Future[None] | None = None
-        """Of a file that is being read while turns are drawn."""
+        """Done when a file that is read while turns are drawn is ready."""
         self._served = -1
         """The version the process draws with."""
         self._wanted: tuple[int, Path] = (0, directory)

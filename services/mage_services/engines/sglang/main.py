@@ -9,7 +9,7 @@ import os
 from mage_services.processes.parent_death_signal import die_with_parent
 
 PARENT = "MAGE_ENGINE_PARENT"
-"""Process id of who started this process."""
+"""Process id of the process that started this one."""
 
 if __name__ in ("__main__", "__mp_main__"):
     die_with_parent(int(os.environ[PARENT]))

@@ -36,7 +36,7 @@ class Start(Fields):
     arguments: dict[str, Any]
     """For SGLang's `ServerArgs`, by its names."""
     version: int
-    """Of the weights in the directory."""
+    """Version of the weights in the directory."""
 
 
 class Serving(Fields):
@@ -132,7 +132,7 @@ class Loaded(Fields):
     """The answer to a Load."""
 
     version: int
-    """Of the weights that draw now."""
+    """Version of the weights that draw now."""
     error: str = ""
     """Why these are not the ones asked for."""
     stall_s: float = 0.0

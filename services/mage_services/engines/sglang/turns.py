@@ -1,4 +1,4 @@
-"""What an SGLang engine remembers of the turns and weights that somebody waits for."""
+"""What an SGLang engine remembers of turns and weights that are waited for."""
 
 import asyncio
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from mage_services.engines.sglang.messages import Draw, Drew
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A turn and who waits for it."""
+    """A turn, and the future that waits for it."""
 
     turn: TurnRequests
     future: asyncio.Future[Completion]
@@ -24,15 +24,15 @@ class Asked:
     """None until it is first asked."""
     key_version: int = 0
     rid: str = ""
-    """Of the request under way; empty while there is none."""
+    """Id of the request under way; empty while there is none."""
     is_warm: bool = False
-    """Somebody has computed an equal prompt."""
+    """An equal prompt has been computed."""
     num_deaths: int = 0
     """Processes that died while it was under way."""
 
     @property
     def is_cold(self) -> bool:
-        """Nobody may have computed any of its prompt."""
+        """Whether possibly no token of its prompt has been computed."""
         return not self.is_warm and self.opened is not None and not self.opened.num_known
 
     def place(self) -> tuple[int, bytes]:
@@ -62,7 +62,7 @@ class Asked:
 
 @dataclass(slots=True, eq=False)
 class WantedWeights:
-    """A version on disk, and who waits for it."""
+    """A version on disk, and the future that waits for it."""
 
     version: int
     path: Path

@@ -1,4 +1,4 @@
-"""One goes first: equal prompts that nobody has computed yet are computed once.
+"""Equal prompts are computed once: one goes first, and the others wait for its keys.
 
 A server that is sent them at the same moment computes each of them; sent one after the other, the
 second finds the keys of the first. So the trials of a group, whose first prompts are equal, wait
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Warming(Generic[T]):
-    """Who computes what, and who waits for it."""
+    """The prompts being computed, and the turns that wait for each."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, list[T]] = {}
@@ -26,11 +26,11 @@ class Warming(Generic[T]):
         return False
 
     def leave(self, place: Hashable) -> list[T]:
-        """The first one has computed its prompt, or has given up; returns who waited."""
+        """The first one has computed its prompt, or has given up; returns what waited."""
         return self._waiting.pop(place, [])
 
     def clear(self) -> list[T]:
-        """Forget everybody; returns who waited."""
+        """Forget all prompts; returns what waited."""
         waited = [one for group in self._waiting.values() for one in group]
         self._waiting.clear()
         return waited
