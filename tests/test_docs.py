@@ -18,7 +18,7 @@ PATH = re.compile(
 FOLDER = re.compile(
     r"(?<![\w/.-])(?:mage_async|services|kernels|configs|tests|bench|docs)/[\w/.-]*/(?![\w*{])"
 )
-MODULE = re.compile(r"python -m (mage_async[\w.]*)")
+MODULE = re.compile(r"python -m ((?:mage_async|bench)[\w.]*)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUESTION = re.compile(r"^\| .*? \| [^|]*?`([\w/.]+\.py)` \| (?:`([^`/]+)`)?", re.MULTILINE)
 
