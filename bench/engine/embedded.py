@@ -26,15 +26,25 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import uvloop
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers import DynamicCache, Qwen3ForCausalLM
 
+from bench.engine.growing_contexts import (
+    CONTEXTS,
+    FIRST,
+    FORCED,
+    SHAPE,
+    TURNS,
+    Turns,
+    by_engine,
+    make_model,
+    make_turns,
+    rates,
+)
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.completion import Prompt, Sampling
@@ -43,19 +53,7 @@ from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
 from mage_services.engines.embedded import EmbeddedEngine
 
-CONTEXTS, TURNS, FIRST, FORCED = 64, 12, 8, 7
 TRIALS, TRIAL_TURNS = 72, 18
-SHAPE = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 128,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
 RULES = Engine(
     kind="embedded",
     arithmetic="float32",
@@ -69,69 +67,6 @@ RULES = Engine(
     server={},
 )
 BOUNDS = {"engine / generate, ragged": 3.0, "async turns per processor-second": 8000.0}
-
-
-def make_model(directory: Path) -> Qwen3ForCausalLM:
-    """A random model of the quickstart's shape, saved."""
-    torch.manual_seed(0)
-    rope = {"rope_type": "default", "rope_theta": 100.0}
-    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, rope_parameters=rope)).eval()
-    model.generation_config.pad_token_id = 0
-    model.save_pretrained(directory)
-    return model
-
-
-@dataclass(frozen=True)
-class Turns:
-    """What contexts are told: `[turn][context]`, and as rectangles padded on the left, masked."""
-
-    told: list[list[np.ndarray]]
-    padded: list[torch.Tensor]
-    masks: list[torch.Tensor]
-
-    @staticmethod
-    def of(told: list[list[np.ndarray]]) -> "Turns":
-        """Pad each turn to its longest."""
-        padded, masks = [], []
-        for turn in told:
-            width = max(len(words) for words in turn)
-            rows = [np.pad(words, (width - len(words), 0)) for words in turn]
-            exists = [np.arange(width) >= width - len(words) for words in turn]
-            padded.append(torch.from_numpy(np.stack(rows)).long())
-            masks.append(torch.from_numpy(np.stack(exists)).long())
-        return Turns(told, padded, masks)
-
-    def alone(self) -> list["Turns"]:
-        """The same for each context by itself."""
-        return [Turns.of([[turn[index]] for turn in self.told]) for index in range(CONTEXTS)]
-
-
-def make_turns(*, is_ragged: bool) -> Turns:
-    """Random tokens; the first prompts are alike."""
-    source = np.random.default_rng(0)
-    first = source.integers(0, 320, FIRST, np.int32)
-    told = [[first] * CONTEXTS]
-    for _ in range(TURNS - 1):
-        counts = source.integers(4, 11, CONTEXTS) if is_ragged else [FORCED] * CONTEXTS
-        told.append([source.integers(0, 320, count, np.int32) for count in counts])
-    return Turns.of(told)
-
-
-def by_engine(scheduler: Scheduler, turns: Turns) -> None:
-    """All contexts through the scheduler."""
-    contexts, lengths = np.zeros((CONTEXTS, 256), np.int32), [0] * CONTEXTS
-    for number, turn in enumerate(turns.told):
-        for index, words in enumerate(turn):
-            start, lengths[index] = lengths[index], lengths[index] + len(words)
-            contexts[index, start : lengths[index]] = words
-            tokens = contexts[index, : lengths[index]]
-            scheduler.submit(Prompt(str(index), tokens, Sampling(), number))
-        while not scheduler.is_idle:
-            for name, completion in scheduler.advance():
-                contexts[int(name), lengths[int(name)]] = completion.tokens[0]
-                lengths[int(name)] += 1
-    for index in range(CONTEXTS):
-        scheduler.release(str(index))
 
 
 def by_generate(model: Qwen3ForCausalLM, turns: Turns) -> None:
@@ -198,21 +133,6 @@ async def async_rates(directory: Path, repeats: int) -> tuple[list[float], list[
             walls.append(TRIALS * TRIAL_TURNS / (time.perf_counter() - began))
             processors.append(TRIALS * TRIAL_TURNS / (time.process_time() - began_processor))
     return walls[1:], processors[1:]  # the first warms up
-
-
-def rates(variants: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Sampled tokens per processor-second of every variant; the variants take turns.
-
-    All compute on one thread and wait for nothing, so on an idle machine this is per second too.
-    """
-    found: dict[str, list[float]] = {name: [] for name in variants}
-    for repeat in range(repeats + 1):
-        for name, work in variants.items():
-            began = time.process_time()
-            work()
-            if repeat:  # the first warms up
-                found[name].append(CONTEXTS * TURNS / (time.process_time() - began))
-    return found
 
 
 def measure(directory: Path, repeats: int) -> dict[str, list[float]]:

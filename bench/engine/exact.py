@@ -2,9 +2,9 @@
 
     python -m bench.engine.exact [--repeats 9]
 
-The growing contexts of `bench.engine.embedded` run on the same model in both arithmetics, in turns.
-Rates are sampled tokens per processor-second, so other work on the machine matters little. Ratios
-are of neighbours in time.
+The growing contexts (`bench/engine/growing_contexts.py`) run on the same model in both arithmetics,
+in turns. Rates are sampled tokens per processor-second, so other work on the machine matters
+little. Ratios are of neighbours in time.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.engine.embedded import CONTEXTS, by_engine, make_model, make_turns, rates
+from bench.engine.growing_contexts import CONTEXTS, by_engine, make_model, make_turns, rates
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.inference.arithmetic import Kind

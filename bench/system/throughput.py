@@ -30,19 +30,19 @@ and of the bound, what lies between it and `of_ideal` the price of everything re
 """
 
 import asyncio
-import heapq
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import numpy as np
 import uvloop
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
+from bench.system.workload import SHAPE, Work, draw_work, rule_alone_s
 from mage_async.admission.ledger import SlotLedger
 from mage_async.assembly import WORDS
 from mage_async.completion import Sampling
@@ -50,9 +50,9 @@ from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import policy_per_token
-from mage_async.protocol.messages import Hello, Publication, TrialResult
+from mage_async.protocol.messages import Hello, Publication
 from mage_async.tasks.task_stream import TaskStream
-from mage_async.trajectory import Group, Task, Trial
+from mage_async.trajectory import Group
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.prompts import prompts_for
 from mage_async.trials.trial_rules import TrialRules
@@ -70,87 +70,8 @@ from tests.helpers.scripted_engine import (
     action_words,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Of every run of this benchmark."""
-
-    steps: int = 16
-    groups_per_step: int = 16
-    trials_per_group: int = 2
-    num_actors: int = 4
-    groups_per_actor: int = 2
-    max_staleness: int = 2
-    """Of async; sync has 0."""
-    turns_per_trial: int = 4
-    """One episode of rock-paper-scissors."""
-    mean_turn_s: float = 0.016
-
-    def num_groups(self) -> int:
-        return self.steps * self.groups_per_step
-
-    def num_at_once(self) -> int:
-        """Groups the actors play at a time."""
-        return self.num_actors * self.groups_per_actor
-
-
-SHAPE = Shape()
 SIGMAS = (0.6, 1.2)
 SEEDS = (0, 1, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What one seed has to be done, however it is scheduled."""
-
-    pace: LogNormalPace
-    group_s: Sequence[float]
-    """Seconds that each group takes, by grant; those begun and not trained among them."""
-
-    def trained_s(self) -> Sequence[float]:
-        """Seconds of the groups that are trained."""
-        return self.group_s[: SHAPE.num_groups()]
-
-    def train_s(self) -> float:
-        """Seconds of a training step: those the actors need to generate one."""
-        return SHAPE.groups_per_step * mean(self.trained_s()) / SHAPE.num_at_once()
-
-    def ideal_s(self) -> float:
-        """See the module."""
-        first = self.group_s[: SHAPE.groups_per_step]
-        ready_s = max(sum(first) / SHAPE.num_at_once(), max(first))
-        generate_s = sum(self.trained_s()) / SHAPE.num_at_once()
-        return max(generate_s + self.train_s(), ready_s + SHAPE.steps * self.train_s())
-
-
-def draw_work(sigma: float, seed: int) -> Work:
-    """The seconds of every group, by the names that actors give their trials."""
-    pace = LogNormalPace(SHAPE.mean_turn_s, sigma, seed)
-    trials = range(SHAPE.trials_per_group)
-    num_groups = SHAPE.num_groups() + (SHAPE.max_staleness + 1) * SHAPE.groups_per_step
-    groups = [max(pace(f"{grant}.0.{i}") for i in trials) for grant in range(num_groups)]
-    return Work(pace, [SHAPE.turns_per_trial * turn_s for turn_s in groups])
-
-
-def rule_alone_s(work: Work, max_staleness: int) -> float:
-    """Seconds that the real ledger takes to have the work done where nothing else takes time."""
-    ledger = SlotLedger(SHAPE.groups_per_step, max_staleness, trials_per_group=1)
-    task, step = Task("rps", "anybody", 0), -1
-    now, is_training, ends = 0.0, False, list[tuple[float, int]]()
-    while ledger.version < SHAPE.steps:
-        while ledger.may_grant() and ledger.num_playing("all") < SHAPE.num_at_once():
-            grant = ledger.grant(task, num_episodes=1, peer="all", now=now, deadline_s=1e9).grant
-            heapq.heappush(ends, (now + work.group_s[grant], grant))
-        if not is_training and ledger.take_batch() is not None:
-            is_training = True
-            heapq.heappush(ends, (now + work.train_s(), step))
-        now, ended = heapq.heappop(ends)
-        if ended == step:
-            is_training = False
-            ledger.trained(ledger.version + 1)
-        else:
-            ledger.receive(TrialResult(ended, 0, Trial(task, 0, 1, (), ())))
-    return now
 
 
 @dataclass(frozen=True, slots=True)
