@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from mage_async.inference.model import Model
+from mage_async.inference.scheduler import Scheduler
 
 VOCABULARY = 96
 SHAPE = {
@@ -113,3 +114,13 @@ def reference(references):
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def scheduler(reference):
+    return Scheduler(reference.engine_model())
+
+
+@pytest.fixture(scope="session")
+def newer(reference, tmp_path_factory):
+    return reference.reseeded(1, tmp_path_factory.mktemp("newer"))

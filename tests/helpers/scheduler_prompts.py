@@ -1,0 +1,34 @@
+"""Prompts for a scheduler, and its completions held against transformers."""
+
+import numpy as np
+
+from mage_async.completion import Prompt, Sampling
+
+
+def text(seed: int, num_tokens: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 96, num_tokens, np.int32)
+
+
+def ask(scheduler, context, tokens, *, seed=0, fresh_keys=False, **sampling):
+    prompt = Prompt(context, np.asarray(tokens, np.int32), Sampling(**sampling), seed, fresh_keys)
+    scheduler.submit(prompt)
+
+
+def serve(scheduler):
+    """Everything that is asked, by context."""
+    completions = {}
+    while not scheduler.is_idle:
+        completions |= dict(scheduler.advance())
+    return completions
+
+
+def answer(scheduler, context, tokens, **options):
+    ask(scheduler, context, tokens, **options)
+    return serve(scheduler)[context]
+
+
+def assert_logprobs(reference, tokens, completion, **options) -> None:
+    whole = np.concatenate([tokens, completion.tokens])
+    rows = reference.logprobs(whole[:-1], **options)[len(tokens) - 1 :]
+    theirs = rows[np.arange(len(rows)), completion.tokens]
+    np.testing.assert_allclose(completion.logprobs, theirs, atol=1e-4, rtol=0)

@@ -1,0 +1,138 @@
+"""How a supervised run ends: by a signal, by a fault, with nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mage_async.config import config_file
+from mage_async.launch import EXIT_USAGE
+from mage_services.processes import supervisor as supervisor_module
+from mage_services.processes.run_lock import take_lock
+from mage_services.processes.supervisor import until_signalled
+from tests.helpers.supervised_runs import (
+    PATIENCE_S,
+    Outer,
+    Site,
+    descriptors,
+    descriptors_of,
+    living_after,
+    living_members,
+    patiently,
+    resume,
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_and_is_named(site: Site, number: signal.Signals) -> None:
+    def tell(process: str, event: dict[str, Any]) -> None:
+        if process == "learner" and event["event"] == "ready":
+            os.kill(os.getpid(), number)
+
+    site.plan("learner", "lives")
+    site.view.on_event = tell
+    assert patiently(until_signalled(site.supervisor())) == number
+
+
+def test_a_terminated_supervisor_ends_all_within_five_seconds_and_leaves_no_orphan(
+    site: Site, outer: Callable[[], Outer]
+) -> None:
+    for name in ("learner", "actor-0", "evaluator"):
+        site.plan(name, "lives")
+    site.plan("actor-1", "helped")
+    run = outer()
+    run.wait_until_ready(4)
+    watched = descriptors(run.pids)
+    run.process.terminate()
+    assert living_after(watched, 5.0) == set()
+    assert run.process.wait(PATIENCE_S) == 0
+    assert len(run.pids) == 5
+    assert living_members(set(run.pids.values())) == []
+    assert run.said() == ["ended by", signal.SIGTERM]
+
+
+def test_a_process_that_will_not_hear_is_killed_in_the_end(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tell(process: str, event: dict[str, Any]) -> None:
+        if event["event"] == "deaf":
+            pids.append(os.pidfd_open(next(e["pid"] for p, e in site.view.events if p == process)))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    pids: list[int] = []
+    monkeypatch.setattr(supervisor_module, "GRACE_S", 0.1)
+    site.plan("learner", "deaf")
+    site.view.on_event = tell
+    assert patiently(until_signalled(site.supervisor())) == signal.SIGTERM
+    assert living_after(dict.fromkeys(pids, "learner"), 0.1) == set()
+
+
+def test_children_die_with_a_killed_supervisor(site: Site, outer: Callable[[], Outer]) -> None:
+    for name in ("learner", "actor-0", "actor-1", "evaluator"):
+        site.plan(name, "lives")
+    run = outer()
+    run.wait_until_ready(4)
+    watched = descriptors(run.pids)
+    run.process.kill()
+    assert living_after(watched, PATIENCE_S) == set()
+
+
+def test_an_exhausted_budget_is_exit_code_1_and_one_line_for_the_person(site: Site) -> None:
+    site.plan("learner", "lives")
+    site.plan("actor-0", "fails")
+    config = config_file.load(config_file.find(None), ["supervision.max_restarts=0"])
+    site.run.config.write_text(config_file.dump(config))
+    ended = subprocess.run(
+        [sys.executable, "-m", "mage_services.cli.run", str(site.run.root), "--actors", "1"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == "mage: actor-0 ended with exit code 2: the disk is full\n"
+
+
+def test_a_run_that_lives_is_not_resumed_beside_itself(
+    site: Site, resumed: "subprocess.Popen[str]"
+) -> None:
+    before = site.run.config.read_text()
+    second = subprocess.run(
+        resume(site.run, "--set", "seed=7"), capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert second.returncode == EXIT_USAGE
+    assert second.stderr == (
+        f"mage: {site.run.root} is being run by another process: wait for it or end it, or choose "
+        "another --run-dir\n"
+    )
+    assert site.run.config.read_text() == before
+    assert (site.run.root / "sockets").is_dir()
+    assert len(site.lives("learner")) == 1
+
+
+def test_a_killed_supervisor_leaves_nobody_who_holds_its_run(
+    site: Site, resumed: "subprocess.Popen[str]"
+) -> None:
+    lock = str(site.run.lock)
+    assert lock in descriptors_of(resumed.pid)
+    children = Path(f"/proc/{resumed.pid}/task/{resumed.pid}/children").read_text().split()
+    assert len(children) >= 2
+    assert all(lock not in descriptors_of(int(child)) for child in children)
+    resumed.kill()
+    resumed.wait()
+    os.close(take_lock(site.run))
+
+
+def test_a_supervisor_that_no_launch_started_locks_its_run_itself(site: Site) -> None:
+    site.run.config.write_text(config_file.dump(config_file.load(config_file.find(None), [])))
+    lock = take_lock(site.run)
+    command = [sys.executable, "-m", "mage_services.cli.run", str(site.run.root), "--actors", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    os.close(lock)
+    assert ended.returncode == 1
+    assert "is being run by another process" in ended.stderr
+    assert not (site.run.root / "learner.lives").exists()
