@@ -16,7 +16,11 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from mage_async.errors import PolicyError
+
 NAME = "mage_packed"
+WITHOUT_EFFECT = {"position_ids", "use_cache"}
+"""Keywords that layers pass to every attention: positions are in the keys already."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +54,7 @@ def packed_attention(
     scaling: float,
     boundaries: Boundaries,
     dropout: float = 0.0,
-    **_ignored: object,
+    **others: object,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside each packed sequence.
 
@@ -58,10 +62,19 @@ def packed_attention(
         query: [1, N, T, D]
         key: [1, K, T, D]
         value: [1, K, T, D]
+        others: what a layer says beside these; nothing that changes its attention.
 
     Returns:
         [1, T, N, D], and no weights.
+
+    Raises:
+        PolicyError: the layer asks for more than this attention knows.
     """
+    if asked := [name for name in others.keys() - WITHOUT_EFFECT if others[name] is not None]:
+        raise PolicyError(
+            f"{type(module).__name__} asks for {', '.join(sorted(asked))}, which attention over "
+            "packed sequences does not know: take a model without"
+        )
     folded = [_fold(tensor, boundaries) for tensor in (query, key, value)]
     is_grouped = query.shape[1] != key.shape[1]
     if is_grouped and lacks_grouped_kernel(query.device, query.dtype):

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 from mage_async.config.schema import TinyModel
 from mage_async.errors import PolicyError
 from mage_async.learning.attention import NAME
+from mage_async.policy.guards import check_trainable
 from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenizer
 
 CHAT_FILES = (
@@ -44,15 +45,27 @@ def build_tiny(shape: TinyModel, words: Iterable[str], seed: int, directory: Pat
 
 
 def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
-    """Load a causal LM for training on packed sequences."""
-    if not (directory / "config.json").is_file():
-        raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
+    """Load a causal LM for training on packed sequences.
+
+    Raises:
+        PolicyError: packed training would compute it wrongly, or weights are missing.
+    """
+    check_trainable(directory)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, dtype), attn_implementation=NAME, local_files_only=True
+        model, found = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=getattr(torch, dtype),
+            attn_implementation=NAME,
+            local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise PolicyError(f"{directory}: transformers cannot load it: {error}") from error
+    if missing := sorted(found["missing_keys"]):
+        raise PolicyError(
+            f"{directory}: {len(missing)} weights are in no file, {missing[0]} first: "
+            "take a whole model directory"
+        )
     return model.to(device).train()
 
 

@@ -1,0 +1,115 @@
+"""What packed training would compute wrongly is refused by name, before any weight is read.
+
+Packed training calls a model's layers with an attention of its own and multiplies the last hidden
+states by the head's weight. An architecture that does more in its attention or after its head
+would run all the same, and be trained towards log-probs that no engine draws from.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from mage_async.errors import PolicyError
+
+TRAINABLE = ("gemma", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
+"""Values of `model_type` whose packed forward is tested against transformers' own."""
+OFF = (None, False, 0, 0.0, 1.0)
+"""Values of a key under which its feature does nothing."""
+FEATURES = {
+    "attn_logit_softcapping": "soft cap of attention",
+    "final_logit_softcapping": "soft cap of logits",
+    "logit_scale": "logit scale",
+    "logits_scaling": "logit scale",
+    "lm_head_multiplier": "logit scale",
+    "num_experts": "mixture of experts",
+    "num_local_experts": "mixture of experts",
+    "n_routed_experts": "mixture of experts",
+    "attention_dropout": "dropout",
+    "attn_pdrop": "dropout",
+    "embd_pdrop": "dropout",
+    "resid_pdrop": "dropout",
+    "quantization_config": "quantised weights",
+}
+"""What a key of `config.json` turns on."""
+ROTATIONS_BY_LENGTH = ("dynamic", "longrope")
+"""They turn every sequence of a pass as its longest one asks for."""
+HEAD = "lm_head.weight"
+
+
+def check_trainable(directory: Path) -> None:
+    """Look at a model directory without reading its weights.
+
+    Raises:
+        PolicyError: packed training would compute this model wrongly; the sentence names the
+            features. Or the head is in no file although the configuration says that it is not tied.
+    """
+    if not (directory / "config.json").is_file():
+        raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"{directory}: transformers cannot build it: {error}") from error
+    if features := untrainable(model):
+        raise PolicyError(
+            f"{directory}: {config.model_type} cannot be trained on packed sequences because of "
+            f"its {', '.join(features)}; take a model without, of type {', '.join(TRAINABLE)}"
+        )
+    _check_head(directory, model)
+
+
+def untrainable(model: PreTrainedModel) -> list[str]:
+    """Features of a model, on any device, that packed training would leave out."""
+    config = model.config
+    found = {name for key, name in FEATURES.items() if getattr(config, key, None) not in OFF}
+    found |= _attention_features(model, config) | _head_features(model)
+    if not found and config.model_type not in TRAINABLE:
+        found = {f"unknown architecture {type(model).__name__}"}
+    return sorted(found)
+
+
+def _attention_features(model: nn.Module, config: PretrainedConfig) -> set[str]:
+    kinds = getattr(config, "layer_types", None) or _uniform_layers(config)
+    found = {f"layers with {kind.replace('_', ' ')}" for kind in kinds} - {
+        "layers with full attention"
+    }
+    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
+        found.add("attention sinks")
+    rotation = getattr(config, "rope_parameters", None) or {}
+    if rotation.get("rope_type") in ROTATIONS_BY_LENGTH:
+        found.add(
+            f"rotation of type {rotation['rope_type']}, which depends on the longest sequence"
+        )
+    return found
+
+
+def _uniform_layers(config: PretrainedConfig) -> list[str]:
+    """Layers of a configuration that does not list them; Qwen2's and Qwen3's always do."""
+    return ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
+
+
+def _head_features(model: PreTrainedModel) -> set[str]:
+    head: Any = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        return {f"head of type {type(head).__name__}"}
+    return {"head bias"} if head.bias is not None else set()
+
+
+def _check_head(directory: Path, model: PreTrainedModel) -> None:
+    """Without this sentence, transformers would draw the head at random."""
+    names = {name for file in directory.glob("*.safetensors") for name in _names(file)}
+    if names and HEAD not in names and not model.config.tie_word_embeddings:
+        raise PolicyError(
+            f"{directory}: config.json says tie_word_embeddings = false, but no file holds "
+            f"{HEAD}: set it to true where the head is the embedding, or add the head"
+        )
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, "pt") as tensors:
+        return list(tensors.keys())
