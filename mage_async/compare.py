@@ -9,8 +9,8 @@ from typing import Any
 from mage_async.errors import MageError, RunError
 from mage_async.launch import EXIT_USAGE
 from mage_async.report import render
-from mage_async.report.arms import Run
-from mage_async.report.comparison import compare, lines
+from mage_async.report.comparison_page import compare, lines
+from mage_async.report.experiment_arms import Run
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_records
 

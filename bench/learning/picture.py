@@ -14,10 +14,9 @@ from typing import Any
 
 from bench.lib.baseline import FOLDER, ROOT
 from bench.lib.options import option_parser
-from mage_async.report.charts.frame import Series
-from mage_async.report.charts.line_chart import line_chart
-from mage_async.report.document import style
-from mage_async.report.markup import Markup, tag
+from mage_async.report.charts.line_chart import Chart, line_chart
+from mage_async.report.charts.plot_area import Series
+from mage_async.report.templating import fill, svg
 from mage_async.results.intervals import interval
 
 FILE = ROOT / "bench" / "learning.svg"
@@ -62,30 +61,23 @@ def draw(panels: Sequence[tuple[Panel, dict[str, list[Summary]]]]) -> str:
     rows = -(-len(panels) // 2)
     width, height = 2 * WIDTH + 3 * GAP, rows * (HEIGHT + TOP + GAP) + GAP
     drawn = [_panel(number, panel, known) for number, (panel, known) in enumerate(panels)]
-    whole = tag(
-        "svg",
-        tag("style", Markup(style() + STYLE)),
-        *drawn,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {width} {height}",
-        width=width,
-        height=height,
-        id="all",
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" id="all"><style>{fill("style.css")}{STYLE}</style>'
+        f"{''.join(drawn)}</svg>\n"
     )
-    return whole + "\n"
 
 
-def _panel(number: int, panel: Panel, known: dict[str, list[Summary]]) -> Markup:
+def _panel(number: int, panel: Panel, known: dict[str, list[Summary]]) -> str:
     across, down = GAP + number % 2 * (WIDTH + GAP), GAP + number // 2 * (HEIGHT + TOP + GAP)
-    return tag(
-        "g",
-        tag("text", panel.title, x=0, y=14, cls="name"),
-        tag("svg", _chart(panel, known), cls="panel", y=TOP, width=WIDTH, height=HEIGHT),
-        transform=f"translate({across},{down})",
+    return (
+        f'<g transform="translate({across},{down})"><text y="14" class="name">{panel.title}</text>'
+        f'<svg class="panel" y="{TOP}" width="{WIDTH}" height="{HEIGHT}">'
+        f"{svg(_chart(panel, known))}</svg></g>"
     )
 
 
-def _chart(panel: Panel, known: dict[str, list[Summary]]) -> Markup:
+def _chart(panel: Panel, known: dict[str, list[Summary]]) -> Chart | None:
     """Return of each episode: the references first, that lines of ours lie on top."""
     runs, controls = known[panel.case], known[panel.control]
     references = runs[0]["references"]["heldout"]

@@ -21,8 +21,8 @@ from typing import Any
 from bench.lib.baseline import FOLDER, machine, write_baseline
 from bench.lib.options import option_parser
 from mage_async.ablate import Ablation, read_ablation
-from mage_async.report.ablation import by_setting
 from mage_async.results.ablation import Finished
+from mage_async.results.ablation_means import by_setting
 from mage_async.results.intervals import interval, paired, standard_error
 from mage_services.cli.ablate import finished_runs, run
 

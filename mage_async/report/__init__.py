@@ -1,5 +1,5 @@
-"""A run as one page: self-contained HTML, drawn by us, readable without a network."""
+"""Runs as pages: self-contained HTML, laid out by our templates, readable without a network."""
 
-from mage_async.report.page import render
+from mage_async.report.run_page import render
 
 __all__ = ["render"]

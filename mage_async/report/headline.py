@@ -2,26 +2,58 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mage_async.config.schema import Admission
 from mage_async.report.charts.learning_curves import curve_points
-from mage_async.report.markup import Markup, join, tag
-from mage_async.report.numbers import duration, figure, percent, signed, words
+from mage_async.report.charts.number_format import duration, figure, percent, signed, words
 from mage_async.results.run_files import RunRecords
 
 Score = Mapping[str, Any]
+CONTROLS = {
+    "heldout_blind": ("blind", "earlier episodes removed"),
+    "heldout_swapped": ("swapped", "another hidden at the end"),
+    "train": ("train", "tasks it was trained on"),
+}
 
 
-def headline(records: RunRecords, summary: Mapping[str, Any]) -> Markup:
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A number in large, with what it is, its interval and a note."""
+
+    label: str
+    value: str
+    note: str
+    interval: str = ""
+    css: str = ""
+    before: str = ""
+    """The number that this one has grown from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
     """Title, the one number, the controls beside it, and the sentence about them."""
+
+    name: str
+    run_line: str
+    verdict: str
+    tiles: Sequence[Tile] = ()
+    """Empty where the run was not evaluated."""
+    levels: str = ""
+    """The references of the last episode in a line."""
+
+
+def headline(records: RunRecords, summary: Mapping[str, Any]) -> Headline:
+    """The head of a run's page."""
+    name, run_line = summary["environment"]["name"], _run_line(summary)
     evaluation = summary.get("evaluation", {})
-    title = tag("h1", summary["environment"]["name"], tag("small", _run_line(summary)))
-    if "heldout" in evaluation:
-        references = summary.get("references", {}).get("heldout", {})
-        tiles = tag("div", _hero(evaluation["heldout"]), *_controls(evaluation), cls="tiles")
-        return join(title, tiles, tag("p", verdict(evaluation), cls="verdict"), _levels(references))
-    return join(title, tag("p", unfinished(records, summary), cls="verdict"))
+    if "heldout" not in evaluation:
+        return Headline(name, run_line, unfinished(records, summary))
+    references = summary.get("references", {}).get("heldout", {})
+    levels = [f"{words(name)} {signed(values[-1])}" for name, values in references.items()]
+    tiles = [_hero(evaluation["heldout"]), *_controls(evaluation)]
+    return Headline(name, run_line, verdict(evaluation), tiles, " · ".join(levels))
 
 
 def verdict(evaluation: Mapping[str, Score]) -> str:
@@ -57,7 +89,7 @@ def unfinished(records: RunRecords, summary: Mapping[str, Any]) -> str:
     return text
 
 
-def facts(summary: Mapping[str, Any], rules: Admission) -> Markup:
+def facts(summary: Mapping[str, Any], rules: Admission) -> list[Tile]:
     """The run's own figures as a strip of small tiles."""
     staleness, cache = summary.get("staleness", {}), summary.get("prefix_cache", {})
     rates, mismatch = summary.get("throughput", {}), summary.get("logprob_mismatch", {})
@@ -78,7 +110,7 @@ def facts(summary: Mapping[str, Any], rules: Admission) -> Markup:
     if "invalid_actions_per_trial" in summary:
         invalid = figure(round(summary["invalid_actions_per_trial"], 3))
         rows.append(("invalid actions", invalid, "a trial, while training"))
-    return tag("div", *(_tile(*row) for row in rows), cls="tiles facts")
+    return [Tile(*row) for row in rows]
 
 
 def _run_line(summary: Mapping[str, Any]) -> str:
@@ -87,48 +119,31 @@ def _run_line(summary: Mapping[str, Any]) -> str:
     return f"{summary['steps']} steps{done} · seed {summary['seed']} · {kind} credit"
 
 
-def _hero(heldout: Score) -> Markup:
+def _hero(heldout: Score) -> Tile:
     returns = heldout["return_by_episode"]
-    first = [signed(returns[0]), tag("span", "→", cls="arrow")] if len(returns) > 1 else []
-    interval = tag("span", f"± {heldout['ci95_by_episode'][-1]:.2f}", cls="interval")
-    span = f"episode 1 → {len(returns)}" if len(returns) > 1 else "episode 1"
-    return tag(
-        "div",
-        tag("h3", f"held-out return, {span}"),
-        tag("p", *first, tag("b", signed(returns[-1])), interval, cls="big"),
-        tag("p", f"{heldout['num_trials']:,} trials, 95 % interval", cls="note"),
-        cls="tile hero",
+    has_several = len(returns) > 1
+    return Tile(
+        label=f"held-out return, episode 1{f' → {len(returns)}' if has_several else ''}",
+        value=signed(returns[-1]),
+        note=f"{heldout['num_trials']:,} trials, 95 % interval",
+        interval=f"± {heldout['ci95_by_episode'][-1]:.2f}",
+        css="hero",
+        before=signed(returns[0]) if has_several else "",
     )
 
 
-def _controls(evaluation: Mapping[str, Score]) -> list[Markup]:
-    named = {
-        "heldout_blind": ("blind", "earlier episodes removed"),
-        "heldout_swapped": ("swapped", "another hidden at the end"),
-        "train": ("train", "tasks it was trained on"),
-    }
+def _controls(evaluation: Mapping[str, Score]) -> list[Tile]:
     return [
-        _tile(
-            f"{label}, episode {len(evaluation[name]['return_by_episode'])}",
-            signed(evaluation[name]["return_by_episode"][-1]),
-            said,
-            f"± {evaluation[name]['ci95_by_episode'][-1]:.2f}",
-            label,
+        Tile(
+            label=f"{label}, episode {len(evaluation[name]['return_by_episode'])}",
+            value=signed(evaluation[name]["return_by_episode"][-1]),
+            note=note,
+            interval=f"± {evaluation[name]['ci95_by_episode'][-1]:.2f}",
+            css=label,
         )
-        for name, (label, said) in named.items()
+        for name, (label, note) in CONTROLS.items()
         if name in evaluation
     ]
-
-
-def _tile(label: str, value: str, note: str, interval: str = "", css: str = "") -> Markup:
-    said = tag("p", tag("b", value), tag("span", interval, cls="interval"), cls="big")
-    return tag("div", tag("h3", label), said, tag("p", note, cls="note"), cls=f"tile {css}".strip())
-
-
-def _levels(references: Mapping[str, Sequence[float]]) -> Markup:
-    """The references of the last episode in a line."""
-    said = [f"{words(name)} {signed(values[-1])}" for name, values in references.items()]
-    return tag("p", "To compare, in the last episode: " + " · ".join(said), cls="note")
 
 
 def _spent(summary: Mapping[str, Any]) -> str:

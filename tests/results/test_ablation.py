@@ -7,7 +7,7 @@ import pytest
 
 from mage_async.ablate import read_ablation
 from mage_async.errors import ConfigError
-from mage_async.report.ablation import render_ablation
+from mage_async.report.ablation_page import render_ablation
 from mage_async.results.ablation import (
     Cell,
     Finished,

@@ -1,1 +1,1 @@
-"""Charts of the report as inline SVG."""
+"""What the report's charts show and where: plain data, which the templates draw as SVG and HTML."""

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mage_async.report.charts.frame import Point, Series
-from mage_async.report.charts.line_chart import line_chart
-from mage_async.report.markup import Markup, tag
-from mage_async.report.numbers import words
+from mage_async.report.charts.line_chart import Chart, line_chart
+from mage_async.report.charts.number_format import words
+from mage_async.report.charts.plot_area import Point, Series
 from mage_async.results.run_files import RunRecords
 
 SETS = {
@@ -18,18 +17,19 @@ SETS = {
 """Evaluation sets: the word and the colour for each, the most important first."""
 
 
-def learning_curves(records: RunRecords) -> Markup:
-    """Train and held-out side by side, on the same scale, with the references."""
+def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
+    """Held-out and train by caption, on the same scale, with the references."""
+    captions = {
+        "heldout": "held-out tasks; dashed: references, last episode",
+        "train": "train tasks; faint: the batch of every step",
+    }
     span = _span(records)
-    return tag(
-        "div",
-        _curve(records, "heldout", "held-out tasks; dashed: references, last episode", span),
-        _curve(records, "train", "train tasks; faint: the batch of every step", span),
-        cls="pair",
-    )
+    return [(said, _curve(records, split, said, span)) for split, said in captions.items()]
 
 
-def adaptation(evaluation: Mapping[str, Any], references: Mapping[str, Sequence[float]]) -> Markup:
+def adaptation(
+    evaluation: Mapping[str, Any], references: Mapping[str, Sequence[float]]
+) -> Chart | None:
     """Return against episode, of every set; the controls stay below what they take away."""
     num_episodes = len(evaluation["heldout"]["return_by_episode"])
     series = [
@@ -57,7 +57,7 @@ def _numbered(values: Sequence[float]) -> list[Point]:
     return [(float(number), value) for number, value in enumerate(values, 1)]
 
 
-def _curve(records: RunRecords, split: str, title: str, span: tuple[float, float]) -> Markup:
+def _curve(records: RunRecords, split: str, title: str, span: tuple[float, float]) -> Chart | None:
     points = curve_points(records, split)
     num_episodes = len(points[0][1]["return_by_episode"]) if points else 0
     series = [*_levels(records, split), *(_batches(records) if split == "train" else [])]
@@ -67,8 +67,7 @@ def _curve(records: RunRecords, split: str, title: str, span: tuple[float, float
         css = episode_css(episode, num_episodes)
         series.append(Series(f"episode {episode + 1}", rows, css, halves, has_dots=True))
     described = f"return of each episode against steps, {title}"
-    chart = line_chart(series, described=described, y_span=span)
-    return tag("figure", tag("figcaption", title), chart)
+    return line_chart(series, described=described, y_span=span)
 
 
 def curve_points(records: RunRecords, split: str) -> list[tuple[int, Mapping[str, Any]]]:
@@ -122,12 +121,3 @@ def _span(records: RunRecords) -> tuple[float, float]:
     low, high = min(values, default=0.0), max(values, default=1.0)
     margin = 0.06 * (high - low) or 0.5
     return low - margin, high + margin
-
-
-def legend(names: Mapping[str, str]) -> Markup:
-    """Colours and what they stand for."""
-    return tag(
-        "div",
-        *(tag("span", tag("i", cls=f"key {css}"), label) for css, label in names.items()),
-        cls="legend",
-    )

@@ -25,7 +25,7 @@ from mage_async.ablate import Ablation, read_ablation
 from mage_async.config import config_file
 from mage_async.errors import MageError, RunError
 from mage_async.launch import EXIT_USAGE
-from mage_async.report.ablation import render_ablation
+from mage_async.report.ablation_page import render_ablation
 from mage_async.results.ablation import Cell, Finished, bounds_that_did_not_act, is_done, read_cell
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.ablation_progress import Progress

@@ -3,7 +3,7 @@
 import statistics
 from dataclasses import dataclass, field
 
-from mage_async.report.numbers import duration
+from mage_async.report.charts.number_format import duration
 from mage_async.results.ablation import Cell, Finished
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mage_async.report.ablation import by_setting, mean_shares, smooth, values
 from mage_async.results.ablation import Finished, Setting
+from mage_async.results.ablation_means import by_setting, mean_shares, smooth, values
 from mage_async.results.intervals import interval
 
 MISSING = "no ablation.png: matplotlib is not installed (pip install 'mage_async[plots]')"

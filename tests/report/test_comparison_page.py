@@ -9,8 +9,8 @@ import pytest
 from mage_async.arguments import positive
 from mage_async.compare import _report, read_run
 from mage_async.errors import RunError
-from mage_async.report.arms import arms, paired
-from mage_async.report.comparison import compare, lines
+from mage_async.report.comparison_page import compare, lines
+from mage_async.report.experiment_arms import arms, paired
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary

@@ -1,24 +1,15 @@
 """The run as one page."""
 
-import itertools
 import json
-import math
 import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mage_async.report import render
-from mage_async.report.charts.frame import Series
-from mage_async.report.charts.labels import spread
-from mage_async.report.charts.line_chart import line_chart, small_chart
+from mage_async.report.charts.number_format import signed
 from mage_async.report.headline import verdict
-from mage_async.report.markup import Markup, join, tag
-from mage_async.report.numbers import duration, figure, percent, signed, ticks
-from mage_async.report.page import early_and_late
-from mage_async.report.reading import scenes
+from mage_async.report.run_page import early_and_late
 from mage_async.results.summary import summarise
 
 VOID = {"meta", "br", "hr"}
@@ -179,56 +170,6 @@ def test_a_return_that_a_control_leaves_is_not_called_adaptation(spared):
     assert verdict(sets).endswith("this policy does not adapt.")
 
 
-def test_a_trial_is_read_episode_by_episode(make_run):
-    run = make_run()
-    sample = json.loads(run.samples.read_text().splitlines()[0])
-    read = scenes(sample)
-    assert len(read) == 3
-    for number, scene in enumerate(read):
-        answers = [line for line in scene.lines if not isinstance(line, str)]
-        assert [turn["episode"] for _, turn in answers] == [number] * 4
-        assert all(text == turn["action"] for text, turn in answers)
-        assert scene.lines[0] == f"episode {number + 1}"
-        assert "<|" not in "".join(line for line in scene.lines if isinstance(line, str))
-
-
-def turn(episode, action, kind="act"):
-    reward = float(episode)
-    return {
-        "episode": episode,
-        "kind": kind,
-        "action": action,
-        "reward": reward,
-        "is_valid": bool(action),
-    }
-
-
-def test_an_example_in_the_rules_is_not_taken_for_an_answer():
-    contexts = [
-        "<|im_start|>user\nAnswer like <action> rock </action>. Write in <remark> tags. episode 1"
-        "<|im_end|>\n<|im_start|>assistant\n<action> paper</action><|im_end|>\n"
-        "<|im_start|>user\nwin reflect<|im_end|>\n"
-        "<|im_start|>assistant\n<remark> he likes rock </remark><|im_end|>\n",
-        "<|im_start|>user\nAnswer like <action> rock </action>. remark 1: he likes rock episode 2"
-        "<|im_end|>\n<|im_start|>assistant\n<action> </action><|im_end|>\n"
-        "<|im_start|>user\ninvalid<|im_end|>\n",
-    ]
-    turns = [turn(0, "paper"), turn(0, "he likes rock", "reflect"), turn(1, "")]
-    read = scenes({"contexts": contexts, "turns": turns, "reward_by_episode": [0.0, 1.0]})
-    said = [[text for text, _ in (x for x in s.lines if not isinstance(x, str))] for s in read]
-    assert said == [["paper", "he likes rock"], [""]]
-    assert "<action> rock </action>" in read[0].lines[0]
-    assert read[1].lines[-1] == "invalid"
-
-
-def test_answers_that_cannot_be_told_apart_are_shown_as_they_are(make_run):
-    run = make_run()
-    sample = json.loads(run.samples.read_text().splitlines()[0]) | {"contexts": ["rock, I think"]}
-    assert scenes(sample) is None
-    run.samples.write_text(json.dumps(sample) + "\n")
-    assert "<pre>rock, I think</pre>" in page_of(run)
-
-
 def sample(version, split="train", member="a"):
     return {"version": version, "split": split, "member": member, "seed": 1, "seat": 0}
 
@@ -238,68 +179,6 @@ def test_the_late_trial_is_on_the_early_ones_task_where_that_was_played():
     assert early_and_late([early, other, same]) == [early, same]
     assert early_and_late([early, other]) == [early, other]
     assert early_and_late([early]) == [early]
-
-
-def test_text_is_escaped_and_markup_is_not():
-    assert tag("p", "<b>", tag("i", "&"), cls='"') == '<p class="&quot;">&lt;b&gt;<i>&amp;</i></p>'
-    assert join("<", Markup("<br>"), None, 1.0) == "&lt;<br>1"
-    assert tag("meta", charset="utf-8", name=None) == '<meta charset="utf-8">'
-
-
-@given(st.lists(st.floats(0, 200), min_size=1, max_size=9), st.floats(1, 20), st.floats(100, 200))
-def test_labels_keep_apart_and_in_order(wanted, gap, high):
-    placed = spread(wanted, gap, 0.0, high)
-    ordered = sorted(range(len(wanted)), key=lambda number: wanted[number])
-    heights = [placed[number] for number in ordered]
-    for upper, lower in itertools.pairwise(heights):
-        assert lower - upper >= gap - 1e-6
-    assert heights[0] >= -1e-6
-    if gap * (len(wanted) - 1) <= high:
-        assert heights[-1] <= high + 1e-6
-
-
-def test_labels_with_room_stay_where_they_are():
-    assert spread([80.0, 10.0, 40.0], 14.0, 0.0, 100.0) == [80.0, 10.0, 40.0]
-
-
-def test_a_chart_draws_what_is_finite():
-    line = Series("loss", [(0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 2.0)], "accent")
-    drawn = line_chart([line], described="loss")
-    assert len(re.search(r'points="([^"]+)" class="line', drawn)[1].split()) == 2
-    assert "nan" not in drawn
-    assert "inf" not in drawn.replace("nothing", "")
-    assert "nothing was recorded" in line_chart([], described="loss")
-    assert "nothing was recorded" in small_chart([(0.0, math.nan)], described="loss")
-
-
-@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 8))
-def test_ticks_are_round_ordered_and_inside(low, size, count):
-    marks = ticks(low, low + size, count)
-    assert marks == sorted(set(marks))
-    assert len(marks) <= 2 * count
-    slack = 1e-6 * max(1.0, abs(low), size)
-    assert all(low - slack <= mark <= low + size + slack for mark in marks)
-
-
-def test_numbers_read_as_a_person_writes_them():
-    assert [signed(v) for v in (0.754, -0.02, -0.001, 0.0)] == ["+0.75", "−0.02", "0.00", "0.00"]
-    assert [figure(v) for v in (0.0, 0.0123, 1.234, 56.78, 1234.0, 29376.0, 2.5e6)] == [
-        "0",
-        "0.0123",
-        "1.23",
-        "56.8",
-        "1,234",
-        "29.4k",
-        "2.50M",
-    ]
-    assert [figure(v) for v in (-0.5, 9e-7, 1.0004, 12345678)] == ["−0.5", "9.0e−7", "1", "12.35M"]
-    assert [duration(s) for s in (9.34, 59.96, 96.3, 7500.0)] == [
-        "9.3 s",
-        "1 min 00 s",
-        "1 min 36 s",
-        "2 h 05 min",
-    ]
-    assert [percent(s) for s in (0.0, 0.004, 0.712, 1.0)] == ["0 %", "0.4 %", "71 %", "100 %"]
 
 
 def test_the_report_says_what_was_won_in_an_episode_and_what_in_any_so_far(make_run):

@@ -1,10 +1,10 @@
-"""What a chart is made of: series of points, and the frame that turns data into drawing.
+"""What a chart is made of: series of points, and the area that turns data into drawing.
 
 Sizes are in units of the view box; the page scales the whole drawing.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Point = tuple[float, float]
@@ -25,9 +25,14 @@ class Series:
         """The points that can be drawn."""
         return [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
 
+    def dots(self) -> list[Point]:
+        """The points that are marked one by one; a single point is, since no line shows it."""
+        finite = self.finite()
+        return finite if self.has_dots or len(finite) == 1 else []
+
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PlotArea:
     """Where the axes lie and what they span."""
 
     x: tuple[float, float]
@@ -50,3 +55,15 @@ class Frame:
         low, high = self.y
         inner = self.height - self.top - self.bottom
         return self.top + (high - y) / (high - low) * inner
+
+    def path(self, points: Iterable[Point]) -> str:
+        """Points as SVG writes them."""
+        return " ".join(f"{self.across(x):.1f},{self.down(y):.1f}" for x, y in points)
+
+    def outline(self, series: Series) -> str:
+        """The outline of a series' band, cut off where the axis ends."""
+        low, high = self.y
+        pairs = list(zip(series.points, series.half_widths, strict=True))
+        above = [(x, min(high, y + half)) for (x, y), half in pairs]
+        below = [(x, max(low, y - half)) for (x, y), half in reversed(pairs)]
+        return self.path([*above, *below])

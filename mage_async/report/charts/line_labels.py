@@ -1,15 +1,27 @@
 """Labels at the right of a chart: each at the end of its line, or as near as the others let it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mage_async.report.charts.frame import Frame, Series
-from mage_async.report.markup import Markup, join, tag
-from mage_async.report.numbers import figure
+from mage_async.report.charts.plot_area import PlotArea, Series
 
 LABEL_GAP = 14.0
 MAX_CHARACTERS = 22
 _CHARACTER = 6.7
 """Width of a character, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineLabel:
+    """A line's name and last value; a name that is cut off is shown whole on hovering."""
+
+    name: str
+    short_name: str
+    css: str
+    value: float
+    y: float
+    leader: str
+    """The path from the end of the line to the label."""
 
 
 def room(series: Sequence[Series]) -> float:
@@ -18,14 +30,24 @@ def room(series: Sequence[Series]) -> float:
     return 22 + _CHARACTER * (longest + 6)
 
 
-def labels(series: Sequence[Series], frame: Frame) -> Markup:
-    """Each labelled line's name and last value; what is cut off says itself on hovering."""
+def line_labels(series: Sequence[Series], area: PlotArea) -> list[LineLabel]:
+    """A label for each series that has a name."""
     labelled = [each for each in series if each.label]
     lasts = [each.finite()[-1] for each in labelled]
-    ends = [(frame.across(x), frame.down(y)) for x, y in lasts]
-    heights = spread([y for _, y in ends], LABEL_GAP, frame.top + 4, frame.height - frame.bottom)
-    rows = zip(labelled, lasts, ends, heights, strict=True)
-    return join(*(_label(each, y, end, at, frame) for each, (_, y), end, at in rows))
+    ends = [(area.across(x), area.down(y)) for x, y in lasts]
+    heights = spread([y for _, y in ends], LABEL_GAP, area.top + 4, area.height - area.bottom)
+    edge = area.width - area.right + 12
+    return [
+        LineLabel(
+            name=each.label,
+            short_name=_short(each.label),
+            css=each.css,
+            value=round(value, 2),
+            y=height,
+            leader=f"{x + 4:.1f},{y:.1f} {edge:.1f},{height:.1f}",
+        )
+        for each, (_, value), (x, y), height in zip(labelled, lasts, ends, heights, strict=True)
+    ]
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -44,23 +66,6 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
         placed[number] = ceiling = min(placed[number], ceiling)
         ceiling -= gap
     return placed
-
-
-def _label(
-    series: Series, value: float, end: tuple[float, float], at: float, frame: Frame
-) -> Markup:
-    edge, (x, y) = frame.width - frame.right, end
-    text = tag(
-        "text",
-        tag("title", series.label),
-        f"{_short(series.label)} ",
-        tag("tspan", figure(round(value, 2)), cls="value"),
-        x=edge + 15,
-        y=at + 4,
-        cls=f"label {series.css}",
-    )
-    leader = f"{x + 4:.1f},{y:.1f} {edge + 12:.1f},{at:.1f}"
-    return join(tag("polyline", points=leader, cls="leader"), text)
 
 
 def _short(label: str) -> str:

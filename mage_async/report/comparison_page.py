@@ -4,18 +4,17 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mage_async.report.arms import Arm, Run, arms, paired
-from mage_async.report.charts.frame import Series
-from mage_async.report.charts.learning_curves import curve_points, legend
-from mage_async.report.charts.line_chart import line_chart
-from mage_async.report.document import document, section
-from mage_async.report.markup import Markup, join, tag
-from mage_async.report.numbers import duration, figure, signed, words
+from mage_async.report.charts.learning_curves import curve_points
+from mage_async.report.charts.line_chart import Chart, line_chart
+from mage_async.report.charts.number_format import duration, figure, signed
+from mage_async.report.charts.plot_area import Series
+from mage_async.report.experiment_arms import Arm, Run, arms, paired
+from mage_async.report.table import Cell, Row, Table
+from mage_async.report.templating import fill
 from mage_async.results.intervals import interval
 
 COLOURS = ("heldout", "train", "blind", "swapped", "e0", "e1", "e3")
 LAST = ("return_by_episode", -1)
-Column = tuple[str, Callable[[Arm], str]]
 
 
 def compare(runs: Sequence[Run]) -> str:
@@ -27,18 +26,25 @@ def compare(runs: Sequence[Run]) -> str:
     if len(runs) < 2:
         raise ValueError(f"a comparison needs at least two runs, got {len(runs)}")
     found = arms(runs)
-    names = {colour: arm.label for colour, arm in zip(COLOURS, found, strict=False)}
-    return document(
-        f"{len(runs)} runs · mage",
-        tag("h1", f"{len(runs)} runs", tag("small", _said(found))),
-        section("What was reached", _note(found), _reached(found)),
-        section("Beside the first", _beside(found)) if len(found) > 1 else None,
-        section("Learning curves", legend(names), *curves(found)),
-        section("What it cost", _cost(found)),
+    first, *others = found
+    split, charts = curves(found)
+    return fill(
+        "comparison.html",
+        title=f"{len(runs)} runs · mage",
+        num_runs=len(runs),
+        differences=_said(found),
+        has_small_arm=any(len(arm.runs) < 3 for arm in found),
+        reached=_table(found, REACHED),
+        first=first.label,
+        beside=_beside(first, others) if others else None,
+        arm_names={colour: arm.label for colour, arm in zip(COLOURS, found, strict=False)},
+        curves=[(f"{split}, by {axis}", chart) for axis, chart in charts.items()],
+        num_left_out=max(0, len(found) - len(COLOURS)),
+        cost=_table(found, COST),
     )
 
 
-def curves(found: Sequence[Arm]) -> list[Markup]:
+def curves(found: Sequence[Arm]) -> tuple[str, dict[str, Chart | None]]:
     """The last episode's return against steps, trials and time; bands over seeds.
 
     On held-out tasks, or in the batches that were trained where a run recorded no curve.
@@ -46,13 +52,7 @@ def curves(found: Sequence[Arm]) -> list[Markup]:
     shown = found[: len(COLOURS)]
     points = {name: [_curves_of(arm, split) for arm in shown] for name, split in SPLITS.items()}
     name = next((name for name, of in points.items() if all(map(_has_curve, of))), TRAINED)
-    charts = [
-        tag("figure", tag("figcaption", f"{name}, by {axis}"), _chart(shown, points[name], at))
-        for axis, at in AXES.items()
-    ]
-    left_out = len(found) - len(shown)
-    note = tag("p", f"{left_out} more arms are not drawn", cls="note") if left_out else None
-    return [tag("div", *charts, cls="pair"), *([note] if note else [])]
+    return name, {axis: _chart(shown, points[name], at) for axis, at in AXES.items()}
 
 
 def _curves_of(arm: Arm, split: str) -> list[dict[int, float]]:
@@ -79,7 +79,7 @@ def _chart(
     found: Sequence[Arm],
     points: Sequence[Sequence[Mapping[int, float]]],
     at: Callable[[Run, int], float],
-) -> Markup:
+) -> Chart | None:
     series = [
         _series(arm, of_runs, at, colour)
         for arm, of_runs, colour in zip(found, points, COLOURS, strict=False)
@@ -127,68 +127,19 @@ def _said(found: Sequence[Arm]) -> str:
     return f"{len(found)} arms; they differ in {keys}"
 
 
-def _note(found: Sequence[Arm]) -> Markup:
-    text = "Held-out returns per unit; intervals at 95 % over runs that differ in their seed only."
-    if any(len(arm.runs) < 3 for arm in found):
-        text += " An arm of fewer than three runs supports no statement."
-    return tag("p", text, cls="note")
-
-
-def _reached(found: Sequence[Arm]) -> Markup:
-    columns: list[Column] = [
-        ("runs", lambda arm: str(len(arm.runs))),
-        ("first episode", lambda arm: _mean(arm, "heldout", "return_by_episode", 0)),
-        ("last episode", lambda arm: _mean(arm, "heldout", *LAST)),
-        ("blind", lambda arm: _mean(arm, "heldout_blind", *LAST)),
-        ("swapped", lambda arm: _mean(arm, "heldout_swapped", *LAST)),
-        ("won, last", lambda arm: _mean(arm, "heldout", "won_by_episode", -1)),
-        ("won, any", lambda arm: _mean(arm, "heldout", "won_within", -1)),
-    ]
-    return _table(found, columns)
-
-
-def _beside(found: Sequence[Arm]) -> Markup:
+def _beside(first: Arm, others: Sequence[Arm]) -> Table:
     """Differences in the last episode, seed by seed: what seeds share cancels."""
-    first, *others = found
     rows = []
     for arm in others:
         gaps = paired(first, arm, "evaluation", "heldout", *LAST)
         said = _interval(gaps) if gaps else "no seed in common"
-        cells = [tag("td", said, cls="number"), tag("td", str(len(gaps)), cls="number")]
-        rows.append(tag("tr", tag("th", arm.label), *cells))
-    head = tag("tr", *(tag("th", name) for name in ("", "last episode, difference", "seeds")))
-    note = tag("p", f"Differences to: {first.label}.", cls="note")
-    return join(note, _framed(head, rows))
+        rows.append(Row(arm.label, [Cell(said), Cell(str(len(gaps)))]))
+    return Table(["", "last episode, difference", "seeds"], rows)
 
 
-def _cost(found: Sequence[Arm]) -> Markup:
-    columns: list[Column] = [
-        ("wall time", lambda arm: duration(statistics.fmean(arm.values("wall_s")))),
-        *(
-            (words(name), lambda arm, name=name: _plain(arm, "throughput", name))
-            for name in ("trials_per_s", "generated_tokens_per_s")
-        ),
-        ("staleness, mean", lambda arm: _plain(arm, "staleness", "mean")),
-        ("largest", lambda arm: figure(max(arm.values("staleness", "max"), default=0.0))),
-        ("dropped", lambda arm: figure(sum(arm.values("trials", "dropped")))),
-    ]
-    return _table(found, columns)
-
-
-def _table(found: Sequence[Arm], columns: Sequence[Column]) -> Markup:
-    rows = [
-        tag(
-            "tr",
-            tag("th", arm.label),
-            *(tag("td", say(arm), cls="number") for _, say in columns),
-        )
-        for arm in found
-    ]
-    return _framed(tag("tr", tag("th", ""), *(tag("th", name) for name, _ in columns)), rows)
-
-
-def _framed(head: Markup, rows: Sequence[Markup]) -> Markup:
-    return tag("div", tag("table", tag("thead", head), tag("tbody", *rows)), cls="scroll")
+def _table(found: Sequence[Arm], columns: Mapping[str, Callable[[Arm], str]]) -> Table:
+    rows = [Row(arm.label, [Cell(said(arm)) for said in columns.values()]) for arm in found]
+    return Table(["", *columns], rows)
 
 
 def _mean(arm: Arm, *path: str | int) -> str:
@@ -204,6 +155,25 @@ def _interval(values: Sequence[float]) -> str:
 def _plain(arm: Arm, *path: str) -> str:
     values = arm.values(*path)
     return figure(statistics.fmean(values)) if values else "–"
+
+
+REACHED: Mapping[str, Callable[[Arm], str]] = {
+    "runs": lambda arm: str(len(arm.runs)),
+    "first episode": lambda arm: _mean(arm, "heldout", "return_by_episode", 0),
+    "last episode": lambda arm: _mean(arm, "heldout", *LAST),
+    "blind": lambda arm: _mean(arm, "heldout_blind", *LAST),
+    "swapped": lambda arm: _mean(arm, "heldout_swapped", *LAST),
+    "won, last": lambda arm: _mean(arm, "heldout", "won_by_episode", -1),
+    "won, any": lambda arm: _mean(arm, "heldout", "won_within", -1),
+}
+COST: Mapping[str, Callable[[Arm], str]] = {
+    "wall time": lambda arm: duration(statistics.fmean(arm.values("wall_s"))),
+    "trials/s": lambda arm: _plain(arm, "throughput", "trials_per_s"),
+    "generated tokens/s": lambda arm: _plain(arm, "throughput", "generated_tokens_per_s"),
+    "staleness, mean": lambda arm: _plain(arm, "staleness", "mean"),
+    "largest": lambda arm: figure(max(arm.values("staleness", "max"), default=0.0)),
+    "dropped": lambda arm: figure(sum(arm.values("trials", "dropped"))),
+}
 
 
 def lines(runs: Sequence[Run]) -> list[Mapping[str, Any]]:

@@ -1,14 +1,14 @@
-"""Measures over the steps: staleness against its bound, and every other metric as a small chart."""
+"""Metrics over the steps: staleness against its bound, and every other metric as a small chart."""
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from mage_async.report.charts.frame import Series
 from mage_async.report.charts.learning_curves import episode_css
-from mage_async.report.charts.line_chart import line_chart, small_chart
-from mage_async.report.markup import Markup, tag
-from mage_async.report.numbers import figure, words
+from mage_async.report.charts.line_chart import Chart, line_chart, small_chart
+from mage_async.report.charts.number_format import figure, words
+from mage_async.report.charts.plot_area import Series
 from mage_async.results.metrics import METRICS
 from mage_async.results.summary import weighted_mean
 
@@ -35,11 +35,23 @@ POLICY = (
 Records = Sequence[dict[str, Any]]
 
 
-def staleness(metrics: Records, bound: int) -> Markup:
-    """Mean and largest staleness of each step's tokens, its mean by episode, and the bound."""
+@dataclass(frozen=True, slots=True)
+class MetricChart:
+    """A small chart of one metric, with its meaning and its mean."""
+
+    label: str
+    meaning: str
+    mean: str
+    chart: Chart | None
+
+
+def staleness(metrics: Records, bound: int) -> Chart | None:
+    """Mean and largest staleness of each step's tokens, its mean by episode, and the bound; None
+    where no step was trained.
+    """
     steps = [float(line["step"]) for line in metrics]
     if not steps:
-        return tag("p", "no step was trained", cls="note")
+        return None
     series = [
         Series("bound", [(steps[0], float(bound)), (steps[-1], float(bound))], "reference"),
         _series(metrics, "staleness_max", "max", "swapped"),
@@ -53,20 +65,18 @@ def staleness(metrics: Records, bound: int) -> Markup:
     return line_chart(series, described=described, y_span=(-0.1, max(1.0, bound) * 1.15 + 0.1))
 
 
-def small_multiples(metrics: Records, names: Sequence[str]) -> Markup:
-    """A small chart a metric, with its meaning and its mean."""
-    charts = [_small(metrics, name) for name in names if any(name in line for line in metrics)]
-    return tag("div", *charts, cls="multiples")
+def metric_charts(metrics: Records, names: Sequence[str]) -> list[MetricChart]:
+    """A small chart for each of the metrics that some step recorded."""
+    return [_small(metrics, name) for name in names if any(name in line for line in metrics)]
 
 
-def _small(metrics: Records, name: str) -> Markup:
+def _small(metrics: Records, name: str) -> MetricChart:
     unit, meaning = METRICS[name]
     points = [(float(line["step"]), float(line[name])) for line in metrics if name in line]
     unit = "" if unit in ("1", "share", "1/s") else f" {unit}"
     label = words(f"{name.removesuffix('_s')}_time" if unit == " s" else name)
-    mean = figure(_mean(metrics, name))
-    caption = tag("figcaption", label, tag("span", f"mean {mean}{unit}"), title=meaning)
-    return tag("figure", caption, small_chart(points, described=f"{label}: {meaning}"))
+    chart = small_chart(points, described=f"{label}: {meaning}")
+    return MetricChart(label, meaning, f"{figure(_mean(metrics, name))}{unit}", chart)
 
 
 def _mean(metrics: Records, name: str) -> float:

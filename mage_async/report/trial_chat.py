@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mage_async.report.markup import Markup, tag
-from mage_async.report.numbers import signed
+from mage_async.report.charts.number_format import signed
 
 _ANSWER = re.compile(r"<(action|remark)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 _TEMPLATE = re.compile(
@@ -52,17 +51,52 @@ def scenes(sample: Mapping[str, Any]) -> list[Scene] | None:
     return result
 
 
-def chat(sample: Mapping[str, Any], units: int) -> Markup:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the agent answered, and the reward of its turn."""
+
+    text: str
+    reward: float
+    is_remark: bool
+    is_valid: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What was told and the answer to it, in order; after the last answer there may be none."""
+
+    reward: float
+    exchanges: Sequence[tuple[Sequence[str], Answer | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialChat:
+    """A trial as `templates/trial_chat.html` shows it."""
+
+    version: int
+    split: str
+    member: str
+    rewards: str
+    episodes: Sequence[Episode]
+    whole: str = ""
+    """The contexts as they are, where answers cannot be told apart."""
+
+
+def trial_chat(sample: Mapping[str, Any], units: int) -> TrialChat:
     """The whole trial, episode by episode, with the reward of every turn."""
     read = scenes(sample)
-    if read is None:
-        whole = "\n\n".join(sample["contexts"])
-        return tag("article", _head(sample, units), tag("pre", whole), cls="trial")
-    episodes = [
-        _episode(number, scene, sample["reward_by_episode"][number - 1] / units)
-        for number, scene in enumerate(read, 1)
-    ]
-    return tag("article", _head(sample, units), *episodes, cls="trial")
+    rewards = [reward / units for reward in sample["reward_by_episode"]]
+    return TrialChat(
+        version=sample["version"],
+        split=sample.get("split", "train").replace("heldout", "held-out"),
+        member=sample["member"],
+        rewards=" → ".join(map(signed, rewards)),
+        episodes=[
+            Episode(reward, list(_exchanges(scene)))
+            for reward, scene in zip(rewards, read or (), strict=False)
+        ],
+        whole="\n\n".join(sample["contexts"]) if read is None else "",
+    )
 
 
 def _pieces(context: str) -> Iterator[tuple[bool, str]]:
@@ -93,42 +127,17 @@ def _tell(scene: Scene, text: str) -> None:
         scene.lines.append(shown)
 
 
-def _head(sample: Mapping[str, Any], units: int) -> Markup:
-    rewards = " → ".join(signed(reward / units) for reward in sample["reward_by_episode"])
-    return tag(
-        "header",
-        tag("b", f"version {sample['version']}"),
-        tag("span", f"{sample.get('split', 'train').replace('heldout', 'held-out')} task"),
-        tag("code", sample["member"]),
-        tag("span", rewards, cls="rewards"),
-    )
-
-
-def _episode(number: int, scene: Scene, reward: float) -> Markup:
-    title = tag("h4", f"episode {number}", tag("span", signed(reward), cls=_sign(reward)))
-    return tag("section", title, *_exchanges(scene))
-
-
-def _exchanges(scene: Scene) -> Iterator[Markup]:
-    """What was told and the answer to it, on one line where there is room."""
-    told: list[Markup] = []
+def _exchanges(scene: Scene) -> Iterator[tuple[list[str], Answer | None]]:
+    told: list[str] = []
     for line in scene.lines:
         if isinstance(line, str):
-            told.append(tag("p", line, cls="told"))
+            told.append(line)
         else:
-            yield tag("div", *told, _answer(*line), cls="exchange")
+            yield told, _answer(*line)
             told = []
-    yield from told
+    if told:
+        yield told, None
 
 
-def _answer(text: str, turn: Turn) -> Markup:
-    invalid = None if turn["is_valid"] else tag("em", "invalid")
-    kind = "answer" if turn["kind"] == "act" else "answer remark"
-    words = tag("span", text or "(nothing)", cls="words")
-    reward = turn["reward"]
-    chip = tag("span", signed(reward, 1), cls=f"chip {_sign(reward)}")
-    return tag("p", words, invalid, chip if turn["kind"] == "act" else None, cls=kind)
-
-
-def _sign(value: float) -> str:
-    return "plus" if value > 0 else "minus" if value < 0 else "even"
+def _answer(text: str, turn: Turn) -> Answer:
+    return Answer(text, turn["reward"], turn["kind"] != "act", turn["is_valid"])

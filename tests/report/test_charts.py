@@ -1,0 +1,88 @@
+"""Charts and the numbers in them."""
+
+import itertools
+import math
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mage_async.report.charts.line_chart import line_chart, small_chart
+from mage_async.report.charts.line_labels import spread
+from mage_async.report.charts.number_format import duration, figure, percent, signed, ticks
+from mage_async.report.charts.plot_area import Series
+from mage_async.report.templating import svg
+
+
+@given(st.lists(st.floats(0, 200), min_size=1, max_size=9), st.floats(1, 20), st.floats(100, 200))
+def test_labels_keep_apart_and_in_order(wanted, gap, high):
+    placed = spread(wanted, gap, 0.0, high)
+    ordered = sorted(range(len(wanted)), key=lambda number: wanted[number])
+    heights = [placed[number] for number in ordered]
+    for upper, lower in itertools.pairwise(heights):
+        assert lower - upper >= gap - 1e-6
+    assert heights[0] >= -1e-6
+    if gap * (len(wanted) - 1) <= high:
+        assert heights[-1] <= high + 1e-6
+
+
+def test_labels_with_room_stay_where_they_are():
+    assert spread([80.0, 10.0, 40.0], 14.0, 0.0, 100.0) == [80.0, 10.0, 40.0]
+
+
+def test_a_chart_draws_what_is_finite():
+    line = Series("loss", [(0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 2.0)], "accent")
+    drawn = svg(line_chart([line], described="loss"))
+    assert len(re.search(r'points="([^"]+)" class="line', drawn)[1].split()) == 2
+    assert "nan" not in drawn
+    assert "inf" not in drawn.replace("nothing", "")
+    assert "nothing was recorded" in svg(line_chart([], described="loss"))
+    assert "nothing was recorded" in svg(small_chart([(0.0, math.nan)], described="loss"))
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 8))
+def test_ticks_are_round_ordered_and_inside(low, size, count):
+    marks = ticks(low, low + size, count)
+    assert marks == sorted(set(marks))
+    assert len(marks) <= 2 * count
+    slack = 1e-6 * max(1.0, abs(low), size)
+    assert all(low - slack <= mark <= low + size + slack for mark in marks)
+
+
+def test_numbers_read_as_a_person_writes_them():
+    assert [signed(v) for v in (0.754, -0.02, -0.001, 0.0)] == ["+0.75", "−0.02", "0.00", "0.00"]
+    assert [figure(v) for v in (0.0, 0.0123, 1.234, 56.78, 1234.0, 29376.0, 2.5e6)] == [
+        "0",
+        "0.0123",
+        "1.23",
+        "56.8",
+        "1,234",
+        "29.4k",
+        "2.50M",
+    ]
+    assert [figure(v) for v in (-0.5, 9e-7, 1.0004, 12345678)] == ["−0.5", "9.0e−7", "1", "12.35M"]
+    assert [duration(s) for s in (9.34, 59.96, 96.3, 7500.0)] == [
+        "9.3 s",
+        "1 min 00 s",
+        "1 min 36 s",
+        "2 h 05 min",
+    ]
+    assert [percent(s) for s in (0.0, 0.004, 0.712, 1.0)] == ["0 %", "0.4 %", "71 %", "100 %"]
+
+
+def test_text_of_a_chart_is_escaped_and_its_markup_is_not():
+    line = Series("<b>&", [(0.0, 1.0), (1.0, 2.0)], '"', has_dots=True)
+    drawn = svg(line_chart([line], described="<i>'"))
+    assert drawn.startswith("<svg ")
+    assert "<title>&lt;i&gt;&#39;</title>" in drawn
+    assert "<title>&lt;b&gt;&amp;</title>&lt;b&gt;&amp; <tspan" in drawn
+    assert 'class="line &#34;"' in drawn
+    assert "<b>" not in drawn
+
+
+def test_coordinates_are_written_to_a_hundredth():
+    drawn = svg(small_chart([(0.0, 1.0), (3.0, 2.0)], described=""))
+    assert 'viewBox="0 0 240 84"' in drawn
+    written = re.findall(r' (?:x|y|x1|x2|y1|y2)="([^"]*)"', drawn)
+    assert written
+    assert all(re.fullmatch(r"\d+(\.\d{1,2})?", number) for number in written)
