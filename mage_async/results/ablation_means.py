@@ -7,7 +7,7 @@ from mage_async.results.ablation import Finished, Setting
 from mage_async.results.intervals import interval
 
 POINTS = 15
-"""How many points a learning curve has: each is the mean of as many batches as that takes."""
+"""Points of a learning curve; each is a mean over as many batches as that takes."""
 Runs = Mapping[Setting, Sequence[Finished]]
 
 
