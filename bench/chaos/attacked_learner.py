@@ -22,13 +22,13 @@ class Window:
     """What happened in some seconds."""
 
     trials_per_s: float
-    """Of the honest actor."""
+    """Trials of the honest actor."""
     busy: float
-    """Of the learner's process, in processors."""
+    """Processor time of the learner's process, in processors."""
     stolen: float
     """Share of all processors that the machine's host kept."""
     num_messages: int = 0
-    """Of the attacker, let in."""
+    """Messages of the attacker that came in."""
     num_refused: int = 0
 
 

@@ -29,7 +29,7 @@ BEAT = Heartbeat(name="flood", counters={}, blocked_s={})
 
 
 def dealer(address: str, keys: Path | None, server: bytes = b"") -> zmq.Socket[bytes]:
-    """A socket that does as it likes, with or without keys."""
+    """A socket that keeps no rule of the protocol, with or without keys."""
     made = zmq.Context.instance().socket(zmq.DEALER)
     made.setsockopt(zmq.LINGER, 0)
     made.setsockopt(zmq.SNDTIMEO, 50)
@@ -78,7 +78,7 @@ def hold_half_open(address: str) -> None:
 
 
 def without_keys(address: str, keys: Path) -> None:
-    """A peer that has none."""
+    """A peer without keys."""
     flood(address, None, encode(BEAT))
 
 
@@ -103,18 +103,18 @@ def with_too_many(address: str, keys: Path) -> None:
 
 
 def half_open(address: str, keys: Path) -> None:
-    """Nobody, a thousand times."""
+    """A thousand raw connections that say nothing."""
     hold_half_open(address)
 
 
 def sends_nothing(address: str, keys: Path) -> None:
-    """As busy as an attack, and none."""
+    """Keeps the processor as busy as an attack does, and sends nothing."""
     while True:
         encode(BEAT)
 
 
 def no_attacker(address: str, keys: Path) -> None:
-    """Not even busy."""
+    """Leaves the processor idle."""
     signal.pause()
 
 

@@ -33,13 +33,13 @@ from tests.helpers.fuzzing.mutation import mutate
 from tests.helpers.fuzzing.targets import Target, targets
 
 SHARES = {"wire": 0.4, "trial frames": 0.3, "journal": 0.26, "configuration": 0.04}
-"""Of the inputs; a configuration takes a hundred times as long as a message."""
+"""Shares of the inputs; a configuration takes a hundred times as long as a message."""
 HANG_S = 1.0
-"""Of processor time for one input."""
+"""Processor time that one input may take."""
 LIMIT_BYTES = 4 * 2**20
 TRACED_EVERY = 100
 DEAD_S = 60.0
-"""Of processor time for a thousand inputs: the process ends, and says where it was."""
+"""Processor time after which a thousand inputs hang: the process ends and prints its stack."""
 COVERAGE = "bench.chaos.fuzz_coverage"
 
 

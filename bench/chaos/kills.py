@@ -8,12 +8,12 @@
     … --kills 8 --disk 8               the journal on a disk of 8 MiB that is full now and then
 
 Moments, victims and harm follow from `--seed`. A killed supervisor is started again with
-`--resume`; before that the journal's tail is torn as by a power cut: behind the last record that
-anybody was told of it is cut anywhere, or followed by garbage. After every fourth kill a process
-gets SIGSTOP, and SIGCONT after up to `--stop-s` seconds. `--clock` gives all processes a wall clock
-that jumps by a day, back and forth. A tap on the sockets writes down what peers were told
-(`bench/chaos/tap.py`); `bench/chaos/account.py` compares. The last line is the verdict and names
-every condition that fell short; the exit status is then 1.
+`--resume`; before that the journal's tail is torn as by a power cut: behind the last record that a
+peer was told of, the journal is cut anywhere, or followed by garbage. After every fourth kill a
+process gets SIGSTOP, and SIGCONT after up to `--stop-s` seconds. `--clock` gives all processes a
+wall clock that jumps by a day, back and forth. A tap on the sockets writes down what peers were
+told (`bench/chaos/tap.py`); `bench/chaos/account.py` compares. The last line is the verdict and
+names every condition that fell short; the exit status is then 1.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
 
 SHARES = {"actor": 11, "evaluator": 4, "learner": 3, "supervisor": 2}
-"""Of twenty kills; a role named in `--roles` and not here has 3."""
+"""Kills by role, in twenty; a role named in `--roles` and not here has 3."""
 SMALL = (
     "warm_start.steps=8",
     "warm_start.gate=1.0",
@@ -62,7 +62,7 @@ AHEAD = 2
 
 
 def deck(kills: int, roles: list[str], source: random.Random) -> list[str]:
-    """Who is killed, in order: roles by their shares, shuffled."""
+    """The roles to kill, in order: by their shares, shuffled."""
     pack = [role for role in roles for _ in range(SHARES.get(role, 3))]
     cards: list[str] = []
     while len(cards) < kills:
@@ -122,7 +122,7 @@ def recovery(victim: Victim, given: Any) -> dict[str, Any]:
 
 
 def digests(run: RunDirectory) -> dict[int, str]:
-    """Of the weights at every version."""
+    """The digest of the weights at every version."""
     return Books.of(open_journal(run.journal).records(0)).digests
 
 
@@ -141,7 +141,7 @@ def settings_of(given: Any) -> list[str]:
 def main() -> None:
     """Attack, account, replay, and say the verdict."""
     given = _arguments()
-    if given.disk and MOUNTS not in os.environ:  # mounts of our own, which nobody else sees
+    if given.disk and MOUNTS not in os.environ:  # mounts that no other process sees
         os.environ[MOUNTS] = "own"
         os.execvp("unshare", ["unshare", "-rm", sys.executable, *sys.orig_argv[1:]])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))

@@ -54,7 +54,7 @@ from mage_services.transport.channel import LearnerChannel, PeerChannel
 
 NUM_TOKENS, CREDITS = 2048, 16
 MOST_STOLEN = 0.02
-"""Of a window's processors, by the machine's host: a round with more is left out."""
+"""Share of a window's processors that the host may keep: a round with more is left out."""
 LEAST_RATIO = 0.95
 HELLO = Hello(role="actor", name="honest", build="b", config_digest="c", credits=CREDITS)
 
@@ -90,13 +90,13 @@ class Plan:
     """In the baseline."""
     kinds: tuple[str, ...]
     judged: frozenset[str]
-    """Of the kinds: those that must not cost 5 %."""
+    """Those kinds that must not cost 5 %."""
     window_s: float
     num_alone: int
     num_rounds: int
 
     def num_attacks(self) -> int:
-        """Of all kinds, without and with an honest actor."""
+        """Attacks of all kinds, without and with an honest actor."""
         return (self.num_alone + self.num_rounds) * len(self.kinds)
 
 
@@ -162,7 +162,12 @@ async def measure(folder: Path, plan: Plan) -> dict[str, Any]:
 
 
 def figures_of(alone: list[Window], rounds: list[tuple[Window, Window, Window]]) -> dict[str, Any]:
-    """Of one kind of attack: without an honest actor; windows before, in and after it."""
+    """Figures of one kind of attack.
+
+    Args:
+        alone: windows without an honest actor.
+        rounds: windows before, in and after an attack.
+    """
     kept = [one for one in rounds if max(window.stolen for window in one) <= MOST_STOLEN]
     windows = [[window.trials_per_s for window in one] for one in kept or rounds]
     ratios = [2 * attacked / (before + after) for before, attacked, after in windows]
@@ -221,7 +226,7 @@ def others_figures(plan: Plan) -> dict[str, Any]:
 
 
 def of_what() -> dict[str, Any]:
-    """Of which code the figures are: the two plans' may be of different runs."""
+    """The code that made these figures: the two plans may have been measured on different code."""
     made = provenance()
     return {key: made[key] for key in ("git", "git_is_clean")}
 

@@ -29,7 +29,7 @@ WAYS = ("twice", "late", "short", "flipped", "cut")
 
 @dataclass
 class Mischief:
-    """Harms a share of all messages but the first of a connection, which nobody says again."""
+    """Harms a share of all messages but the first of a connection, which no peer repeats."""
 
     share: float
     source: random.Random
@@ -148,7 +148,7 @@ class Tap:
 
 
 def _listens(path: Path) -> bool:
-    """Whether somebody listens at a socket, by the kernel's table: no connection is made."""
+    """Whether a process listens at a socket, by the kernel's table: no connection is made."""
     lines = Path("/proc/net/unix").read_text().split("\n")
     return any(line.endswith(f" {path}") and " 00010000 " in line for line in lines)
 

@@ -1,4 +1,4 @@
-"""A journal's tail as a power cut leaves it: what nobody was told of may be gone, or garbage."""
+"""A journal's tail as a power cut leaves it: records no peer was told of are gone, or garbage."""
 
 import random
 
@@ -18,11 +18,11 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 
 PREFIX_BYTES = 8
-"""Of a record, before what `scan` yields."""
+"""Bytes of a record before the body that `scan` yields."""
 
 
 def tear(run: RunDirectory, tap: Tap, source: random.Random) -> int:
-    """Cut or spoil the last segment behind everything that anybody knows of; returns by how much.
+    """Cut or spoil the last segment behind what peers were told of; returns by how many bytes.
 
     No process of the run may live. What a checkpoint or a line of metrics rests on was synced
     before it was written, so it stays, too.

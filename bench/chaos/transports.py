@@ -2,7 +2,7 @@
 
     ours         DEALER to ROUTER, acknowledged when the journal holds it durably, else sent again
     push/pull    PUSH to PULL: a message is handed to zmq and forgotten
-    pub/sub      PUB to SUB: the same, and to nobody where nobody listens
+    pub/sub      PUB to SUB: the same, and lost where no subscriber listens
 
     python -m bench.chaos.transports --kills 20        2 minutes
 

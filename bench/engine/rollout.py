@@ -66,7 +66,7 @@ class Work:
 
 @dataclass
 class Found:
-    """Of one way, once."""
+    """What one way took, once."""
 
     seconds: float = 0.0
     num_tokens: int = 0
@@ -154,7 +154,7 @@ async def play(engine: Engine, work: Work, way: str, name: str, weights: Weights
 
 
 async def _alone(engine: Engine, trial: Trial, work: Work, weights: Weights, found: Found) -> None:
-    """One trial at its own pace; whoever's turn it is brings new weights, and waits for them."""
+    """One trial at its own pace; the trial whose turn is due loads new weights and waits."""
     for _ in range(EPISODES * TURNS):
         await trial.turn(engine, found)
         if weights.count_turn(work.turns_a_version):

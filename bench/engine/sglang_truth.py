@@ -52,7 +52,7 @@ def logprob_gap(served: Served, policies: Policies) -> float:
 
 
 def stale_gap(served: Served, policies: Policies, rule: str) -> float:
-    """Of the first turn that may read no older keys; under `keep`, of one that does."""
+    """The gap of the first turn that may read no older keys; under `keep`, of one that does."""
     worst = 0.0
     for trial in range(8):
         served.publish(policies.file)

@@ -34,7 +34,7 @@ def measure_accuracy(device: str) -> dict[str, Any]:
 
 
 def errors(width: int, inverse_temperature: float, device: str) -> dict[str, float]:
-    """Of one head."""
+    """The errors of one head."""
     arguments = random_head(
         TOKENS,
         VOCABULARY,

@@ -5,8 +5,8 @@ Both loops are written afresh from reading them: what they do per row, and nothi
 (GiGPO) first looks up the rows of every trial for its returns, then compares row by row twice, for
 the trial and for the step, and expands both to tokens. Both give `[B, L]`, padded, of which a loss
 reads what the mask admits; a learner that packs its sequences wants those tokens only, one row
-after the other. Ours is timed in either form, beside a bare fill of as much memory, which nobody
-who writes the result can beat.
+after the other. Ours is timed in either form, beside a bare fill of as much memory, a bound
+that no code which writes the result can beat.
 
 Shapes: `B` rows, `L` tokens of the longest row.
 """
@@ -33,9 +33,9 @@ class Rows:
     """A batch as verl holds it: one row per trial, or for MAGE one per turn, padded to `L`."""
 
     tasks: list[str]
-    """Of each row: rows of equal task are compared."""
+    """The task of each row: rows of equal task are compared."""
     trials: list[str] | None
-    """None where every row is a trial of its own, which nobody has to look up."""
+    """None where every row is a trial of its own, which needs no look-up."""
     anchors: list[str]
     """The state each row was played in."""
     rewards: Tensor
@@ -45,7 +45,7 @@ class Rows:
     mask: Tensor
     """bool `[B, L]`"""
     lengths: Tensor
-    """Tokens of each row `[B]`, on the host: who packs knows them."""
+    """Tokens of each row `[B]`, on the host: the packing code knows them."""
 
 
 def make_rows(num_rows: int, num_tokens: int, device: str, *, turns: int) -> Rows:

@@ -210,7 +210,7 @@ class Truth:
     def errors(
         self, results: tuple[Tensor, ...], d_hidden: Tensor, d_head: Tensor
     ) -> dict[str, float]:
-        """Of log-prob and entropy absolute, of gradients relative Frobenius."""
+        """Errors: absolute for log-prob and entropy, relative Frobenius for gradients."""
         error = results[0].detach()[self.rows].double() - self.logprob
         has_entropy = len(results) > 1
         found = {

@@ -77,21 +77,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--accuracy", action="store_true")
     parser.add_argument("--shape", action="append", help="TxD; may be repeated")
     parser.add_argument("--logits", choices=["flat", "peaked"])
-    parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--into", type=Path, default=FOLDER)
     parser.add_argument("--no-write", dest="write", action="store_false")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=["cpu", "cuda"], default=device)
     return parser.parse_args()
 
 
 def parts(options: argparse.Namespace) -> Iterator[Part]:
     """What to measure, in order: on a GPU the heads, whole and half masked, flat and peaked."""
-    device, rounds, threads = options.device, options.rounds, torch.get_num_threads()
-    is_gpu = device == "cuda"
+    is_gpu, rounds, threads = torch.cuda.is_available(), options.rounds, torch.get_num_threads()
+    device = "cuda" if is_gpu else "cpu"
     form = "Triton" if BACKEND.fused_devices else "plain PyTorch"
     yield "accuracy", form, partial(measure_accuracy, device)
     if options.accuracy:
@@ -126,7 +123,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     for num_tokens, width in shapes:
         for logits in [options.logits] if options.logits else ["flat", "peaked"]:
             for masked in (0.0, 0.5):
-                yield Case(num_tokens, width, options.vocabulary, logits, masked)
+                yield Case(num_tokens, width, VOCABULARY, logits, masked)
 
 
 if __name__ == "__main__":

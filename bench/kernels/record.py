@@ -43,7 +43,7 @@ class Record:
 
 
 def code_digest() -> str:
-    """Of all that decides a figure; a copy of the tree without its history has it too."""
+    """A digest of the code behind a figure, which a copy without the git history has too."""
     files = [*ROOT.glob("kernels/mage_kernels/**/*.py"), *ROOT.glob("bench/kernels/*.py")]
     digest = blake2s(digest_size=8)
     for file in sorted(files):

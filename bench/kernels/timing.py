@@ -11,14 +11,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Of one way: median, fastest and slowest round, and memory above what lay there before."""
+    """One way's median, fastest and slowest round, and its memory above what lay there before."""
 
     median_ms: float
     fastest_ms: float
     slowest_ms: float
     rounds: int
     peak_bytes: int | None
-    """None on a CPU, where nobody counts."""
+    """None on a CPU, where torch does not count."""
 
     def figures(self) -> dict[str, Any]:
         """For the baseline."""

@@ -4,7 +4,7 @@
 
 A panel an environment: return of each episode on held-out tasks, means over seeds with their 95 %
 bands. What memory is worth is how far the green line rises above the others: `blind` has earlier
-episodes removed, `swapped` somebody else in the last one, and single-episode RL the same budget.
+episodes removed, `swapped` another opponent in the last one, and single-episode RL the same budget.
 """
 
 import json

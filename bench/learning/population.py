@@ -7,9 +7,9 @@ and with the newest one (self-play), on the same held-out scripts.
 Equal budget: `kuhn.toml`, of whose groups some meet a version of the policy instead of a script.
 Each run is on-policy in one process (`mage_async/algorithm.py`); seeds share their warm start and
 tasks, so differences are taken seed by seed. Returns are in chips a hand. *Exploitability* is what
-the best answer earns, in chips a hand, against the first hand of a first episode, where nobody
-knows anything of anyone (0 is an equilibrium); probabilities are of the two legal words alone. With
-a DIR a run that has been measured is not run again.
+the best answer earns, in chips a hand, against the first hand of a first episode, where neither
+player knows anything of the other (0 is an equilibrium); probabilities are of the two legal words
+alone. With a DIR a run that has been measured is not run again.
 """
 
 import sys
@@ -149,7 +149,7 @@ def _report(found: Mapping[str, Mapping[int, dict[str, Any]]]) -> int:
 
 
 def _gains(values: Mapping[str, Mapping[int, float]]) -> dict[str, tuple[float, float]]:
-    """Of each arm over scripts only, seed by seed."""
+    """The gain of each arm over scripts only, seed by seed."""
     pairs = {
         arm: paired(each, values["scripts"])
         for arm, each in values.items()

@@ -39,7 +39,7 @@ COST = 0.7
 CELLS = (("cumulative_paper", 0.845), ("differential", 0.64))
 """Equally far above their thresholds; the first is the one that failed with 64 trials a step."""
 CELL: tuple[Any, ...] = ("group", "kind", "episode", "index")
-"""Who is compared, by `scout.toml`."""
+"""The turns that are compared, by `scout.toml`."""
 
 
 def main() -> int:
@@ -76,7 +76,7 @@ def observed(
 
 
 def said(batch: list[Group], credit: str, discount: float) -> dict[str, float]:
-    """Of one batch: the share of probes, the difference they make, its standard error."""
+    """What one batch says: the share of probes, the difference they make, its standard error."""
     table = build_table(batch, CREDITS[credit], turn_discount=1.0, episode_discount=discount)
     values = minus_mean(table.returns, table.cells(CELL), table.trial, "trial")
     actions = np.array([u.action for group in batch for one in group.trials for u in one.turns])

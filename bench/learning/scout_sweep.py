@@ -59,7 +59,7 @@ class Cell:
         return folder / f"{self.credit}-{self.cost}-{self.discount}-{self.seed}.json"
 
     def distance(self) -> float:
-        """From the threshold; what is near it is run first."""
+        """Distance from the threshold; the nearest cells run first."""
         limit = threshold(self.credit, self.cost)
         return 1.0 if limit is None else abs(self.discount - limit)
 

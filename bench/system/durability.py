@@ -97,7 +97,7 @@ class Subject:
         return (times[last] - times[first]) / (last - first)
 
     def sync_share(self) -> float:
-        """Of the learner's life, booked on the journal's sync, in either way."""
+        """Share of the learner's life that is booked on the journal's sync, in either way."""
         booked: dict[str, Any] = json.loads(self.run.learner.read_text())["blocked_s"]["learner"]
         return booked.get("journal sync", 0.0) / sum(booked.values())
 

@@ -38,7 +38,6 @@ class Row:
     num_trials: int = NUM_AT_ONCE
 
 
-SEARCH = {"game": "tic_tac_toe", "train": ["mcts-100"]}
 ROWS = (
     Row("kuhn", "kuhn", least=20_000),
     Row("tictactoe against scripts", "tictactoe", {"simulations": 0}, 20_000),

@@ -80,7 +80,7 @@ class Outcome:
 
     wall_s: float
     staleness: np.ndarray
-    """Of each sampled token that was trained, in steps."""
+    """Staleness of each sampled token that was trained, in steps."""
 
 
 async def run_schedule(work: Work, max_staleness: int, directory: Path) -> Outcome:
@@ -89,11 +89,11 @@ async def run_schedule(work: Work, max_staleness: int, directory: Path) -> Outco
     with LearnerChannel(ipc_address(directory), build="bench", config_digest="bench") as channel:
         coordinator = make_coordinator(channel, stage, max_staleness)
         async with asyncio.TaskGroup() as tasks:
-            everybody = asyncio.Event()
-            inbox = tasks.create_task(take_messages(channel, coordinator, everybody), name="inbox")
+            all_joined = asyncio.Event()
+            inbox = tasks.create_task(take_messages(channel, coordinator, all_joined), name="inbox")
             for number in range(SHAPE.num_actors):
                 tasks.create_task(act(channel.address, stage, number), name=f"actor {number}")
-            await everybody.wait()
+            await all_joined.wait()
             outcome = await learn(coordinator, work.train_s())
             coordinator.dismiss("measured")
             inbox.cancel()
@@ -101,13 +101,13 @@ async def run_schedule(work: Work, max_staleness: int, directory: Path) -> Outco
 
 
 async def take_messages(
-    channel: LearnerChannel, coordinator: Coordinator, everybody: asyncio.Event
+    channel: LearnerChannel, coordinator: Coordinator, all_joined: asyncio.Event
 ) -> None:
     """The learner's inbox; says when all actors are there. Cancellation loses no message."""
     while True:
         coordinator.take(*await channel.receive())
         if len(coordinator.peers) == SHAPE.num_actors:
-            everybody.set()
+            all_joined.set()
 
 
 async def act(address: str, stage: Stage, number: int) -> None:
@@ -140,7 +140,7 @@ async def learn(coordinator: Coordinator, train_s: float) -> Outcome:
 
 
 def staleness_of(groups: Sequence[Group], version: int) -> np.ndarray:
-    """Of each sampled token of a batch that is trained from `version` on."""
+    """Staleness of each sampled token of a batch that is trained from `version` on."""
     segments = [segment for group in groups for trial in group.trials for segment in trial.segments]
     drawn = [policy_per_token(s.versions, len(s.tokens))[s.is_sampled] for s in segments]
     return version - np.concatenate(drawn)

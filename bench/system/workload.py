@@ -13,7 +13,7 @@ from tests.helpers.scripted_engine import LogNormalPace
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of every run of this benchmark."""
+    """The sizes of every run of this benchmark."""
 
     steps: int = 16
     groups_per_step: int = 16
@@ -21,7 +21,7 @@ class Shape:
     num_actors: int = 4
     groups_per_actor: int = 2
     max_staleness: int = 2
-    """Of async; sync has 0."""
+    """The bound of async; sync has 0."""
     turns_per_trial: int = 4
     """One episode of rock-paper-scissors."""
     mean_turn_s: float = 0.016
