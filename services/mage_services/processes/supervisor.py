@@ -42,7 +42,7 @@ class BadEnd:
     epitaph: str
     """One line that says how."""
     is_from_outside: bool
-    """A signal killed the process that was not ours."""
+    """A signal from outside the run killed the process."""
 
 
 @dataclass(slots=True)
