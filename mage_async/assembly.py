@@ -129,7 +129,7 @@ def _check_room(config: Config, environment: Environment) -> None:
 
 
 def _check_population(config: Config, environment: Environment) -> None:
-    """Who is trained on is not held out, and rivals have a seat, weights and an engine."""
+    """No train member is held out, and rivals have a seat, weights and an engine."""
     name, rules = environment.facts.name, config.population
     train, heldout = (environment.members(split) for split in ("train", "heldout"))
     if shared := set(train) & set(heldout):

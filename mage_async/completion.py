@@ -42,7 +42,7 @@ class Prompt:
     fresh_keys: bool = False
     """Recompute cached keys that older weights made."""
     deadline_s: float = math.inf
-    """Whoever waits for the completion gives it up after so long."""
+    """The caller gives the completion up after so many seconds."""
     rival: int | None = None
     """Not the current weights draw it, but those of this version, which the engine holds beside."""
 

@@ -14,7 +14,7 @@ import numpy as np
 Provenance = Literal["exact", "segment", "reply"]
 """How the versions of a run are known, from the best to the least.
 
-`exact`: whoever drew the tokens said so for each. `segment`: by how many tokens had been heard of
+`exact`: the engine named the version of each token. `segment`: by how many tokens had been heard of
 when new weights came, so it may be off by those that were under way. `reply`: only the version at
 the end of the reply is known, and all its tokens are taken to be of it.
 """

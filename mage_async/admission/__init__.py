@@ -1,1 +1,1 @@
-"""The ledger of groups in flight: who is granted, what a step trains, how stale it may be."""
+"""The ledger of groups in flight: what is granted, what a step trains, how stale it may be."""

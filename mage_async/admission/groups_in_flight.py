@@ -1,4 +1,4 @@
-"""The groups in flight: their slots, who plays them, and what became of those that ended.
+"""The groups in flight: their slots, their actors, and what became of those that ended.
 
 `ledger.py` decides about them and `journaled.py` rebuilds them from a journal; what is here is what
 both work on, and the questions that others ask of it.
@@ -12,7 +12,7 @@ from mage_async.admission.counts import Counts, LedgerCounts
 from mage_async.admission.slots import Slot
 
 OVER_AGE = "over age"
-"""Why the rule `drop` drops groups: no fault of anybody's, so it counts in no row of drops."""
+"""Why the rule `drop` drops groups: no fault, so it counts in no row of drops."""
 MAX_REASONS = 64
 """Drops for further reasons are counted together, under "other reasons"."""
 
@@ -71,7 +71,7 @@ class GroupsInFlight:
         return sum(slot.peer == peer for slot in self._slots.values())
 
     def lapsed(self) -> list[int]:
-        """Grants that nobody plays and that are not complete, oldest first: grant these again."""
+        """Grants that no actor plays and that are not complete, oldest first: grant these again."""
         return [s.grant for s in self._slots.values() if s.peer is None and not s.is_complete()]
 
     def owners(self) -> set[str]:

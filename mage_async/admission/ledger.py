@@ -1,4 +1,4 @@
-"""How many groups are in flight, who plays them, and which of them a step trains on.
+"""The ledger: how many groups are in flight, and which of them a step trains on.
 
 Every group needs a slot, from its grant until a step on it is published or it is dropped. There are
 `(max_staleness + 1) * groups_per_step` slots, and groups are trained in order of grant: a batch is

@@ -88,7 +88,7 @@ def fill_slots(flow: Flow) -> bool:
 
 
 def fill_one_batch(flow: Flow) -> bool:
-    """At most B groups hold a slot: while they train, nobody plays."""
+    """At most B groups hold a slot: while they train, no group is played."""
     return flow.num_in_flight() < flow.groups_per_step
 
 
@@ -109,7 +109,7 @@ def take_in_order(flow: Flow) -> list[int]:
 
 
 def take_complete(flow: Flow) -> list[int]:
-    """The B oldest complete groups, whoever they overtake."""
+    """The B oldest complete groups, whichever groups they overtake."""
     return take_from_window(flow, len(flow.places))
 
 

@@ -1,6 +1,6 @@
-"""One group in flight: what was granted, who plays it, and what of it has come in.
+"""One group in flight: its grant, the actor that plays it, and the results that have arrived.
 
-`ledger.py` decides about slots; here is what one holds, and the message that grants it.
+`ledger.py` decides about slots; this file holds the state of one, and the message that grants it.
 """
 
 import math
@@ -22,7 +22,7 @@ class Slot:
     version: int
     epoch: int
     peer: str | None
-    """Who plays it; None while it is lapsed, complete or in training."""
+    """The actor that plays it; None while it is lapsed, complete or in training."""
     deadline: float
     trials: list[Trial | None]
     granted: float = 0.0

@@ -1,7 +1,7 @@
 """How stale the tokens of a step are, and what that does to them.
 
-Everything is weighted by tokens: an average over groups hides most of the effect, for long trials
-are both the staler and the larger ones. And everything is said by episode, because the first
+Every figure is weighted by tokens, because long trials are both the staler and the larger ones and
+an average over groups hides most of the effect. Every figure is given by episode, because the first
 episode is the oldest and, in meta-RL, the exploration.
 
 Shapes: `N` sampled tokens.

@@ -1,9 +1,10 @@
-"""Returns to advantages: whom a turn is compared with, and on which scale.
+"""Returns to advantages: which turns a turn is compared with, and on which scale.
 
-Who is compared is a *key*, a tuple of columns of the `TurnTable`: rows that agree in all of them
-form a cell and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode", "index")
-compares the same turn of trials on the same task, reflections with reflections; "seat" and "member"
-keep apart what is not the same game. A turn alone in its cell says nothing and gets zero.
+A *key* says which turns are compared. It is a tuple of columns of the `TurnTable`: rows that agree
+in all of them form a cell and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode",
+"index") compares the same turn of trials on the same task, reflections with reflections; "seat" and
+"member" keep apart what is not the same game. A turn alone in its cell has nothing to be compared
+with and gets zero.
 
 Equal returns give exactly zero: values are taken relative to one of their cell before any mean is
 formed, so that a mean's rounding cannot become a gradient.

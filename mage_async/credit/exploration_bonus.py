@@ -1,4 +1,4 @@
-"""An exploration bonus: what a turn was worth for finding out who is hidden.
+"""An exploration bonus: what a turn was worth for finding out the hidden member.
 
 MetaCURE (arXiv 2006.08170, section 4) pays an exploration policy, beside the environment's reward,
 what a transition says about the task: log p(transition | task, context) - log p(transition |
@@ -15,7 +15,7 @@ stays in the episode that earned it, whatever the credit does with rewards:
 
     G[k,t] += weight * sum_{u>=t} turn_discount^(u-t) i[k,u]
 
-What an episode's beginning shows before anything is done, such as a card, is nobody's doing.
+What an episode shows before the first action, such as a card, earns no bonus.
 """
 
 import math
@@ -28,7 +28,7 @@ from mage_async.trajectory import Kind, Trial
 
 
 def check(rules: Credit, environment: Environment) -> None:
-    """Refuse a bonus where nobody can say what was learned.
+    """Refuse a bonus where the environment has no exact filter.
 
     Raises:
         ConfigError: the environment has no Bayes filter.

@@ -7,8 +7,8 @@ s is the episode's score minus the turn's penalties, G the return. With the defa
 reference's code to rounding (recorded in the tests), and so are these of its habits:
 
 - Means are over turns, so long trials weigh more, and a reflection enters the first one with score
-  0: in groups that do well it is pushed down, whatever it wrote. ("group", "kind") and weight
-  "trial" repair both.
+  0: in groups that do well a reflection is pushed down, whatever it says. ("group", "kind") and
+  weight "trial" repair both.
 - Seats share a mean, though they are different games. "seat" in both keys keeps them apart.
 - Penalties reach the first term only. `penalise_returns` takes them from both.
 - A turn alone in its episode cell keeps its whole score. `keep_lone_scores=False` gives it zero.

@@ -28,7 +28,7 @@ class TurnTable:
     trial: np.ndarray
     """int64: which trial, counted over the batch"""
     member: np.ndarray
-    """int64: whom the trial faced"""
+    """int64: the member that the trial faced"""
     seat: np.ndarray
     """int64"""
     kind: np.ndarray

@@ -1,8 +1,8 @@
 """What a HuggingFace `config.json` says about a model, as far as a forward needs it.
 
-Read without transformers, whose import costs seconds per process. What is not understood is
-refused, for a model that runs with a wrong rotation or without its sliding window is wrong
-silently.
+The file is read without transformers, whose import costs seconds per process. A key that is not
+understood is refused, because a model that runs with a wrong rotation or without its sliding window
+is wrong silently.
 """
 
 import json

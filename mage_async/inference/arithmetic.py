@@ -1,8 +1,8 @@
 """How the embedded engine multiplies and sums: in float32, or exactly.
 
-A float32 sum depends on its order, and a matrix product chooses its order by the shape of all it is
-given: a log-prob differs in its last bits by what is computed beside it. That costs nothing, unless
-a run is to be repeated bit by bit.
+A float32 sum depends on its order, and a matrix product chooses its order by the shape of the whole
+batch, so a log-prob differs in its last bits by what is computed beside it. That is harmless,
+unless a run is to be repeated bit by bit.
 
 An exact sum has one value, whatever its order. `Exact` rounds each row of what it multiplies to `b`
 bits below the row's largest value; a product of two has `2 b` bits and a sum of `K` of them

@@ -1,4 +1,4 @@
-"""Which context holds which lane of the cache, and what a new prompt can take from it.
+"""The lanes of the prefix cache: which context holds each, and what a new prompt can reuse.
 
 A lane is one context's room for keys and values. Lanes outlive their contexts: a released lane
 still lends its prefix to others until its room is needed. A prefix is lent only where the present

@@ -1,4 +1,4 @@
-"""What one forward computes, as it is put together."""
+"""The plan of one forward: the rows that it computes."""
 
 from dataclasses import dataclass, field
 

@@ -1,8 +1,8 @@
-"""The growing contexts of a server of completions: which keys each may read.
+"""The growing contexts of a completion server: which cached keys and values each may read.
 
-Such a server finds cached keys by itself, by equal tokens, and does not ask which weights made
-them. So every prompt names a *key version*, and finds only keys under the same name. A context
-takes the version that is loaded when it begins, and a new one where its prompt wants fresh keys:
+Such a server finds cached keys by equal tokens, and does not ask which weights made them. So every
+prompt names a *key version*, and finds only keys under the same name. A context takes the version
+that is loaded when it begins, and a new one where its prompt wants fresh keys:
 
     cache rule           a prompt wants fresh keys
     keep                 never: a context reads its own keys to its end, whoever made them

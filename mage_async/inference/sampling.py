@@ -1,8 +1,8 @@
 """Drawing tokens: a uniform number from the seed alone, through the inverse distribution.
 
-So a completion does not depend on what else is in the batch, but for the last bits of logits where
-arithmetic is not exact. Log-probs are taken after temperature and before top-k and top-p, from the
-very logits that the token was drawn from.
+A completion therefore does not depend on what else is in the batch, except for the last bits of
+logits where arithmetic is not exact. Log-probs are taken after temperature and before top-k and
+top-p, from the very logits that the token was drawn from.
 
 Shapes: `W` rows, `V` vocabulary.
 """

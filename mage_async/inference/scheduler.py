@@ -4,8 +4,8 @@
                   ^ new contexts stay here while every lane is busy
 
 A forward computes what is new in each running context: the rest of a prompt, or the token drawn
-last. It takes a bounded number of tokens, rows with few of them first, so that a long prompt delays
-nobody's decoding for long.
+last. A forward takes a bounded number of tokens, rows with few of them first, so that a long prompt
+delays no decoding for long.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A turn on a server of completions: one request, or several one after the other.
+"""A turn on a completion server: one request, or several one after the other.
 
 A turn goes on in another request where weights came between (the request was aborted with what it
 had drawn), or where the server stopped at a token that the prompt does not stop at. What was drawn

@@ -1,10 +1,10 @@
 """Attention over packed sequences for any transformers model, registered under a name of its own.
 
 A batch is one row of `T` tokens, sequence after sequence, without padding; only attention has to
-know where they begin. It folds them into rows of equal length (right-padding is invisible under a
-causal mask), calls torch's scaled-dot-product attention, and unfolds. Trials of one environment
-have nearly equal lengths, so this costs little more than its tokens; a block-diagonal mask over `T`
-would cost `T / L` times as much.
+know where sequences begin. Attention folds them into rows of equal length (right-padding is
+invisible under a causal mask), calls torch's scaled-dot-product attention, and unfolds. Trials of
+one environment have nearly equal lengths, so this costs little more than its tokens; a
+block-diagonal mask over `T` would cost `T / L` times as much.
 
 Shapes: `T` packed tokens, `S` sequences, `L` the longest of them, `N` heads, `K` key-value heads,
 `D` head size.

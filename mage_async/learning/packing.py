@@ -1,5 +1,4 @@
-"""Trials to flat arrays: sequence after sequence, no padding, and what to learn from each sampled
-token.
+"""Trials to flat arrays: sequence after sequence without padding, and the data of sampled tokens.
 
 Shapes: `T` packed tokens, `S` sequences (segments), `N` sampled tokens.
 """

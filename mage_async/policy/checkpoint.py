@@ -1,7 +1,7 @@
 """Checkpoints: a HuggingFace folder a step, with the optimizer and the counters beside the weights.
 
-A checkpoint is written under a temporary name, synced and renamed when whole, so a crash leaves the
-last good one, and what the journal held for it may be deleted.
+A checkpoint is written under a temporary name, synced, and renamed when it is whole. A crash
+therefore leaves the last good checkpoint, and journal segments before it may be deleted.
 """
 
 import json

@@ -1,5 +1,4 @@
-"""The policy as a model directory: built small and locally, or any HuggingFace causal LM; always
-saved as one.
+"""The policy as a model directory: a small one built here, or any HuggingFace causal LM.
 
 `export_hf` writes folders that transformers 4 and 5 and SGLang read alike: transformers 5 alone
 writes the RoPE base where transformers 4 does not look for it (it then uses 10,000, silently).

@@ -1,6 +1,4 @@
-"""The policy a run begins from: found, or built and warm-started, or taken from the cache of an
-earlier run.
-"""
+"""The policy a run begins from: given, built and warm-started, or from an earlier run's cache."""
 
 import os
 import random

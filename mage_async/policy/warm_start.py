@@ -1,9 +1,9 @@
 """Behaviour cloning of scripted play, until the model reads what earlier episodes showed.
 
-What decides here was measured: tokens that the transcript forces get a small weight, or their mean
-hides the words that matter; and RL must not begin before the loss on the observations of the last
-episode has fallen below that of the first one, for then, and only then, has the model learned to
-look back.
+Two choices were measured. Tokens that the transcript forces get a small weight, because otherwise
+their mean hides the words that matter. RL must not begin before the loss on the observations of the
+last episode has fallen below that of the first one, because only then has the model learned to look
+back.
 """
 
 import math

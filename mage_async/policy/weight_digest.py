@@ -1,4 +1,4 @@
-"""Digests of weights: what a commit record says of the policy that a step made."""
+"""Digests of weights, which a commit record holds for the policy that a step made."""
 
 from hashlib import blake2b
 

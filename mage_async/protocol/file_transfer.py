@@ -1,9 +1,9 @@
 """A file on its way to another machine: what to ask for next, and what to take.
 
 Each `Fetch` is a credit for one chunk of 4 MiB; at most `WINDOW` are asked for at one time, so a
-slow link delays nothing else by more than these. What is there is kept: after a broken link, or by
-another process, the rest is asked for from there. The digest of the whole file, told with every
-chunk, says at the end whether the parts belong together.
+slow link delays nothing else by more than these. Bytes that have arrived are kept: after a broken
+link, or by another process, the rest is asked for from there. The digest of the whole file, told
+with every chunk, says at the end whether the parts belong together.
 """
 
 from collections import deque

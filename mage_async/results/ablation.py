@@ -1,7 +1,7 @@
-"""An ablation of staleness: which runs a matrix is made of, and what a finished one says.
+"""An ablation of staleness: which runs a matrix is made of, and the figures of a finished one.
 
-A cell of the matrix is one whole run in a folder of its own. It is done when its summary says so;
-whoever comes later runs the cells that are missing, and reads those that are not.
+A cell of the matrix is one whole run in a folder of its own. A cell is done when its summary says
+so; a later call runs the missing cells and reads the finished ones.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Having what was written on the disk itself."""
+"""Durable files: written whole, and synced to the disk."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Means over seeds and how sure they are: few values, so Student's t and not the normal."""
+"""Means over seeds with their intervals: few values, so Student's t and not the normal."""
 
 import math
 import statistics

@@ -1,6 +1,4 @@
-"""Every metric: its name, its unit, and one sentence. Names are written nowhere else in words a
-person reads.
-"""
+"""Every metric: its name, its unit, and one sentence. No other file explains a metric."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""A run on disk: what lies where. Nothing else spells these names."""
+"""The files of a run on disk. No other file spells these names."""
 
 from dataclasses import dataclass
 from hashlib import blake2s

@@ -1,4 +1,4 @@
-"""What a run has written, read back: plain data, and whatever of it is there yet."""
+"""The files of a run, read back as plain data, as far as they exist yet."""
 
 import itertools
 import json

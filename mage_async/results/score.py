@@ -1,6 +1,4 @@
-"""What a set of trials says: return of each episode with its confidence interval, by family, and
-behaviour.
-"""
+"""The score of a set of trials: the return of each episode with its interval, and behaviour."""
 
 import math
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""A run in one JSON document: what it reached, at which speed, and what became of every trial.
+"""The summary of a run as one JSON document: what it reached, how fast, and every trial's end.
 
 The summary of an interrupted run has only the keys that can be known, and `complete` is false.
 """
@@ -38,7 +38,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
 
     Args:
         wall_s: from the command to its end, warm start and evaluation included.
-        processor_s: what all its processes used of processors: what it costs on a machine that is
+        processor_s: seconds of CPU cores that all its processes used: its cost on a machine that is
             busy with other things too. None: not known.
     """
     records = read_records(run)

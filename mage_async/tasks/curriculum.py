@@ -1,4 +1,4 @@
-"""How long a horizon a group is played under: a function of the version it is granted at.
+"""The curriculum: the horizon of a group, as a function of the version it is granted at.
 
 ScalingInter-RL (AgentGym-RL, arXiv 2509.08755): the most turns an episode may take grow in stages,
 `h = rounds[min(step // steps, last)]` (`StepRoundsScheduler` of its code; `rounds` 10, 20, 30 and a

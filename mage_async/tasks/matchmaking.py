@@ -1,7 +1,7 @@
 """Matchmaking: the member that the n-th group meets, by a rule over what is known of the members.
 
-Each rule is a small function. All draws are of the run's seed and the group's number alone, so a
-restarted learner, which knows the same ratings, goes on alike.
+Each rule is a small function. All draws depend on the run's seed and the group's number alone, so a
+restarted learner, which knows the same ratings, draws the same members.
 """
 
 import random

@@ -1,11 +1,10 @@
-"""The population of a run beyond its scripted members: versions of the policy, and everyone's
-rating.
+"""The population of a run beyond its scripted members: versions of the policy, and all ratings.
 
-A version becomes a *rival* every so many steps, as soon as its weights are on disk; of too many one
-goes by a rule. With `every = 0` the only rival is the newest version, which is self-play.
+A version becomes a *rival* every so many steps, as soon as its weights are on disk; where there are
+too many, a rule removes one. With `every = 0` the only rival is the newest version: self-play.
 
-Ratings are Elo's (The Rating of Chessplayers, 1978): who has a rating of 400 more is expected to
-score 10 to 1. A group trained is one game of the agent against its member. Its score is the mean
+Ratings are Elo's (The Rating of Chessplayers, 1978): a player rated 400 higher is expected to score
+10 to 1. A group trained is one game of the agent against its member. Its score is the mean
 place of the episodes' returns between the least and the most that the environment declares, which
 for a win, a draw and a loss are the usual 1, 1/2 and 0. Groups are rated one after the other, in
 order of grant. The agent's rating goes on from version to version; a rival begins with the one that

@@ -1,5 +1,6 @@
-"""Which task the n-th group plays: a function of the seed and n alone, so that a resumed run goes
-on alike.
+"""The task stream: the task of the n-th group, a function of the seed and n alone.
+
+A resumed run therefore draws the same tasks.
 """
 
 import random

@@ -1,10 +1,9 @@
 """The one place that knows a chat template: text of messages to token ids, and back.
 
-A template is asked once, with marked messages, what it writes around a user's words and an
-assistant's. What it writes is then cut into four constants, so that a turn costs one `encode` of a
-short string, and so that every context grows at its end only: earlier turns are never rendered
-again, although some templates (Qwen3's drops earlier thinking) would write them differently the
-second time.
+The template renders a chat of marked messages once. The text around the markers is cut into four
+constants, so that a turn costs one `encode` of a short string and every context grows at its end
+only: earlier turns are never rendered again, although some templates (Qwen3's drops earlier
+thinking) would write them differently the second time.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -2,9 +2,9 @@
 engine.
 
 The agent's side is a trial like any other. The rival has no memory: each episode is its first one,
-so its way to play is the same in all of them, and can be found out. It sees what the agent would
-see in its seat, and its luck is the episode's, the same for all trials of a group. What it does
-reaches the trial as the opponent's moves, in the environment's words; its tokens are in nobody's
+so it plays the same way in all of them, and the agent can find out how. The rival sees what the
+agent would see in that seat, and its luck is the episode's, the same for all trials of a group. Its
+actions reach the trial as the opponent's moves, in the environment's words; its tokens belong to no
 trial, so they are neither trained on nor counted.
 """
 

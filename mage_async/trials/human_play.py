@@ -1,7 +1,8 @@
 """A trial played by a person in the agent's place: says what to show and what may be answered.
 
-`said = next(play)`, then `said = play.send(answer)` until it stops; it never waits itself. Against
-a version of the policy it also says what to sample for that one, which a completion answers.
+`said = next(play)`, then `said = play.send(answer)` until the generator stops; it never waits.
+Against a version of the policy the generator also yields prompts for that version, each of which is
+answered by a completion.
 """
 
 from collections.abc import Callable, Generator, Sequence

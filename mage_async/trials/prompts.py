@@ -1,6 +1,4 @@
-"""The words between the lines: what a transcript itself says to the agent, beside the environment's
-observations.
-"""
+"""Prompts: what a transcript says to the agent beside the environment's observations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

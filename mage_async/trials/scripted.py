@@ -1,6 +1,4 @@
-"""Scripted play: trials as a policy could have played them, for warm starts and for engines without
-a model.
-"""
+"""Scripted play: trials as a policy could have played them, for warm starts."""
 
 import random
 from collections.abc import Collection

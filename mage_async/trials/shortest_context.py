@@ -1,8 +1,8 @@
-"""How long the contexts of a trial become at least, said before there is a tokenizer.
+"""The shortest context of a trial: a lower bound on its length, known before there is a tokenizer.
 
-Scripted trials are told in a chat of whole words: a token a word, a tag, a role. No tokenizer that
-we know joins words across a space, and a chat template writes no less than who speaks; so whatever
-the policy, its prompts are as long or longer.
+Scripted trials are counted in a chat of whole words, with one token for each word, tag and role. No
+tokenizer that we know joins words across a space, and every chat template writes at least the role;
+so the prompts of any policy are as long or longer.
 """
 
 import random

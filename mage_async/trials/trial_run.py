@@ -1,6 +1,4 @@
-"""Plays one trial without waiting for anything: says what to sample next, takes the completion,
-ends in a Trial.
-"""
+"""One trial, played without waiting: prompts out, completions in, at the end a `Trial`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Two corrections that look at the age of a token: ours.
+"""Two corrections of our own that depend on the age of a token.
 
 `decoupled_aged` trusts an old token's large weight less: the bound shrinks from `max_weight` for
 fresh tokens towards 1. `age_mask` leaves over-age tokens out. The mask takes most from the

@@ -1,8 +1,8 @@
-"""What every correction is given, and what it gives back.
+"""The input and the output of every correction.
 
-A correction is a function of `Tokens` and its own constants. It returns one loss per token, also
-for tokens it leaves out (theirs is zero), so that whoever sums them divides by the number of
-tokens *before* masking and a mask never makes the survivors' gradient larger.
+A correction is a function of `Tokens` and its own constants. It returns one loss per token, zero
+for a masked token, so that the sum is divided by the number of tokens *before* masking and a mask
+never makes the gradient of the remaining tokens larger.
 
 Shapes: `N` sampled tokens.
 """

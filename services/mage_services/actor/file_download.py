@@ -1,7 +1,7 @@
 """The other end of `file_server.py`: files of a run brought to a machine that sees none of them.
 
-A part of a file lies under its name with `.part`, whole files under their own name; so what is
-there is there after a broken link, and for another process that is given the same folder.
+A part of a file lies under its name with `.part`, a whole file under its own name; so what has
+arrived is kept after a broken link, and for another process that is given the same folder.
 """
 
 from collections.abc import Awaitable, Callable

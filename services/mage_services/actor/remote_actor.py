@@ -1,15 +1,15 @@
 """A remote actor plays for a running learner from anywhere: what `mage actor --connect` becomes.
 
-It sees no files of the run. It asks the learner what the run is, brings the model's files into a
-folder of its own, says hello, and from then on is an actor like any other, with one difference:
-where the learner names a file of weights, that file is brought first (`RemoteChannel`).
+A remote actor sees no files of the run. It asks the learner what the run is, downloads the model's
+files into a folder of its own, says hello, and from then on is an actor like any other, with one
+difference: a file of weights that the learner names is downloaded first (`RemoteChannel`).
 
     task        waits for                  then
     actor       see `actor.py`             -
     patience    the clock                  ends the actor where there has been no learner for long
 
-Ctrl-C says goodbye: its groups are granted to others at once. A link that breaks, or a learner that
-starts anew, is waited for; what was fetched and played is kept meanwhile.
+Ctrl-C says goodbye: the actor's groups are granted to others at once. After a broken link, or while
+a learner starts anew, the actor waits and keeps what it has downloaded and played.
 """
 
 import argparse

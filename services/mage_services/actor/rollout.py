@@ -1,4 +1,4 @@
-"""Plays trials on an engine: the core says what to sample, this waits for it."""
+"""Rollouts: trials played on an engine. The core says what to sample; this file waits for it."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""What an actor needs of whatever serves its policy."""
+"""The protocol of an engine, which serves the policy of an actor."""
 
 from pathlib import Path
 from types import TracebackType

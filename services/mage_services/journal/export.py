@@ -2,7 +2,7 @@
 
 A row is a trial: its group and number, the version that drew its oldest token, everything a person
 reads of it (`mage_async/trials/trial_as_dict.py`), and in Parquet also every token with its
-log-prob and whether the policy sampled it, a list a context. A file is whole or not there.
+log-prob and whether the policy sampled it, a list a context. A file is whole or absent.
 """
 
 import json

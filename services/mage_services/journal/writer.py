@@ -3,9 +3,9 @@
     queue             filled by   emptied by        bound                     when it is full
     pending records   `append`    the thread        trials that hold a slot   nobody waits: no slot
 
-Whatever waits when the thread comes back is written together and synced once (group commit). Where
-the disk is full the thread keeps what it has, says why, and tries again every `RETRY_S`; what was
-written half is cut off first.
+All records that wait when the thread comes back are written together and synced once (group
+commit). On a full disk the thread keeps its records, gives the reason, and tries again every
+`RETRY_S`; a half-written record is cut off first.
 
 Which segments may be deleted is decided by heads that are durable, so that no deletion has to wait
 for a write: a write may be waiting for the space.

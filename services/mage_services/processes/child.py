@@ -1,8 +1,8 @@
 """One child process, as the supervisor sees it: started, listened to, ended.
 
 A child lives in a session of its own (Ctrl-C reaches the supervisor alone) and inherits the write
-end of a pipe. Its life is over when the pipe closes; a child that stays silent is killed, which
-closes the pipe too.
+end of a pipe. A child has ended when the pipe closes; a child that stays silent is killed,
+which closes the pipe too.
 """
 
 import asyncio

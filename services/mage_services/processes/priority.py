@@ -1,8 +1,8 @@
 """Priorities: which process runs first where cores are few.
 
-The trainer is one thread on the longest path of a run: whatever delays it delays every step, while
-an actor that waits a little still has its groups played before they are needed. So actors give way
-to the learner, and the evaluator to both. Where there are enough cores it changes nothing.
+The trainer is one thread on the longest path of a run: a delay of the trainer delays every step,
+while an actor that waits a little still has its groups played before they are needed. So actors
+give way to the learner, and the evaluator to both. With enough cores priorities change nothing.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What every child process has in common: how it lives, speaks and ends.
+"""What every child process has in common: its start, its status lines, its end.
 
 A child speaks to the supervisor in lines of JSON on a pipe it inherits; the pipe also carries its
 heartbeat. It ignores Ctrl-C (the supervisor decides), dies with its parent, and turns every failure

@@ -1,4 +1,4 @@
-"""What every process of a run reads when it starts."""
+"""The arguments and files that every process of a run reads when it starts."""
 
 import argparse
 from dataclasses import dataclass

@@ -6,9 +6,9 @@ learner     all steps are trained     alone: from checkpoint and journal; its pe
 actor N     the learner's goodbye     alone; its groups are granted again
 evaluator   the final sets are played alone
 
-Its own time is booked on `view` (drawing what processes say), and on what it waits for otherwise:
-`process starting` (one that lives has not said a word yet), `back-off` before a restart,
-`processes` (all of them live; there is nothing to do), and in the end `ending`.
+The supervisor's own time is accounted to `view` (drawing status lines) and to what it waits for
+otherwise: `process starting` (a process has not sent its first line), `back-off` before a restart,
+`processes` (all processes live and there is nothing to do), and at the end `ending`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Where a process's time goes: one state at a time, so that the shares sum to 100 %."""
+"""Time accounting of a process: one state at a time, so that the shares sum to 100 %."""
 
 import time
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The last thing the terminal shows: what the run reached, beside what is possible."""
+"""The final table of a run: what it reached, beside what is possible."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where each process's last seconds went: a bar and its largest parts, a line a process."""
+"""How each process spent its last seconds: a bar and its largest parts, a line a process."""
 
 from collections.abc import Sequence
 

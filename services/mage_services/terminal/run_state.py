@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on, put together from the status lines of its processes."""
+"""The state of a living run, put together from the status lines of its processes."""
 
 from collections import deque
 from dataclasses import dataclass, field

@@ -1,15 +1,15 @@
 """Access control: pure decisions on arriving frames, shared by every kind of channel.
 
-A peer that said a fitting Hello is let in; anything else from a stranger is not delivered. It is
-asked who it is, once until it says so: a learner that begins finds all that its peers have said
-since the last one, and each hello is answered with a Welcome, on which everything that was not
-acknowledged is sent again.
+A peer that sent a fitting Hello is admitted; any other message of an unknown peer is not delivered.
+Such a peer is asked to introduce itself, once until it does. A learner that begins finds everything
+that its peers have sent since the last one, and answers each Hello with a Welcome, on which the
+peer sends again what was not acknowledged.
 
-What cannot be decoded is counted under the peer that sent it and goes no further. A peer over its
-rate is refused with a sentence; what it sends after that is not looked at, and where it goes on its
-connection is ended and its key barred there for a while.
+A message that cannot be decoded is counted under its sender and goes no further. A peer over its
+rate is refused with a sentence; what it sends after that is discarded, and if it goes on, its
+connection is ended and its key is barred at its address for a while.
 
-Everything remembered of peers is bounded: strangers cannot fill the memory.
+All state about peers is bounded, so unknown peers cannot fill the memory.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ A directory of keys, as `mage keys new` makes it, in pyzmq's own format:
     actor.key           a public key the learner lets in; every further `*.key` beside it is another
     actor.key_secret    for the actors
 
-An actor's machine needs `learner.key` and `actor.key_secret`. Whoever lacks them is turned away in
+An actor's machine needs `learner.key` and `actor.key_secret`. A peer without them is turned away in
 the handshake and reaches none of our code. A secret key is never printed, not even by `repr`.
 """
 

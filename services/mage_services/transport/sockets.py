@@ -1,7 +1,7 @@
 """Addresses and options of our sockets, and how a message is taken from one.
 
 option            why
-LINGER 0          whoever ends says by himself how long it may wait
+LINGER 0          a process that ends decides itself how long it waits
 SNDHWM, RCVHWM    the memory that a stopped peer can cost
 MAXMSGSIZE        no frame over it is read: zmq ends the connection before it allocates
 HANDSHAKE_IVL     a connection that does not say what it is ends

@@ -1,15 +1,15 @@
 """Groups of two, the learner and one engine, in which weights are sent: NCCL, or Gloo without GPUs.
 
-An engine has a group of its own, so one that dies takes nobody along, and joins it when it first
-needs weights. Everything is asked for by the engine and answered by a thread of the learner; the
-training never waits here. Both meet in a store, a small server in the learner:
+An engine has a group of its own, so an engine that dies harms no other, and joins the group when it
+first needs weights. Everything is asked for by the engine and answered by a thread of the learner;
+the training never waits here. Both meet in a store, a small server in the learner:
 
     key            written by     means
     asked          engines        a counter: the next question's number
     question/N     the engine     its group, and the version it wants
     answer/N       the learner    "sending": the version's buckets follow in the group; or why not
 
-A `Manifest` is what a publication's path names then: where the store is and what will be sent.
+The path of such a publication names a `Manifest`: where the store is and what will be sent.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""SGLang as an engine: its process, what is said to that process, and the turns it draws."""
+"""SGLang as an engine: its process, the messages to that process, and the turns it draws."""

@@ -1,6 +1,6 @@
-"""SGLang's server arguments: what the configuration means to them, under the names they have.
+"""SGLang's server arguments, made from the configuration under the names of the installed version.
 
-What is chosen here, and what `engine.server` says over it:
+These are chosen here; `engine.server` may override them:
 
     tokens in, tokens out        skip_tokenizer_init: no text, no tokenizer files
     a page is one token          a context is reused to its last token

@@ -1,8 +1,8 @@
 """SGLang as an engine: prompts in, completions out, while its process may die and come back.
 
-The process (`sglang_process.py`) answers single requests. Here a turn is one request or several,
-weights go to it one version after the other, and a process that has died is followed by another,
-with the newest weights, which plays the interrupted turns again from their prompts.
+The process (`process.py`) answers single requests. Here a turn is one request or several, and
+weights go to the process one version after the other. A process that has died is followed by
+another with the newest weights, which plays the interrupted turns again from their prompts.
 
 This file is longer than most: turns, loads and deaths move one state together.
 

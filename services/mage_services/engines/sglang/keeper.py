@@ -1,4 +1,4 @@
-"""Keeps SGLang's process alive: starts it, hears it, kills it when it hangs, starts another.
+"""Keeps SGLang's process alive: starts it, reads its messages, kills it when it hangs.
 
 task     waits for                     then
 keep     the process's next message    hands it on; after its end, starts another

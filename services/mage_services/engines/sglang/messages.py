@@ -1,4 +1,4 @@
-"""What an actor and the process of its SGLang say to each other, over a private pair of sockets.
+"""The messages between an actor and the process of its SGLang, over a private pair of sockets.
 
     actor                 engine's process
     Start            ->

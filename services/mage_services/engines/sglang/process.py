@@ -1,8 +1,8 @@
 """The process of an SGLang engine, under the actor that uses it.
 
 SGLang ends its whole process tree when its scheduler fails; here that costs this process, and the
-actor starts another. It lives as long as its socket to the actor and, by the kernel's help, no
-longer than the actor; SGLang's own children no longer than it.
+actor starts another. The process lives as long as its socket to the actor and, by the kernel's
+help, no longer than the actor; SGLang's own children live no longer than the process.
 
 task        waits for                           then
 serve       the actor's next message            starts a request, aborts one, begins a load

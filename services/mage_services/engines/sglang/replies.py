@@ -1,4 +1,4 @@
-"""What SGLang says of a request, as tokens, log-probs and versions."""
+"""SGLang's reply to a request, as tokens, log-probs and versions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,7 @@
-"""Which SGLang is installed, and what of it an adapter has to know.
+"""The installed version of SGLang, and how versions differ where an adapter has to know.
 
-The range is that in which the engine's control surface was read or run; see
-`sglang_arguments.py` for arguments that changed their names within it.
+The engine's control surface was read or run within this range; see `arguments.py` for arguments
+that changed their names within it.
 """
 
 import re

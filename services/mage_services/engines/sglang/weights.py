@@ -1,4 +1,4 @@
-"""Other weights for a running SGLang, by the way that their path says:
+"""New weights for a running SGLang. Their path says how they arrive:
 
     a model directory, or a file on disk    read by SGLang
     a file in shared memory                 one flattened bucket, handed over as a tensor: on a GPU
