@@ -1,56 +1,63 @@
 """Configuration files: TOML in, `Config` out, and errors that say what to write instead.
 
-A file is complete, or begins with `base = "other.toml"`, a path from its own folder, and says what
-differs: its keys replace those of the other file, section by section. One level: a base has none
-itself. What a run records, compares and digests is the whole, without a trace of the base.
+A file says what it is about; all other keys have the schema's defaults. It may begin with
+`base = "other.toml"`, a path from its own folder: its keys replace those of the other file, section
+by section. One level: a base has none itself. What a run records, compares and digests is the
+resolved whole, without a trace of the base.
 """
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
 
 import msgspec
+import tomli_w
 
-from mage_async.config.explain import explain, is_section, unwritable
-from mage_async.config.schema import Config, Section
+import mage_async
+from mage_async.config.assignments import Assignments
+from mage_async.config.defaults import completed, spelled_out, without_empty
+from mage_async.config.explain import Fault, explain, unwritable
+from mage_async.config.methods import METHODS
+from mage_async.config.older import upgraded
+from mage_async.config.schema import Config
+from mage_async.config.shape import NONE, Table, over
 from mage_async.errors import ConfigError
 
 
-def load(path: Path, assignments: list[str]) -> Config:
-    """Read a file and its base, apply `a.b=c` assignments, and check every key and value."""
-    tree = _resolved(path)
-    for assignment in assignments:
-        _assign(tree, assignment)
-    return parse(tree, str(path))
+def load(path: Path, assignments: Sequence[str] = (), method: str | None = None) -> Config:
+    """Read a file and its base, write a method's keys and then `a.b=c` assignments over them, and
+    check every key and value.
+
+    Raises:
+        ConfigError: what is wrong, beginning with the file or the assignment that says it.
+    """
+    return _parsed(_written(_resolved(path), assignments, method), str(path))
+
+
+def load_recorded(path: Path, assignments: Sequence[str] = ()) -> Config:
+    """Read what a run recorded of itself, and write assignments over it.
+
+    Raises:
+        ConfigError: as `load`; or a newer version recorded it.
+    """
+    return _parsed(_written(_read(path), assignments, None), str(path), is_recorded=True)
 
 
 def read(data: bytes, where: str) -> Config:
     """Read a file's bytes; `where` begins the error."""
-    return parse(_tree(data, where), where)
+    return _parsed(Assignments(_tree(data, where)), where)
 
 
 def loads(text: str) -> Config:
-    """Read what `dump` gave."""
-    return parse(tomllib.loads(text), "configuration")
-
-
-def parse(tree: dict[str, Any], where: str) -> Config:
-    """Turn plain data into a `Config`; `where` begins the error."""
-    if said := unwritable(tree):
-        raise ConfigError(f"{where}: {said}")
-    try:
-        return msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {explain(str(error), tree)}") from None
+    """Read what `dump` gave, in this version or an older one."""
+    tree = _tree(text.encode(), "configuration")
+    return _parsed(Assignments(tree), "configuration", is_recorded=True)
 
 
 def dump(config: Config) -> str:
-    """The configuration as TOML; reading it gives an equal one."""
-    lines = [f"seed = {config.seed}"]
-    for name, section in msgspec.to_builtins(config).items():
-        if isinstance(section, dict):
-            lines += _table(name, section)
-    return "\n".join(lines) + "\n"
+    """The whole configuration as TOML; reading it gives an equal one."""
+    tree = msgspec.to_builtins(config)
+    return tomli_w.dumps({key: NONE if value is None else value for key, value in tree.items()})
 
 
 def find(name: str | None) -> Path:
@@ -67,7 +74,36 @@ def find(name: str | None) -> Path:
     raise ConfigError(f"no configuration file {name!r}; shipped ones: {known}")
 
 
-def _resolved(path: Path) -> dict[str, Any]:
+def _written(tree: Table, assignments: Sequence[str], method: str | None) -> Assignments:
+    written = Assignments(tree)
+    written.method(METHODS[method] if method else {})
+    for assignment in assignments:
+        written.give(assignment)
+    return written
+
+
+def _parsed(written: Assignments, where: str, *, is_recorded: bool = False) -> Config:
+    """Turn plain data into a `Config`; `where` begins the error of what no assignment says."""
+    if fault := unwritable(written.tree):
+        raise _error(fault, written, where)
+    tree = completed(written.tree)
+    try:
+        return without_empty(msgspec.convert(tree, Config))
+    except msgspec.ValidationError as error:
+        fault = explain(str(error), tree)
+    if is_recorded and fault.is_unknown and not written.blamed(fault.key):
+        raise ConfigError(
+            f"{where}: a newer version wrote it: mage_async {mage_async.__version__} has no such "
+            f"`{fault.key}`; use the version that wrote it"
+        )
+    raise _error(fault, written, where)
+
+
+def _error(fault: Fault, written: Assignments, where: str) -> ConfigError:
+    return ConfigError(f"{written.blamed(fault.key) or where}: {fault.sentence}")
+
+
+def _resolved(path: Path) -> Table:
     """A file's keys over those of its base, where it names one."""
     own = _read(path)
     name = own.pop("base", None)
@@ -84,68 +120,21 @@ def _resolved(path: Path) -> dict[str, Any]:
             f"{path}: its base {name!r} has a base itself, {below['base']!r}; there is one "
             "level: name that one, or copy its keys"
         )
-    return _over(below, own, Config)
+    return over(below, own, Config)
 
 
-def _over(below: dict[str, Any], own: dict[str, Any], section: type[Section]) -> dict[str, Any]:
-    """One section's keys over another's; sections inside are merged, all other values replaced."""
-    hints = get_type_hints(section)
-    merged = dict(below)
-    for key, value in own.items():
-        inside, is_table = hints.get(key), isinstance(value, dict)
-        if is_table and is_section(inside) and isinstance(below.get(key), dict):
-            merged[key] = _over(below[key], value, inside)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Table:
     try:
         return _tree(path.read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _tree(data: bytes, where: str) -> dict[str, Any]:
+def _tree(data: bytes, where: str) -> Table:
+    """A file's keys, as they are written today."""
     try:
-        return tomllib.loads(data.decode())
+        return spelled_out(upgraded(tomllib.loads(data.decode())))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{where}: its values are nested too deeply") from None
-
-
-def _assign(tree: dict[str, Any], assignment: str) -> None:
-    path, equals, text = assignment.partition("=")
-    if not equals:
-        raise ConfigError(f"--set takes a.b=value, got {assignment!r}")
-    *parents, leaf = path.strip().split(".")
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"--set {assignment}: `{parent}` is a value, not a table")
-    tree[leaf] = _value(text.strip())
-
-
-def _value(text: str) -> Any:
-    """A TOML value, or the text itself where it is none: `engine.kind=embedded` works."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _table(name: str, section: dict[str, Any]) -> list[str]:
-    plain = {key: value for key, value in section.items() if not isinstance(value, dict)}
-    nested = {key: value for key, value in section.items() if isinstance(value, dict)}
-    lines = ["", f"[{name}]", *(f"{key} = {_literal(value)}" for key, value in plain.items())]
-    for key, value in nested.items():
-        lines += _table(f"{name}.{key}", value)
-    return lines
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_literal, value)) + "]"
-    return msgspec.json.encode(value).decode()

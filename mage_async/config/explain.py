@@ -5,20 +5,30 @@ and what to write instead.
 import difflib
 import math
 import re
-from collections.abc import Iterator
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Any, get_args
 
-import msgspec
-
-from mage_async.config.schema import Config, Section
+from mage_async.config.older import MOVED
+from mage_async.config.schema import Config
+from mage_async.config.shape import Table, hints_of, keys_of, kinds, table_of
 
 BOUNDS = {">=": "at least", ">": "greater than", "<=": "at most", "<": "less than"}
 LARGEST = 2**63 - 1
 """Of whole numbers, in TOML."""
 
 
-def unwritable(tree: dict[str, Any]) -> str:
-    """What is wrong with a number that the files of a run could not hold; "" where there is none.
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with one key."""
+
+    key: str
+    sentence: str
+    is_unknown: bool = False
+    """Whether the key, or its kind, is none of this version."""
+
+
+def unwritable(tree: Table) -> Fault | None:
+    """A number that the files of a run could not hold; None where there is none.
 
     Without recursion: dotted keys may be nested more deeply than Python calls itself.
     """
@@ -30,26 +40,30 @@ def unwritable(tree: dict[str, Any]) -> str:
         elif isinstance(value, list):
             pending += ((f"{path}[{number}]", each) for number, each in enumerate(value))
         elif isinstance(value, float) and not math.isfinite(value):
-            return f"`{path[1:]}` must be a finite number, got {value}"
+            return Fault(path[1:], f"`{path[1:]}` must be a finite number, got {value}")
         elif isinstance(value, int) and abs(value) > LARGEST:
-            return f"`{path[1:]}` must be at most {LARGEST}, got {value}"
-    return ""
+            return Fault(path[1:], f"`{path[1:]}` must be at most {LARGEST}, got {value}")
+    return None
 
 
-def explain(message: str, tree: dict[str, Any]) -> str:
-    """Say a msgspec error in our words: path, what was got, what is known."""
+def explain(message: str, tree: Table) -> Fault:
+    """Say a msgspec error in our words: path, what was got, what is known.
+
+    Args:
+        tree: what was converted, every kind stated.
+    """
     what, _, path = message.partition(" - at ")
     path = path.strip("`") or "$"
     if unknown := re.search(r"unknown field `(.+)`", what):
-        return _unknown(unknown[1], path)
-    if "missing required field" in what:
-        return _incomplete(list(_lacking(tree, Config)))
-    if "Invalid enum value" in what:
-        choices = ", ".join(map(repr, _choices(path)))
-        return f"`{_key(path)}` must be one of {choices}, got {_lookup(tree, path)!r}"
+        return _unknown(unknown[1], path, tree)
+    if "Invalid enum value" in what or path.endswith(".kind"):
+        choices = ", ".join(map(repr, _choices(path, tree)))
+        said = f"`{_key(path)}` must be one of {choices}, got {_lookup(tree, path)!r}"
+        return Fault(_key(path), said, path.endswith(".kind"))
     bound = what.removeprefix("Expected ").split(", got ")[0].replace("`", "")
     bound = re.sub(r"^(?:int|float) (>=|>|<=|<) (\S+)$", _in_words, bound)
-    return f"`{_key(path)}` must be {bound}, got {_lookup(tree, path)!r}"
+    bound = bound.replace("object | null", "a table, or 'none'")
+    return Fault(_key(path), f"`{_key(path)}` must be {bound}, got {_lookup(tree, path)!r}")
 
 
 def _in_words(bound: re.Match[str]) -> str:
@@ -61,51 +75,39 @@ def _key(path: str, *names: str) -> str:
     return ".".join([*path.split(".")[1:], *names])
 
 
-def _unknown(key: str, path: str) -> str:
-    known = _keys_at(path)
+def _unknown(key: str, path: str, tree: Table) -> Fault:
+    full, hint, value = _key(path, key), _hint(path, tree), _lookup(tree, path)
+    table = table_of(hint, value)
+    known = (*(("kind",) if kinds(hint) else ()), *(keys_of(table) if table else ()))
+    owners = [name for name, each in kinds(hint).items() if key in keys_of(each)]
     near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean `{_key(path, near[0])}`?" if near else f"known: {', '.join(known)}"
-    return f"unknown key `{_key(path, key)}` ({hint})"
-
-
-def _incomplete(keys: list[str]) -> str:
-    """A whole file lacks keys where another version wrote it, such as that of an older run."""
-    section, _, name = keys[0].rpartition(".")
-    if is_section(_hint(f"$.{keys[0]}")):
-        line = f"the section [{keys[0]}]"
+    if owners:
+        own = " or ".join(f'"{name}"' for name in owners)
+        said = f'only with {_key(path, "kind")} = {own}, which is "{value["kind"]}"'
+    elif near:
+        said = f"did you mean `{_key(path, near[0])}`?"
     else:
-        line = f"`{name} = …`" + (f" under [{section}]" if section else "")
-    return (
-        f"lacks {', '.join(f'`{key}`' for key in keys)}: add {line}"
-        f"{', and so on' if len(keys) > 1 else ''} (another version may have written the file); "
-        "mage_async/config/schema.py says what each key means"
-    )
+        said = f"known: {', '.join(known)}"
+    older = next((f"; once `{old}`" for old, new in MOVED.items() if new == full), "")
+    return Fault(full, f"unknown key `{full}` ({said}{older})", is_unknown=not owners)
 
 
-def _lacking(tree: dict[str, Any], section: type[Section], path: str = "$") -> Iterator[str]:
-    """Keys of a section that are not there, and of those below it that are."""
-    for name, hint in get_type_hints(section).items():
-        if name not in tree:
-            yield _key(path, name)
-        elif is_section(hint) and isinstance(tree[name], dict):
-            yield from _lacking(tree[name], hint, f"{path}.{name}")
-
-
-def _keys_at(path: str) -> list[str]:
-    return [field.name for field in msgspec.structs.fields(_hint(path))]
-
-
-def _hint(path: str) -> Any:
-    """The type the configuration declares at a path."""
+def _hint(path: str, tree: Table) -> Any:
+    """The type that the configuration declares at a path."""
     hint: Any = Config
     for name in path.split(".")[1:]:
-        hint = get_type_hints(hint)[name.partition("[")[0]]
+        table, name = table_of(hint, tree), name.partition("[")[0]
+        hint = hints_of(table).get(name) if table else None
+        tree = tree.get(name, {}) if isinstance(tree, dict) else {}
     return hint
 
 
-def _choices(path: str) -> list[str]:
-    """Every literal the type at a path admits, however deep."""
-    pending, found = [_hint(path)], []
+def _choices(path: str, tree: Table) -> list[str]:
+    """Every kind, or every literal, that the type at a path admits."""
+    parent, _, last = path.rpartition(".")
+    if last == "kind" and (known := kinds(_hint(parent, tree))):
+        return list(known)
+    pending, found = [_hint(path, tree)], []
     while pending:
         for part in get_args(pending.pop()):
             (found if isinstance(part, str) else pending).append(part)
@@ -119,8 +121,3 @@ def _lookup(tree: Any, path: str) -> Any:
         if rest and rest.rstrip("]").isdigit():
             tree = tree[int(rest.rstrip("]"))]
     return tree
-
-
-def is_section(hint: Any) -> bool:
-    """Whether the configuration declares a table of its own there."""
-    return isinstance(hint, type) and issubclass(hint, Section)

@@ -17,7 +17,6 @@ first episode more than the last (`mage_async/credit/returns.py`). The shipped c
 1.0.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,10 +29,10 @@ PUBLISHED = {
     "advantage.scale": "none",
     "advantage.anchor_weight": 1.0,
     "advantage.format_penalty": 0.5,
-    "learner.correction": "none",
-    "learner.clip_low": 0.2,
-    "learner.clip_high": 0.2,
-    "learner.dual_clip": 3.0,
+    "learner.correction.kind": "none",
+    "learner.correction.clip_low": 0.2,
+    "learner.correction.clip_high": 0.2,
+    "learner.correction.dual_clip": 3.0,
 }
 """What both papers and both codes share; MAGE's scripts of Kuhn poker and tic-tac-toe also set
 `learner.kl` to 0.1.
@@ -58,7 +57,7 @@ SINGLE_EPISODE = (
 )
 """Ordinary RL: what is learned is a policy, not to learn."""
 
-UNTRAINED = {"learner.steps": 0, "warm_start.steps": 0}
+UNTRAINED = {"learner.steps": 0, "warm_start": "none"}
 """No training at all, so the credit does not matter."""
 
 BY_ROLE = ["group", "kind"]
@@ -119,8 +118,3 @@ The last four change one thing each of whatever configuration they are written o
 - `metacure` (arXiv 2006.08170): a bonus for finding out who is hidden, before the last episode, at
   the weight of its code; one policy does both, as the episode is in its context.
 """
-
-
-def assignments(method: str) -> list[str]:
-    """What a method sets, as `a.b=value` in TOML."""
-    return [f"{key}={json.dumps(value)}" for key, value in METHODS[method].items()]

@@ -1,0 +1,52 @@
+"""The optimisation."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from mage_async.config.sections.corrections import AnyCorrection, Decoupled
+from mage_async.config.sections.section import Count, Natural, NonNegative, Positive, Section, Share
+
+
+class Learner(Section):
+    """The optimisation, by AdamW."""
+
+    steps: Natural = 200
+    """Steps of the run; each makes one policy version."""
+    minibatches: Count = 8
+    """Optimizer updates a step."""
+    learning_rate: Positive = 2e-6
+    """Rate after the warm-up."""
+    final_learning_rate: NonNegative = 0.0
+    """Rate at the last step, linearly."""
+    warmup_steps: Natural = 10
+    """Steps over which the rate grows from 0."""
+    correction: AnyCorrection = Decoupled()
+    """The loss on stale tokens; see `mage_async/learning/corrections/`."""
+    kl: NonNegative = 0.0
+    """Weight of the divergence from the policy that training began with, k3 per token in nats; with
+    0 no second model is in memory."""
+    entropy: NonNegative = 0.0
+    """What a nat of a sampled action's entropy is worth at the first step."""
+    final_entropy: NonNegative = 0.0
+    """What such a nat is worth at the last step, linearly."""
+    entropy_ceiling: NonNegative = 0.0
+    """Entropy in nats above which a token is given no bonus; 0 is none. Such a bonus acts at once,
+    and what speaks against it as late as the data are old (Skywork-OR1, arXiv 2505.22312, stops it
+    by the batch's mean)."""
+    grad_clip: Positive = 1.0
+    """Largest norm of the gradient."""
+    beta1: Share = 0.9
+    """AdamW's decay of the mean."""
+    beta2: Share = 0.99
+    """AdamW's decay of the second moment."""
+    weight_decay: NonNegative = 0.0
+    """AdamW's decay of weights."""
+    checkpoint_every: Count = 20
+    """Steps between checkpoints."""
+    keep_checkpoints: Count = 2
+    """Checkpoints that stay."""
+    device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    """"cpu", or a GPU: "cuda:0"."""
+    threads: Count = 4
+    """Threads of the learner's process."""

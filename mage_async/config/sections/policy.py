@@ -1,0 +1,80 @@
+"""The agent: a pretrained model or a tiny one built here, and the warm start before RL."""
+
+from typing import Literal
+
+from mage_async.config.sections.section import Count, Natural, Positive, Section, Share, Variant
+from mage_async.errors import ConfigError
+
+
+class Policy(Variant):
+    """The agent's weights."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which the learner trains; at rates of 1e-6 bfloat16 rounds updates away."""
+
+
+class Tiny(Policy, tag="tiny"):
+    """A model of Qwen3's architecture with random weights, built for the environment's words."""
+
+    hidden_size: Count = 64
+    """Width of the residual stream; a multiple of `heads`."""
+    layers: Count = 2
+    """Transformer blocks."""
+    heads: Count = 4
+    """Attention heads; a multiple of `kv_heads`."""
+    kv_heads: Count = 2
+    """Heads of keys and values."""
+    mlp_size: Count = 128
+    """Width of the MLP."""
+    rope_theta: Positive = 100.0
+    """Base of the rotary embedding."""
+
+
+class Pretrained(Policy, tag="pretrained"):
+    """A HuggingFace causal LM."""
+
+    source: str = "Qwen/Qwen3-0.6B"
+    """Directory of the model, or its id on the hub."""
+
+
+class WarmStart(Section):
+    """Behaviour cloning of scripted play, before RL; without this section RL begins at once."""
+
+    steps: Natural = 150
+    """Steps of cloning, before the gate is looked at; 0 is the same as no section."""
+    episodes: Count = 3
+    """Episodes of a scripted trial; more than the training's where single-episode RL is the
+    baseline."""
+    trials: Count = 3000
+    """Scripted trials that are cloned."""
+    batch_size: Count = 64
+    """Trials a step."""
+    learning_rate: Positive = 0.002
+    """AdamW's rate while cloning."""
+    template_weight: Share = 0.1
+    """Loss weight of tokens the transcript forces; words of the game and sampled tokens weigh 1."""
+    gate: Share = 0.8
+    """Go on until the loss on observations in the last episode is at most this share of the first
+    one's; 1.0 is no gate."""
+    max_steps: Natural = 400
+    """Steps after which an unmet gate is an error."""
+    cache: bool = True
+    """Keep the result under the user's cache directory, for later runs of the same warm start."""
+    threads: Count = 1
+    """Threads of the cloning: two are a quarter faster on two idle cores, and three times slower
+    than one on busy ones."""
+
+
+def check(policy: Policy) -> None:
+    """Refuse a tiny model whose widths do not divide.
+
+    Raises:
+        ConfigError: with the keys and what was got.
+    """
+    if not isinstance(policy, Tiny):
+        return
+    if policy.heads % policy.kv_heads or policy.hidden_size % policy.heads:
+        raise ConfigError(
+            "policy: hidden_size must be a multiple of heads, and heads of kv_heads; "
+            f"got {policy.hidden_size}, {policy.heads}, {policy.kv_heads}"
+        )

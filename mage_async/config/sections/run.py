@@ -1,0 +1,49 @@
+"""Around the learning: what is measured, sent, kept and watched."""
+
+from typing import Literal
+
+from mage_async.config.sections.section import Count, Natural, Positive, Section
+
+
+class Evaluation(Section):
+    """Curves while training, and the final measure with its controls."""
+
+    every: Natural = 20
+    """Steps between points of the curve; 0 is none."""
+    trials: Count = 128
+    """Trials of a point, from each split."""
+    final_trials: Count = 512
+    """Trials of each final set."""
+    episodes: Count = 3
+    """Episodes of an evaluated trial."""
+
+
+class Transport(Section):
+    """Between the learner and its peers."""
+
+    address: str = "ipc"
+    """Where the learner is reached: "ipc" (a private socket file), or tcp://HOST:PORT."""
+    keys: str = ""
+    """Directory of CURVE keys, made by `mage keys new`; "" is none, and then HOST is 127.0.0.1."""
+    weights: Literal["disk", "tensor", "nccl"] = "disk"
+    """How weights reach the engines: a file a version (any host that sees the run's directory),
+    shared memory (one host), or sent from GPU to GPU (one host; by Gloo where there is no GPU)."""
+
+
+class Journal(Section):
+    """What is kept on disk of grants, trials and steps."""
+
+    max_bytes: Count = 32_000_000_000
+    """Above half of it, and on a full disk, segments that a checkpoint has made unnecessary are
+    deleted; at it, no trial is taken in until there is space."""
+    segment_bytes: Count = 67_108_864
+    """A segment that has become so long is followed by a new one after the next step."""
+
+
+class Supervision(Section):
+    """How the processes are watched."""
+
+    max_restarts: Natural = 3
+    """Restarts of one process, after which the run ends."""
+    silence_s: Positive = 60.0
+    """Seconds of silence after which a process is taken for dead."""
