@@ -17,7 +17,7 @@ from pathlib import Path
 from mage_async.admission.rules import RULES
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.config.policy_source import local_policy
+from mage_async.config.policy_source import check_source
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, MageError
 from mage_async.launch import EXIT_USAGE, become
@@ -74,7 +74,7 @@ def read_ablation(arguments: Sequence[str]) -> Ablation:
 def _config(file: Path, assignments: list[str]) -> Config:
     config = config_file.load(file, assignments)
     check(config)
-    local_policy(config.policy.source)
+    check_source(config.policy)
     return config
 
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from mage_async.assembly import check
 from mage_async.config import config_file, methods
-from mage_async.config.policy_source import local_policy
+from mage_async.config.policy_source import check_source
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, MageError, RunError
 from mage_async.results.durable_files import write_whole
@@ -69,7 +69,7 @@ def _launch(given: argparse.Namespace) -> None:
     if given.actors < 1:
         raise ConfigError(f"--actors must be at least 1, got {given.actors}")
     if not given.resume:  # a run keeps the policy it began from
-        local_policy(config.policy.source)
+        check_source(config.policy)
     run, lock = _open_run(given, config)
     os.set_inheritable(lock, True)
     options = ("--actors", str(given.actors), "--lock", str(lock))
@@ -115,19 +115,16 @@ def _arguments() -> argparse.Namespace:
 
 def _config(given: argparse.Namespace) -> Config:
     """The configuration asked for, checked; a resumed run keeps its own."""
-    assignments = methods.assignments(given.method) if given.method else []
-    assignments += given.set
-    if given.seed is not None:
-        assignments.append(f"seed={given.seed}")
+    assignments = [*given.set, *([] if given.seed is None else [f"seed={given.seed}"])]
     if given.resume:
         if given.run_dir is None:
             raise ConfigError("--resume needs --run-dir, the run to go on with")
         file = RunDirectory(given.run_dir).config
         if not file.is_file():
             raise RunError(f"{given.run_dir}: no config.toml, so there is no run to resume")
+        config = config_file.load_recorded(file, assignments, given.method)
     else:
-        file = config_file.find(given.config)
-    config = config_file.load(file, assignments)
+        config = config_file.load(config_file.find(given.config), assignments, given.method)
     check(config)
     return config
 

@@ -22,7 +22,7 @@ def main() -> None:
         run = RunDirectory(given.run_dir)
         check_policy(run)
         if given.member is not None:
-            environment = environment_of(config_file.load(run.config, []))
+            environment = environment_of(config_file.load_recorded(run.config))
             _check_member(environment, given.member)
     except MageError as error:
         print(f"mage play: {error}", file=sys.stderr)

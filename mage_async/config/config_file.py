@@ -34,13 +34,15 @@ def load(path: Path, assignments: Sequence[str] = (), method: str | None = None)
     return _parsed(_written(_resolved(path), assignments, method), str(path))
 
 
-def load_recorded(path: Path, assignments: Sequence[str] = ()) -> Config:
-    """Read what a run recorded of itself, and write assignments over it.
+def load_recorded(
+    path: Path, assignments: Sequence[str] = (), method: str | None = None
+) -> Config:
+    """Read what a run recorded of itself, and write a method and assignments over it.
 
     Raises:
         ConfigError: as `load`; or a newer version recorded it.
     """
-    return _parsed(_written(_read(path), assignments, None), str(path), is_recorded=True)
+    return _parsed(_written(_read(path), assignments, method), str(path), is_recorded=True)
 
 
 def read(data: bytes, where: str) -> Config:

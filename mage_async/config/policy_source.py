@@ -1,21 +1,25 @@
-"""Which `policy.source` is a directory of this machine, and which a model of the hub."""
+"""Which `policy.source` is a directory of this machine, and which is a model of the hub."""
 
 from pathlib import Path
 
+from mage_async.config.sections.policy import Policy, Pretrained
 from mage_async.errors import PolicyError
 
-TINY = "tiny"
-"""Built by us, of random weights."""
+
+def check_source(policy: Policy) -> None:
+    """Refuse a `policy.source` that cannot be meant, before anything is written; see
+    `local_policy`.
+    """
+    if isinstance(policy, Pretrained):
+        local_policy(policy.source)
 
 
 def local_policy(source: str) -> Path | None:
-    """The model directory that a source names; None where it is a hub id, or "tiny".
+    """The model directory that a source names; None where it is a hub id.
 
     Raises:
         PolicyError: it can only be meant as a directory, and there is no model in it.
     """
-    if source == TINY:
-        return None
     if Path(source).is_dir():
         if not (Path(source) / "config.json").is_file():
             raise PolicyError(
@@ -24,6 +28,6 @@ def local_policy(source: str) -> Path | None:
         return Path(source).resolve()
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise PolicyError(
-            f'policy.source {source!r} is no directory; give one, a hub id, or "tiny"'
+            f"policy.source {source!r} is no directory; give one, or a hub id"
         )
     return None

@@ -18,7 +18,8 @@ from typing import Protocol
 import torch
 
 from mage_async.config.schema import Learner
-from mage_async.learning.corrections.catalogue import CLIPPED_AROUND, correction
+from mage_async.config.sections.corrections import Clipped
+from mage_async.learning.corrections.catalogue import anchor_of, correction
 from mage_async.learning.corrections.surrogate import Correction, Surrogate, Tokens
 from mage_kernels import keeps_logits, linear_logprob, linear_policy_loss
 from mage_kernels.surrogate import k3
@@ -73,13 +74,13 @@ class LossPass(Protocol):
 
 def loss_pass(rules: Learner) -> LossPass:
     """The way that the configured correction allows."""
-    correct = correction(rules)
+    own = rules.correction
+    correct = correction(own)
     after = TwoSteps(correct, rules.kl)
-    if rules.correction not in CLIPPED_AROUND:
+    if not isinstance(own, Clipped):
         return after
-    anchor = CLIPPED_AROUND[rules.correction]
-    dual_clip = rules.dual_clip or None
-    single = SinglePass(correct, anchor, rules.clip_low, rules.clip_high, dual_clip, rules.kl)
+    clips = own.clip_low, own.clip_high, own.dual_clip or None
+    single = SinglePass(correct, anchor_of(own), *clips, rules.kl)
     return Fewest(single, after)
 
 

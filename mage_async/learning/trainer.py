@@ -105,7 +105,7 @@ class Trainer:
         model = self.model
         size = f"{model.num_parameters():,} parameters"
         kind = f"{model.config.model_type} of {size} in {model.dtype} on {model.device}"
-        return f"{kind}; {self._rules.correction}: {self._loss}"
+        return f"{kind}; {self._rules.correction.kind}: {self._loss}"
 
     def step(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """Train on a batch; the version grows by one. Returns metrics by name."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from mage_async.config.schema import TinyModel
+from mage_async.config.schema import Tiny
 from mage_async.errors import PolicyError
 from mage_async.learning.attention import NAME
 from mage_async.policy.guards import check_trainable
@@ -31,7 +31,7 @@ CHAT_FILES = (
 )
 
 
-def build_tiny(shape: TinyModel, words: Iterable[str], seed: int, directory: Path) -> None:
+def build_tiny(shape: Tiny, words: Iterable[str], seed: int, directory: Path) -> None:
     """Make a Qwen3 model of random weights with a tokenizer for `words`, as a model directory."""
     tokenizer = build_tokenizer(words)
     config = _tiny_config(shape, tokenizer.get_vocab_size(), tokenizer.token_to_id(END))
@@ -95,7 +95,7 @@ def _write_rope_theta(file: Path) -> None:
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def _tiny_config(shape: TinyModel, vocabulary: int, end: int) -> Qwen3Config:
+def _tiny_config(shape: Tiny, vocabulary: int, end: int) -> Qwen3Config:
     return Qwen3Config(
         vocab_size=-(-vocabulary // 32) * 32,
         hidden_size=shape.hidden_size,

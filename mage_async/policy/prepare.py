@@ -13,8 +13,8 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from mage_async.assembly import WORDS, environment_of, rules_of
-from mage_async.config.policy_source import TINY, local_policy
-from mage_async.config.schema import Config
+from mage_async.config.policy_source import local_policy
+from mage_async.config.schema import Config, Pretrained, Tiny, WarmStart
 from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.load import build_tiny, export_hf, load_policy
@@ -27,15 +27,19 @@ def prepare_policy(
     config: Config, directory: Path, build: str, report: Callable[[Progress], None]
 ) -> str:
     """Make `directory` the model directory of version 0; says in a few words where it came from."""
-    if config.warm_start.steps == 0 and config.policy.source != TINY:
-        directory.symlink_to(_source(config.policy.source), target_is_directory=True)
-        return f"{config.policy.source}, as it is"
+    policy, warm = config.policy, config.warm_start
+    if warm is None and isinstance(policy, Pretrained):
+        directory.symlink_to(_source(policy.source), target_is_directory=True)
+        return f"{policy.source}, as it is"
     cached = cache_folder() / _key(config, build)
-    if config.warm_start.cache and (cached / "config.json").is_file():
+    if warm and warm.cache and (cached / "config.json").is_file():
         shutil.copytree(cached, directory)
         return "from the cache of an earlier warm start"
-    _make(config, directory, report)
-    if config.warm_start.cache:
+    source = _built(config, policy, directory) if isinstance(policy, Tiny) else _source(policy.source)
+    if warm is None:
+        return "built here"
+    _clone(config, warm, source, directory, report)
+    if warm.cache:
         _store(directory, cached)
     return "warm-started here"
 
@@ -46,33 +50,40 @@ def cache_folder() -> Path:
     return Path(base) / "mage_async"
 
 
-def _make(config: Config, directory: Path, report: Callable[[Progress], None]) -> None:
-    """Build and clone; every step is a function of the configuration and its seed."""
-    environment = environment_of(config)
-    if config.policy.source == TINY:
-        words = (*environment.facts.words, *WORDS)
-        build_tiny(config.policy.tiny, words, config.seed, directory)
-        source = directory
-    else:
-        source = _source(config.policy.source)
-    if config.warm_start.steps:
-        torch.set_num_threads(config.warm_start.threads)
-        model = load_policy(source, "float32", "cpu")
-        trials, known = _demonstrations(config, source)
-        warm_start(model, trials, known, config.warm_start, config.seed, report)
-        export_hf(model, source, directory)
+def _built(config: Config, policy: Tiny, directory: Path) -> Path:
+    """A tiny model of random weights; a function of the configuration and its seed."""
+    words = (*environment_of(config).facts.words, *WORDS)
+    build_tiny(policy, words, config.seed, directory)
+    return directory
 
 
-def _demonstrations(config: Config, directory: Path) -> tuple[list[Trial], frozenset[int]]:
+def _clone(
+    config: Config,
+    warm: WarmStart,
+    source: Path,
+    directory: Path,
+    report: Callable[[Progress], None],
+) -> None:
+    """Warm-start a model; every step is a function of the configuration and its seed."""
+    torch.set_num_threads(warm.threads)
+    model = load_policy(source, "float32", "cpu")
+    trials, known = _demonstrations(config, warm, source)
+    warm_start(model, trials, known, warm, config.seed, report)
+    export_hf(model, source, directory)
+
+
+def _demonstrations(
+    config: Config, warm: WarmStart, directory: Path
+) -> tuple[list[Trial], frozenset[int]]:
     """Scripted trials against train members, and the ids of the environment's words."""
     environment = environment_of(config)
     chat = load_chat(directory, thinking=config.transcript.thinking)
-    rules = rules_of(config, environment, chat, config.warm_start.episodes)
+    rules = rules_of(config, environment, chat, warm.episodes)
     source = random.Random(f"{config.seed}/demonstrations")
     members = environment.members("train")
     trials = [
         scripted_trial(environment, random_task(environment, members, source), index, rules, chat)
-        for index in range(config.warm_start.trials)
+        for index in range(warm.trials)
     ]
     return trials, word_tokens(environment, chat)
 

@@ -64,13 +64,14 @@ class Cell:
     def assignments(self) -> list[str]:
         """What it changes in the configuration."""
         own = self.setting
+        masked = [f"learner.correction.max_age={own.place()}"]
         return [
             f"seed={self.seed}",
             f"admission.rule={own.rule}",
             f"admission.max_staleness={own.bound}",
             f"admission.lag={own.lag}",
             f"learner.correction={own.correction}",
-            f"learner.max_age={own.place()}",
+            *(masked if own.correction == "age_mask" else []),
         ]
 
 

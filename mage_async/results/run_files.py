@@ -48,7 +48,7 @@ def read_records(run: RunDirectory) -> RunRecords:
     if not run.config.is_file():
         raise RunError(f"{run.root} is no run directory: it has no {run.config.name}")
     return RunRecords(
-        config_file.load(run.config, []),
+        config_file.load_recorded(run.config),
         read_lines(run.metrics),
         read_lines(run.curve),
         read_document(run.evaluation),

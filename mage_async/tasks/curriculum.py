@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from mage_async.config.schema import Curriculum, TrialShape
 from mage_async.errors import ConfigError
 
-UNLIMITED = Curriculum(steps=1, turns=[], episodes=[])
-
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
@@ -28,12 +26,14 @@ class Horizon:
     """Most actions of an episode; 0: as many as the environment allows."""
 
 
-def horizon(rules: Curriculum, version: int, num_episodes: int) -> Horizon:
+def horizon(rules: Curriculum | None, version: int, num_episodes: int) -> Horizon:
     """The horizon of a group granted at `version`.
 
     Args:
         num_episodes: of a trial, where the curriculum says nothing of episodes.
     """
+    if rules is None:
+        return Horizon(num_episodes, 0)
     stage = version // rules.steps
     return Horizon(
         _at(rules.episodes, stage) if rules.episodes else num_episodes,
@@ -41,12 +41,14 @@ def horizon(rules: Curriculum, version: int, num_episodes: int) -> Horizon:
     )
 
 
-def check(rules: Curriculum, shape: TrialShape) -> None:
+def check(rules: Curriculum | None, shape: TrialShape) -> None:
     """Refuse a curriculum that does not grow, or not to the configured trial.
 
     Raises:
         ConfigError: with the key, what was got and what to write.
     """
+    if rules is None:
+        return
     for name, stages in (("turns", rules.turns), ("episodes", rules.episodes)):
         if sorted(stages) != stages:
             raise ConfigError(f"curriculum.{name} must not shrink from stage to stage: {stages}")

@@ -151,7 +151,7 @@ def test_dppo_leaves_out_what_moved_too_far_in_the_direction_it_is_pushed():
     given = tokens(
         [0.6, 0.2, 0.6, 0.03, 0.1], [0.3, 0.5, 0.3, 0.01, 0.5], [1.0, 1.0, -1.0, 1.0, -1.0]
     )
-    made = dppo(given, max_change=0.2)
+    made = dppo(given, max_probability_change=0.2)
     # up by 0.3 and pushed up; down and pushed up; up and pushed down; threefold, yet by 0.02 only;
     # down by 0.4 and pushed down
     assert made.is_masked.tolist() == [True, False, False, False, True]

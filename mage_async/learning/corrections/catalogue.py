@@ -1,10 +1,12 @@
-"""Corrections by the name a configuration gives them, with its constants filled in."""
+"""The function of each kind of correction, with the constants of a configuration filled in."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal
 
-from mage_async.config.schema import Learner
+import msgspec
+
+from mage_async.config.sections import corrections as kinds
 from mage_async.learning.corrections.aged import age_mask, decoupled_aged
 from mage_async.learning.corrections.cispo import cispo
 from mage_async.learning.corrections.decoupled import decoupled
@@ -19,48 +21,37 @@ from mage_async.learning.corrections.ppo import ppo
 from mage_async.learning.corrections.surrogate import Correction, Surrogate
 from mage_async.learning.corrections.tis import tis
 
-CLIP = {"clip_low": "clip_low", "clip_high": "clip_high"}
-WEIGHT = {"max_weight": "max_weight"}
-BAND = {"keep_low": "keep_low", "keep_high": "keep_high"}
-
-CORRECTIONS: Mapping[str, tuple[Callable[..., Surrogate], Mapping[str, str]]] = {
-    "none": (none, CLIP),
-    "ppo": (ppo, CLIP),
-    "decoupled": (decoupled, CLIP | WEIGHT),
-    "tis": (tis, WEIGHT),
-    "icepop": (icepop, CLIP | BAND),
-    "mis_token": (mis_token, CLIP | WEIGHT),
-    "mis_sequence": (mis_sequence, CLIP | WEIGHT),
-    "mis_geometric": (mis_geometric, CLIP | WEIGHT | BAND),
-    "cispo": (cispo, CLIP),
-    "gspo": (gspo, CLIP),
-    "dppo": (dppo, {"max_change": "max_probability_change"}),
-    "m2po": (m2po, {"max_second_moment": "max_second_moment"}),
-    "decoupled_aged": (decoupled_aged, CLIP | WEIGHT | {"age_decay": "age_decay"}),
-    "age_mask": (age_mask, CLIP | WEIGHT | {"max_age": "max_age"}),
+CORRECTIONS: Mapping[type[kinds.Correction], Callable[..., Surrogate]] = {
+    kinds.NoCorrection: none,
+    kinds.Ppo: ppo,
+    kinds.Decoupled: decoupled,
+    kinds.Tis: tis,
+    kinds.Icepop: icepop,
+    kinds.MisToken: mis_token,
+    kinds.MisSequence: mis_sequence,
+    kinds.MisGeometric: mis_geometric,
+    kinds.Cispo: cispo,
+    kinds.Gspo: gspo,
+    kinds.Dppo: dppo,
+    kinds.M2po: m2po,
+    kinds.DecoupledAged: decoupled_aged,
+    kinds.AgeMask: age_mask,
 }
-"""Each function, and which key of `[learner]` each of its constants is."""
-
-CLIPPED_AROUND: Mapping[str, Literal["proximal", "behaviour"]] = {
-    "none": "proximal",
-    "ppo": "behaviour",
-    "decoupled": "proximal",
-    "icepop": "proximal",
-    "mis_token": "proximal",
-    "mis_sequence": "proximal",
-    "mis_geometric": "proximal",
-    "decoupled_aged": "proximal",
-    "age_mask": "proximal",
-}
-"""Those whose loss is `-weight * min(r A, clip(r) A)` with a weight that does not depend on the
-current policy, and around which policy `r` is taken. For ppo the weight is 1.
-"""
+"""The function of each kind, whose constants are the kind's keys, but for `dual_clip`."""
 
 
-def correction(rules: Learner) -> Correction:
+def correction(rules: kinds.Correction) -> Correction:
     """The configured correction: a function of tokens alone."""
-    function, keys = CORRECTIONS[rules.correction]
-    correct = partial(function, **{name: getattr(rules, key) for name, key in keys.items()})
-    if not rules.dual_clip:
-        return correct
-    return DualClip(correct, CLIPPED_AROUND[rules.correction], rules.dual_clip)
+    constants = msgspec.structs.asdict(rules)
+    dual_clip = constants.pop("dual_clip", 0.0)
+    correct = partial(CORRECTIONS[type(rules)], **constants)
+    return DualClip(correct, anchor_of(rules), dual_clip) if dual_clip else correct
+
+
+def anchor_of(rules: kinds.Correction) -> Literal["proximal", "behaviour"]:
+    """Around which policy the ratio of a clipped loss is taken.
+
+    Such a loss is `-weight * min(r A, clip(r) A)` with a weight that does not depend on the current
+    policy. For ppo the weight is 1.
+    """
+    return "behaviour" if isinstance(rules, kinds.Ppo) else "proximal"

@@ -170,7 +170,7 @@ def _found(ablation: Ablation, cell: Cell) -> bool:
     run = _directory(ablation, cell)
     if not is_done(run):
         return False
-    if config_file.load(run.config, []) != ablation.configs[cell]:
+    if config_file.load_recorded(run.config) != ablation.configs[cell]:
         raise RunError(
             f"{run.root} is done, and was run with another configuration than is asked for now: "
             "give the same --config and --set, or another --run-dir"

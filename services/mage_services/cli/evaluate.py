@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
-    config = config_file.load(run.config, [])
+    config = config_file.load_recorded(run.config)
     own = config.evaluation.episodes
     policy, version = newest(run)
     began = time.monotonic()

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _main(run: RunDirectory, given: argparse.Namespace) -> None:
-    config = config_file.load(run.config, [])
+    config = config_file.load_recorded(run.config)
     environment = environment_of(config)
     task = drawn_task(environment, given.member, given.seed)
     policy, version = newest(run)

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _replay(run: RunDirectory, to_step: int | None) -> None:
-    config, journal = config_file.load(run.config, []), open_journal(run.journal)
+    config, journal = config_file.load_recorded(run.config), open_journal(run.journal)
     training, first = _begin(run, config, journal)
     version = began = training.trainer.version
     for committed in replay(journal.records(first), _ledger(config), League()):

@@ -31,7 +31,7 @@ def main() -> None:
     """Supervise a run, then write its summary and report."""
     given = _arguments()
     run = RunDirectory(given.run_dir)
-    config = config_file.load(run.config, [])
+    config = config_file.load_recorded(run.config)
     view = make_view(config, run, is_terminal=sys.stdout.isatty())
     began = time.monotonic()
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Embedded
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.engines.engine import Engine
 from mage_services.engines.sglang.engine import SglangEngine
@@ -21,7 +21,7 @@ def make_engine(config: Config, directory: Path, name: str) -> Engine:
         ConfigError: what it needs is not installed, or it knows no such argument.
         PolicyError: it cannot serve the model; the text says what can.
     """
-    if config.engine.kind == "embedded":
+    if isinstance(config.engine, Embedded):
         return EmbeddedEngine(directory, config.engine)
     own = blake2s(f"{config.seed}/{name}".encode(), digest_size=4).digest()
     return SglangEngine(

@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 
 from mage_async.completion import Completion, Prompt
-from mage_async.config.schema import Engine as EngineRules
+from mage_async.config.schema import Embedded as EngineRules
 from mage_async.errors import MageError, RunError
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler

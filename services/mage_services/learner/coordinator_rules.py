@@ -9,7 +9,6 @@ import msgspec
 from mage_async.admission.ledger import SlotLedger
 from mage_async.config.schema import Curriculum
 from mage_async.protocol.journal_records import Head, Record
-from mage_async.tasks.curriculum import UNLIMITED
 from mage_async.tasks.population import League
 from mage_async.trajectory import Task
 
@@ -51,7 +50,7 @@ class CoordinatorRules:
     """Actors play with the weights of so many steps ago."""
     config: str = ""
     """As TOML, for the journal."""
-    curriculum: Curriculum = UNLIMITED
+    curriculum: Curriculum | None = None
 
 
 def head_of(ledger: SlotLedger, rules: CoordinatorRules, league: League) -> Head:

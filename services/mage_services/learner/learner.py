@@ -314,9 +314,9 @@ async def _live(
 
 def _announce(startup: Startup, status: Status) -> None:
     """Say that a warm start may follow: its data take a moment."""
-    steps = startup.config.warm_start.steps
-    if steps and not startup.run.policy.exists():
-        _reporter(status)(Progress(0, steps, math.nan, math.nan))
+    warm = startup.config.warm_start
+    if warm and not startup.run.policy.exists():
+        _reporter(status)(Progress(0, warm.steps, math.nan, math.nan))
 
 
 def _reporter(status: Status) -> Callable[[Progress], None]:

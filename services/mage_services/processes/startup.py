@@ -36,7 +36,7 @@ def read_startup(description: str) -> Startup:
     parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()
     run = RunDirectory(given.run_dir)
-    config = config_file.load(run.config, [])
+    config = config_file.load_recorded(run.config)
     return Startup(
         run, config, digest(config), build_digest(), given.name, given.address, given.resume
     )

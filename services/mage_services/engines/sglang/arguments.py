@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mage_async.config.schema import Engine as EngineRules
+from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import ConfigError, PolicyError
 
 _RENAMED = {

@@ -21,7 +21,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 from mage_async.completion import Completion, Prompt, check_prompt
-from mage_async.config.schema import Engine as EngineRules
+from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import PolicyError, RunError, TurnLost
 from mage_async.inference.kv_contexts import KVContexts
 from mage_async.inference.statistics import Statistics

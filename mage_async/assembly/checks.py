@@ -1,78 +1,26 @@
-"""From the configuration to the objects it describes, in one place for every process."""
+"""Checks across the sections of a configuration; those of one section stand beside it."""
 
 from dataclasses import replace
-from typing import Literal
 
-from mage_async.completion import Sampling
-from mage_async.config.schema import Config, Learner
+from mage_async.assembly.parts import environment_of, rules_of
+from mage_async.config.schema import Config, Embedded
+from mage_async.config.sections import corrections, policy
 from mage_async.credit import estimators, exploration_bonus
-from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
 from mage_async.environments.rehearsal import rehearse
 from mage_async.errors import ConfigError
 from mage_async.tasks import curriculum
 from mage_async.tasks.population import name_of, version_of
 from mage_async.trajectory import Task
-from mage_async.trials.action_parser import ActionParser
-from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.prompts import prompts_for
-from mage_async.trials.shortest_context import chat_in_words, shortest_context
-from mage_async.trials.trial_rules import TrialRules
-
-FRESH_KEYS: dict[str, Literal["never", "episode", "turn"]] = {
-    "keep": "never",
-    "refresh_at_episode": "episode",
-    "isolate": "turn",
-}
-"""When a prompt asks for fresh keys, by cache rule."""
-WORDS = ("episode", "reflect", "remark", "opp")
-"""What a transcript says itself, beside an environment's words."""
-WITHOUT_CLIP = ("tis", "cispo", "gspo", "dppo", "m2po")
-"""Corrections whose loss is not a weight times PPO's clipped one."""
-
-
-def environment_of(config: Config) -> Environment:
-    """The environment, with its options."""
-    return load(config.environment.name, **config.environment.options)
-
-
-def rules_of(
-    config: Config,
-    environment: Environment,
-    chat: ChatFormat,
-    num_episodes: int,
-    *,
-    stops_on_success: bool = False,
-) -> TrialRules:
-    """How trials are played; a completion may also end with the closing tag of an action."""
-    closing = chat.encode("</action>"), chat.encode("</remark>")
-    stops = chat.stop_tokens + tuple(ids[0] for ids in closing if len(ids) == 1)
-    sampling = Sampling(
-        config.sampling.temperature,
-        config.sampling.top_p,
-        config.sampling.top_k,
-        config.transcript.max_action_tokens,
-        stops,
-    )
-    memory = config.trial.memory
-    return TrialRules(
-        num_episodes,
-        sampling,
-        config.transcript.max_reflection_tokens,
-        ActionParser(config.transcript.forced_tags),
-        prompts_for(environment, num_episodes, rules=config.transcript.rules),
-        keeps_history="history" in memory,
-        reflects="reflection" in memory,
-        fresh_keys=FRESH_KEYS[config.engine.cache_rule],
-        turn_deadline_s=config.engine.turn_deadline_s,
-        stops_on_success=stops_on_success,
-        strategy=config.trial.strategy,
-        strategy_temperature=config.sampling.strategy_temperature,
-    )
+from mage_async.trials.shortest_context import chat_in_words, least_context
 
 
 def check(config: Config) -> None:
-    """Everything that types cannot say, before any process starts."""
+    """Refuse what types cannot say, before any process starts.
+
+    Raises:
+        ConfigError: with the keys, what was got and what to write.
+    """
     environment, name = environment_of(config), config.environment.name
     if ":" in name:
         rehearse(name, environment, config.evaluation.episodes)
@@ -87,13 +35,8 @@ def check(config: Config) -> None:
         estimators.check_group(config.advantage, config.admission.trials_per_group)
     exploration_bonus.check(config.credit, environment)
     _check_sending(config)
-    _check_loss(config.learner)
-    shape = config.policy.tiny
-    if shape.heads % shape.kv_heads or shape.hidden_size % shape.heads:
-        raise ConfigError(
-            "policy.tiny: hidden_size must be a multiple of heads, and heads of kv_heads; "
-            f"got {shape.hidden_size}, {shape.heads}, {shape.kv_heads}"
-        )
+    corrections.check(config.learner.correction)
+    policy.check(config.policy)
     _check_room(config, environment)
 
 
@@ -104,11 +47,6 @@ def _check_engine(config: Config) -> None:
             f"engine.max_contexts must be at least admission.trials_per_group = {needed}, "
             f"got {config.engine.max_contexts}"
         )
-    if config.engine.arithmetic == "exact" and config.engine.kind != "embedded":
-        raise ConfigError(
-            'engine.arithmetic = "exact" is the embedded engine\'s; for SGLang set '
-            "engine.server = { enable_deterministic_inference = true }"
-        )
 
 
 def _check_room(config: Config, environment: Environment) -> None:
@@ -117,7 +55,7 @@ def _check_room(config: Config, environment: Environment) -> None:
     last = curriculum.horizon(config.curriculum, config.learner.steps, config.trial.episodes)
     rules = rules_of(config, environment, chat, last.num_episodes, stops_on_success=stops)
     rules = rules.under(environment, last.num_episodes, last.max_turns)
-    if not config.warm_start.steps:  # or else its remarks are as long as those it was cloned from
+    if config.warm_start is None:  # or else its remarks are as long as those it was cloned from
         rules = replace(rules, max_reflection_tokens=1)
     least = shortest_context(environment, rules, chat)
     if config.engine.max_tokens < least:
@@ -146,7 +84,7 @@ def _check_population(config: Config, environment: Environment) -> None:
         return
     if environment.duel(Task(name, name_of(0), 0, environment.seats()[0]), 0) is None:
         raise ConfigError(f"{name}: nobody can play the opponent's seat: set population.rivals = 0")
-    if config.engine.kind != "embedded" or config.transport.weights != "disk":
+    if not isinstance(config.engine, Embedded) or config.transport.weights != "disk":
         raise ConfigError(
             "population.rivals: versions are held by the embedded engine and kept on disk: set "
             'engine.kind = "embedded" and transport.weights = "disk"'
@@ -169,7 +107,7 @@ def _check_sending(config: Config) -> None:
         )
     if not config.learner.device.startswith("cuda"):
         return
-    if config.engine.kind == "embedded":
+    if isinstance(config.engine, Embedded):
         raise ConfigError(
             'transport.weights = "nccl" with a learner on a GPU needs engines on GPUs: set '
             'engine.kind = "sglang", or transport.weights = "tensor"'
@@ -179,16 +117,4 @@ def _check_sending(config: Config) -> None:
         raise ConfigError(
             f'transport.weights = "nccl": NCCL cannot send from GPU {own} to itself; name other '
             'GPUs in engine.devices, or set transport.weights = "tensor"'
-        )
-
-
-def _check_loss(rules: Learner) -> None:
-    if not rules.dual_clip:
-        return
-    if rules.dual_clip <= 1:
-        raise ConfigError(f"learner.dual_clip must be above 1, or 0, got {rules.dual_clip}")
-    if rules.correction in WITHOUT_CLIP:
-        raise ConfigError(
-            f"learner.dual_clip bounds a clipped loss with a weight, which {rules.correction!r} "
-            "is not: set it to 0"
         )

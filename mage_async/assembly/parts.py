@@ -1,0 +1,62 @@
+"""The environment and the rules of a trial, as the configuration has them."""
+
+from typing import Literal
+
+from mage_async.completion import Sampling
+from mage_async.config.schema import Config
+from mage_async.environments.catalogue import load
+from mage_async.environments.environment import Environment
+from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.prompts import prompts_for
+from mage_async.trials.shortest_context import chat_in_words, shortest_context
+from mage_async.trials.trial_rules import TrialRules
+
+FRESH_KEYS: dict[str, Literal["never", "episode", "turn"]] = {
+    "keep": "never",
+    "refresh_at_episode": "episode",
+    "isolate": "turn",
+}
+"""When a prompt asks for fresh keys, by cache rule."""
+WORDS = ("episode", "reflect", "remark", "opp")
+"""What a transcript says itself, beside an environment's words."""
+
+
+def environment_of(config: Config) -> Environment:
+    """The environment, with its options."""
+    return load(config.environment.name, **config.environment.options)
+
+
+def rules_of(
+    config: Config,
+    environment: Environment,
+    chat: ChatFormat,
+    num_episodes: int,
+    *,
+    stops_on_success: bool = False,
+) -> TrialRules:
+    """How trials are played; a completion may also end with the closing tag of an action."""
+    closing = chat.encode("</action>"), chat.encode("</remark>")
+    stops = chat.stop_tokens + tuple(ids[0] for ids in closing if len(ids) == 1)
+    sampling = Sampling(
+        config.sampling.temperature,
+        config.sampling.top_p,
+        config.sampling.top_k,
+        config.transcript.max_action_tokens,
+        stops,
+    )
+    memory = config.trial.memory
+    return TrialRules(
+        num_episodes,
+        sampling,
+        config.transcript.max_reflection_tokens,
+        ActionParser(config.transcript.forced_tags),
+        prompts_for(environment, num_episodes, rules=config.transcript.rules),
+        keeps_history="history" in memory,
+        reflects="reflection" in memory,
+        fresh_keys=FRESH_KEYS[config.engine.cache_rule],
+        turn_deadline_s=config.engine.turn_deadline_s,
+        stops_on_success=stops_on_success,
+        strategy=config.trial.strategy,
+        strategy_temperature=config.sampling.strategy_temperature,
+    )
