@@ -48,14 +48,13 @@ from bench.engine.growing_contexts import (
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.completion import Prompt, Sampling
-from mage_async.config.schema import Engine
+from mage_async.config.schema import Embedded
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
 from mage_services.engines.embedded import EmbeddedEngine
 
 TRIALS, TRIAL_TURNS = 72, 18
-RULES = Engine(
-    kind="embedded",
+RULES = Embedded(
     arithmetic="float32",
     max_contexts=96,
     max_tokens=256,
@@ -64,7 +63,6 @@ RULES = Engine(
     in_flight="in_place",
     turn_deadline_s=300.0,
     devices=[],
-    server={},
 )
 BOUNDS = {"engine / generate, ragged": 3.0, "async turns per processor-second": 8000.0}
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mage_async.config.schema import Engine as EngineRules
+from mage_async.config.schema import Embedded, Sglang
 from mage_services.engines.engine import Engine
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -67,29 +67,24 @@ def random_model(size: str, *, is_tied: bool) -> Qwen3ForCausalLM:
 
 def engine_of(kind: str, directory: Path, rules: dict[str, Any], name: str = "bench") -> Engine:
     """An engine, not yet running; on the GPU where there is one."""
-    server = rules.get("server", {})
-    made = EngineRules(
-        kind=kind,
-        arithmetic="float32",
-        max_contexts=rules["max_contexts"],
-        max_tokens=rules["max_tokens"],
-        cache_rule="keep",  # the prompts say what is recomputed
-        threads=1,
-        in_flight=rules.get("in_flight", "in_place"),
-        turn_deadline_s=600.0,
-        devices=[],
-        server=server,
-    )
+    shared: dict[str, Any] = {
+        "max_contexts": rules["max_contexts"],
+        "max_tokens": rules["max_tokens"],
+        "cache_rule": "keep",  # the prompts say what is recomputed
+        "threads": 1,
+        "in_flight": rules.get("in_flight", "in_place"),
+        "turn_deadline_s": 600.0,
+    }
     if kind == "embedded":
         from mage_services.engines.embedded import EmbeddedEngine
 
-        return EmbeddedEngine(directory, made)
+        return EmbeddedEngine(directory, Embedded(**shared))
     from mage_services.engines.sglang.engine import SglangEngine
 
     has_gpu = torch.cuda.is_available()
     return SglangEngine(
         directory,
-        made,
+        Sglang(**shared, server=rules.get("server", {})),
         dtype="bfloat16" if has_gpu else "float32",
         seed=sum(name.encode()),
         has_gpu=has_gpu,

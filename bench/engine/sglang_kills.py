@@ -32,7 +32,7 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.assembly import WORDS, environment_of, rules_of
 from mage_async.config import config_file
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Tiny
 from mage_async.errors import TrialFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.load import build_tiny
@@ -176,7 +176,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy"
         words = [*environment_of(config).facts.words, *WORDS]
-        build_tiny(config.policy.tiny, words, config.seed, policy)
+        build_tiny(Tiny(), words, config.seed, policy)
         figures = asyncio.run(attack(config, policy, given.kills, given.minutes))
     for name, value in figures.items():
         print(f"{name:18} {value}")

@@ -20,7 +20,7 @@ import msgspec
 from bench.lib.arms import Job, arguments, results, run_missing
 from bench.lib.baseline import ROOT, write_baseline
 from mage_async.algorithm import InProcessRun, prepare
-from mage_async.config import config_file, methods
+from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.results.intervals import interval, paired
 
@@ -83,10 +83,8 @@ def _prepared(job: Job, folder: Path) -> Path:
 def config_of(name: str, seed: int) -> Config:
     """The configuration of an arm."""
     arm = ARMS[name]
-    method = methods.assignments(arm.method) if arm.method else []
-    return config_file.load(
-        CONFIG, [*method, *arm.changes, ROOM, f"learner.steps={STEPS}", f"seed={seed}"]
-    )
+    changes = [*arm.changes, ROOM, f"learner.steps={STEPS}", f"seed={seed}"]
+    return config_file.load(CONFIG, changes, arm.method)
 
 
 def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:

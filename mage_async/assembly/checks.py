@@ -12,7 +12,7 @@ from mage_async.errors import ConfigError
 from mage_async.tasks import curriculum
 from mage_async.tasks.population import name_of, version_of
 from mage_async.trajectory import Task
-from mage_async.trials.shortest_context import chat_in_words, least_context
+from mage_async.trials.shortest_context import chat_in_words, shortest_context
 
 
 def check(config: Config) -> None:

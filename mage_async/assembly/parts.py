@@ -9,7 +9,6 @@ from mage_async.environments.environment import Environment
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.prompts import prompts_for
-from mage_async.trials.shortest_context import chat_in_words, shortest_context
 from mage_async.trials.trial_rules import TrialRules
 
 FRESH_KEYS: dict[str, Literal["never", "episode", "turn"]] = {

@@ -34,9 +34,7 @@ def load(path: Path, assignments: Sequence[str] = (), method: str | None = None)
     return _parsed(_written(_resolved(path), assignments, method), str(path))
 
 
-def load_recorded(
-    path: Path, assignments: Sequence[str] = (), method: str | None = None
-) -> Config:
+def load_recorded(path: Path, assignments: Sequence[str] = (), method: str | None = None) -> Config:
     """Read what a run recorded of itself, and write a method and assignments over it.
 
     Raises:

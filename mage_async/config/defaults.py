@@ -49,13 +49,13 @@ WITH_TINY: Table = {
 
 
 def completed(tree: Table) -> Table:
-    """A tree with its kinds stated, a tiny policy's defaults in it, and absent sections left out."""
+    """A tree with all kinds stated, a tiny policy's defaults, and None for absent sections."""
     whole = _with_kinds(tree, Config)
     policy = whole["policy"]
     if isinstance(policy, dict) and policy.get("kind") == "tiny":
         whole = over(WITH_TINY, whole, Config)
     hints = hints_of(Config)
-    absent = {key for key, value in whole.items() if value == NONE and may_be_absent(hints.get(key))}
+    absent = [key for key in whole if whole[key] == NONE and may_be_absent(hints.get(key))]
     return whole | dict.fromkeys(absent)
 
 

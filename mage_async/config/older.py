@@ -7,9 +7,9 @@ both engines. What a kind has no use for was not looked at, and is left out here
 
 from typing import Any
 
-from mage_async.config.shape import Table, keys_of, kinds
 from mage_async.config.sections.corrections import AnyCorrection
 from mage_async.config.sections.engines import Embedded, Sglang
+from mage_async.config.shape import Table, keys_of, kinds
 
 TINY = "tiny"
 """As a `policy.source`: the model that is built here."""

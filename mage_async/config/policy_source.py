@@ -27,7 +27,5 @@ def local_policy(source: str) -> Path | None:
             )
         return Path(source).resolve()
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise PolicyError(
-            f"policy.source {source!r} is no directory; give one, or a hub id"
-        )
+        raise PolicyError(f"policy.source {source!r} is no directory; give one, or a hub id")
     return None

@@ -21,7 +21,7 @@ What an episode shows before the first action, such as a card, earns no bonus.
 import math
 from collections.abc import Sequence
 
-from mage_async.config.schema import Credit
+from mage_async.config.sections.credit import Credit
 from mage_async.environments.environment import Belief, Environment, Play
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Kind, Trial

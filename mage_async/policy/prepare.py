@@ -35,7 +35,8 @@ def prepare_policy(
     if warm and warm.cache and (cached / "config.json").is_file():
         shutil.copytree(cached, directory)
         return "from the cache of an earlier warm start"
-    source = _built(config, policy, directory) if isinstance(policy, Tiny) else _source(policy.source)
+    is_tiny = isinstance(policy, Tiny)
+    source = _built(config, policy, directory) if is_tiny else _source(policy.source)
     if warm is None:
         return "built here"
     _clone(config, warm, source, directory, report)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mage_async.config.schema import Admission
+from mage_async.config.sections.admission import Admission
 from mage_async.report.charts.learning_curves import curve_points
 from mage_async.report.charts.number_format import duration, figure, percent, signed, words
 from mage_async.results.run_files import RunRecords

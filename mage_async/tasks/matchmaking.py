@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from mage_async.config.schema import Matchmaker as Rule
-from mage_async.config.schema import Population
+from mage_async.config.sections.admission import Matchmaker as Rule
+from mage_async.config.sections.admission import Population
 from mage_async.environments.environment import Environment
 from mage_async.tasks.population import League, name_of, version_of
 from mage_async.trajectory import Task

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.admission.rules import RULES, Flow, Place, take_from_window
-from mage_async.config.schema import Admission
+from mage_async.config.sections.admission import Admission
 from tests.helpers.flow_simulation import Workload, simulate
 
 DONE, PLAYED = True, False

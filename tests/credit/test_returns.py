@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from mage_async.config.schema import CreditKind
+from mage_async.config.sections.credit import CreditKind
 from mage_async.credit.returns import (
     CREDITS,
     cumulative_code,

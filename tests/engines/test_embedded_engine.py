@@ -13,13 +13,12 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Prompt, Sampling
-from mage_async.config.schema import Engine as EngineRules
+from mage_async.config.schema import Embedded as EngineRules
 from mage_async.errors import ContextFull, PolicyError, RunError
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.engines.rivals import MAX_IDLE
 
 RULES = EngineRules(
-    kind="embedded",
     arithmetic="float32",
     max_contexts=16,
     max_tokens=256,
@@ -28,7 +27,6 @@ RULES = EngineRules(
     in_flight="in_place",
     turn_deadline_s=300.0,
     devices=[],
-    server={},
 )
 
 

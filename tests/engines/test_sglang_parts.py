@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage_async.config.schema import Engine as EngineRules
+from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import ConfigError
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang import versions, weights
@@ -21,8 +21,6 @@ from mage_services.engines.sglang.replies import drew, nothing, spans_of
 from mage_services.engines.sglang.warming import Warming
 
 RULES = EngineRules(
-    kind="sglang",
-    arithmetic="float32",
     max_contexts=8,
     max_tokens=100,
     cache_rule="keep",

@@ -2,25 +2,25 @@
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.config import config_file
-from mage_async.learning.corrections.catalogue import CORRECTIONS, correction
+from mage_async.config.sections.corrections import AnyCorrection
+from mage_async.config.shape import kinds
+from mage_async.learning.corrections.catalogue import correction
 from mage_async.learning.corrections.surrogate import Tokens
 
-RULES = config_file.load(config_file.find(None), []).learner
+KINDS = kinds(AnyCorrection)
 logprobs = st.floats(-8.0, -0.0078125, width=32)
 advantages = st.sampled_from([-2.0, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0])
-each_correction = pytest.mark.parametrize("name", CORRECTIONS)
+each_correction = pytest.mark.parametrize("name", KINDS)
 
 
 def made_by(name, tokens):
     """The configured correction on these tokens, and its gradient on their log-probs."""
-    made = correction(msgspec.structs.replace(RULES, correction=name))(tokens)
+    made = correction(KINDS[name]())(tokens)
     (gradient,) = torch.autograd.grad(made.losses.sum(), tokens.logprobs)
     return made, gradient
 
@@ -85,7 +85,7 @@ def test_it_never_pushes_against_the_advantage(name, tokens):
     assert (gradient * tokens.advantages <= 0).all()
 
 
-@pytest.mark.parametrize("name", sorted(set(CORRECTIONS) - {"m2po"}))  # it looks at all tokens
+@pytest.mark.parametrize("name", sorted(set(KINDS) - {"m2po"}))  # it looks at all tokens
 @given(tokens=drawn())
 @settings(max_examples=30, deadline=None)
 def test_a_turn_is_corrected_by_itself(name, tokens):

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from mage_async.config import config_file
-from mage_async.config.schema import CorrectionKind
+from mage_async.config.sections.corrections import AnyCorrection
+from mage_async.config.shape import kinds
 from mage_async.learning.corrections.aged import age_mask, decoupled_aged
 from mage_async.learning.corrections.catalogue import CORRECTIONS, correction
 from mage_async.learning.corrections.cispo import cispo
@@ -202,17 +203,20 @@ def test_sums_and_means_over_turns_reach_every_token():
 
 
 def test_the_configuration_knows_exactly_the_corrections_there_are():
-    assert set(CORRECTIONS) == set(CorrectionKind.__args__)
+    assert set(CORRECTIONS) == set(kinds(AnyCorrection).values())
 
 
-@pytest.mark.parametrize("name", CORRECTIONS)
+@pytest.mark.parametrize("name", kinds(AnyCorrection))
 def test_every_correction_takes_its_constants_from_the_configuration(name):
-    rules = config_file.load(config_file.find(None), [f"learner.correction={name}"]).learner
+    config = config_file.load(config_file.find(None), [f"learner.correction={name}"])
+    rules = config.learner.correction
     made = correction(rules)(tokens([0.4, 0.5], [0.4, 0.5], [1.0, -1.0]))
     assert made.losses.shape == (2,)
-    sharp = msgspec.structs.replace(rules, clip_high=0.0, clip_low=0.0, max_weight=1.0)
-    sharp = msgspec.structs.replace(sharp, keep_low=1.0, keep_high=1.0, max_second_moment=1e-9)
-    sharp = msgspec.structs.replace(sharp, max_probability_change=0.0, max_age=0, age_decay=0.0)
+    tight = {"clip_high": 0.0, "clip_low": 0.0, "max_weight": 1.0, "keep_low": 1.0}
+    tight |= {"keep_high": 1.0, "max_second_moment": 1e-9, "max_probability_change": 0.0}
+    tight |= {"max_age": 0, "age_decay": 0.0}
+    own = {key: value for key, value in tight.items() if key in rules.__struct_fields__}
+    sharp = msgspec.structs.replace(rules, **own)
     stale = tokens([0.46], [0.4], [1.0], proximal=[0.42], staleness=[1])
     there = correction(rules)(stale).losses
     assert not torch.equal(correction(sharp)(stale).losses, there)

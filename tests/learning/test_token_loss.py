@@ -4,20 +4,26 @@ import msgspec
 import pytest
 import torch
 
-from mage_async.assembly import WITHOUT_CLIP
 from mage_async.config import config_file
-from mage_async.learning.corrections.catalogue import CLIPPED_AROUND, CORRECTIONS, correction
+from mage_async.config.sections.corrections import AnyCorrection, Clipped
+from mage_async.config.shape import kinds
+from mage_async.learning.corrections.catalogue import correction
 from mage_async.learning.corrections.surrogate import Tokens
 from mage_async.learning.token_loss import HeadInputs, SinglePass, TwoSteps, loss_pass
 from mage_kernels import head, linear_logprob
 
 RULES = config_file.load(config_file.find(None), []).learner
+KINDS = kinds(AnyCorrection)
+CLIPPED = [name for name, kind in KINDS.items() if issubclass(kind, Clipped)]
 N, D, V = 200, 16, 50
 SCALE = 1 / 37
 
 
-def rules_of(name, **changes):
-    return msgspec.structs.replace(RULES, correction=name, keep_low=0.5, keep_high=2.0, **changes)
+def rules_of(name, kl=0.0, **changes):
+    band = (
+        {"keep_low": 0.5, "keep_high": 2.0} if "keep_low" in KINDS[name].__struct_fields__ else {}
+    )
+    return msgspec.structs.replace(RULES, correction=KINDS[name](**band, **changes), kl=kl)
 
 
 def inputs_of(dtype):
@@ -56,7 +62,7 @@ def found_by(way, dtype, *, apart=False):
 
 
 @pytest.mark.parametrize("chunk_bytes", [2**20, 1])
-@pytest.mark.parametrize("name", CLIPPED_AROUND)
+@pytest.mark.parametrize("name", CLIPPED)
 def test_both_ways_give_the_same_loss_gradients_and_metrics(name, chunk_bytes, monkeypatch):
     monkeypatch.setattr(head, "CHUNK_BYTES", chunk_bytes)
     way = loss_pass(rules_of(name))
@@ -66,7 +72,7 @@ def test_both_ways_give_the_same_loss_gradients_and_metrics(name, chunk_bytes, m
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", CLIPPED_AROUND)
+@pytest.mark.parametrize("name", CLIPPED)
 def test_both_ways_bound_negative_advantages_and_stay_near_a_reference(name):
     way = loss_pass(rules_of(name, dual_clip=1.5, kl=0.3))
     ours, theirs = (found_by(w, torch.float64, apart=True) for w in (way.single, way.after))
@@ -83,13 +89,14 @@ def test_the_bound_is_dual_clip_times_the_advantage_where_it_is_negative():
         *(current, torch.zeros(3), torch.zeros(3), torch.tensor([-1.0, 2.0, -1.0])),
         *(torch.zeros(3, dtype=torch.int32), torch.arange(3)),
     )
-    made = correction(rules_of("none", dual_clip=3.0))(tokens)
-    assert made.losses.tolist() == pytest.approx([3.0, -2 * (1 + RULES.clip_high), 0.8])
+    made = correction(rules_of("none", dual_clip=3.0).correction)(tokens)
+    assert made.losses.tolist() == pytest.approx([3.0, -2 * (1 + RULES.correction.clip_high), 0.8])
     assert made.is_clipped.tolist() == [True, True, True]
 
 
 def test_only_a_clipped_loss_with_a_weight_has_a_dual_clip():
-    assert set(WITHOUT_CLIP) == set(CORRECTIONS) - set(CLIPPED_AROUND)
+    without = {name for name, kind in KINDS.items() if "dual_clip" not in kind.__struct_fields__}
+    assert without == {"tis", "cispo", "gspo", "dppo", "m2po"} == set(KINDS) - set(CLIPPED)
 
 
 def test_they_agree_to_single_precision_where_runs_are_made():
@@ -120,12 +127,12 @@ def test_the_single_pass_is_taken_where_logits_cannot_be_kept(chunk_bytes, chose
     assert str(way) == "loss in the head's pass unless its logits are kept"
 
 
-@pytest.mark.parametrize("name", CORRECTIONS)
+@pytest.mark.parametrize("name", KINDS)
 def test_weights_of_a_single_pass_are_known_before_it(name):
     inputs = inputs_of(torch.float64)
     tokens = tokens_near(inputs)
-    correct = correction(rules_of(name))
+    correct = correction(rules_of(name).correction)
     is_constant = torch.equal(
         correct(tokens).weights, correct(tokens.at(tokens.proximal - 0.1)).weights
     )
-    assert is_constant == (name in CLIPPED_AROUND and name != "ppo")
+    assert is_constant == (name in CLIPPED and name != "ppo")

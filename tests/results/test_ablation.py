@@ -70,7 +70,7 @@ def test_what_is_no_run_is_said_before_anything_starts(tmp_path):
 
 def test_the_bound_of_a_mask_grows_with_the_lag():
     setting = Setting("slots", "age_mask", lag=4, bound=2)
-    assert "learner.max_age=6" in Cell(setting, 0).assignments()
+    assert "learner.correction.max_age=6" in Cell(setting, 0).assignments()
     assert setting.place() == 6
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
-from mage_async.config.schema import Engine as EngineRules
+from mage_async.config.schema import Sglang as EngineRules
 from mage_services.engines.sglang.engine import SglangEngine
 from mage_services.engines.sglang.versions import installed, says_spans
 
@@ -85,8 +85,6 @@ class Policies:
 def rules(**changed: Any) -> EngineRules:
     """An engine of 32 contexts."""
     plain: dict[str, Any] = {
-        "kind": "sglang",
-        "arithmetic": "float32",
         "max_contexts": 32,
         "max_tokens": 1024,
         "cache_rule": "keep",

@@ -11,7 +11,7 @@ import uvloop
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
-from mage_async.config.schema import Engine as EngineRules
+from mage_async.config.schema import Sglang as EngineRules
 from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.sglang.engine import SglangEngine
@@ -67,8 +67,6 @@ def test_every_way_brings_the_same_weights_while_turns_are_drawn(tmp_path: Path)
         WeightSender(run.weights, "gloo", lambda version: False),
     ]
     rules = EngineRules(
-        kind="sglang",
-        arithmetic="float32",
         max_contexts=16,
         max_tokens=256,
         cache_rule="isolate",

@@ -11,7 +11,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Curriculum
 from mage_async.errors import ConfigError
 from mage_async.protocol.journal_records import Granted
-from mage_async.tasks.curriculum import UNLIMITED, Horizon, horizon
+from mage_async.tasks.curriculum import Horizon, horizon
 from mage_async.tasks.population import League
 from mage_async.trajectory import Kind, Task
 from mage_async.trials.scripted import scripted_trial
@@ -34,7 +34,7 @@ def test_turns_and_episodes_grow_apart():
 
 
 def test_without_stages_nothing_is_limited():
-    assert horizon(UNLIMITED, 50, 3) == Horizon(3, 0)
+    assert horizon(None, 50, 3) == Horizon(3, 0)
 
 
 @pytest.mark.parametrize(

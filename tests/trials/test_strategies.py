@@ -95,7 +95,7 @@ def test_a_strategy_is_worth_what_the_action_it_led_to_is_worth():
 
 
 def test_each_role_of_rema_has_its_own_mean_and_deviation_in_each_group():
-    config = config_file.load(config_file.find(None), methods.assignments("rema"))
+    config = config_file.load(config_file.find(None), method="rema")
     source = np.random.default_rng(0)
     groups = [Group(n, 0, tuple(_trial(n, i, source) for i in range(8))) for n in range(3)]
     table = build_table(
@@ -144,8 +144,7 @@ def _with_first_reward(trial, reward):
 def _reflections(trials, key):
     names = json.dumps(key)
     changes = [f"advantage.{each}={names}" for each in ("baseline", "scale")]
-    settings = [*methods.assignments("rema"), *changes]
-    rules = config_file.load(config_file.find(None), settings).advantage
+    rules = config_file.load(config_file.find(None), changes, "rema").advantage
     group = Group(0, 0, tuple(trials))
     table = build_table([group], CREDITS["single_episode"], turn_discount=1.0, episode_discount=1.0)
     found = turn_advantages(table, rules, max_action_tokens=1, max_reflection_tokens=5)

@@ -1,1 +1,1 @@
-"""The tables of a configuration: one struct a table, one docstring a key, a default for every key."""
+"""The tables of a configuration: a struct a table, a default and a docstring a key."""

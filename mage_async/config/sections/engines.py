@@ -2,6 +2,8 @@
 
 from typing import Any, Literal
 
+from msgspec import field
+
 from mage_async.config.sections.section import Count, Natural, Positive, Variant
 
 
@@ -23,7 +25,7 @@ class Engine(Variant):
     turn_deadline_s: Positive = 300.0
     """Seconds after which a turn that is not drawn costs its group; a start of an SGLang is part of
     a turn."""
-    devices: list[Natural] = []
+    devices: list[Natural] = field(default_factory=list)
     """GPUs of the actors' engines, one each, from the first again where there are more actors; the
     evaluator's is the last, a process sees no other GPU, and with [] each sees all there are."""
 
@@ -39,6 +41,6 @@ class Embedded(Engine, tag="embedded"):
 class Sglang(Engine, tag="sglang"):
     """An SGLang in a process under the actor."""
 
-    server: dict[str, Any] = {}
+    server: dict[str, Any] = field(default_factory=dict)
     """Arguments for SGLang's server by its own names, over those we choose; for determinism
     { enable_deterministic_inference = true }."""

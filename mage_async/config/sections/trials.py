@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from mage_async.config.sections.section import Count, Natural, Positive, Section
 
@@ -12,7 +12,7 @@ class Environment(Section):
 
     name: str = "rps"
     """Name in the catalogue, or `module:Class` of your own."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
 
 
@@ -36,9 +36,9 @@ class Curriculum(Section):
 
     steps: Count = 20
     """Steps that a stage lasts; the last stage stays."""
-    turns: list[Count] = []
+    turns: list[Count] = field(default_factory=list)
     """Most actions of an episode, stage by stage; [] is what the environment allows."""
-    episodes: list[Count] = []
+    episodes: list[Count] = field(default_factory=list)
     """Episodes of a trial, stage by stage, the last of them `trial.episodes`; [] is always that."""
 
 
