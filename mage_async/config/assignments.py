@@ -69,12 +69,18 @@ class Assignments:
             table[leaf] = value
 
     def _switch(self, table: Table, path: str, kind: str, hint: Any) -> None:
-        """Make a table one of another kind."""
+        """Make a table one of another kind; a file's warm start is one of the file's policy."""
         known = keys_of(kinds(hint)[kind])
         for key in [*table]:
             if key not in known and f"{path}.{key}" not in self._given:
                 del table[key]
+        if path == "policy" and table.get("kind") != kind and "warm_start" not in self._tops():
+            self.tree.pop("warm_start", None)
         table["kind"] = kind
+
+    def _tops(self) -> set[str]:
+        """Sections of which an assignment said something."""
+        return {key.partition(".")[0] for key in self._given}
 
 
 def _hint(place: Any, key: str) -> Any:

@@ -7,9 +7,9 @@ from mage_async.config import config_file, methods
 
 
 def configured(method, name="kuhn", **changes):
-    settings = [f'environment.name="{name}"', *methods.assignments(method)]
+    settings = [f'environment.name="{name}"']
     settings += [f"{key}={value}" for key, value in changes.items()]
-    return config_file.load(config_file.find(None), settings)
+    return config_file.load(config_file.find(None), settings, method)
 
 
 @pytest.mark.parametrize("name", ["rps", "kuhn", "tictactoe"])
@@ -55,14 +55,14 @@ def test_a_baseline_trains_on_one_episode_and_is_evaluated_on_as_many_as_the_oth
 )
 def test_a_method_that_changes_one_thing_leaves_all_else_as_it_is(method, changed):
     plain = config_file.load(config_file.find("kuhn"), [])
-    found = config_file.load(config_file.find("kuhn"), methods.assignments(method))
+    found = config_file.load(config_file.find("kuhn"), method=method)
     names = {name for name in plain.__struct_fields__}
     assert {name for name in names if getattr(plain, name) != getattr(found, name)} == changed
 
 
 def test_what_is_set_after_a_method_wins():
-    settings = [*methods.assignments("mage_code"), "credit.episode_discount=1.0"]
-    config = config_file.load(config_file.find(None), settings)
+    settings = ["credit.episode_discount=1.0"]
+    config = config_file.load(config_file.find(None), settings, "mage_code")
     assert config.credit.episode_discount == 1.0
 
 
