@@ -5,7 +5,7 @@ from typing import get_args
 
 import numpy as np
 
-from mage_async.config import schema
+from mage_async.config.sections import credit
 from mage_async.credit.returns import cumulative_code, differential
 from mage_async.credit.turn_table import Key, build_table
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
@@ -104,7 +104,7 @@ def test_values_are_cut_into_one_piece_per_trial():
 
 
 def test_a_configuration_names_exactly_the_columns_that_can_be_keys():
-    assert get_args(schema.Key) == get_args(Key)
+    assert get_args(credit.Key) == get_args(Key)
 
 
 def test_a_batch_of_144_trials_is_laid_out_in_milliseconds():

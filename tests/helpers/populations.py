@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mage_async.config.schema import Keep, Matchmaker, Population
+from mage_async.config.sections.admission import Keep, Matchmaker, Population
 from mage_async.environments.kuhn.game import Kuhn
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from mage_async.config.schema import Matchmaker, Population
+from mage_async.config.sections.admission import Matchmaker, Population
 from mage_async.environments.kuhn.game import Kuhn
 from mage_async.environments.rps.game import Rps
 from mage_async.tasks.matchmaking import Matchmaker as Rule
