@@ -147,7 +147,7 @@ class InProcessRun:
         """Play the final set of tasks of a split, as a whole run does.
 
         Args:
-            swap: the last episode meets somebody else: what adaptation is worth there is lost.
+            swap: the last episode meets another opponent, so adaptation is worth nothing there.
         """
         episodes = self._config.evaluation.episodes
         rules = rules_of(self._config, self._environment, self._chat, episodes)

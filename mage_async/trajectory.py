@@ -31,7 +31,7 @@ class Task:
 
     environment: str
     member: str
-    """Who sits in the other seats, or what is hidden: a name the environment declares."""
+    """The opponent in the other seats, or what is hidden: a name the environment declares."""
     seed: int
     """Decides every chance move of every episode; equal for all trials of a group."""
     seat: int = 0

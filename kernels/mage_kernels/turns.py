@@ -90,7 +90,7 @@ class TurnLayout:
 
 
 def _comparison(keys: Tensor) -> dict[str, Tensor]:
-    """Who is compared with whom."""
+    """Which turns are compared, from dense keys."""
     if len(keys) and keys.min() < 0:
         raise ValueError(f"keys must count from 0, got {int(keys.min())}: see dense_keys")
     return {

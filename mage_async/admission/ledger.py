@@ -197,7 +197,7 @@ class SlotLedger(JournaledGroups):
             del self._slots[grant]
 
     def postpone(self, seconds: float, latest: float) -> None:
-        """Deadlines come so much later, though none after `latest`: nobody could be heard."""
+        """Move deadlines back, none past `latest`: no peer was heard in the meantime."""
         for slot in self._slots.values():
             slot.deadline = min(slot.deadline + seconds, max(slot.deadline, latest))
 

@@ -106,7 +106,7 @@ class Play(Protocol):
         ...
 
     def act(self, action: str) -> Outcome:
-        """Take an action of the agent, and everyone else's until it is the agent's turn again.
+        """Take an action of the agent, then all others until it is the agent's turn again.
 
         An illegal action is an outcome too (`is_valid=False`), with a reward inside the declared
         bounds.

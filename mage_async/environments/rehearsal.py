@@ -64,7 +64,7 @@ class _Rehearsal:
         self._want(exist and bool(seats), "seats()", wanted, seats)
 
     def check_members(self, split: Split, num_episodes: int) -> None:
-        """Who may be hidden, and what is known of them."""
+        """Check the members and what is declared about them."""
         environment = self._environment
         members = environment.members(split)
         self._want(_is_names(members), f"members({split!r})", "a tuple of names", members)

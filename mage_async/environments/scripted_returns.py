@@ -1,4 +1,4 @@
-"""What scripted players earn, measured where nobody knows it exactly."""
+"""Returns of scripted players, measured where no exact value is known."""
 
 import random
 from collections.abc import Callable

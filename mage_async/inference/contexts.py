@@ -113,7 +113,7 @@ class Contexts:
         self._is_busy[lane] = False
 
     def take_back(self, lane: int, num_tokens: int) -> None:
-        """Nobody took what was drawn after the first `num_tokens`; the context is idle."""
+        """Tokens drawn after the first `num_tokens` were discarded; the context is idle."""
         self.num_known[lane] = num_tokens
         self.num_computed[lane] = min(num_tokens, self.num_computed[lane])
         self._is_busy[lane] = False

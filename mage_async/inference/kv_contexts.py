@@ -5,7 +5,7 @@ prompt names a *key version*, and finds only keys under the same name. A context
 that is loaded when it begins, and a new one where its prompt wants fresh keys:
 
     cache rule           a prompt wants fresh keys
-    keep                 never: a context reads its own keys to its end, whoever made them
+    keep                 never: a context reads its own keys to its end, of any version
     refresh_at_episode   at an episode's first turn
     isolate              at every turn
 

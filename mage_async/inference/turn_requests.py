@@ -66,7 +66,7 @@ class TurnRequests:
         """Take what the request drew.
 
         Raises:
-            RunError: it drew nothing although nobody aborted it, or more than it was asked for.
+            RunError: it drew no token although it was not aborted, or more than were asked for.
         """
         count = len(piece.tokens)
         if not 0 <= count <= self.budget() or not (count or piece.is_aborted):

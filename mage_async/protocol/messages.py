@@ -72,8 +72,8 @@ class Welcome(Fields):
     weights_path: Path | None = None
     """None: no weights were published yet."""
     keeps: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=65_536)] = ()
-    """Grant and epoch of the groups that are the peer's to play; all others have ended or gone to
-    somebody else."""
+    """Grant and epoch of the groups that the peer still plays; all others have ended or have been
+    granted to another peer."""
 
 
 class Enquiry(Fields):

@@ -102,11 +102,11 @@ def batch_metrics(
 
 
 def prefix_rates(trials: Sequence[Trial]) -> dict[str, float]:
-    """How much of what the engine was asked to read it had read before.
+    """Shares of prompt tokens that the engine took from its prefix cache.
 
-    `prefix_hit_rate` is reused / all prompt tokens. Its ceiling is below 1, for each turn brings
-    words that nobody has read: about `2 / (n + 1)` of a history of n turns. `prefix_reuse_rate`
-    leaves those out: it is 1 when nothing was computed twice.
+    `prefix_hit_rate` is reused / all prompt tokens. Its ceiling is below 1, because each turn
+    brings new words: about `2 / (n + 1)` of a history of n turns. `prefix_reuse_rate` leaves those
+    out: it is 1 when no token was computed twice.
     """
     prompt = sum(trial.num_prompt_tokens for trial in trials)
     reused = sum(trial.num_reused_tokens for trial in trials)

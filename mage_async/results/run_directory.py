@@ -28,7 +28,7 @@ class RunDirectory:
 
     @property
     def weights(self) -> Path:
-        """Weights published by way of the disk, a file a version, those that somebody may read."""
+        """Weights published on disk, a file a version; versions without a lease are removed."""
         return self.root / "weights"
 
     @property

@@ -1,1 +1,1 @@
-"""Which task a group plays and against whom: task stream, curriculum, population, matchmaking."""
+"""The task and the opponent of a group: task stream, curriculum, population, matchmaking."""

@@ -40,7 +40,7 @@ class Matchmaker:
         self._members = environment.members("train")
 
     def task(self, number: int) -> Task:
-        """The task of the `number`-th group, for whom is known of now."""
+        """The task of the `number`-th group, given what is known of the members now."""
         task = self._task_of(number)
         if not self._league.is_on:
             return task
@@ -70,7 +70,7 @@ class Matchmaker:
         return prioritised({name: self._regret(name) for name in names}, source)
 
     def _regret(self, member: str) -> float:
-        """What a member is worth to who knows it, minus what the agent has of it now."""
+        """The best return against a member, minus the agent's recent return."""
         environment, standing = self._environment, self._league.standing(member)
         is_met = standing is not None and standing.groups > 0
         achieved = standing.recent if standing and is_met else environment.facts.min_return
@@ -80,8 +80,8 @@ class Matchmaker:
 
 
 def fixed(names: Sequence[str], place: int) -> str:
-    """As MAGE (its code fills a step with blocks of one member each): a place of the step meets the
-    same member all through, as long as nobody comes or goes.
+    """As in MAGE, whose code fills a step with blocks of one member each: a place of the step meets
+    the same member in every step, as long as the members stay the same.
     """
     return names[place % len(names)]
 
@@ -89,7 +89,7 @@ def fixed(names: Sequence[str], place: int) -> str:
 def prioritised(regrets: Mapping[str, float], source: random.Random) -> str:
     """In proportion to the regret: the return of the best answer minus what the agent achieves now.
 
-    For a rival, whose best answer nobody knows, that is the most the environment declares, and the
+    For a rival, whose best response is unknown, the best return is the declared maximum, and the
     rule is AlphaStar's prioritised fictitious self-play with `f(x) = 1 - x` (Vinyals et al. 2019).
     """
     names = list(regrets)

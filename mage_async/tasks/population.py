@@ -69,12 +69,13 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 ALONE = Population(matchmaker="decks", rivals=0.0, every=0, kept=1, keep="newest")
-"""The environment's members, and nobody else."""
+"""The environment's members alone."""
 
 
 class League:
-    """Who is in the population, and how good everyone is; without arguments, of a run that asks for
-    neither.
+    """The members of a population and their ratings.
+
+    Without arguments: the league of a run that asks for neither rivals nor ratings.
     """
 
     def __init__(self, rules: Population = ALONE, facts: Facts | None = None) -> None:
@@ -123,8 +124,8 @@ class League:
     def wants(self, version: int) -> bool:
         """Whether a version will be a rival when its weights are on disk, and is none yet.
 
-        Until they are, no group of this version or a newer one is granted: whom it meets does not
-        depend on how fast a disk is.
+        Until they are, no group of this version or a newer one is granted, so that the member a
+        group meets does not depend on the speed of a disk.
         """
         if not self._rules.every:
             return self.takes(version) and (self._newest is None or version > self._newest)

@@ -49,8 +49,9 @@ def evaluation_tasks(
 
 
 def swapped(task: Task, environment: Environment, split: Split) -> Task:
-    """Another member in the same seat, with the same luck, whom what was learned must not help
-    against.
+    """The task with another member in the same seat and with the same luck.
+
+    What was learned about the first member must not help against the other.
     """
     choices = environment.swaps(task.member, split)
     source = random.Random(f"{task.seed}/swap")

@@ -62,7 +62,7 @@ class ChatFormat:
         return ids[1:] if not forced and ids[0] == last_token in self.stop_tokens else ids
 
     def ending(self, forced: str, said: str) -> tuple[int, ...]:
-        """The last user message of a context, after which nobody speaks."""
+        """The last user message of a context, which is not answered."""
         return self.encode(forced + self._between + said + self._after)
 
 

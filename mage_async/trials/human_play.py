@@ -73,7 +73,7 @@ def human_play(
 
 
 def _rivals_turns(rival: RivalSide) -> Generator[Prompt, str | Completion, None]:
-    """Let a rival hear of the last action, and act until it is somebody else's turn."""
+    """Tell a rival of the last action, and let it act until its turn ends."""
     rival.listen()
     while (prompt := rival.next_prompt()) is not None:
         completion = yield prompt

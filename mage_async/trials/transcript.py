@@ -63,7 +63,7 @@ class Transcript:
         self._kind = kind
 
     def end(self, said: str) -> None:
-        """Close the context with a last user message that nobody answers."""
+        """Close the context with a last user message that is not answered."""
         self._append(self._chat.ending(self._forced, said))
 
     def receive(self, completion: Completion) -> tuple[int, str | None]:

@@ -106,7 +106,7 @@ class Kuhn(Environment):
         return self._player(member).family
 
     def seats(self) -> tuple[int, ...]:
-        """Who speaks first in the first hand."""
+        """The seat that speaks first in the first hand."""
         return (0, 1)
 
     def rules(self) -> str:
@@ -175,7 +175,7 @@ class Kuhn(Environment):
 
 
 def _facts(hands: int, stakes: float) -> Facts:
-    """Seats alternate, and only who speaks first can have to speak twice in a hand."""
+    """Seats alternate, and only the first player can have to speak twice in a hand."""
     return Facts(
         name="kuhn",
         num_seats=2,

@@ -1,7 +1,7 @@
-"""The hidden opponents of Kuhn poker: who bets and who calls with which card.
+"""The hidden opponents of Kuhn poker: with which cards each one bets and calls.
 
-Cards are numbers: 0 jack, 1 queen, 2 king. A player of Kuhn poker is at most once a hand in each of
-two places: nobody has bet yet, or the other one has. So a style is three probabilities for either.
+Cards are numbers: 0 jack, 1 queen, 2 king. In a hand a player decides at most once before any bet,
+and at most once after a bet of the other player. So a style is three probabilities for each.
 """
 
 import itertools
@@ -13,7 +13,7 @@ Three = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Probabilities by card: of betting where nobody has, of calling a bet."""
+    """Probabilities by card: of betting where there is no bet yet, and of calling a bet."""
 
     bets: Three
     calls: Three
@@ -50,7 +50,7 @@ def _pattern(bets: Three, calls: Three) -> Player:
 
 
 _CALLS: tuple[Three, ...] = ((0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1))
-"""Whoever calls with a card calls with every higher one."""
+"""A style that calls with a card calls with every higher one."""
 _PATTERNS = tuple(
     _pattern((jack, queen, king), calls)
     for jack, queen, king in itertools.product((0, 1), repeat=3)

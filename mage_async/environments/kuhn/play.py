@@ -39,7 +39,7 @@ class Seen:
     """The agent's."""
     card: int
     has_bet: int | None = None
-    """Whether it bet when nobody had; None where it did not have to say."""
+    """Whether it bet when there was no bet yet; None where it had no such decision."""
     has_called: int | None = None
     """Whether it called a bet; None where it did not have to say."""
     shown: int | None = None

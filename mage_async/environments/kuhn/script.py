@@ -17,8 +17,8 @@ Deal = tuple[int, int]
 """Which deal a hand was: number of the episode that dealt it, number of the hand."""
 
 _SLIP = 0.05
-"""Chance that an opponent is thought to do the opposite of what its style says: with it, whoever
-is like nobody thought possible is still read by what he is nearly like."""
+"""Assumed chance that an opponent does the opposite of what its style says: an opponent of no known
+style is then still read by the style it is nearest to."""
 _SIGNS = np.sign(np.subtract.outer(np.arange(3), np.arange(3))).astype(float)
 """[mine, theirs]: 1 where my card wins."""
 
@@ -27,7 +27,7 @@ class Reader:
     """Believes what Bayes says of all it has seen; answers as if each hand were the last.
 
     Args:
-        prior: who the opponent may be, all equally likely at first.
+        prior: the opponents thought possible, all equally likely at first.
         slip: chance that a style is not followed.
     """
 
@@ -123,7 +123,7 @@ def posterior(
 class KuhnScript:
     """Bets and calls with set probabilities by card, or, with skill, as a reader advises.
 
-    The reader needs every hand of the trial, whoever chose its actions.
+    The reader needs every hand of the trial, whichever script chose its actions.
     """
 
     source: random.Random

@@ -24,8 +24,8 @@ def references(
     """Values against a uniform draw of `members`, by name.
 
     `random` and `nash` are played whatever happens; `best_fixed` is the best answer to the whole
-    mixture, the same in every hand; `without_memory` plays one episode of `num_hands` as well as
-    can be by who knows which opponents there are, but forgets it; `best_response` knows the
+    mixture, the same in every hand; `without_memory` is the best single-episode
+    player of `num_hands` that knows which opponents there are; `best_response` knows the
     opponent. Where hands are not dealt anew, `hindsight` knows the cards and the answers too.
     """
     known = {} if redeals else {"hindsight": hindsight(members)}
@@ -40,7 +40,7 @@ def references(
 
 
 def hindsight(members: tuple[Player, ...]) -> float:
-    """Value of a hand played again by who knows both cards and what the opponent will do."""
+    """Value of a hand played again, knowing both cards and what the opponent will do."""
     return sum(_hindsight(member, seat) for member in members for seat in _SEATS) / 2 / len(members)
 
 
@@ -86,7 +86,7 @@ def _first_value(
     second_calls: Sequence[float],
     cards: tuple[int, int],
 ) -> float:
-    """Chips of who speaks first, for one deal."""
+    """Chips of the first player, for one deal."""
     mine, theirs = cards
     sign = _sign(mine, theirs)
     called = second_calls[theirs] * 2 * sign + (1 - second_calls[theirs])

@@ -1,7 +1,7 @@
-"""What an episode of MineSweeper is worth, exactly, to who knows the mines and to who forgets.
+"""Exact values of a MineSweeper episode, for a player that knows the mines and one that forgets.
 
-Both play the best there is: they may open a cell late because it earns more so, and lose on purpose
-never. Time grows with the number of boards times the cells they can be seen through: 30 boards of
+Both play optimally: they may open a cell late because it earns more then, and never lose on
+purpose. Time grows with the number of boards times the cells they can be seen through: 30 boards of
 4×4 take seconds, 560 a quarter of an hour.
 """
 
@@ -26,7 +26,7 @@ def earned(board: Board, opened: int, cell: int) -> float:
 
 
 def knowing_value(board: Board, turns: int) -> float:
-    """Best return of who knows the mines, mean over the openings."""
+    """Best return of a player that knows the mines, mean over the openings."""
 
     @cache
     def best(opened: int, left: int) -> float:
@@ -42,10 +42,10 @@ def knowing_value(board: Board, turns: int) -> float:
 
 
 def forgetful_value(boards: Sequence[Board], turns: int) -> float:
-    """Best return of who knows that it is one of these boards, each equally likely, and no more.
+    """Best return of a player that knows only the boards, each equally likely.
 
-    So it bounds every player without memory of earlier episodes: on held-out boards, one that has
-    somehow learned which boards are held out.
+    The value bounds every player without memory of earlier episodes: on held-out boards, one that
+    has somehow learned which boards are held out.
     """
     weights = [1 / len(board.openings()) / len(boards) for board in boards]
     total = 0.0

@@ -13,8 +13,8 @@ class OpenSpielDuel(TwoSides):
 
     Args:
         seat: the agent's.
-        turns: of a side; whoever has used its own up without an end gets the least there is, and
-            the other as much as that costs.
+        turns: of a side; a side that has used its turns before the game ends gets the least
+            return, and the other side what that costs.
     """
 
     def __init__(

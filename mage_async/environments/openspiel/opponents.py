@@ -67,7 +67,7 @@ def family(member: str) -> str:
 
 
 class Opponents:
-    """Who can sit in the other seat of a game; tables are solved when first needed."""
+    """The opponents of a game, in the other seat; tables are solved when first needed."""
 
     def __init__(self, game: Any, iterations: int) -> None:
         self._game, self._iterations = game, iterations

@@ -85,7 +85,7 @@ def _key(game: Any, iterations: int) -> str:
 
 
 def _store(file: Path, table: Table) -> None:
-    """Write under another name first, so that nobody ever reads half a table."""
+    """Write under another name first, so that no process ever reads half a table."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(table))

@@ -136,7 +136,7 @@ class Rps(Environment):
         return RpsScript(source, style, source.randrange(3), source.choice((1, 2)))
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Those against whom the moves that beat `member` in every round win nothing."""
+        """Members against which the moves that beat `member` in every round win nothing."""
         moves = best_moves(_opponent(member))
         return tuple(other.name for other in _SPLITS[split] if payoff(moves, other) <= 0)
 

@@ -22,10 +22,10 @@ def references(
 ) -> dict[str, tuple[float, ...]]:
     """Values against a uniform draw of `members`, by name, per round and episode.
 
-    `random` and `nash` play uniformly. `best_response` knows the opponent. `without_memory` knows
-    which opponents there are and plays each episode as well as that allows, but forgets it: nobody
-    without memory does better. `bayes` remembers, believes that the opponent is one of `prior`,
-    and takes the likeliest win.
+    `random` and `nash` play uniformly. `best_response` knows the opponent. `without_memory` is the
+    best player that forgets every episode but knows which opponents there are. `bayes` remembers,
+    believes that the opponent is one of `prior`, and takes the likeliest win; where `members` are
+    not in `prior`, it is no upper bound.
     """
     best = sum(best_response(opponent) for opponent in members) / len(members)
     return {

@@ -1,8 +1,8 @@
 """Products of a shop: made up from a seed, or read from WebShop's own files.
 
 WebShop's data cannot be fetched by a program, so the shipped catalogue is synthetic: numbers on it
-are not WebShop's numbers. Who has `items_shuffle_1000.json` (and `items_ins_v2_1000.json` beside
-it) gives its path.
+are not WebShop's numbers. To play on WebShop's, give the path of `items_shuffle_1000.json` (with
+`items_ins_v2_1000.json` beside it).
 """
 
 import json

@@ -102,7 +102,7 @@ class TicTacToe(Environment):
         return member.partition("-")[0]
 
     def seats(self) -> tuple[int, ...]:
-        """Who moves first."""
+        """The seat that moves first."""
         return (0, 1)
 
     def rules(self) -> str:
@@ -123,14 +123,14 @@ class TicTacToe(Environment):
 
     def script(self, source: random.Random) -> Script:
         """Completes its own lines and blocks the other's with a care drawn for the trial; against
-        careless opponents, who always answer alike, it also plays again what it has won.
+        careless opponents, which always answer alike, it also repeats the moves that have won.
         """
         if self._are_careless:
             return TicTacToeExplorer(source, source.choice((0.5, 1.0)), 0.95)
         return TicTacToeScript(source, source.choice((0.0, 0.5, 1.0)))
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """All others of the split; of careless ones, who take lightly nothing that it does."""
+        """All others of the split; careless ones only if they share no cell taken lightly."""
         self._check(member)
         lightly = taken_lightly(member)
         return tuple(

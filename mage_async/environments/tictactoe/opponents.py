@@ -1,4 +1,4 @@
-"""The opponents of tic-tac-toe: who moves where. Cells are numbers, row by row from 0.
+"""The opponents of tic-tac-toe and their moves. Cells are numbers, row by row from 0.
 
 Most are functions of the board, and their moves have known probabilities; a search by sampling
 (`mcts-N`) has not. A careless one looks at the agent's first cell as well: if it is one of the
@@ -76,8 +76,8 @@ def mover(member: str, chance: Chance) -> Mover:
 
 
 def style(member: str, taken: Sequence[int]) -> str:
-    """As whom a member plays once the agent has taken these cells: itself, or what a careless one
-    has become.
+    """The style of a member once the agent has taken these cells: its own name, or the style that
+    a careless member has switched to.
     """
     if not member.startswith("careless-"):
         return member
@@ -112,7 +112,7 @@ def _best_cells(state: Any) -> list[int]:
 
 @cache
 def _solved_boards() -> dict[str, float]:
-    """By board, its value to who is to move (or would be, had the game not ended)."""
+    """By board, its value to the side to move (or that would move, had the game not ended)."""
     solved: dict[str, float] = {}
     _solve(engine().load_game(GAME).new_initial_state(), solved)
     return solved

@@ -47,7 +47,7 @@ def _value(member: str, choose: _Choose) -> float:
 
 
 _KNOWN: dict[tuple[str, int, _Choose], dict[str, float]] = {}
-"""By who the opponent has become, the agent's seat and what it gets: by board, the value."""
+"""By the opponent's style, the agent's seat and its choice of moves: the value by board."""
 
 
 class Tree:

@@ -52,7 +52,7 @@ HEARTBEAT_S = 1.0
 
 @dataclass(slots=True)
 class Weights:
-    """The version the engine draws with, and who waits for a newer one."""
+    """The version the engine draws with, and the tasks that wait for a newer one."""
 
     version: int = -1
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -145,7 +145,7 @@ class Actor:
         await self._channel.send(Loaded(version=version))
 
     async def _group(self, grant: GroupGrant) -> None:
-        """Play one group. Its deadline is the learner's, who says when it is nobody's any more.
+        """Play one group. The learner keeps its deadline, and says when the group is taken away.
 
         Cancellation abandons its trials that are not finished.
         """

@@ -1,10 +1,9 @@
-"""The evaluator: plays frozen versions against fixed sets of tasks, beside the training it never
-blocks.
+"""The evaluator: plays frozen versions against fixed sets of tasks, and never blocks the training.
 
-While training it draws a point of the curve (train and held-out) for every version it is sent. At
-the end it plays the final sets with two causal controls: `blind` (earlier episodes are not in the
-context) and `swapped` (from the last episode on, somebody else is hidden). Adaptation is what these
-take away.
+During training the evaluator adds a point to the curve (train and held-out) for every version it is
+sent. At the end it plays the final sets with two causal controls: `blind` (earlier episodes are not
+in the context) and `swapped` (from the last episode on, another member is hidden). Adaptation is
+what the controls take away.
 """
 
 import asyncio
@@ -186,7 +185,7 @@ class Follower:
         await self._channel.send(Loaded(version=version))
 
     async def _beat(self) -> None:
-        """Speak now and then: a restarted learner knows only who has spoken to it."""
+        """Send heartbeats: a restarted learner knows only the peers that have spoken to it."""
         async for _ in ticks(HEARTBEAT_S):
             seconds = self.time.seconds()
             await self._channel.send(Heartbeat(name=self._name, counters={}, blocked_s=seconds))

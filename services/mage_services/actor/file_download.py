@@ -17,7 +17,7 @@ MAX_DAMAGED = 3
 
 
 class FileDownload:
-    """One file being brought into a folder. Whoever holds it passes on the learner's chunks."""
+    """One file being downloaded into a folder. Its owner passes on the learner's chunks."""
 
     def __init__(self, name: str, file: Path, send: Callable[[Message], Awaitable[None]]) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -261,7 +261,7 @@ async def _until_told(given: argparse.Namespace, folder: Path) -> str:
 
 
 def say(text: str) -> None:
-    """A line for whoever started it."""
+    """Print a line for the person who started the actor."""
     print(text, flush=True)
 
 

@@ -182,7 +182,7 @@ class EmbeddedEngine:
                 _settle(future, None)
 
     async def _hear_answers(self) -> None:
-        """Let those who got completions send their next prompts before the next forward."""
+        """Let trials that got completions send their next prompts before the next forward."""
         num_heard = -1
         while num_heard != len(self._errands):
             num_heard = len(self._errands)
@@ -232,7 +232,7 @@ class EmbeddedEngine:
         return asyncio.get_running_loop().create_future()
 
     def _fail_waiting(self, driver: asyncio.Task[None]) -> None:
-        """Nobody waits for an engine that has ended."""
+        """Fail every waiting call: the engine has ended."""
         error = None if driver.cancelled() else driver.exception()
         futures = [future for _, future in self._errands if future is not None]
         futures += [*self._completing.values(), *(future for _, _, future in self._loads)]
@@ -246,7 +246,7 @@ def _advance(schedulers: Sequence[Scheduler]) -> list[tuple[str, Completion]]:
 
 
 def _settle(future: asyncio.Future[Any], error: BaseException | None) -> None:
-    """Give a result or a failure to one who still waits."""
+    """Settle a future with a result or a failure, unless it is done."""
     if future.done():
         return
     if error is None:
@@ -256,5 +256,5 @@ def _settle(future: asyncio.Future[Any], error: BaseException | None) -> None:
 
 
 async def _one_pass() -> None:
-    """Return after everyone who is ready has run once."""
+    """Return after every ready task has run once."""
     await asyncio.sleep(0)

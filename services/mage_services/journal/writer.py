@@ -1,7 +1,7 @@
 """The journal on disk: one thread appends and syncs, the loop hears what has become durable.
 
     queue             filled by   emptied by        bound                     when it is full
-    pending records   `append`    the thread        trials that hold a slot   nobody waits: no slot
+    pending records   `append`    the thread        trials that hold a slot   cannot be: no slot
 
 All records that wait when the thread comes back are written together and synced once (group
 commit). On a full disk the thread keeps its records, gives the reason, and tries again every

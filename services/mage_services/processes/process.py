@@ -24,7 +24,7 @@ STATUS_FD = "MAGE_STATUS_FD"
 BEAT_S = 1.0
 EXIT_FAILED, EXIT_BUG = 2, 1
 EXIT_TOLD = 128 + signal.SIGTERM
-"""Not 0: a process that somebody else ended has not done its work, and is started again."""
+"""Not 0: a process that was ended from outside has not done its work, and is started again."""
 
 
 class Status:

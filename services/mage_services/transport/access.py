@@ -39,12 +39,13 @@ MAX_COUNTED_PEERS = 1024
 """Faults of further peers are counted together, under "others"; of meters and refusals the oldest
 are forgotten."""
 MAX_PEERS = 1024
-"""Let in at one time."""
+"""Peers admitted at one time."""
 HEARING_S, HEARING_MESSAGES = 0.25, 64
-"""From a refusal until the connection of one who goes on sending is ended: it may read why. Who
-floods does not; to drop what it sends meanwhile would be all that the learner does."""
+"""Time, and messages, from a refusal until the connection of a peer that goes on sending is ended.
+The peer may read the reason. A flooding peer does not, and discarding its messages for longer would
+keep the learner busy."""
 BARRED_S = 60.0
-"""How long a key is not let in from where it was refused for its rate."""
+"""How long a key is barred at the address where it was refused for its rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class AccessControl:
     num_turned_away: int = 0
     faults: dict[Peer, Faults] = field(default_factory=dict)
     _asked: dict[Peer, WhoAreYou] = field(default_factory=dict)
-    """Strangers who have not said yet who they are."""
+    """Unknown peers that have not introduced themselves yet."""
     _enquirers: dict[Peer, Enquiry] = field(default_factory=dict)
     """Peers that may fetch files: they were told of the run."""
     _meters: dict[Peer, Meter] = field(default_factory=dict)
@@ -170,7 +171,7 @@ class AccessControl:
     def sent(self, peer: Peer, message: Message) -> None:
         """A message has left; one that takes a trial in gives the peer its allowance for it back.
 
-        A duplicate is nobody's work: sending one trial for ever is a flood like any other. A
+        A duplicate gives nothing back: sending one trial for ever is a flood like any other. A
         question that could not be sent is asked again.
         """
         self.num_sent += 1

@@ -2,7 +2,7 @@
 
 A directory of keys, as `mage keys new` makes it, in pyzmq's own format:
 
-    learner.key         the learner's public key: for everyone who connects
+    learner.key         the learner's public key: for every peer that connects
     learner.key_secret  for the learner alone
     actor.key           a public key the learner lets in; every further `*.key` beside it is another
     actor.key_secret    for the actors

@@ -3,7 +3,7 @@
 A ROUTER at the learner, a DEALER at each peer. Flow control is by credits (a peer holds at most as
 many groups as it has credits), so the high-water marks of `sockets.py` are never reached by a
 healthy peer: they bound the memory that a stopped one can cost. Each socket has one receive task,
-owned by whoever made the channel.
+which belongs to the owner of the channel.
 
     queue              filled by          emptied by        when it is full
     peer's outgoing    PeerChannel.send   zmq's thread      send waits: the learner is away

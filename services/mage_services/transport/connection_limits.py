@@ -2,7 +2,7 @@
 
 Decisions only; both classes know connections by descriptor, and `connections.py` feeds them.
 
-A connection costs a descriptor before its handshake, so whoever can reach the port could use up
+A connection costs a descriptor before its handshake, so a host that can reach the port could use up
 those the journal needs. `SilentConnections` lets at most `MAX_SILENT` wait; a further one ends the
 oldest. A peer of ours says hello within milliseconds, and comes again if it was ended in a flood.
 

@@ -1,7 +1,7 @@
 """Connections, as zmq's monitors tell of them: made, ended, failed in the handshake.
 
-A monitor is a queue of zmq's own. Its events are looked at between messages and while there are
-none, never waited for alone; a monitor nobody looks at holds up new connections only.
+A monitor is a queue of zmq's own. Its events are read between messages and while there are none,
+never waited for alone; an unread monitor holds up new connections only.
 """
 
 import time
@@ -99,9 +99,10 @@ class LearnerLinks:
 class PeerLink:
     """The one connection of a peer's socket.
 
-    zmq makes a broken one anew by itself, and says at once that it will try; but not after bytes
-    that are no message of its own, or one over the limit: then the socket would stay alone for
-    ever, and nobody would notice. So it is asked for again where zmq does not say that it tries.
+    zmq makes a broken connection anew by itself, and says at once that it will try; but not after
+    bytes that are no message of its own, or a message over the limit: then the socket would stay
+    unconnected for ever without a sign. So where zmq does not say that it tries, the link asks for
+    a connection again.
     """
 
     def __init__(self, made: Line, address: str) -> None:
@@ -118,7 +119,7 @@ class PeerLink:
     def look(self) -> bool:
         """Take what has happened; whether a broken TCP link was made anew.
 
-        (A unix socket breaks with its process alone, and a new learner asks who its peers are.)
+        (A unix socket breaks with its process alone, and a new learner asks for a hello.)
 
         Raises:
             PeerRefused: the learner does not let this key in, or this is not its address.

@@ -195,7 +195,7 @@ def cut(descriptor: int) -> None:
 
 
 def bytes_brought(descriptor: int) -> int:
-    """What a TCP connection of zmq's has brought so far; 0 where it has ended, or nobody counts."""
+    """Bytes that a TCP connection of zmq has brought; 0 where it has ended or has no counter."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)

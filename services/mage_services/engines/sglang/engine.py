@@ -164,7 +164,7 @@ class SglangEngine:
         return self._keeper.num_restarts
 
     async def __aenter__(self) -> Self:
-        """Begin to start; who asks waits until it serves."""
+        """Begin to start; calls wait until the process serves."""
         await self._tasks.__aenter__()
         self._facts = asyncio.get_running_loop().create_future()
         self._keeping = self._tasks.create_task(self._keeper.keep(), name="sglang")
@@ -232,10 +232,10 @@ class SglangEngine:
                 self._submit(asked)
 
     async def _have_ready(self, version: int, path: Path) -> None:
-        """Have a file read while turns are drawn, so that new ones wait less. Weights that are sent
-        are not: who asks for them has to take them. Returns too when the process dies meanwhile.
+        """Have a file read while turns are drawn, so that the update waits less.
 
-        Cancellation leaves them read in vain.
+        Weights that are sent are not prepared: the process that asks for them has to take them.
+        Returns also when the process dies meanwhile. Cancellation leaves the file read in vain.
         """
         if not self._is_open or self._ready is not None or is_manifest(path):
             return
@@ -262,7 +262,7 @@ class SglangEngine:
         return self._rules.in_flight == "interrupt"
 
     def _take_loaded(self, message: say.Loaded) -> None:
-        """The newest load settles those before it: nobody wants older weights any more."""
+        """The newest load settles those before it, whose weights are no longer wanted."""
         weights, self._loading = self._loading, None
         assert weights is not None
         self._keeper.paid(EVERYTHING)
@@ -327,7 +327,7 @@ class SglangEngine:
             self._ask(asked)
 
     def _end(self, rid: str) -> Asked | None:
-        """A request is no longer under way; whose it was."""
+        """A request is no longer under way; returns the turn it belonged to."""
         asked = self._running.pop(rid, None)
         if asked is not None:
             if not self._running:
@@ -337,7 +337,7 @@ class SglangEngine:
         return asked
 
     def _lead(self, asked: Asked | None, *, is_warm: bool) -> None:
-        """Those who waited for this one may be asked."""
+        """Turns that waited for this one may be asked."""
         if asked is None:
             return
         for other in self._warming.leave(asked.place()):
@@ -368,7 +368,7 @@ class SglangEngine:
             asked.future.set_result(completion)
 
     def _give_up(self, asked: Asked) -> None:
-        """Nobody waits for this turn any more."""
+        """Abandon a turn that is no longer waited for."""
         if asked in self._held:
             self._held.remove(asked)
         if asked.rid:
@@ -402,7 +402,7 @@ class SglangEngine:
         self._contexts.lose_keys(newest)
 
     def _blame_load(self) -> None:
-        """Weights under way in two deaths are given up; nobody else asks for these any more."""
+        """Give up weights that were under way in two deaths."""
         weights, self._loading = self._loading, None
         if weights is None or weights not in self._loads:
             return
@@ -425,7 +425,7 @@ class SglangEngine:
         return asyncio.get_running_loop().create_future()
 
     def _fail_waiting(self, keeper: asyncio.Task[None]) -> None:
-        """Nobody waits for an engine that has ended."""
+        """Fail every waiting call: the engine has ended."""
         error = None if keeper.cancelled() else keeper.exception()
         reason = error or RunError("the engine was closed")
         asked = [*self._held, *self._running.values(), *self._warming.clear()]

@@ -56,7 +56,7 @@ class Keeper:
         return None if self._child is None else self._child.pid
 
     def send(self, message: Message) -> None:
-        """Say something to the process; without one nobody hears it."""
+        """Send a message to the process; without a process it is discarded."""
         if self._child is not None:
             self._child.send(message)
 

@@ -166,7 +166,7 @@ def write(writer: asyncio.StreamWriter, message: Message) -> None:
 async def read(reader: asyncio.StreamReader) -> Message | None:
     """The next message; None where the other side has ended, be it within a message.
 
-    Cancellation may lose the message under way: only one who ends does it.
+    Cancellation may lose the message under way, so it is for ending only.
     """
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))

@@ -87,7 +87,7 @@ def piece_of(message: Drew, key_version: int) -> Piece:
 
 
 def settle(future: asyncio.Future[Any], error: BaseException | None) -> None:
-    """Give a result or a failure to one who still waits."""
+    """Settle a future with a result or a failure, unless it is done."""
     if future.done():
         return
     if error is None:
