@@ -39,7 +39,7 @@ from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.engine import Engine
 from mage_services.weights.weight_sender import WeightSender
-from mage_services.weights.weight_store import WeightFiles, WeightTransport
+from mage_services.weights.weight_transport import WeightFiles, WeightTransport
 
 CYCLE, FIRST = 400, 8
 PROMPT_TOKENS, TURN_TOKENS = 64, 24

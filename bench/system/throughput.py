@@ -62,7 +62,8 @@ from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.coordinator_rules import CoordinatorRules
 from mage_services.transport.channel import LearnerChannel, PeerChannel
 from mage_services.transport.sockets import ipc_address
-from tests.helpers.memory_channels import MemoryJournal
+from mage_services.weights.weight_store import WeightStore
+from tests.helpers.memory_channels import MemoryJournal, MemoryWeights
 from tests.helpers.scripted_engine import (
     LogNormalPace,
     ScriptedEngine,
@@ -181,9 +182,8 @@ def make_coordinator(channel: LearnerChannel, stage: Stage, max_staleness: int) 
         last_version=SHAPE.steps,
     )
     journal = MemoryJournal(forgets=True)
-    return Coordinator(
-        channel, ledger, journal, TaskStream(stage.environment, 0), rules, time.monotonic
-    )
+    tasks, weights = TaskStream(stage.environment, 0), WeightStore(MemoryWeights())
+    return Coordinator(channel, ledger, journal, tasks, rules, time.monotonic, weights)
 
 
 def measure(sigma: float, seed: int) -> dict[str, float]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class WeightUsers:
-    """The versions that each user may read."""
+class WeightLeases:
+    """The versions that each user, a peer by name, may read."""
 
     _told: dict[str, list[int]] = field(default_factory=dict)
     """Versions announced and not loaded yet, oldest first."""

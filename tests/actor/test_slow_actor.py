@@ -27,7 +27,8 @@ from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.coordinator_rules import CoordinatorRules
-from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel
+from mage_services.weights.weight_store import WeightStore
+from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel, MemoryWeights
 from tests.helpers.scripted_engine import Pace, ScriptedEngine, UniformWords
 
 BOUND, BATCH, TRIALS, STEPS = 2, 3, 2, 25
@@ -69,7 +70,7 @@ async def _learn(coordinator: Coordinator) -> list[list[Group]]:
             coordinator.arrived.clear()
             await coordinator.arrived.wait()
         batches.append(groups)
-        coordinator.lengths.trained([group.grant for group in groups])
+        coordinator.arrivals.lengths.trained([group.grant for group in groups])
         coordinator.trained(version)
         coordinator.publish(_publication(version))
     return batches
@@ -81,7 +82,10 @@ async def _train(rule: str, directory: Path) -> tuple[Coordinator, list[list[Gro
     ledger = SlotLedger(BATCH, BOUND, TRIALS, rule=RULES[rule])
     rules = CoordinatorRules(3, 60.0, 100, 0, STEPS)
     tasks = TaskStream(stages[0].environment, 0)
-    coordinator = Coordinator(channel, ledger, MemoryJournal(), tasks, rules, time.monotonic)
+    weights = WeightStore(MemoryWeights())
+    coordinator = Coordinator(
+        channel, ledger, MemoryJournal(), tasks, rules, time.monotonic, weights
+    )
     async with asyncio.TaskGroup() as group:
         inbox = group.create_task(_inbox(channel, coordinator))
         for number, stage in enumerate(stages):
@@ -111,7 +115,7 @@ def test_a_slow_actor_never_breaks_the_bound(rule: str, tmp_path: Path) -> None:
     assert all(version - group.version <= BOUND for version, b in enumerate(batches) for group in b)
     counts = coordinator.counts().groups
     assert counts.granted == counts.trained + counts.in_flight
-    assert coordinator.fates() == {"length_bias": 1.0, "wasted_share": 0.0}
+    assert coordinator.arrivals.fates() == {"length_bias": 1.0, "wasted_share": 0.0}
 
 
 def test_the_same_slow_actor_breaks_it_where_only_the_mean_is_bounded(tmp_path: Path) -> None:
@@ -124,4 +128,4 @@ def test_drop_holds_the_bound_by_never_training_what_the_slow_actor_played(tmp_p
     coordinator, batches = asyncio.run(_train("drop", tmp_path))
     assert _staleness(batches) <= BOUND
     assert coordinator.counts().groups.dropped > 0
-    assert coordinator.fates()["length_bias"] < 1.0
+    assert coordinator.arrivals.fates()["length_bias"] < 1.0

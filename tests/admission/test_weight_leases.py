@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage_async.admission.weight_leases import WeightUsers
+from mage_async.admission.weight_leases import WeightLeases
 
 events = st.lists(
     st.tuples(st.sampled_from(["tell", "loaded", "gone"]), st.sampled_from("abc")), max_size=40
@@ -12,32 +12,32 @@ events = st.lists(
 
 @given(events)
 def test_what_a_user_was_told_of_last_or_loaded_last_is_never_unused(happened) -> None:
-    users, newest = WeightUsers(), 0
+    leases, newest = WeightLeases(), 0
     told, loaded = {}, {}
     for what, user in happened:
         if what == "tell":
             newest += 1
-            users.tell(user, newest)
+            leases.tell(user, newest)
             told[user] = newest
         elif what == "loaded" and user in told:
-            users.loaded(user, told[user])
+            leases.loaded(user, told[user])
             loaded[user] = told[user]
         elif what == "gone":
-            users.gone(user)
+            leases.gone(user)
             told.pop(user, None)
             loaded.pop(user, None)
-        unused = users.unused(range(newest + 1), newest)
+        unused = leases.unused(range(newest + 1), newest)
         assert not {newest, *told.values(), *loaded.values()} & set(unused)
     for user in "abc":
-        users.gone(user)
-    assert users.unused(range(newest + 1), newest) == list(range(newest))
+        leases.gone(user)
+    assert leases.unused(range(newest + 1), newest) == list(range(newest))
 
 
 def test_a_user_that_loads_the_last_of_what_it_was_told_frees_all_before() -> None:
-    users = WeightUsers()
+    leases = WeightLeases()
     for version in (1, 2, 3):
-        users.tell("a", version)
-    assert users.is_loading("a")
-    users.loaded("a", 3)
-    assert not users.is_loading("a")
-    assert users.unused([1, 2, 3, 4], newest=4) == [1, 2]
+        leases.tell("a", version)
+    assert leases.is_loading("a")
+    leases.loaded("a", 3)
+    assert not leases.is_loading("a")
+    assert leases.unused([1, 2, 3, 4], newest=4) == [1, 2]

@@ -45,7 +45,9 @@ from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.coordinator_rules import CoordinatorRules
 from mage_services.learner.peer_registry import SILENCE_S
 from mage_services.transport.channel import PeerGone
+from mage_services.weights.weight_store import WeightStore
 from tests.helpers.crashing_disk import DEADLINE_S, Disk
+from tests.helpers.memory_channels import MemoryWeights
 
 B, S, G = 2, 1, 2
 Trials = frozenset[tuple[int, int]]
@@ -108,7 +110,16 @@ class World:
 
     def start(self, ledger: SlotLedger, version: int) -> None:
         rules = CoordinatorRules(3, DEADLINE_S, 10**9, 0, 10**9)
-        self.coordinator = Coordinator(self, ledger, self.disk, self.tasks, rules, lambda: self.now)  # type: ignore[arg-type]
+        weights = WeightStore(MemoryWeights())
+        self.coordinator = Coordinator(
+            self,
+            ledger,
+            self.disk,
+            self.tasks,
+            rules,
+            lambda: self.now,
+            weights,  # type: ignore[arg-type]
+        )
         self.coordinator.open(Publication(version=version, path="w", digest="d"))
 
     # The channel.

@@ -43,7 +43,8 @@ from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.coordinator_rules import CoordinatorRules
 from mage_services.learner.parts import check_rivals
-from mage_services.weights.weight_store import WeightFiles
+from mage_services.weights.weight_store import EARLIER, WeightStore
+from mage_services.weights.weight_transport import WeightFiles
 from tests.helpers.coordinator_site import result
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel
 
@@ -209,13 +210,20 @@ class Site:
         )
         told = CoordinatorRules(3, 60.0, 50, 0, 9)
         self.coordinator = Coordinator(
-            self.channel, self.ledger, self.journal, tasks, told, lambda: 1.0
+            self.channel,
+            self.ledger,
+            self.journal,
+            tasks,
+            told,
+            lambda: 1.0,
+            WeightStore(weights),
+            self.league,
         )
-        self.coordinator.league, self.coordinator.weights_of = self.league, weights.file
 
     async def grants(self, version: int) -> list[GroupGrant]:
         """What an actor is granted that says hello."""
         self.coordinator.open(Publication(version=version, path="w", digest="d"))
+        self.coordinator.weights.release(EARLIER)
         hello = Hello(role="actor", name="a", build="test", config_digest="test", credits=99)
         peer = self.channel.connect(hello)
         self.coordinator.take(*await self.channel.receive())
@@ -316,7 +324,7 @@ def test_a_learner_killed_in_a_step_misses_no_weights_of_whom_its_batch_met(
         weights.remove(first.coordinator.unused([0, 1]))
         assert weights.versions() == [1]
         again = Site(config, weights, [*records, *first.journal.durable_records()])
-        check_rivals(again.coordinator.rivals(), weights)
+        check_rivals(again.coordinator.rivals(), again.coordinator.weights)
         assert again.coordinator.take_batch() is not None, "its groups are there to be trained"
 
     asyncio.run(main())
@@ -325,9 +333,9 @@ def test_a_learner_killed_in_a_step_misses_no_weights_of_whom_its_batch_met(
 def test_weights_that_the_journal_names_and_that_are_gone_are_named(tmp_path: Path) -> None:
     weights = WeightFiles(tmp_path)
     weights.file(2).write_bytes(b"weights")
-    check_rivals({2}, weights)
+    check_rivals({2}, WeightStore(weights))
     with pytest.raises(RunError, match=r"rivals whose weights are gone: .*v000004\.safetensors"):
-        check_rivals({2, 4}, weights)
+        check_rivals({2, 4}, WeightStore(weights))
 
 
 def test_a_trial_against_a_version_can_be_watched_or_played_by_a_person(

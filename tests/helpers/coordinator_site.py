@@ -21,7 +21,13 @@ from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Segment, Task, Trial
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.coordinator_rules import CoordinatorRules
-from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel, MemoryPeerChannel
+from mage_services.weights.weight_store import WeightStore
+from tests.helpers.memory_channels import (
+    MemoryJournal,
+    MemoryLearnerChannel,
+    MemoryPeerChannel,
+    MemoryWeights,
+)
 
 GROUPS_PER_STEP, MAX_STALENESS, TRIALS = 2, 1, 2
 DEADLINE_S = 60.0
@@ -34,6 +40,7 @@ class Site:
     now: float = 100.0
     channel: MemoryLearnerChannel = field(default_factory=MemoryLearnerChannel)
     journal: MemoryJournal = field(default_factory=MemoryJournal)
+    weights: WeightStore = field(default_factory=lambda: WeightStore(MemoryWeights()))
 
     def __post_init__(self) -> None:
         ledger = SlotLedger(GROUPS_PER_STEP, MAX_STALENESS, TRIALS, max_expiries=2)
@@ -46,7 +53,7 @@ class Site:
         )
         tasks = TaskStream(load("rps"), 0)
         self.coordinator = Coordinator(
-            self.channel, ledger, self.journal, tasks, rules, lambda: self.now
+            self.channel, ledger, self.journal, tasks, rules, lambda: self.now, self.weights
         )
 
     async def connect(self, name: str = "actor-0", credits: int = 10) -> MemoryPeerChannel:

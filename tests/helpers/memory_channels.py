@@ -9,10 +9,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from mage_async.errors import PeerRefused
+from mage_async.policy.snapshot import Snapshot
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.journal_records import MAGIC, Head, Record, read, scan, write
 from mage_async.protocol.messages import Hello, Message, Refusal, WhoAreYou
@@ -52,6 +54,12 @@ class MemoryJournal:
     def roll(self, head: Callable[[], Head]) -> None:
         """A journal in memory is one segment."""
 
+    async def settled(self) -> None:
+        """As `JournalFile.settled`. Cancellation leaves nothing."""
+        is_durable = asyncio.Event()
+        self.after(is_durable.set)
+        await is_durable.wait()
+
     def sync(self) -> None:
         """Make durable what was appended, and tell."""
         self._num_durable = len(self._data)
@@ -59,6 +67,10 @@ class MemoryJournal:
         for then in waiting:
             if then is not None:
                 then()
+
+    def num_waiting(self) -> int:
+        """How many records and calls are not durable yet."""
+        return len(self._waiting)
 
     def durable_records(self) -> list[Record]:
         """What a crash would leave."""
@@ -68,6 +80,34 @@ class MemoryJournal:
         self._waiting.append(then)
         if self.is_instant:
             self.sync()
+
+
+class MemoryWeights:
+    """A `WeightTransport` without files: it knows which versions there are."""
+
+    def __init__(self, *versions: int) -> None:
+        self._versions = list(versions)
+
+    def write(self, snapshot: Snapshot) -> Path:
+        """As `WeightTransport.write`."""
+        self._versions.append(snapshot.version)
+        return self.file(snapshot.version)
+
+    def file(self, version: int) -> Path:
+        """As `WeightTransport.file`."""
+        return Path(f"/weights/{version}")
+
+    def versions(self) -> list[int]:
+        """As `WeightTransport.versions`."""
+        return list(self._versions)
+
+    def remove(self, versions: list[int]) -> None:
+        """As `WeightTransport.remove`."""
+        self._versions = [each for each in self._versions if each not in versions]
+
+    def describe(self) -> str:
+        """As `WeightTransport.describe`."""
+        return "weights are nowhere"
 
 
 class Pipe:

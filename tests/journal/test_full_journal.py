@@ -13,15 +13,14 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.journal.reader import open_journal
 from mage_services.journal.writer import JournalFile
-from mage_services.learner.learner import Learner
 from mage_services.learner.parts import journal_of
 from mage_services.learner.run_log import RunLog
 from mage_services.learner.training import Begun
+from mage_services.learner.training_loop import TrainingLoop
 from mage_services.learner.worker import Worker
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup
 from mage_services.processes.time_accounting import TimeAccounting
-from mage_services.weights.weight_store import WeightFiles
 from tests.helpers.coordinator_site import GROUPS_PER_STEP, Site, grants, publication, read, results
 
 STEPS = 5
@@ -62,12 +61,12 @@ async def fill(startup: Startup) -> None:
     journal.close()
 
 
-def learner_of(startup: Startup, site: Site, begun: Begun) -> Learner:
-    worker, league, weights = Worker(), League(), WeightFiles(startup.run.weights)
+def loop_of(startup: Startup, site: Site, begun: Begun) -> TrainingLoop:
+    worker, league = Worker(), League()
     run_log = RunLog(
         startup, site.coordinator, league, begun.training, worker, 0.0, TimeAccounting("preparing")
     )
-    return Learner(
+    return TrainingLoop(
         startup,
         Status(),
         site.coordinator,
@@ -75,7 +74,6 @@ def learner_of(startup: Startup, site: Site, begun: Begun) -> Learner:
         site.journal,  # type: ignore[arg-type]
         begun,
         worker,
-        weights,
         run_log,
     )
 
@@ -101,13 +99,13 @@ def test_a_journal_that_is_full_as_a_learner_begins_is_freed(
         begun = Begun(training, "", found.segments, replayed, 0)  # type: ignore[arg-type]
         journal = journal_of(startup, begun, first_head(STEPS, 0))
         site = Site(journal=journal)  # type: ignore[arg-type]
-        learner = learner_of(startup, site, begun)
+        loop = loop_of(startup, site, begun)
         site.coordinator.open(publication(STEPS))
         actor = await site.connect()
         await journal.settled()
         granted = grants(await read(actor))
         site.coordinator.tick()  # where it is full it is seen, and nothing is taken in
-        batch = asyncio.create_task(learner._batch())
+        batch = asyncio.create_task(loop._batch())
         while journal.why_full():  # noqa: ASYNC110 - freed in the loop's next rounds
             await asyncio.sleep(0)
         site.coordinator.tick()
@@ -115,7 +113,7 @@ def test_a_journal_that_is_full_as_a_learner_begins_is_freed(
         assert len(await batch) == GROUPS_PER_STEP
         assert training.checkpoints == made
         journal.close()
-        learner.weight_store.close()
+        site.weights.close()
 
     async def limited() -> None:
         async with asyncio.timeout(20):

@@ -46,7 +46,7 @@ def test_nobody_is_welcomed_or_granted_anything_before_there_are_weights() -> No
 def test_a_group_is_granted_the_horizon_of_its_version_and_keeps_it() -> None:
     async def main(site: Site) -> None:
         rules = Curriculum(steps=1, turns=[2, 4], episodes=[1, 3])
-        site.coordinator.rules = replace(site.coordinator.rules, curriculum=rules)
+        site.coordinator.grants.rules = replace(site.coordinator.rules, curriculum=rules)
         actor = await site.connect()
         site.coordinator.open(publication(0))
         first = grants(await read(actor))
@@ -68,14 +68,16 @@ def test_a_group_is_granted_the_horizon_of_its_version_and_keeps_it() -> None:
 
 def test_age_aware_concurrency_limits_the_groups_in_play() -> None:
     async def main(site: Site) -> None:
-        site.coordinator.pace = Concurrency(4, GROUPS_PER_STEP, MAX_STALENESS, target=0.01, warm=2)
+        site.coordinator.arrivals.pace = Concurrency(
+            4, GROUPS_PER_STEP, MAX_STALENESS, target=0.01, warm=2
+        )
         site.coordinator.open(publication(0))
         actor = await site.connect()
         granted = grants(await read(actor))
         site.now += 30.0  # of 60 until the deadline
         await site.say(actor, *results(*granted[:GROUPS_PER_STEP]))
         assert site.coordinator.take_batch() is not None
-        site.coordinator.keep_pace(1.0)
+        site.coordinator.arrivals.keep_pace(1.0)
         assert site.coordinator.ledger.concurrency == 1
         site.publish(1)
         assert grants(await read(actor)) == []  # two slots are free, and two groups in play

@@ -1,9 +1,8 @@
 """Which weights the coordinator tells whom of, and how long they stay."""
 
-from dataclasses import replace
-
 from mage_async.protocol.messages import Goodbye, Loaded, Publication, Welcome
 from mage_services.learner.peer_registry import LOST, SILENCE_S
+from mage_services.weights.weight_store import WeightStore
 from tests.helpers.coordinator_site import (
     GROUPS_PER_STEP,
     Site,
@@ -14,11 +13,12 @@ from tests.helpers.coordinator_site import (
     results,
     run,
 )
+from tests.helpers.memory_channels import MemoryWeights
 
 
 def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() -> None:
     async def main(site: Site) -> None:
-        site.coordinator.rules = replace(site.coordinator.rules, lag=1)
+        site.weights.lag = 1
         site.coordinator.ledger.lag = 1
         actor, evaluator = await site.connect(), await site.connect("evaluator")
         site.coordinator.open(publication(0))
@@ -40,7 +40,7 @@ def test_with_a_lag_actors_play_old_weights_and_evaluators_measure_new_ones() ->
 
 def test_with_a_lag_a_restarted_learners_actors_get_the_weights_they_would_have_had() -> None:
     async def main(site: Site) -> None:
-        site.coordinator.rules = replace(site.coordinator.rules, lag=1)
+        site.weights.lag = 1
         actor, evaluator = await site.connect(), await site.connect("evaluator")
         site.coordinator.open(publication(4), publication(5))
         assert (await read(actor))[0].version == 4
@@ -150,8 +150,9 @@ def test_an_evaluator_hears_of_every_measured_version_and_each_stays_until_it_is
 
 
 def test_weights_of_an_earlier_life_stay_until_its_peers_are_back_or_forgotten() -> None:
-    async def main(site: Site) -> None:
-        site.coordinator.open(publication(2), earlier=[1, 2])
+    async def main(_: Site) -> None:
+        site = Site(weights=WeightStore(MemoryWeights(1, 2)))
+        site.coordinator.open(publication(2))
         assert site.coordinator.unused([1, 2]) == []
         site.now += SILENCE_S + 1
         site.coordinator.tick()

@@ -16,7 +16,7 @@ from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.sglang.engine import SglangEngine
 from mage_services.weights.weight_sender import WeightSender
-from mage_services.weights.weight_store import WeightFiles, WeightTransport
+from mage_services.weights.weight_transport import WeightFiles, WeightTransport
 
 TURNS, TOKENS = 6, 24
 

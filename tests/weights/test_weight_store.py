@@ -8,8 +8,12 @@ import torch
 
 from mage_async.errors import RunError
 from mage_async.policy.snapshot import Place, Snapshot
-from mage_async.protocol.messages import Publication
-from mage_services.weights.weight_store import WeightFiles, WeightStore
+from mage_async.protocol.journal_records import Published
+from mage_services.learner.publisher import Publisher
+from mage_services.weights.weight_store import WeightStore
+from mage_services.weights.weight_transport import WeightFiles
+from tests.helpers.coordinator_site import Site, publication
+from tests.helpers.memory_channels import MemoryJournal
 
 
 def snapshot(version: int) -> Snapshot:
@@ -17,40 +21,42 @@ def snapshot(version: int) -> Snapshot:
     return Snapshot(version, (place,), torch.full((2,), float(version)).view(torch.uint8))
 
 
-async def nothing() -> None:
-    """There is no journal to wait for."""
+def publish(files: WeightFiles, scenario) -> list[Published]:
+    """Run a scenario beside the publisher's task; what the journal has of it.
 
-
-def publish(files: WeightFiles, scenario) -> list[Publication]:
-    """Run a scenario beside the weight_store task; what was announced."""
-    announced: list[Publication] = []
+    Nobody reads, and actors lag by one version: the two newest are kept.
+    """
+    published: list[Published] = []
 
     async def main() -> None:
-        weight_store = WeightStore(files, announced.append, lambda there: there[:-2], nothing)
+        site = Site(weights=WeightStore(files, lag=1))
+        site.coordinator.open(publication(0))
+        publisher = Publisher(site.weights, site.coordinator)
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(weight_store.run(), name="publish")
-            await scenario(weight_store)
+            task = tasks.create_task(publisher.run(), name="publish")
+            await scenario(publisher)
             task.cancel()
-        weight_store.close()
+        site.weights.close()
+        published.extend(site.journal.durable_records())
 
     asyncio.run(main())
-    return announced
+    return published
 
 
 def test_versions_are_announced_in_order_and_those_nobody_may_read_are_deleted(tmp_path) -> None:
     files = WeightFiles(tmp_path)
 
-    async def scenario(weight_store: WeightStore) -> None:
-        for version in range(5):
-            await weight_store.wait_until_announced()
-            await weight_store.offer(snapshot(version), f"digest {version}")
-        await weight_store.wait_until_announced()
+    async def scenario(publisher: Publisher) -> None:
+        for version in range(1, 6):
+            await publisher.wait_until_announced()
+            await publisher.offer(snapshot(version), f"digest {version}")
+        await publisher.wait_until_announced()
 
     announced = publish(files, scenario)
     assert [(one.version, one.digest) for one in announced] == [
-        (n, f"digest {n}") for n in range(5)
+        (n, f"digest {n}") for n in range(1, 6)
     ]
-    assert files.versions() == [3, 4]
+    assert files.versions() == [4, 5]
 
 
 def test_the_trainer_goes_on_while_a_version_is_written(tmp_path) -> None:
@@ -58,11 +64,11 @@ def test_the_trainer_goes_on_while_a_version_is_written(tmp_path) -> None:
     write = (files := WeightFiles(tmp_path)).write
     files.write = lambda one: (may_write.wait(10), write(one))[1]
 
-    async def scenario(weight_store: WeightStore) -> None:
-        await weight_store.offer(snapshot(0), "digest")
+    async def scenario(publisher: Publisher) -> None:
+        await publisher.offer(snapshot(0), "digest")
         assert files.versions() == []  # nothing was written, and we are here
         may_write.set()
-        await weight_store.wait_until_announced()
+        await publisher.wait_until_announced()
 
     assert [one.version for one in publish(files, scenario)] == [0]
 
@@ -71,9 +77,9 @@ def test_weights_that_cannot_be_written_end_the_learner_with_the_reason(tmp_path
     files = WeightFiles(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
 
-    async def scenario(weight_store: WeightStore) -> None:
-        await weight_store.offer(snapshot(0), "digest")
-        await weight_store.wait_until_announced()
+    async def scenario(publisher: Publisher) -> None:
+        await publisher.offer(snapshot(0), "digest")
+        await publisher.wait_until_announced()
 
     with pytest.raises(ExceptionGroup) as caught:
         publish(files, scenario)
@@ -81,25 +87,22 @@ def test_weights_that_cannot_be_written_end_the_learner_with_the_reason(tmp_path
 
 
 def test_nothing_is_removed_before_the_journal_says_durably_that_nobody_needs_it(tmp_path) -> None:
-    files, asked, may_go = WeightFiles(tmp_path), asyncio.Event(), asyncio.Event()
-
-    async def settled() -> None:
-        asked.set()
-        await may_go.wait()
-
     async def main() -> None:
-        weight_store = WeightStore(files, lambda _: None, lambda there: there[:-1], settled)
+        files = WeightFiles(tmp_path)
+        site = Site(journal=MemoryJournal(is_instant=False), weights=WeightStore(files))
+        publisher = Publisher(site.weights, site.coordinator)
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(weight_store.run(), name="publish")
-            await weight_store.offer(snapshot(0), "digest")
-            await weight_store.wait_until_announced()
-            await weight_store.offer(snapshot(1), "digest")
-            await asked.wait()
+            task = tasks.create_task(publisher.run(), name="publish")
+            await publisher.offer(snapshot(0), "digest")
+            await publisher.wait_until_announced()
+            await publisher.offer(snapshot(1), "digest")
+            while site.journal.num_waiting() < 2:  # noqa: ASYNC110 - the record, and who waits
+                await asyncio.sleep(0)
             assert files.versions() == [0, 1]
-            may_go.set()
-            await weight_store.wait_until_announced()
+            site.journal.sync()
+            await publisher.wait_until_announced()
             assert files.versions() == [1]
             task.cancel()
-        weight_store.close()
+        site.weights.close()
 
     asyncio.run(main())

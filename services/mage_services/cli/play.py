@@ -26,7 +26,7 @@ from mage_async.trials.human_play import HumanPlay, human_play, shown
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.cli.evaluate import newest
 from mage_services.engines.choice import make_engine
-from mage_services.weights.weight_store import WeightFiles
+from mage_services.weights.weight_transport import WeightFiles
 
 Ask = Callable[[str], str]
 

@@ -11,6 +11,7 @@ from mage_async.config.schema import Curriculum
 from mage_async.protocol.journal_records import Head, Record
 from mage_async.tasks.population import League
 from mage_async.trajectory import Task
+from mage_services.weights.weight_transport import is_measured
 
 
 class Journal(Protocol):
@@ -21,6 +22,9 @@ class Journal(Protocol):
 
     def after(self, then: Callable[[], None]) -> None:
         """Call `then` when all that was appended so far is durable."""
+
+    async def settled(self) -> None:
+        """Wait until all that was appended so far is durable. Cancellation leaves nothing."""
 
     def why_full(self) -> str:
         """Why no more trials may be taken in; empty while they may."""
@@ -46,11 +50,13 @@ class CoordinatorRules:
     max_drops_in_a_row: int
     evaluate_every: int
     last_version: int
-    lag: int = 0
-    """Actors play with the weights of so many steps ago."""
     config: str = ""
     """As TOML, for the journal."""
     curriculum: Curriculum | None = None
+
+    def is_measured(self, version: int) -> bool:
+        """Whether the evaluator is to play with a version."""
+        return is_measured(version, every=self.evaluate_every, last=self.last_version)
 
 
 def head_of(ledger: SlotLedger, rules: CoordinatorRules, league: League) -> Head:

@@ -17,7 +17,8 @@ from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator_rules import CoordinatorRules
 from mage_services.learner.training import Begun
 from mage_services.processes.startup import Startup
-from mage_services.weights.weight_store import WeightTransport
+from mage_services.weights.weight_store import WeightStore
+from mage_services.weights.weight_transport import weight_transport_of
 
 
 def ledger_of(config: Config) -> SlotLedger:
@@ -46,13 +47,13 @@ def matchmaker_of(config: Config, league: League) -> Matchmaker:
     )
 
 
-def check_rivals(versions: Iterable[int], weights: WeightTransport) -> None:
+def check_rivals(versions: Iterable[int], weights: WeightStore) -> None:
     """Whether the weights of all rivals that the journal names are there.
 
     Raises:
         RunError: some are gone.
     """
-    files = [weights.file(version) for version in sorted(versions)]
+    files = [weights.path(version) for version in sorted(versions)]
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise RunError(
@@ -77,10 +78,16 @@ def coordinator_rules_of(config: Config) -> CoordinatorRules:
         config.admission.max_drops_in_a_row,
         config.evaluation.every,
         config.learner.steps,
-        config.admission.lag,
         config_file.dump(config),
         config.curriculum,
     )
+
+
+def weight_store_of(startup: Startup, begun: Begun) -> WeightStore:
+    """Where weights are published, with what earlier lives of the run published."""
+    transport = weight_transport_of(startup.run, startup.config)
+    lag = startup.config.admission.lag
+    return WeightStore(transport, lag=lag, digests=begun.training.digests)
 
 
 def newest_checkpoint(begun: Begun) -> int:

@@ -1,19 +1,27 @@
-"""The peers that a coordinator let in: when they spoke last, and what they said."""
+"""The peers that the learner has let in: when they spoke last, what they said, what they are told.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+A peer that leaves, whose connection ends or that stays silent for too long loses its groups, which
+are granted again, and its leases on published weights.
+"""
 
-from mage_async.protocol.messages import Heartbeat, Hello
+from dataclasses import dataclass, field
+from functools import partial
+
+from mage_async.admission.ledger import SlotLedger
+from mage_async.protocol.messages import Heartbeat, Hello, Message, Publication, Welcome
+from mage_services.learner.coordinator_rules import Journal
 from mage_services.transport.access import Peer
+from mage_services.transport.channel import LearnerChannel, PeerGone
+from mage_services.weights.weight_store import WeightStore
 
 SILENCE_S = 4.0
 """An actor that has not spoken for so long is away: noticed within a tick more."""
 FIRST_BEAT_S = 60.0
 """From its welcome to its first heartbeat, while it makes its engine."""
-
 LOST = 30
 """An actor is dropped after so many silent intervals (`patience_s`): two minutes, by when the
 supervisor has ended a local actor; half an hour for an actor that makes its engine."""
+MAX_FAULTS = 20
 
 
 @dataclass(slots=True)
@@ -26,13 +34,18 @@ class RegisteredPeer:
     is_away: bool = False
     """Silent for too long: it is granted nothing until it speaks again."""
 
+    @property
+    def is_actor(self) -> bool:
+        """Whether it plays groups; otherwise it evaluates."""
+        return self.hello.role == "actor"
+
     def patience_s(self) -> float:
         """Seconds that the peer may be silent: one silent interval."""
         return FIRST_BEAT_S if self.beat is None else SILENCE_S
 
     def is_silent(self, now: float) -> bool:
         """Whether an actor has been silent for too long and is not marked as away yet."""
-        is_expected = self.hello.role == "actor" and not self.is_away
+        is_expected = self.is_actor and not self.is_away
         return is_expected and now - self.last_heard > self.patience_s()
 
     def is_lost(self, now: float) -> bool:
@@ -40,21 +53,112 @@ class RegisteredPeer:
         return self.is_away and now - self.last_heard > LOST * self.patience_s()
 
 
-def freest(peers: Mapping[Peer, RegisteredPeer], num_playing: Callable[[Peer], int]) -> Peer | None:
-    """The actor that can take on the most groups more, if any can."""
-    free = {
-        peer: known.hello.credits - num_playing(peer)
-        for peer, known in peers.items()
-        if known.hello.role == "actor" and not known.is_away
-    }
-    best = max(free, key=lambda peer: free[peer], default=None)
-    return best if best is not None and free[best] > 0 else None
+@dataclass(slots=True)
+class PeerRegistry:
+    """See the module."""
 
+    channel: LearnerChannel
+    ledger: SlotLedger
+    journal: Journal
+    weights: WeightStore
+    peers: dict[Peer, RegisteredPeer] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    """Sentences about what peers did wrong, oldest first, at most `MAX_FAULTS`."""
 
-def shares(peers: Mapping[Peer, RegisteredPeer]) -> dict[str, dict[str, float]]:
-    """Seconds by state of each actor, as it last said."""
-    return {
-        known.hello.name: dict(known.beat.blocked_s)
-        for known in peers.values()
-        if known.beat is not None
-    }
+    def greet(self, peer: Peer, hello: Hello, now: float) -> None:
+        """Let a peer in, in place of the same process under an earlier connection."""
+        for other, known in list(self.peers.items()):
+            if known.hello.name == hello.name and other != peer:
+                self.remove(other)  # the process was started again
+        for owner in self.ledger.owners():
+            if owner.startswith(f"{hello.name}/") and owner != peer:
+                self.ledger.peer_gone(owner)  # it was, while there was no learner
+        self.peers[peer] = RegisteredPeer(hello, now)
+
+    def hear(self, peer: Peer, now: float) -> bool:
+        """A peer has spoken; whether it is let in. One that was away is told again what it keeps,
+        for its groups are no longer its own.
+        """
+        known = self.peers.get(peer)
+        if known is None:
+            return False
+        was_away, known.is_away = known.is_away, False
+        known.last_heard = now
+        if was_away and self.weights.is_open:
+            self.welcome(peer)
+        return True
+
+    def welcome(self, peer: Peer) -> None:
+        """Tell a peer what to draw with, and which groups are its own."""
+        latest = self.weights.for_role(self.peers[peer].hello.role)
+        keeps = self.ledger.playing(peer)
+        self.weights.lease(peer, latest.version)
+        self.send(peer, Welcome(version=latest.version, weights_path=latest.path, keeps=keeps))
+
+    def announce(self, peer: Peer, publication: Publication) -> None:
+        """Tell a peer of new weights, which stay until it has loaded newer ones."""
+        self.weights.lease(peer, publication.version)
+        self.send(peer, publication)
+
+    def bring_up(self, peer: Peer) -> None:
+        """Tell an actor what to draw with, unless it does already or is loading something."""
+        if (target := self.weights.next_for(peer)) is not None:
+            self.announce(peer, target)
+
+    def look_after(self, now: float) -> None:
+        """Notice who is silent, and forget who is lost.
+
+        Nothing is sent to a peer that is away, so nothing else tells its end: a machine that
+        vanished would keep its leases, and its place, for ever.
+        """
+        for peer, known in list(self.peers.items()):
+            if self.weights.is_open and known.is_silent(now):
+                self.note(f"{peer}: silent for {known.patience_s():g} s")
+                known.is_away = True
+                self.ledger.peer_gone(peer)
+            elif known.is_lost(now):
+                silent_s = now - known.last_heard
+                self.note(f"{peer}: forgotten, it has been silent for {silent_s:.0f} s")
+                self.channel.forget(peer)
+                self.remove(peer)
+
+    def remove(self, peer: Peer) -> None:
+        """A peer has gone, for good or until it says hello."""
+        self.peers.pop(peer, None)
+        self.weights.release(peer)
+        self.ledger.peer_gone(peer)
+
+    def send(self, peer: Peer, message: Message) -> None:
+        """Send at once; a peer that cannot be reached has gone."""
+        try:
+            self.channel.send(peer, message)
+        except PeerGone as gone:
+            self.note(str(gone))
+            self.remove(peer)
+
+    def send_when_durable(self, peer: Peer, *messages: Message) -> None:
+        """Send when what the journal was given so far is durable."""
+        for message in messages:
+            self.journal.after(partial(self.send, peer, message))
+
+    def note(self, sentence: str) -> None:
+        """Remember what went wrong, for people to read."""
+        self.faults = [*self.faults[1 - MAX_FAULTS :], sentence]
+
+    def freest(self) -> Peer | None:
+        """The actor that can take on the most groups more, if any can."""
+        free = {
+            peer: known.hello.credits - self.ledger.num_playing(peer)
+            for peer, known in self.peers.items()
+            if known.is_actor and not known.is_away
+        }
+        best = max(free, key=lambda peer: free[peer], default=None)
+        return best if best is not None and free[best] > 0 else None
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Seconds by state of each actor, as it last said."""
+        return {
+            known.hello.name: dict(known.beat.blocked_s)
+            for known in self.peers.values()
+            if known.beat is not None
+        }

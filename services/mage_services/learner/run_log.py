@@ -100,7 +100,7 @@ class RunLog:
             "trials": trial_counts(counts),
             "dropped_by_reason": dict(counts.dropped_by_reason),
             "granted_again": counts.granted_again,
-            "fates": self._coordinator.fates(),
+            "fates": self._coordinator.arrivals.fates(),
             "blocked_s": self.shares(),
         }
         if self._league.is_on:

@@ -1,168 +1,145 @@
-"""Weights on their way to the engines: written and announced beside the training.
+"""Published weights: which versions there are, who may still read them, which a peer draws with.
 
-    task       waits for      then
-    publish    a snapshot     writes it, announces it
-               the journal    removes what nobody may read any more
-
-A restarted learner looks for the weights of everyone who is a rival by its journal, so none are
-removed before that is durable which says that they are not needed.
-
-The trainer makes a snapshot and goes on; it waits here only while the one before is still being
-written, never for an actor. A version is offered when its commit is durable, so whoever hears of it
-hears of something that can be computed again.
+A version stays until no lease holds it (`mage_async/admission/weight_leases.py` decides), no peer
+will be told of it, and no group has it as an opponent. The publisher writes and removes versions,
+the coordinator tells peers of them; both ask here. One thread reads and writes, beside the loop.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from mage_async.config.schema import Config
-from mage_async.policy.checkpoint import writing
+from mage_async.admission.weight_leases import WeightLeases
 from mage_async.policy.snapshot import Snapshot
 from mage_async.protocol.messages import Publication
 from mage_async.results.durable_files import sync
-from mage_async.results.run_directory import RunDirectory
-from mage_services.weights.weight_sender import WeightSender
+from mage_services.weights.weight_transport import WeightTransport
 
-
-class WeightTransport(Protocol):
-    """Where published versions lie until no lease is left."""
-
-    def write(self, snapshot: Snapshot) -> Path:
-        """Put a version there; returns the path that is announced."""
-        ...
-
-    def file(self, version: int) -> Path:
-        """The path under which a version is announced."""
-        ...
-
-    def versions(self) -> list[int]:
-        """The versions that are there, oldest first."""
-        ...
-
-    def remove(self, versions: list[int]) -> None:
-        """Remove versions without a lease."""
-        ...
-
-    def describe(self) -> str:
-        """Where weights go, in a few words."""
-        ...
-
-
-def weight_transport_of(run: RunDirectory, config: Config) -> WeightTransport:
-    """What `transport.weights` asks for."""
-    every, steps = config.evaluation.every, config.learner.steps
-    match config.transport.weights:
-        case "disk":
-            return WeightFiles(run.weights)
-        case "tensor":
-            return WeightFiles(run.shared_weights)
-        case "nccl":
-            backend = "nccl" if config.learner.device.startswith("cuda") else "gloo"
-            return WeightSender(
-                run.weights, backend, lambda n: n == steps or (every > 0 and n % every == 0)
-            )
-
-
-class WeightFiles:
-    """A safetensors file a version, in a folder of the disk or of shared memory."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def write(self, snapshot: Snapshot) -> Path:
-        """Write a version under a temporary name, and rename it when it is whole."""
-        file = self.file(snapshot.version)
-        with writing(f"weights of version {snapshot.version} to {self._folder}"):
-            snapshot.write(file)
-        return file
-
-    def versions(self) -> list[int]:
-        """The versions that are there, oldest first."""
-        return sorted(int(file.stem[1:]) for file in self._folder.glob("v*.safetensors"))
-
-    def remove(self, versions: list[int]) -> None:
-        """Delete versions without a lease."""
-        for version in versions:
-            self.file(version).unlink()
-
-    def describe(self) -> str:
-        """Where weights go, in a few words."""
-        return f"weights are published in {self._folder}"
-
-    def file(self, version: int) -> Path:
-        """Where a version lies."""
-        return self._folder / f"v{version:06d}.safetensors"
+EARLIER = "peers of an earlier life"
+"""Holds the versions published before this learner began."""
 
 
 class WeightStore:
-    """See the module.
+    """See the module. A peer is told of one version at a time.
 
     Args:
-        announce: tells the peers; called in the event loop.
-        unused: of some versions those that nobody may read, by the coordinator.
-        settled: waits until the journal holds durably what that rests on.
-        keeps: whether a version is to stay, for later lives of the run too.
+        lag: actors draw with the weights of so many versions ago.
+        digests: of the versions that earlier lives of the run committed.
     """
 
     def __init__(
-        self,
-        transport: WeightTransport,
-        announce: Callable[[Publication], None],
-        unused: Callable[[list[int]], list[int]],
-        settled: Callable[[], Awaitable[None]],
-        keeps: Callable[[int], bool] = lambda version: False,
+        self, transport: WeightTransport, *, lag: int = 0, digests: Mapping[int, str] | None = None
     ) -> None:
-        self._transport, self._announce, self._unused = transport, announce, unused
-        self._settled, self._keeps = settled, keeps
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
-        self._offered: tuple[Snapshot, str] | None = None
-        self._changed = asyncio.Condition()
+        self.lag = lag
+        self._transport, self._digests = transport, digests or {}
+        self._earlier = transport.versions()
+        self._leases = WeightLeases()
+        self._published: deque[Publication] = deque()
+        """The newest `lag + 1`, oldest first; actors draw with the first."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
 
-    async def wait_until_announced(self) -> None:
-        """Wait until every version offered so far is announced. Cancellation leaves nothing."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._offered is None)
+    @property
+    def is_open(self) -> bool:
+        """Whether the first weights are there."""
+        return bool(self._published)
 
-    async def offer(self, snapshot: Snapshot, digest: str) -> None:
-        """Have a version published; the one before must be announced."""
-        async with self._changed:
-            assert self._offered is None, "two versions are being published at once"
-            self._offered = snapshot, digest
-            self._changed.notify_all()
+    def publication(self, version: int, digest: str) -> Publication:
+        """What peers are told of a version."""
+        return Publication(version=version, path=str(self.path(version)), digest=digest)
 
-    async def run(self) -> None:
-        """Publish what is offered. Cancellation lets a write that has begun finish, unheard.
+    def path(self, version: int) -> Path:
+        """Where a version lies, or would lie."""
+        return self._transport.file(version).resolve()
+
+    def lagging(self, newest: int) -> list[Publication]:
+        """The versions that a restarted learner's actors have to draw with first, oldest first.
+
+        Without those that the journal no longer knows, actors begin with newer weights.
+        """
+        return [
+            self.publication(version, self._digests[version])
+            for version in self._lag_behind(newest)
+            if version in self._digests and version in self._earlier
+        ]
+
+    def is_lag_complete(self, newest: int) -> bool:
+        """Whether actors can begin with weights as old as `lag` says."""
+        return len(self.lagging(newest)) == len(self._lag_behind(newest))
+
+    def open(self, *publications: Publication) -> None:
+        """The first weights are there; several, oldest first, where actors lag."""
+        for version in self._earlier:
+            self._leases.tell(EARLIER, version)
+        for publication in publications:
+            self.add(publication)
+
+    def add(self, publication: Publication) -> None:
+        """A version was published."""
+        self._published.append(publication)
+        while len(self._published) > self.lag + 1:
+            self._published.popleft()
+
+    def for_role(self, role: str) -> Publication:
+        """What a peer draws with that is taken in now."""
+        return self._published[0 if role == "actor" else -1]
+
+    def next_for(self, actor: str) -> Publication | None:
+        """What an actor has to load; None while it is loading, or where it draws with that."""
+        if not self.is_open or self._leases.is_loading(actor):
+            return None
+        target, has = self.for_role("actor"), self._leases.version_of(actor)
+        return target if has is None or has < target.version else None
+
+    def lease(self, peer: str, version: int) -> None:
+        """A peer is told of a version, which stays until the peer has loaded a newer one."""
+        self._leases.tell(peer, version)
+
+    def loaded(self, peer: str, version: int) -> None:
+        """A peer draws with a version."""
+        self._leases.loaded(peer, version)
+
+    def release(self, peer: str) -> None:
+        """A peer reads nothing any more."""
+        self._leases.gone(peer)
+
+    def unused(self, versions: Collection[int], opponents: Collection[int]) -> list[int]:
+        """Of some versions those that nobody may read any more."""
+        kept = {publication.version for publication in self._published} | set(opponents)
+        newest = max((publication.version for publication in self._published), default=0)
+        return [each for each in self._leases.unused(versions, newest) if each not in kept]
+
+    async def write(self, snapshot: Snapshot, *, is_durable: bool) -> None:
+        """Put a version where engines find it. Cancellation lets a write that has begun finish.
 
         Raises:
-            RunError: weights could not be written.
+            RunError: it cannot be written.
         """
-        while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._offered is not None)
-            assert self._offered is not None
-            await self._publish(*self._offered)
-            async with self._changed:
-                self._offered = None
-                self._changed.notify_all()
+        path = await self._call(self._transport.write, snapshot)
+        if is_durable:
+            for each in (path, path.parent):  # the file, and its name
+                await self._call(sync, each)
+
+    async def versions(self) -> list[int]:
+        """The versions that are there, oldest first. Cancellation leaves nothing."""
+        return await self._call(self._transport.versions)
+
+    async def remove(self, versions: list[int]) -> None:
+        """Remove versions. Cancellation lets a removal that has begun finish."""
+        await self._call(self._transport.remove, versions)
+
+    def describe(self) -> str:
+        """Where weights go, in a few words."""
+        return self._transport.describe()
 
     def close(self) -> None:
         """Drop what has not begun."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _publish(self, snapshot: Snapshot, digest: str) -> None:
-        loop = asyncio.get_running_loop()
-        path = await loop.run_in_executor(self._thread, self._transport.write, snapshot)
-        if self._keeps(snapshot.version):
-            for each in (path, path.parent):  # the file, and its name
-                await loop.run_in_executor(self._thread, sync, each)
-        self._announce(
-            Publication(version=snapshot.version, path=str(path.resolve()), digest=digest)
-        )
-        there = await loop.run_in_executor(self._thread, self._transport.versions)
-        if unused := self._unused(there):
-            await self._settled()
-            await loop.run_in_executor(self._thread, self._transport.remove, unused)
+    async def _call(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+    def _lag_behind(self, newest: int) -> range:
+        return range(max(0, newest - self.lag), newest)

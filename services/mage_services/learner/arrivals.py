@@ -1,0 +1,79 @@
+"""Arrivals: results of trials, taken in once, acknowledged when the journal holds them durably."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from mage_async.admission.concurrency import Concurrency
+from mage_async.admission.ledger import Accepted, SlotLedger, Unknown
+from mage_async.admission.staleness import Lengths
+from mage_async.protocol.messages import Acknowledge, TrialResult, Unwanted
+from mage_services.learner.coordinator_rules import Journal
+from mage_services.learner.peer_registry import PeerRegistry
+from mage_services.transport.access import Peer
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """See the module."""
+
+    registry: PeerRegistry
+    ledger: SlotLedger
+    journal: Journal
+    clock: Callable[[], float]
+    pace: Concurrency | None
+    """Age-aware concurrency; None: as many groups in play as the ledger's rule admits."""
+    arrived: asyncio.Event
+    """Set whenever a batch may have become complete."""
+    lengths: Lengths = field(default_factory=Lengths)
+    """Of trials since this learner began."""
+
+    def take(self, peer: Peer, result: TrialResult) -> None:
+        """Take a result in, or say that it is a duplicate, or that nobody wants it."""
+        verdict = self.ledger.receive(result)
+        if isinstance(verdict, Unknown):
+            self._refuse(peer, result, verdict.reason)
+            return
+        self.lengths.arrived(result.grant, result.trial.index, result.trial.duration_s)
+        is_first = isinstance(verdict, Accepted)
+        answer = Acknowledge(
+            grant=result.grant,
+            epoch=result.epoch,
+            trial=result.trial.index,
+            is_duplicate=not is_first,
+        )
+        if is_first:
+            self.journal.append(result, partial(self.registry.send, peer, answer))
+        else:
+            self.registry.send_when_durable(peer, answer)  # the first may not be durable yet
+        if is_first and verdict.is_complete:
+            self._complete(result.grant)
+
+    def keep_pace(self, busy_s: float) -> None:
+        """A step kept the trainer busy so long: perhaps another number of groups may be in play."""
+        if self.pace is not None:
+            self.pace.trained(busy_s)
+            self.ledger.concurrency = self.pace.limit
+
+    def fates(self) -> dict[str, float]:
+        """What became of the long ones among the trials that came in since this learner began, and
+        of the time that all took.
+        """
+        in_flight = self.ledger.grants_with_slots()
+        return {
+            "length_bias": self.lengths.bias(in_flight),
+            "wasted_share": self.lengths.wasted_share(in_flight),
+        }
+
+    def _complete(self, grant: int) -> None:
+        if self.pace is not None:
+            self.pace.completed(*self.ledger.life(grant, self.clock()))
+        self.arrived.set()
+
+    def _refuse(self, peer: Peer, result: TrialResult, reason: str) -> None:
+        self.registry.note(f"{peer}: {reason}")
+        index = result.trial.index
+        self.registry.send(
+            peer, Unwanted(grant=result.grant, epoch=result.epoch, trial=index, reason=reason)
+        )
