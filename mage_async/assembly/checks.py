@@ -36,6 +36,7 @@ def check(config: Config) -> None:
     exploration_bonus.check(config.credit, environment)
     _check_sending(config)
     corrections.check(config.learner.correction)
+    _check_passes(config)
     policy.check(config.policy)
     _check_room(config, environment)
 
@@ -46,6 +47,21 @@ def _check_engine(config: Config) -> None:
         raise ConfigError(
             f"engine.max_contexts must be at least admission.trials_per_group = {needed}, "
             f"got {config.engine.max_contexts}"
+        )
+
+
+def _check_passes(config: Config) -> None:
+    """Passes hold any segment, and the correction needs no more than its own pass."""
+    budget, longest = config.learner.tokens_per_pass, config.engine.max_tokens
+    if budget and isinstance(config.learner.correction, corrections.M2po):
+        raise ConfigError(
+            'learner.correction = "m2po" looks at a whole minibatch at once: set '
+            "learner.tokens_per_pass = 0, or another correction"
+        )
+    if 0 < budget < longest:
+        raise ConfigError(
+            f"learner.tokens_per_pass must be 0 or at least engine.max_tokens = {longest}, the "
+            f"longest segment, got {budget}: raise it, or lower engine.max_tokens"
         )
 
 

@@ -1,18 +1,29 @@
 """One forward over packed sequences, up to the log-probs of the sampled tokens."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mage_async.learning.attention import Boundaries
 from mage_async.learning.packing import Packed
 from mage_async.learning.token_loss import HeadInputs
 from mage_kernels import backend_report, linear_logprob
 
-__all__ = ["Minibatch", "Row", "backend_report", "head_inputs", "hidden_states", "token_logprobs"]
+__all__ = [
+    "Minibatch",
+    "Row",
+    "backend_report",
+    "checkpoint_activations",
+    "head_inputs",
+    "hidden_states",
+    "token_logprobs",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +81,17 @@ def head_inputs(model: PreTrainedModel, minibatch: Minibatch, temperature: float
         hidden = hidden * minibatch.sharpness[:, None].to(hidden.dtype)
     head = model.get_output_embeddings().weight
     return HeadInputs(hidden, head, minibatch.targets, 1.0 / temperature)
+
+
+def checkpoint_activations(model: PreTrainedModel, *, is_on: bool) -> None:
+    """Whether each layer keeps its input alone and computes the rest again in the backward pass.
+
+    Layers are told one by one: the model's own method has two names among transformers' versions.
+    """
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+            layer.gradient_checkpointing = is_on
 
 
 def hidden_states(model: PreTrainedModel, row: Row) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,23 @@ from transformers import PreTrainedModel
 from mage_async.admission.staleness import TokenAges, staleness_metrics
 from mage_async.config.schema import Learner
 from mage_async.learning.corrections.surrogate import Surrogate, Tokens
-from mage_async.learning.forward import Minibatch, head_inputs, token_logprobs
+from mage_async.learning.forward import (
+    Minibatch,
+    checkpoint_activations,
+    head_inputs,
+    token_logprobs,
+)
 from mage_async.learning.packing import Packed, Sequenced, pack
+from mage_async.learning.passes import cut
 from mage_async.learning.token_loss import loss_pass
 from mage_async.trajectory import Kind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """A minibatch with the advantages of its tokens, and their log-probs under other policies."""
+class _Pass:
+    """Sequences that go through the model at once, a minibatch or a piece of one, with the
+    advantages of their tokens and log-probs under other policies.
+    """
 
     packed: Packed
     minibatch: Minibatch
@@ -50,8 +58,8 @@ class Trainer:
     """The model under training, with its optimizer.
 
     A step trains one batch and makes one policy version; inside it the batch is cut into
-    `minibatches`, one optimizer update each. Segments are cut whole, in an order drawn from (seed,
-    version).
+    `minibatches`, one optimizer update each, and a minibatch into passes of `tokens_per_pass`,
+    whose gradients add up. Segments are never cut; their order is drawn from (seed, version).
     """
 
     def __init__(
@@ -96,6 +104,7 @@ class Trainer:
         self._sharpness = temperature / (strategy_temperature or temperature)
         self._loss = loss_pass(rules)
         self._max_staleness = max_staleness
+        checkpoint_activations(self.model, is_on=rules.activation_checkpointing)
         for group in self._optimizer.param_groups:
             group["betas"] = (rules.beta1, rules.beta2)
             group["weight_decay"] = rules.weight_decay
@@ -109,14 +118,16 @@ class Trainer:
 
     def step(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """Train on a batch; the version grows by one. Returns metrics by name."""
-        parts = [self._part(chunk) for chunk in self._chunks(sequences)]
-        num_tokens = sum(len(part.packed.targets) for part in parts)
-        scale = len(parts) / max(1, num_tokens)
+        minibatches = [self._passes(chunk) for chunk in self._chunks(sequences)]
+        passes = [each for minibatch in minibatches for each in minibatch]
+        num_tokens = sum(len(each.packed.targets) for each in passes)
+        scale = len(minibatches) / max(1, num_tokens)
         self._set_rate()
-        sums, surrogates = zip(*[self._update(part, scale) for part in parts], strict=True)
-        metrics = _named(np.sum(sums, axis=0), num_tokens, len(parts))
-        metrics |= _mismatch(parts, self.version)
-        metrics |= staleness_metrics(_ages(parts, surrogates), self._max_staleness)
+        sums, made = zip(*[self._update(each, scale) for each in minibatches], strict=True)
+        metrics = _named(np.sum(sums, axis=0), num_tokens, len(minibatches))
+        metrics |= _mismatch(passes, self.version)
+        surrogates = [surrogate for each in made for surrogate in each]
+        metrics |= staleness_metrics(_ages(passes, surrogates), self._max_staleness)
         metrics["learning_rate"] = self._optimizer.param_groups[0]["lr"]
         self.version += 1
         return metrics
@@ -124,7 +135,7 @@ class Trainer:
     @torch.no_grad()
     def parity(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """How far the engine's log-probs are from this model's, at equal weights and keys."""
-        return _mismatch([self._part(sequences)], self.version)
+        return _mismatch(self._passes(sequences), self.version)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the weights."""
@@ -141,8 +152,11 @@ class Trainer:
         count = min(self._rules.minibatches, len(order))
         return [order[number::count] for number in range(count)]
 
+    def _passes(self, sequences: Sequence[Sequenced]) -> list[_Pass]:
+        return [self._pass(each) for each in cut(sequences, self._rules.tokens_per_pass)]
+
     @torch.no_grad()
-    def _part(self, sequences: Sequence[Sequenced]) -> _Part:
+    def _pass(self, sequences: Sequence[Sequenced]) -> _Pass:
         device = self.model.device
         packed = pack(sequences)
         sampled = packed.sampled
@@ -157,7 +171,7 @@ class Trainer:
             torch.from_numpy(packed.turns),
         ]
         reference = self._apart(minibatch)
-        return _Part(packed, minibatch, *(column.to(device) for column in columns), reference)
+        return _Pass(packed, minibatch, *(column.to(device) for column in columns), reference)
 
     def _explores(self, kinds: np.ndarray, entropy: torch.Tensor) -> torch.Tensor:
         """Which tokens get the bonus: those of actions whose entropy, at the beginning of the step,
@@ -179,20 +193,25 @@ class Trainer:
         assert self.reference is not None
         return token_logprobs(self.reference, minibatch, self._temperature)[0]
 
-    def _update(self, part: _Part, scale: float) -> tuple[np.ndarray, Surrogate]:
+    def _update(self, passes: Sequence[_Pass], scale: float) -> tuple[np.ndarray, list[Surrogate]]:
         """One optimizer update; sums over tokens, in the order of `_named`, and what the correction
-        did.
+        did in each pass.
         """
-        inputs = head_inputs(self.model, part.minibatch, self._temperature)
-        rates = self._entropy_rate() * part.explores
-        found = self._loss(inputs, part.tokens(), rates, scale, part.reference)
         self._optimizer.zero_grad(set_to_none=True)
-        found.loss.backward()
-        made = found.made
+        sums, made = zip(*[self._backward(each, scale) for each in passes], strict=True)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._rules.grad_clip)
         self._optimizer.step()
+        return np.append(np.sum(sums, axis=0), np.float32(norm.item())), list(made)
+
+    def _backward(self, each: _Pass, scale: float) -> tuple[np.ndarray, Surrogate]:
+        """Add a pass's gradient; its sums as `_named` orders them, and what the correction did."""
+        inputs = head_inputs(self.model, each.minibatch, self._temperature)
+        rates = self._entropy_rate() * each.explores
+        found = self._loss(inputs, each.tokens(), rates, scale, each.reference)
+        found.loss.backward()
+        made = replace(found.made, losses=found.made.losses.detach())
         sums = [made.losses.sum(), found.entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
-        sums += [made.is_masked.sum(), found.reference_k3, norm]
+        sums += [made.is_masked.sum(), found.reference_k3]
         return torch.stack([value.detach().float() for value in sums]).cpu().numpy(), made
 
     def _progress(self) -> float:
@@ -222,13 +241,13 @@ def _named(sums: np.ndarray, num_tokens: int, num_updates: int) -> dict[str, flo
     }
 
 
-def _mismatch(parts: Sequence[_Part], version: int) -> dict[str, float]:
+def _mismatch(passes: Sequence[_Pass], version: int) -> dict[str, float]:
     """How far the engine's log-probs are from the learner's: over all tokens, and over those of
     equal weights and keys.
     """
-    keys = np.concatenate([part.packed.sampled.kv_versions for part in parts])
-    drawn = np.concatenate([part.packed.sampled.policy_versions for part in parts])
-    gap = np.abs(_log_ratios(parts))
+    keys = np.concatenate([each.packed.sampled.kv_versions for each in passes])
+    drawn = np.concatenate([each.packed.sampled.policy_versions for each in passes])
+    gap = np.abs(_log_ratios(passes))
     is_equal = (drawn == version) & (keys == version)
     metrics = {
         "logprob_gap_mean": float(gap.mean()),
@@ -240,17 +259,17 @@ def _mismatch(parts: Sequence[_Part], version: int) -> dict[str, float]:
     return metrics
 
 
-def _log_ratios(parts: Sequence[_Part]) -> np.ndarray:
+def _log_ratios(passes: Sequence[_Pass]) -> np.ndarray:
     """Proximal minus behaviour log-prob: float32 [N]."""
-    return torch.cat([part.proximal - part.behaviour for part in parts]).cpu().numpy()
+    return torch.cat([each.proximal - each.behaviour for each in passes]).cpu().numpy()
 
 
-def _ages(parts: Sequence[_Part], made: Sequence[Surrogate]) -> TokenAges:
+def _ages(passes: Sequence[_Pass], made: Sequence[Surrogate]) -> TokenAges:
     return TokenAges(
-        torch.cat([part.staleness for part in parts]).cpu().numpy(),
-        np.concatenate([part.packed.sampled.episodes for part in parts]),
-        _log_ratios(parts),
+        torch.cat([each.staleness for each in passes]).cpu().numpy(),
+        np.concatenate([each.packed.sampled.episodes for each in passes]),
+        _log_ratios(passes),
         torch.cat([surrogate.is_clipped for surrogate in made]).cpu().numpy(),
         torch.cat([surrogate.is_masked for surrogate in made]).cpu().numpy(),
-        np.concatenate([part.packed.sampled.provenances for part in parts]),
+        np.concatenate([each.packed.sampled.provenances for each in passes]),
     )

@@ -34,6 +34,12 @@ class Learner(Section):
     """Entropy in nats above which a token is given no bonus; 0 is none. Such a bonus acts at once,
     and what speaks against it as late as the data are old (Skywork-OR1, arXiv 2505.22312, stops it
     by the batch's mean)."""
+    tokens_per_pass: Natural = 0
+    """Most tokens that go through the model at once; a minibatch of more is trained in several
+    passes, whose gradients add up. 0 is no bound; otherwise at least `engine.max_tokens`."""
+    activation_checkpointing: bool = False
+    """Keep one activation a layer and compute the others again in the backward pass: a small part
+    of the memory for a third more time."""
     grad_clip: Positive = 1.0
     """Largest norm of the gradient."""
     beta1: Share = 0.9
