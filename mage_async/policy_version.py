@@ -51,18 +51,6 @@ def _said(run: VersionRun) -> tuple[int, int, Provenance]:
     return run.policy, run.kv, run.provenance
 
 
-def policy_per_token(runs: Sequence[VersionRun], num_tokens: int) -> np.ndarray:
-    """The policy version that drew each token: int32 `[num_tokens]`; tokens before the first run
-    get its version.
-    """
-    versions = np.zeros(num_tokens, np.int32)
-    for run in runs:
-        versions[run.start :] = run.policy
-    if runs:
-        versions[: runs[0].start] = runs[0].policy
-    return versions
-
-
 def tokens_by_provenance(
     runs: Sequence[VersionRun], is_sampled: np.ndarray
 ) -> dict[Provenance, int]:

@@ -26,7 +26,7 @@ import numpy as np
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.completion import Completion, Prompt
-from mage_async.policy_version import policy_per_token
+from tests.helpers.completions import policy_per_token
 from tests.sglang.served import Policies, Served, prompt, rules, word_of, words
 
 PUBLICATIONS, PLAYERS = 200, 32

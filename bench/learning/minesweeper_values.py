@@ -16,8 +16,8 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.environments.minesweeper.game import MineSweeper
 from mage_async.environments.minesweeper.script import MineSweeperScript
-from mage_async.environments.minesweeper.values import forgetful_value, knowing_value
 from mage_async.environments.scripted_returns import scripted_returns
+from tests.helpers.game_values import forgetful_value, knowing_value
 
 EPISODES, TRIALS = 3, 2000
 STYLES = {

@@ -27,13 +27,9 @@ from mage_async.credit.advantages import minus_mean
 from mage_async.credit.returns import CREDITS
 from mage_async.credit.turn_table import build_table
 from mage_async.environments.scout.play import PASS, SCOUT
-from mage_async.environments.scout.values import (
-    Payoffs,
-    cumulative_weights,
-    differential_weights,
-    gain_of_scouting,
-)
+from mage_async.environments.scout.values import Payoffs, cumulative_weights
 from mage_async.trajectory import Group
+from tests.helpers.game_values import differential_weights, gain_of_scouting
 
 COST = 0.7
 CELLS = (("cumulative_paper", 0.845), ("differential", 0.64))

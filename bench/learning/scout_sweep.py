@@ -27,11 +27,8 @@ from bench.lib.options import option_parser
 from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.environments.scout.values import (
-    Payoffs,
-    cumulative_threshold,
-    differential_threshold,
-)
+from mage_async.environments.scout.values import Payoffs
+from tests.helpers.game_values import cumulative_threshold, differential_threshold
 
 STEPS, GROUPS, TRIALS = 14, 32, 128
 TOLERANCE = 0.05

@@ -49,7 +49,6 @@ from mage_async.completion import Sampling
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
-from mage_async.policy_version import policy_per_token
 from mage_async.protocol.messages import Hello, Publication
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group
@@ -63,6 +62,7 @@ from mage_services.learner.coordinator_rules import CoordinatorRules
 from mage_services.transport.channel import LearnerChannel, PeerChannel
 from mage_services.transport.sockets import ipc_address
 from mage_services.weights.weight_store import WeightStore
+from tests.helpers.completions import policy_per_token
 from tests.helpers.memory_channels import MemoryJournal, MemoryWeights
 from tests.helpers.scripted_engine import (
     LogNormalPace,

@@ -42,10 +42,6 @@ class GroupsInFlight:
     def __post_init__(self) -> None:
         self._first_grant = self.next_grant
 
-    def num_slots(self) -> int:
-        """How many groups may be in flight."""
-        return (self.max_staleness + 1) * self.groups_per_step
-
     def num_in_flight(self) -> int:
         """Groups that hold a slot."""
         return len(self._slots) + sum(map(len, self._in_training))
@@ -85,10 +81,6 @@ class GroupsInFlight:
     def late(self, now: float) -> set[str]:
         """Peers that `expire` will take a group from."""
         return {s.peer for s in self._slots.values() if s.peer is not None and s.deadline <= now}
-
-    def next_deadline(self) -> float | None:
-        """When `expire` has something to do next; None while nothing is played."""
-        return min((s.deadline for s in self._slots.values() if s.peer is not None), default=None)
 
     def life(self, grant: int, now: float) -> tuple[float, float]:
         """The time since the grant of a group that was completed just now, and the mean number of

@@ -65,8 +65,8 @@ class Unknown:
 class SlotLedger(JournaledGroups):
     """Decides what may be granted and what is trained.
 
-    It never waits: where nothing can be decided, its owner calls again after the next message or at
-    `next_deadline`. Misuse that only a bug of the owner can cause is an assertion.
+    It never waits: where nothing can be decided, its owner calls again after the next message or
+    tick of its clock. Misuse that only a bug of the owner can cause is an assertion.
     """
 
     max_expiries: int = 5

@@ -34,11 +34,6 @@ class Statistics:
     cache_bytes: int = 0
     """Memory of keys and values, constant."""
 
-    @property
-    def rows_per_forward(self) -> float:
-        """Mean batch size."""
-        return self.num_rows / max(1, self.num_forwards)
-
     def counters(self) -> dict[str, float]:
         """Every field by name, for a heartbeat."""
         return {name: getattr(self, name) for name in self.__slots__}

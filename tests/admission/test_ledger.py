@@ -1,5 +1,7 @@
 """The ledger of slots: examples small enough to follow by hand."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -120,13 +122,13 @@ def test_a_complete_group_cannot_be_dropped() -> None:
 def test_a_group_past_its_deadline_is_granted_again_with_the_same_seed_and_the_next_epoch() -> None:
     slots = ledger()
     granted = grant(slots, seed=5, now=1.0)
-    assert slots.next_deadline() == 11.0
+    assert (slots.late(10.9), slots.late(11.0)) == (set(), {"a"})
     assert slots.expire(10.9) == []
     assert slots.expire(11.0) == slots.lapsed() == [granted.grant]
-    assert slots.next_deadline() is None
+    assert slots.late(math.inf) == set()
     again = slots.grant_again(granted.grant, peer="b", now=12.0, deadline_s=10.0)
     assert (again.seed, again.epoch, again.version) == (5, 1, granted.version)
-    assert (slots.next_deadline(), slots.lapsed()) == (22.0, [])
+    assert (slots.late(21.9), slots.late(22.0), slots.lapsed()) == (set(), {"b"}, [])
 
 
 def test_trials_that_arrived_before_the_deadline_are_kept_and_named_in_the_next_grant() -> None:

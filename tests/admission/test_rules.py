@@ -114,8 +114,7 @@ class Learner(RuleBasedStateMachine):
         ended = playing - again
         assert self.slots.counts().groups.dropped == before + len(ended)
         self.dropped |= ended
-        deadline = self.slots.next_deadline()
-        assert deadline is None or deadline > self.now
+        assert not self.slots.late(self.now)
 
     @rule(peer=st.sampled_from("abc"))
     def kill(self, peer: str) -> None:
@@ -153,13 +152,14 @@ class Learner(RuleBasedStateMachine):
         if not hasattr(self, "slots"):
             return
         counts = self.slots.counts()
-        for tally in (counts.groups, counts.trials):
-            assert tally.granted == tally.trained + tally.dropped + tally.in_flight
+        for each in (counts.groups, counts.trials):
+            assert each.granted == each.trained + each.dropped + each.in_flight
         published = self.slots.version - self.start
         assert counts.groups.granted == len({g.grant for g in self.grants})
         assert counts.groups.trained == published * self.slots.groups_per_step
         assert counts.groups.dropped == len(self.dropped)
-        assert counts.groups.in_flight <= self.slots.num_slots()
+        num_slots = (self.slots.max_staleness + 1) * self.slots.groups_per_step
+        assert counts.groups.in_flight <= num_slots
         assert counts.acknowledged == len(self.accepted)
 
     def do(self, name: str, source: random.Random) -> None:

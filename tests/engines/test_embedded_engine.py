@@ -91,7 +91,7 @@ def test_concurrent_trials_share_every_forward(directory) -> None:
     done = run(directory, scenario)
     assert done.num_completions == 160
     assert done.num_forwards == 10
-    assert done.rows_per_forward == 16
+    assert done.num_rows / done.num_forwards == 16
     assert done.num_extension_faults == 0
 
 

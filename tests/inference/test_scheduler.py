@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mage_async.inference.scheduler import Scheduler
-from tests.helpers.scheduler_prompts import answer, ask, assert_logprobs, serve, text
+from tests.helpers.completions import answer, ask, assert_logprobs, serve, text
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.inference.sampling import uniforms
 from mage_async.inference.scheduler import Scheduler
-from mage_async.policy_version import policy_per_token
+from tests.helpers.completions import policy_per_token
 
 NAMES = st.sampled_from("abcde")
 OPERATIONS = st.lists(

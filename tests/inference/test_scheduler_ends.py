@@ -5,7 +5,7 @@ import pytest
 
 from mage_async.errors import ContextFull, RunError
 from mage_async.inference.scheduler import Scheduler
-from tests.helpers.scheduler_prompts import answer, ask, assert_logprobs, text
+from tests.helpers.completions import answer, ask, assert_logprobs, text
 
 
 def test_a_completion_ends_with_the_first_stop_token(scheduler) -> None:

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from mage_async.errors import PolicyError
 from mage_async.inference.scheduler import Scheduler
 from mage_async.policy_version import VersionRun
-from tests.helpers.scheduler_prompts import answer, ask, assert_logprobs, serve, text
+from tests.helpers.completions import answer, ask, assert_logprobs, serve, text
 
 
 def test_a_lent_prefix_brings_its_versions_along(reference, newer) -> None:

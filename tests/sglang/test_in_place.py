@@ -8,8 +8,8 @@ import pytest
 
 from mage_async.completion import Completion, Prompt
 from mage_async.errors import ContextFull, PolicyError, RunError
-from mage_async.policy_version import policy_per_token
 from mage_services.engines.sglang.versions import installed
+from tests.helpers.completions import policy_per_token
 from tests.sglang.served import (
     CROSSED,
     EOS,

@@ -14,8 +14,8 @@ import pytest
 
 from mage_async.completion import Completion
 from mage_async.errors import RunError
-from mage_async.policy_version import policy_per_token
 from mage_services.engines.sglang.engine import SglangEngine
+from tests.helpers.completions import policy_per_token
 from tests.sglang.served import Policies, Served, prompt, rules, word_of, words
 
 pytestmark = pytest.mark.timeout(600)

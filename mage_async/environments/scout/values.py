@@ -42,45 +42,6 @@ def cumulative_weights(num_episodes: int, discount: float) -> tuple[float, ...]:
     return tuple(discount**episode for episode in range(num_episodes))
 
 
-def differential_weights(num_episodes: int, discount: float) -> tuple[float, ...]:
-    """Weights of returns under the discounted sum of improvements on the episode before (MAGE)."""
-    powers = cumulative_weights(num_episodes, discount)
-    nexts = (*powers[1:], 0.0)
-    return tuple(power - after for power, after in zip(powers, nexts, strict=True))
-
-
-def cumulative_threshold(payoffs: Payoffs, num_episodes: int) -> float | None:
-    """Discount above which scouting in the first episode beats passing under a sum of episodes.
-
-    None where no discount up to 1 is enough.
-    """
-    lost, gained = payoffs.cost + payoffs.safe, 1 - payoffs.safe
-    if gained * (num_episodes - 1) <= lost:
-        return None
-    low, high = 0.0, 1.0
-    while high - low > 1e-12:
-        middle = (low + high) / 2
-        later = sum(cumulative_weights(num_episodes, middle)[1:])
-        low, high = (low, middle) if gained * later > lost else (middle, high)
-    return high
-
-
-def differential_threshold(payoffs: Payoffs) -> float:
-    """Discount above which scouting in the first episode beats passing under differential rewards.
-
-    Weights after the first episode add up to the discount g, the first has 1 - g: scouting earns
-    g - (1 - g) cost, passing safe.
-    """
-    return (payoffs.cost + payoffs.safe) / (payoffs.cost + 1)
-
-
-def gain_of_scouting(payoffs: Payoffs, weights: Sequence[float]) -> float:
-    """What scouting in the first episode and naming the key ever after is worth beyond passing all
-    along, per dial, by weights of the episodes.
-    """
-    return sum(weights[1:]) * (1 - payoffs.safe) - weights[0] * (payoffs.cost + payoffs.safe)
-
-
 @cache
 def solve(
     codes: tuple[Code, ...],

@@ -9,7 +9,6 @@ be met.
 import importlib
 import json
 import random
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -165,9 +164,3 @@ class Household:
             if places:
                 things[f"{kind}_bar_{number}"] = (kind, source.choice(places))
         return things
-
-
-def goal_in(problem: str) -> str:
-    """The goal of a problem's text, for tests and for people."""
-    found = re.search(r"\(:goal.*", problem, re.DOTALL)
-    return " ".join(found[0].split()) if found else ""

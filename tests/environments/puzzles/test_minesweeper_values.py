@@ -7,7 +7,7 @@ import pytest
 from mage_async.environments.environment import Chance
 from mage_async.environments.minesweeper.board import Board, board_of, layouts
 from mage_async.environments.minesweeper.play import MineSweeperPlay
-from mage_async.environments.minesweeper.values import forgetful_value, knowing_value
+from tests.helpers.game_values import forgetful_value, knowing_value
 
 BOARDS = [board_of(3, mines) for mines in layouts(3, 2, 100)]
 

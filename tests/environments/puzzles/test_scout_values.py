@@ -3,14 +3,12 @@
 import pytest
 
 from mage_async.environments.scout.game import Scout
-from mage_async.environments.scout.values import (
-    Payoffs,
+from mage_async.environments.scout.values import Payoffs, cumulative_weights, solve
+from tests.helpers.game_values import (
     cumulative_threshold,
-    cumulative_weights,
     differential_threshold,
     differential_weights,
     gain_of_scouting,
-    solve,
 )
 
 ONE_DIAL = ((0,), (1,), (2,), (3,))

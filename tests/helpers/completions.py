@@ -1,8 +1,11 @@
-"""Prompts for a scheduler, and its completions held against transformers."""
+"""Prompts for a scheduler, and what its completions are held against."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from mage_async.completion import Prompt, Sampling
+from mage_async.policy_version import VersionRun
 
 
 def text(seed: int, num_tokens: int) -> np.ndarray:
@@ -32,3 +35,15 @@ def assert_logprobs(reference, tokens, completion, **options) -> None:
     rows = reference.logprobs(whole[:-1], **options)[len(tokens) - 1 :]
     theirs = rows[np.arange(len(rows)), completion.tokens]
     np.testing.assert_allclose(completion.logprobs, theirs, atol=1e-4, rtol=0)
+
+
+def policy_per_token(runs: Sequence[VersionRun], num_tokens: int) -> np.ndarray:
+    """The policy version that drew each token: int32 `[num_tokens]`; tokens before the first run
+    get its version.
+    """
+    versions = np.zeros(num_tokens, np.int32)
+    for run in runs:
+        versions[run.start :] = run.policy
+    if runs:
+        versions[: runs[0].start] = runs[0].policy
+    return versions

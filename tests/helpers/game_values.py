@@ -1,8 +1,11 @@
-"""Exact values of a MineSweeper episode, for a player that knows the mines and one that forgets.
+"""Exact values that tests and benchmarks hold games against.
 
+MineSweeper: what an episode is worth to a player that knows the mines, and to one that forgets.
 Both play optimally: they may open a cell late because it earns more then, and never lose on
 purpose. Time grows with the number of boards times the cells they can be seen through: 30 boards of
 4×4 take seconds, 560 a quarter of an hour.
+
+Scout: from which discount on scouting in the first episode pays.
 """
 
 from collections import defaultdict
@@ -12,6 +15,7 @@ from functools import cache
 from mage_async.environments.cell_sets import cells_of
 from mage_async.environments.minesweeper.board import MINE, Board
 from mage_async.environments.minesweeper.play import REWARDS
+from mage_async.environments.scout.values import Payoffs, cumulative_weights
 
 
 def earned(board: Board, opened: int, cell: int) -> float:
@@ -98,3 +102,42 @@ def _told_apart(
         shown = tuple(boards[i].shown[each] for each in cells_of(after & ~opened))
         alike[after, shown].append(i)
     return [(after, tuple(same)) for (after, _), same in alike.items()]
+
+
+def differential_weights(num_episodes: int, discount: float) -> tuple[float, ...]:
+    """Weights of returns under the discounted sum of improvements on the episode before (MAGE)."""
+    powers = cumulative_weights(num_episodes, discount)
+    nexts = (*powers[1:], 0.0)
+    return tuple(power - after for power, after in zip(powers, nexts, strict=True))
+
+
+def cumulative_threshold(payoffs: Payoffs, num_episodes: int) -> float | None:
+    """Discount above which scouting in the first episode beats passing under a sum of episodes.
+
+    None where no discount up to 1 is enough.
+    """
+    lost, gained = payoffs.cost + payoffs.safe, 1 - payoffs.safe
+    if gained * (num_episodes - 1) <= lost:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        later = sum(cumulative_weights(num_episodes, middle)[1:])
+        low, high = (low, middle) if gained * later > lost else (middle, high)
+    return high
+
+
+def differential_threshold(payoffs: Payoffs) -> float:
+    """Discount above which scouting in the first episode beats passing under differential rewards.
+
+    Weights after the first episode add up to the discount g, the first has 1 - g: scouting earns
+    g - (1 - g) cost, passing safe.
+    """
+    return (payoffs.cost + payoffs.safe) / (payoffs.cost + 1)
+
+
+def gain_of_scouting(payoffs: Payoffs, weights: Sequence[float]) -> float:
+    """What scouting in the first episode and naming the key ever after is worth beyond passing all
+    along, per dial, by weights of the episodes.
+    """
+    return sum(weights[1:]) * (1 - payoffs.safe) - weights[0] * (payoffs.cost + payoffs.safe)
