@@ -11,6 +11,7 @@ MageError
 ├── WireError           bytes that are no message of ours
 ├── PeerRefused         a peer of another build or configuration
 └── RunError            a run cannot begin, go on or be read
+    └── RunFailed           a run, or a replay, that had begun ended badly
 """
 
 
@@ -56,3 +57,7 @@ class PeerRefused(MageError):
 
 class RunError(MageError):
     """A run cannot begin, go on or be read."""
+
+
+class RunFailed(RunError):
+    """A run, or a replay of one, that had begun ended badly; `mage` ends with status 1, not 2."""

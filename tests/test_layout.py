@@ -86,7 +86,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_services": SERVING,
     "mage_services.transport": SERVING | {"zmq"},
     "mage_services.journal": SERVING | {"pyarrow"},
-    "mage_services.cli": SERVING | {"matplotlib"},
+    "mage_services.cli": SERVING | {"matplotlib", "shtab"},
     "mage_services.engines.sglang": SERVING | {"sglang"},
 }
 """Libraries by the nearest package named here."""

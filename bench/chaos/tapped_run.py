@@ -4,12 +4,19 @@
 [--resume]`; the environment variable `MAGE_CHAOS_TAP` says where the tap listens.
 """
 
+import argparse
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from mage_services.cli import run
+from mage_async.config import config_file
+from mage_async.errors import MageError
+from mage_async.results.run_directory import RunDirectory
+from mage_services.cli import supervised_run
 from mage_services.processes.child import Spec
+from mage_services.processes.run_lock import take_lock
 from mage_services.processes.supervisor import Supervisor
 
 TAP = "MAGE_CHAOS_TAP"
@@ -27,6 +34,25 @@ class Tapped(Supervisor):
         return replace(spec, arguments=words)
 
 
+def main() -> int:
+    """Supervise the run of the command line to its end; its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--actors", type=int, required=True)
+    parser.add_argument("--resume", action="store_true")
+    given = parser.parse_args()
+    run = RunDirectory(given.run_dir)
+    config = config_file.load_recorded(run.config)
+    supervised_run.Supervisor = Tapped
+    try:
+        take_lock(run)
+        return supervised_run.run_to_end(
+            run, config, num_actors=given.actors, is_resumed=given.resume
+        )
+    except MageError as error:
+        print(f"mage: {error}", file=sys.stderr)
+        return 1
+
+
 if __name__ == "__main__":
-    run.Supervisor = Tapped
-    run.main()
+    sys.exit(main())

@@ -20,11 +20,13 @@ from typing import Any
 
 from bench.lib.baseline import FOLDER, machine, write_baseline
 from bench.lib.options import option_parser
-from mage_async.ablate import Ablation, read_ablation
 from mage_async.results.ablation import Finished
+from mage_async.results.ablation_matrix import Ablation
 from mage_async.results.ablation_means import by_setting
 from mage_async.results.intervals import interval, paired, standard_error
-from mage_services.cli.ablate import finished_runs, run
+from mage_services.cli.ablate import ablation_of
+from mage_services.cli.ablation.runs import run_ablation
+from mage_services.cli.main import command_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,9 @@ def main() -> int:
     """Run and read the studies."""
     options = _options()
     studies = [each for each in STUDIES if not options.only or each.name in options.only]
-    outcomes = [0 if options.only_report else run(_ablation(study, options)) for study in studies]
+    outcomes = [
+        0 if options.only_report else run_ablation(_ablation(study, options)) for study in studies
+    ]
     known = _known_studies()
     read = {
         study.name: _read(
@@ -136,7 +140,8 @@ def _ablation(study: Study, options: argparse.Namespace) -> Ablation:
     folder = options.run_dir / study.name.replace(" ", "_")
     seeds = " ".join(map(str, options.seeds))
     common = f"--run-dir {folder} --seeds {seeds} --parallel {options.parallel}"
-    parts = [read_ablation(f"{common} {each}".split()) for each in study.matrices]
+    lines = [f"ablate {common} {each}".split() for each in study.matrices]
+    parts = [ablation_of(command_tree().parse_args(line)) for line in lines]
     configs = {cell: config for part in parts for cell, config in part.configs.items()}
     ordered = dict(sorted(configs.items(), key=lambda item: (item[0].seed, item[0].setting)))
     return replace(parts[0], configs=ordered, title=study.name, for_s=options.for_s)
@@ -145,7 +150,7 @@ def _ablation(study: Study, options: argparse.Namespace) -> Ablation:
 def _read(study: Study, ablation: Ablation, known: dict[str, Any]) -> dict[str, Any]:
     """Figures by setting, and differences by seed; of runs that are gone, what is known."""
     rows = {label: {row["seed"]: row for row in same} for label, same in known.items()}
-    for setting, same in by_setting(finished_runs(ablation)).items():
+    for setting, same in by_setting(ablation.finished_runs()).items():
         rows.setdefault(setting.label(), {}).update({run.cell.seed: _row(run) for run in same})
     print(f"\n{study.name}: held-out return of the last episode, mean ± 95 % (each seed)")
     returns = {

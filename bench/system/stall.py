@@ -43,7 +43,7 @@ def processes(root: Path) -> dict[str, int]:
     """Process ids of a run, by name."""
     found = {}
     for pid, words in command_lines():
-        if str(root) in words and "mage_services.cli.run" in words:
+        if str(root) in words and "mage_async.launch" in words:
             found["supervisor"] = pid
         elif str(root) in words and "--name" in words:
             found[words[words.index("--name") + 1]] = pid

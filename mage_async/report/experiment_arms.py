@@ -10,10 +10,14 @@ from typing import Any
 import msgspec
 
 from mage_async.config.schema import Config
-from mage_async.results.run_files import RunRecords
+from mage_async.errors import RunError
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import RunRecords, read_document, read_records
 
 APART = ("seed", "journal.", "supervision.", "transport.")
 """Keys that make no other arm: they change neither what is learned nor how fast."""
+SUMMARY_PARTS = ("environment", "seed", "complete")
+"""Parts that the summary of every run has, whatever became of the run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +26,22 @@ class Run:
 
     records: RunRecords
     summary: Mapping[str, Any]
+
+
+def read_run(place: RunDirectory) -> Run:
+    """A run's records and its summary.
+
+    Raises:
+        RunError: it is no run, or has no summary yet.
+    """
+    records = read_records(place)
+    if not place.summary.is_file():
+        raise RunError(f"{place.root} has no {place.summary.name}: it has not ended")
+    summary = read_document(place.summary)
+    missing = [name for name in SUMMARY_PARTS if name not in summary]
+    if missing:
+        raise RunError(f"{place.summary} lacks {', '.join(missing)}: it is damaged")
+    return Run(records, summary)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,6 +17,11 @@ class RunDirectory:
         return self.root / "config.toml"
 
     @property
+    def launch(self) -> Path:
+        """How many actors the run was last started with; `--resume` starts as many."""
+        return self.root / "launch.json"
+
+    @property
     def lock(self) -> Path:
         """Held by the process that runs it; see `mage_services/processes/run_lock.py`."""
         return self.root / ".lock"

@@ -111,7 +111,7 @@ def test_the_totals_count_every_step_once(killed: tuple[Path, str]) -> None:
 
 
 def test_a_replay_gives_the_weights_of_every_step_bit_for_bit(killed: tuple[Path, str]) -> None:
-    command = [sys.executable, "-m", "mage_async.replay", str(killed[0])]
+    command = [sys.executable, "-m", "mage_async.launch", "replay", str(killed[0])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "8 steps from step 0 on: every digest agrees" in done.stdout

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.ablate import read_ablation
 from mage_async.errors import RunError
 from mage_async.results.ablation import Cell, Finished, Setting
+from mage_async.results.ablation_matrix import Ablation
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli import ablate
-from mage_services.cli.plots import write_png
+from mage_services.cli.ablate import ablation_of
+from mage_services.cli.ablation import runs
+from mage_services.cli.ablation.plots import write_png
+from mage_services.cli.main import command_tree
 from mage_services.processes.run_lock import take_lock
 
 SMALL = [
@@ -25,18 +27,24 @@ SMALL = [
 ]
 
 
+def read_ablation(arguments: list[str]) -> Ablation:
+    """The matrix of a command line."""
+    return ablation_of(command_tree().parse_args(["ablate", *arguments]))
+
+
 def test_what_cannot_be_begun_in_time_is_left_for_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ablate.run(read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])) == 0
+    ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
+    assert runs.run_ablation(ablation) == 0
     assert "1 runs left; call again" in capsys.readouterr().out
     assert not (tmp_path / "report.html").exists()
 
 
 def test_two_matrices_never_run_in_one_folder(tmp_path: Path) -> None:
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
-    with ablate._alone(tmp_path), pytest.raises(RunError, match="another `mage ablate` runs"):
-        ablate.run(ablation)
+    with runs._alone(tmp_path), pytest.raises(RunError, match="another `mage ablate` runs"):
+        runs.run_ablation(ablation)
 
 
 def test_a_cell_that_a_killed_call_left_alive_is_not_removed(tmp_path: Path) -> None:
@@ -45,9 +53,9 @@ def test_a_cell_that_a_killed_call_left_alive_is_not_removed(tmp_path: Path) -> 
     run.root.mkdir()
     lock = take_lock(run)
     with pytest.raises(RunError, match="seed0 is being run by another process"):
-        ablate.run(ablation)
+        runs.run_ablation(ablation)
     os.close(lock)
-    assert ablate.run(ablation) == 0
+    assert runs.run_ablation(ablation) == 0
 
 
 def test_without_matplotlib_a_sentence_stands_where_the_picture_would(
@@ -63,19 +71,20 @@ def test_the_picture_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figures = {"heldout_last_return": 0.5}
     curve = [(144, 1.0, 0.1), (288, 2.0, 0.4)]
-    runs = [
+    finished = [
         Finished(Cell(Setting(rule, "decoupled", 0, bound), seed), figures, curve, [{bound: 1.0}])
         for rule in ("slots", "count")
         for bound in (0, 20)
         for seed in (0, 1)
     ]
-    write_png(tmp_path / "ablation.png", runs)
+    write_png(tmp_path / "ablation.png", finished)
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
 def test_a_matrix_runs_reports_resumes_and_refuses_another_configuration(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mage_async.ablate", "--run-dir", str(tmp_path), *SMALL]
+    command = [sys.executable, "-m", "mage_async.launch", "ablate", *SMALL]
+    command += ["--run-dir", str(tmp_path)]
     first = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "[1/1] slots-1-decoupled-seed0: last held-out episode" in first.stdout

@@ -7,7 +7,9 @@ import pytest
 from mage_async.environments.catalogue import load
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.human_play import MAX_SHOWN, human_play, shown
-from mage_services.cli.play import at_the_table, beside, drawn_task, told
+from mage_async.trials.trial_text import episode_lines, reward_table
+from mage_services.actor.human_player import play_by_person
+from mage_services.cli.play import drawn_task
 
 RPS = load("rps")
 MEMBER = "seq-rock-scissors-scissors"
@@ -54,7 +56,7 @@ def test_many_choices_are_counted():
 
 
 @pytest.mark.parametrize("environment", ["rps", "scout", "kuhn", "tictactoe", "minesweeper"])
-def test_every_environment_can_be_played_at_the_table(environment, capsys):
+def test_every_environment_can_be_played_by_a_person(environment, capsys):
     found = load(environment)
     task = drawn_task(found, None, 5)
     prompts = []
@@ -66,7 +68,7 @@ def test_every_environment_can_be_played_at_the_table(environment, capsys):
     async def nobody(prompt):
         raise AssertionError("a script needs no engine")
 
-    earned = asyncio.run(at_the_table(human_play(found, task, 2), first_choice, nobody))
+    earned = asyncio.run(play_by_person(human_play(found, task, 2), first_choice, nobody))
     assert len(earned) == 2
     assert prompts
     assert task.member in capsys.readouterr().out
@@ -84,11 +86,11 @@ def test_the_agents_trial_is_told_an_episode_a_line():
         Turn(Kind.REFLECT, 0, 0, 0, 1, 2, 0.0, True, "paper next"),
         Turn(Kind.ACT, 1, 0, 0, 2, 3, 1.0, False, ""),
     )
-    said = told(Trial(TASK, 0, 2, (), turns))
+    said = episode_lines(Trial(TASK, 0, 2, (), turns))
     assert said == "episode 1: rock   (-1)\n   “paper next”\nepisode 2: ?   (+1)"
 
 
 def test_a_person_and_the_agent_stand_in_one_table():
-    assert beside([-1.0, 2.0], [0.5, 1.0]) == (
+    assert reward_table([-1.0, 2.0], [0.5, 1.0]) == (
         "you      -1.00    2.00\n" + "agent     0.50    1.00"
     )

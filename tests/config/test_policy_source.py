@@ -1,13 +1,12 @@
 """Where a policy comes from, as far as that can be said before any process starts."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from mage_async import launch
 from mage_async.config.policy_source import local_policy
 from mage_async.errors import PolicyError
+from mage_services.cli.main import EXIT_USAGE, main
 
 
 @pytest.mark.parametrize("source", ["/nope", "./nope", "~/nope", "models/qwen/nope"])
@@ -29,13 +28,9 @@ def test_a_directory_is_one_with_a_model_in_it(tmp_path: Path) -> None:
 
 
 def test_it_is_looked_for_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "run"
-    given = ["mage", "--set", "policy.source=/nope", "--run-dir", str(run_dir)]
-    monkeypatch.setattr(sys, "argv", given)
-    with pytest.raises(SystemExit) as left:
-        launch.main()
-    assert left.value.code == launch.EXIT_USAGE
+    assert main(["--set", "policy.source=/nope", "--run-dir", str(run_dir)]) == EXIT_USAGE
     assert capsys.readouterr().err.startswith("mage: policy.source '/nope' is no directory")
     assert not run_dir.exists()

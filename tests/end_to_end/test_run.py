@@ -90,7 +90,7 @@ def test_a_checkpoint_is_a_huggingface_folder(finished: tuple[Path, str]) -> Non
 def test_evaluate_plays_more_episodes_than_training_did(
     finished: tuple[Path, str], environment: dict[str, str]
 ) -> None:
-    command = [sys.executable, "-m", "mage_async.evaluate", str(finished[0])]
+    command = [sys.executable, "-m", "mage_async.launch", "evaluate", str(finished[0])]
     command += ["--trials", "24", "--episodes", "6"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -35,10 +35,10 @@ from mage_async.tasks.population import League, name_of
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.trial_as_dict import trial_as_dict
+from mage_async.trials.trial_text import whole_text
 from mage_services.actor.actor import Actor
+from mage_services.actor.human_player import play_person_and_agent
 from mage_services.actor.rollout import Stage
-from mage_services.cli.play import played as played_once
-from mage_services.cli.play import spoken
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.coordinator_rules import CoordinatorRules
@@ -354,20 +354,21 @@ def test_a_trial_against_a_version_can_be_watched_or_played_by_a_person(
         rules = rules_of(config, environment, chat, 2)
         return Stage(environment, rules, chat, EmbeddedEngine(policy, config.engine))
 
-    nobodys, trial = asyncio.run(played_once(make, task, weights))
+    nobodys, trial = asyncio.run(play_person_and_agent(make, task, weights))
     assert nobodys == []
-    said = spoken(trial, chat)
+    said = whole_text(trial, chat)
     assert said.startswith("<|user|> episode 1 you second")
     assert said.count("episode") == 2
     assert "rewards: " in said
     with pytest.raises(RunError, match="the run has kept policy-7"):
-        asyncio.run(played_once(make, Task("kuhn", "policy-9", 3, 1), weights))
+        asyncio.run(play_person_and_agent(make, Task("kuhn", "policy-9", 3, 1), weights))
     for seat in (0, 1):
         sits = replace(task, seat=seat)
-        actions = [turn.action for turn in asyncio.run(played_once(make, sits, weights))[1].turns]
+        _, trial = asyncio.run(play_person_and_agent(make, sits, weights))
+        actions = [turn.action for turn in trial.turns]
         moves = iter(actions)
         ours, trial = asyncio.run(
-            played_once(make, sits, weights, lambda prompt, moves=moves: next(moves))
+            play_person_and_agent(make, sits, weights, lambda prompt, moves=moves: next(moves))
         )
         assert [turn.action for turn in trial.turns] == actions
         assert ours == trial.episode_rewards(), "who acts as the agent does earns as much"

@@ -2,10 +2,8 @@
 read.
 """
 
-import argparse
 import asyncio
 import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from mage_async import launch
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
 from mage_services.actor.evaluator import Follower
-from mage_services.cli import run as run_module
+from mage_services.cli import supervised_run
+from mage_services.cli.main import EXIT_USAGE, main
 from mage_services.learner.training import _forget_after
 from mage_services.processes.json_lines import append_lines
 from mage_services.processes.process import Status
@@ -84,12 +82,12 @@ def test_a_run_that_ends_on_a_full_disk_says_why_and_leaves_nothing_in_shared_me
     async def ends(supervisor: object) -> None:
         raise ExceptionGroup("", [RunError("learner ended with exit code 2")])
 
-    monkeypatch.setattr(run_module, "until_signalled", ends)
+    monkeypatch.setattr(supervised_run, "until_signalled", ends)
     run.supervisor.write_text('{"blocked_s": {}}\n')
     run.shared_weights.mkdir()
-    view, given = Lines(), argparse.Namespace(actors=1, resume=False)
+    view = Lines()
     with full_disk(), pytest.raises(RunError, match="learner ended with exit code 2"):
-        run_module._supervise(run, config, view, given)
+        supervised_run._supervise(run, config, view, num_actors=1, is_resumed=False)
     assert view.said == [f"{run.supervisor} cannot be written: File too large"]
     assert not run.shared_weights.exists()
     assert not (run.root / "sockets").exists()
@@ -99,19 +97,17 @@ def test_a_run_that_ends_on_a_full_disk_says_why_and_leaves_nothing_in_shared_me
 def test_a_summary_that_cannot_be_written_is_shown_and_said_in_one_line(run: RunDirectory) -> None:
     view = Lines()
     with full_disk(), pytest.raises(RunError, match="no summary and report"):
-        run_module._finish(run, view, 1.0)
+        supervised_run._finish(run, view, 1.0)
     assert view.summary is not None
 
 
 def test_a_configuration_that_cannot_be_written_leaves_the_old_one(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = run.config.read_text()
-    command = ["mage", "--resume", "--run-dir", str(run.root), "--set", "seed=7"]
-    monkeypatch.setattr(sys, "argv", command)
-    with full_disk(), pytest.raises(SystemExit) as ended:
-        launch.launch()
-    assert ended.value.code == launch.EXIT_USAGE
+    with full_disk():
+        status = main(["--resume", "--run-dir", str(run.root), "--set", "seed=7"])
+    assert status == EXIT_USAGE
     assert capsys.readouterr().err == f"mage: {run.root} cannot be written: File too large\n"
     assert run.config.read_text() == before
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from mage_async.config import config_file
-from mage_async.launch import EXIT_USAGE
+from mage_services.cli.main import EXIT_FAILED, EXIT_USAGE
 from mage_services.processes import supervisor as supervisor_module
 from mage_services.processes.run_lock import take_lock
 from mage_services.processes.supervisor import until_signalled
@@ -85,15 +84,14 @@ def test_children_die_with_a_killed_supervisor(site: Site, outer: Callable[[], O
 def test_an_exhausted_budget_is_exit_code_1_and_one_line_for_the_person(site: Site) -> None:
     site.plan("learner", "lives")
     site.plan("actor-0", "fails")
-    config = config_file.load(config_file.find(None), ["supervision.max_restarts=0"])
-    site.run.config.write_text(config_file.dump(config))
+    site.run.config.write_text(config_file.dump(config_file.load(config_file.find(None), [])))
     ended = subprocess.run(
-        [sys.executable, "-m", "mage_services.cli.run", str(site.run.root), "--actors", "1"],
+        resume(site.run, "--set", "supervision.max_restarts=0"),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
-    assert ended.returncode == 1
+    assert ended.returncode == EXIT_FAILED == 1
     assert ended.stderr == "mage: actor-0 ended with exit code 2: the disk is full\n"
 
 
@@ -127,12 +125,11 @@ def test_a_killed_supervisor_leaves_nobody_who_holds_its_run(
     os.close(take_lock(site.run))
 
 
-def test_a_supervisor_that_no_launch_started_locks_its_run_itself(site: Site) -> None:
+def test_a_run_that_another_process_holds_starts_no_process(site: Site) -> None:
     site.run.config.write_text(config_file.dump(config_file.load(config_file.find(None), [])))
     lock = take_lock(site.run)
-    command = [sys.executable, "-m", "mage_services.cli.run", str(site.run.root), "--actors", "1"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    ended = subprocess.run(resume(site.run), capture_output=True, text=True, timeout=PATIENCE_S)
     os.close(lock)
-    assert ended.returncode == 1
+    assert ended.returncode == EXIT_USAGE
     assert "is being run by another process" in ended.stderr
     assert not (site.run.root / "learner.lives").exists()

@@ -6,14 +6,14 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from mage_async.arguments import positive
-from mage_async.compare import _report, read_run
 from mage_async.errors import RunError
 from mage_async.report.comparison_page import compare, lines
-from mage_async.report.experiment_arms import arms, paired
+from mage_async.report.experiment_arms import arms, paired, read_run
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
+from mage_services.cli.evaluate import positive
+from mage_services.cli.report import write_report
 
 LAST = ("evaluation", "heldout", "return_by_episode", -1)
 
@@ -104,7 +104,7 @@ def summarised(make_run, *names):
 def test_a_run_that_is_named_twice_is_taken_once(make_run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (place,) = summarised(make_run, "a")
-    _report([RunDirectory(place.root / ".." / "a"), place], None)
+    write_report([RunDirectory(place.root / ".." / "a"), place], None)
     said = capsys.readouterr().out
     assert "named twice is taken once" in said
     assert f"report: {place.report}" in said
@@ -123,7 +123,7 @@ def test_a_damaged_summary_is_said_in_a_sentence(make_run, damage, says):
     (place,) = summarised(make_run, "a")
     place.summary.write_bytes(damage)
     with pytest.raises(RunError, match=says):
-        _report([place], None)
+        write_report([place], None)
 
 
 @pytest.mark.parametrize("others", [(), ("b",)])
@@ -132,7 +132,7 @@ def test_what_a_file_of_a_run_lacks_is_named(make_run, tmp_path, others):
     lines_ = place.metrics.read_text().splitlines()
     place.metrics.write_text("".join(line.replace("time_s", "time") + "\n" for line in lines_))
     with pytest.raises(RunError, match="lacks 'time_s': it is damaged, or another version"):
-        _report([place, *rest], tmp_path / "page.html")
+        write_report([place, *rest], tmp_path / "page.html")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])

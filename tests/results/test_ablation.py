@@ -5,7 +5,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mage_async.ablate import read_ablation
 from mage_async.errors import ConfigError
 from mage_async.report.ablation_page import render_ablation
 from mage_async.results.ablation import (
@@ -19,7 +18,9 @@ from mage_async.results.ablation import (
 )
 from mage_async.results.intervals import interval, paired, standard_error
 from mage_async.results.summary import summarise, write_summary
-from mage_services.cli.ablation_progress import Progress
+from mage_services.cli.ablate import ablation_of
+from mage_services.cli.ablation.progress import Progress
+from mage_services.cli.main import command_tree
 
 FIGURES = {
     "heldout_last_return": 0.7,
@@ -40,6 +41,11 @@ FIGURES = {
     "wasted_share": math.nan,
     "length_bias": 1.0,
 }
+
+
+def read_ablation(arguments):
+    """The matrix of a command line."""
+    return ablation_of(command_tree().parse_args(["ablate", *arguments]))
 
 
 def finished(setting, seed, last=0.7):

@@ -1,4 +1,4 @@
-"""A remote actor plays for a running learner from anywhere: what `mage actor --connect` becomes.
+"""A remote actor plays for a running learner from anywhere: what `mage actor --connect` runs.
 
 A remote actor sees no files of the run. It asks the learner what the run is, downloads the model's
 files into a folder of its own, says hello, and from then on is an actor like any other, with one
@@ -14,20 +14,15 @@ a learner starts anew, the actor waits and keeps what it has downloaded and play
 
 import argparse
 import asyncio
-import secrets
 import signal
-import socket
-import sys
-import tempfile
 from pathlib import Path
 
 import msgspec
-import uvloop
 
 from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.schema import Config, digest
-from mage_async.errors import MageError, PeerRefused, RunError
+from mage_async.errors import PeerRefused, RunError
 from mage_async.protocol.messages import (
     Chunk,
     Enquiry,
@@ -40,7 +35,7 @@ from mage_async.protocol.messages import (
 )
 from mage_services.actor.actor import play
 from mage_services.actor.file_download import FileDownload, is_there
-from mage_services.processes.process import Status, first_failure, ticks
+from mage_services.processes.process import Status, ticks
 from mage_services.processes.startup import build_digest
 from mage_services.transport.authentication import actor_keys
 from mage_services.transport.channel import PeerChannel
@@ -240,7 +235,7 @@ async def _patience(channel: PeerChannel, given: argparse.Namespace) -> None:
             raise RunError(f"no learner at {given.connect} for {given.patience:g} s")
 
 
-async def _until_told(given: argparse.Namespace, folder: Path) -> str:
+async def until_told(given: argparse.Namespace, folder: Path) -> str:
     """Play until SIGINT or SIGTERM."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -263,30 +258,3 @@ async def _until_told(given: argparse.Namespace, folder: Path) -> str:
 def say(text: str) -> None:
     """Print a line for the person who started the actor."""
     print(text, flush=True)
-
-
-def main() -> None:
-    """Play from a folder of its own, which is removed at the end unless the user named it."""
-    given = _arguments()
-    try:
-        with tempfile.TemporaryDirectory(prefix="mage-actor-") as temporary:
-            reason = uvloop.run(_until_told(given, given.dir or Path(temporary)))
-    except* MageError as group:
-        print(f"mage actor: {first_failure(group)}", file=sys.stderr)
-        sys.exit(2)
-    say(f"{given.name} has ended: {reason}")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Join a running learner.")
-    parser.add_argument("--connect", required=True)
-    parser.add_argument("--keys", type=Path)
-    parser.add_argument("--config")
-    parser.add_argument("--name", default=f"{socket.gethostname()}-{secrets.token_hex(2)}")
-    parser.add_argument("--dir", type=Path)
-    parser.add_argument("--patience", type=float, default=600.0)
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,200 +1,105 @@
-"""The runs of an ablation, side by side: what `mage_async.ablate` becomes.
+"""`mage ablate`: what staleness costs, by bound, rule, correction, lag and seed.
 
-task      waits for                       then
-a cell    room among `parallel` runs      starts its run, waits for its end, writes the report again
-
-The picture, which takes seconds to draw, is drawn once, when the call ends.
-
-A run that fails costs the matrix its cell, and the exit status. SIGINT and SIGTERM end the runs
-under way; the next call begins those anew.
+Every combination is a whole run in a folder of its own under `--run-dir`. The command resumes: what
+is done is read, the rest is run, one process tree a run, as many side by side as there are CPU
+cores. In the end `report.html`, `runs.csv` and `ablation.png` are there.
 """
 
-import asyncio
-import csv
+import argparse
+import math
 import os
-import shutil
-import signal
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
-from mage_async.ablate import Ablation, read_ablation
-from mage_async.config import config_file
-from mage_async.errors import MageError, RunError
-from mage_async.launch import EXIT_USAGE
-from mage_async.report.ablation_page import render_ablation
-from mage_async.results.ablation import Cell, Finished, bounds_that_did_not_act, is_done, read_cell
-from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.ablation_progress import Progress
-from mage_services.cli.plots import write_png
-from mage_services.processes.run_lock import hold, take_lock
+from mage_async.admission.rules import RULES
+from mage_async.errors import ConfigError
 
-Outcome = Literal["done", "failed", "left for later"]
+if TYPE_CHECKING:
+    from mage_async.results.ablation_matrix import Ablation
 
-
-def main() -> int:
-    """Run what the command line asks for; 1 where a run failed."""
-    try:
-        return run(read_ablation(sys.argv[1:]))
-    except MageError as error:
-        print(f"mage ablate: {error}", file=sys.stderr)
-        return EXIT_USAGE
+HELP = "Measure what staleness costs: whole runs by bound, rule, correction, lag and seed."
+FINAL_TRIALS = 512
+"""Tasks of a final set: a return within ± 0.03, and a tenth of a run's time."""
+BOUNDS = (0, 1, 2, 4, 8)
+GRANT_RULES = ("slots", "count", "drop")
+CORRECTIONS = ("decoupled", "none", "ppo")
+LAGS = (0,)
+SEEDS = (0, 1, 2)
 
 
-def run(ablation: Ablation) -> int:
-    """Run what is missing, and write the report; 1 where a run failed.
-
-    Raises: RunError: a run lies there that was another one, or is damaged, or somebody else runs
-        the same matrix or a cell of it.
-    """
-    ablation.root.mkdir(parents=True, exist_ok=True)
-    with _alone(ablation.root):
-        missing = [cell for cell in ablation.configs if not _found(ablation, cell)]
-        for cell in missing:
-            _check_that_nobody_runs(_directory(ablation, cell))
-        num_runs = len(ablation.configs)
-        progress = Progress(num_runs, num_runs - len(missing), ablation.parallel)
-        print(progress.begin(), flush=True)
-        try:
-            outcomes = asyncio.run(_run_all(ablation, missing, progress))
-        except asyncio.CancelledError:
-            print("stopped; the same call goes on")
-            return 128 + signal.SIGTERM
-        finally:
-            if finished := write_files(ablation):
-                write_png(ablation.root / "ablation.png", finished)
-                print(bounds_that_did_not_act(finished) or "every bound was reached", flush=True)
-    left = outcomes.count("left for later")
-    print(f"{left} runs left; call again" if left else f"report: {ablation.root / 'report.html'}")
-    return 1 if "failed" in outcomes else 0
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the matrix, and how its runs are started."""
+    parser.epilog = (
+        "Every combination is a whole run; the default matrix has 135. The same command again goes "
+        "on where it stopped."
+    )
+    parser.add_argument("--config", help="a TOML file, or the name of a shipped one (quickstart)")
+    parser.add_argument(
+        "--run-dir", type=Path, default=Path("runs/ablation"), metavar="DIR", help="(%(default)s)"
+    )
+    _add_matrix(parser)
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="in every run")
+    trials = f"tasks of each final set ({FINAL_TRIALS})"
+    parser.add_argument("--trials", type=int, default=FINAL_TRIALS, metavar="N", help=trials)
+    parser.add_argument("--actors", type=int, default=1, metavar="N", help="actors of a run (1)")
+    parallel = "runs side by side (the number of CPU cores; a run with one actor fills one core)"
+    parser.add_argument("--parallel", type=int, default=_num_cores(), metavar="N", help=parallel)
+    for_s = "begin no run later than so many seconds from now"
+    parser.add_argument("--for-s", type=float, default=math.inf, metavar="S", help=for_s)
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Nobody else runs cells of this folder; the lock ends with the process."""
-    lock = hold(root / ".lock", f"{root}: another `mage ablate` runs there; wait for it")
-    try:
-        yield
-    finally:
-        os.close(lock)
+def _add_matrix(parser: argparse.ArgumentParser) -> None:
+    """Declare the axes of the matrix; each help text ends with the default."""
 
-
-async def _run_all(
-    ablation: Ablation, missing: Sequence[Cell], progress: Progress
-) -> list[Outcome]:
-    """What became of each. Cancellation ends the runs under way."""
-    room = asyncio.Semaphore(ablation.parallel)
-    until = time.monotonic() + ablation.for_s
-
-    async def one(cell: Cell) -> Outcome:
-        async with room:
-            began = time.monotonic()
-            outcome = await _run(ablation, cell) if began < until else "left for later"
-            took_s = time.monotonic() - began
-        if outcome == "done":
-            found = next(run for run in write_files(ablation) if run.cell == cell)
-            print(progress.done(found, took_s), flush=True)
-        elif outcome == "failed":
-            print(progress.failed(cell, str(_log(ablation, cell))), flush=True)
-        return outcome
-
-    whole = asyncio.current_task()
-    assert whole is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, whole.cancel)
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(one(cell), name=cell.name()) for cell in missing]
-    return [task.result() for task in running]
-
-
-async def _run(ablation: Ablation, cell: Cell) -> Outcome:
-    """One run in a process of its own. Cancellation ends it and all its processes."""
-    run = _directory(ablation, cell)
-    shutil.rmtree(run.root, ignore_errors=True)  # it was interrupted
-    config = ablation.root / f"{cell.name()}.toml"
-    config.write_text(config_file.dump(ablation.configs[cell]))
-    command = ["-m", "mage_async.launch", "--config", str(config), "--run-dir", str(run.root)]
-    with _log(ablation, cell).open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *command,
-            "--actors",
-            str(ablation.num_actors),
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+    def axis(name: str, default: tuple[int, ...] | tuple[str, ...], text: str, **more: Any) -> None:
+        shown = " ".join(map(str, default))
+        parser.add_argument(
+            name, nargs="+", default=list(default), help=f"{text} ({shown})", **more
         )
-        try:
-            code = await process.wait()
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                await process.wait()
-    config.unlink()
-    return "failed" if code else "done"
+
+    axis("--bounds", BOUNDS, "largest staleness in steps", type=int, metavar="N")
+    rules = f"rules of admission, of {', '.join(RULES)}"
+    axis("--rules", GRANT_RULES, rules, choices=RULES, metavar="RULE")
+    axis("--corrections", CORRECTIONS, "values of learner.correction", metavar="NAME")
+    lag = "act with the weights of so many steps ago: age without a change of speed"
+    axis("--lags", LAGS, lag, type=int, metavar="N")
+    axis("--seeds", SEEDS, "seeds", type=int, metavar="N")
 
 
-def finished_runs(ablation: Ablation) -> list[Finished]:
-    """What is done says."""
-    runs = [(cell, _directory(ablation, cell)) for cell in ablation.configs]
-    return [read_cell(cell, run) for cell, run in runs if is_done(run)]
+def run(given: argparse.Namespace) -> int:
+    """Check every configuration of the matrix, run what is missing, and write the report.
 
-
-def write_files(ablation: Ablation) -> list[Finished]:
-    """The report and the table of what is done, which is returned."""
-    finished = finished_runs(ablation)
-    if finished:
-        page = render_ablation(finished, num_cells=len(ablation.configs), title=ablation.title)
-        (ablation.root / "report.html").write_text(page)
-        write_csv(ablation.root / "runs.csv", finished)
-    return finished
-
-
-def write_csv(file: Path, finished: Sequence[Finished]) -> None:
-    """A row a run."""
-    rows = [each.row() for each in finished]
-    with file.open("w", newline="") as out:
-        table = csv.DictWriter(out, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
-
-
-def _found(ablation: Ablation, cell: Cell) -> bool:
-    """Whether a cell is done.
-
-    Raises: RunError: a run lies there that was another one.
+    Returns: 1 where a run failed.
     """
-    run = _directory(ablation, cell)
-    if not is_done(run):
-        return False
-    if config_file.load_recorded(run.config) != ablation.configs[cell]:
-        raise RunError(
-            f"{run.root} is done, and was run with another configuration than is asked for now: "
-            "give the same --config and --set, or another --run-dir"
-        )
-    return True
+    from mage_services.cli.ablation.runs import run_ablation
+
+    return run_ablation(ablation_of(given))
 
 
-def _check_that_nobody_runs(run: RunDirectory) -> None:
-    """A killed `mage ablate` leaves its runs alive; what is missing is removed and begun anew.
+def ablation_of(given: argparse.Namespace) -> "Ablation":
+    """The matrix that a command line asks for.
 
-    Raises: RunError: this one lives.
+    Raises: ConfigError: a cell of it is no run; the sentence says which and why.
     """
-    if run.root.is_dir():
-        os.close(take_lock(run))
+    from mage_async.config import config_file
+    from mage_async.results.ablation import cells
+    from mage_async.results.ablation_matrix import Ablation, checked_configs
+
+    if given.parallel < 1 or given.actors < 1:
+        raise ConfigError("--parallel and --actors must be at least 1")
+    file = config_file.find(given.config)
+    wanted = cells(
+        bounds=given.bounds,
+        rules=given.rules,
+        corrections=given.corrections,
+        lags=given.lags,
+        seeds=given.seeds,
+    )
+    cheap = ["evaluation.every=0", f"evaluation.final_trials={given.trials}"]
+    configs = checked_configs(file, wanted, [*cheap, *given.set])
+    title = " · ".join([file.stem, *given.set])
+    return Ablation(given.run_dir, title, configs, given.actors, given.parallel, given.for_s)
 
 
-def _log(ablation: Ablation, cell: Cell) -> Path:
-    """What its run printed."""
-    return ablation.root / f"{cell.name()}.log"
-
-
-def _directory(ablation: Ablation, cell: Cell) -> RunDirectory:
-    return RunDirectory(ablation.root / cell.name())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,8 @@
-"""Evaluate a finished (or stopped) run: the process that `mage_async.evaluate` becomes.
+"""`mage evaluate`: play a run's policy against fixed sets of tasks, with controls.
 
-Plays the final sets with the run's newest checkpoint, prints the table and rewrites the evaluation,
-the summary and the report of the run where the number of episodes is the run's own.
+The final sets are played with the run's newest checkpoint. The table is printed; the evaluation,
+the summary and the report of the run are written again where the number of episodes is the run's
+own.
 """
 
 import argparse
@@ -10,40 +11,77 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-import uvloop
-
-from mage_async.assembly import environment_of
-from mage_async.config import config_file
-from mage_async.config.schema import Config
-from mage_async.errors import MageError
-from mage_async.inference.chat_files import load_chat
-from mage_async.report import render
+from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import read_document
-from mage_async.results.score import Score
-from mage_async.results.summary import summarise, write_summary
-from mage_services.actor.evaluator import Evaluator, write_evaluation
-from mage_services.engines.choice import make_engine
-from mage_services.terminal.view import make_view
+
+if TYPE_CHECKING:
+    from mage_async.config.schema import Config
+    from mage_async.results.score import Score
+
+HELP = "Measure a run's policy on fixed sets of train and held-out tasks, with controls."
 
 
-def main() -> None:
-    """Play the sets and say what came out."""
-    parser = argparse.ArgumentParser(description="Evaluate a run.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run, and how long and how often is played."""
+    parser.epilog = (
+        "The table holds the return of each episode with 95 % intervals, reference values and two "
+        "causal controls: blind (earlier episodes are not in the context) and swapped (somebody "
+        "else is hidden from the last episode on). Adaptation is what the controls take away."
+    )
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--trials", type=int, required=True)
-    parser.add_argument("--episodes", type=int)
-    given = parser.parse_args()
-    run = RunDirectory(given.run_dir.resolve())
+    parser.add_argument(
+        "--trials", type=positive, default=1024, metavar="N", help="trials per set (1024)"
+    )
+    parser.add_argument(
+        "--episodes",
+        type=positive,
+        metavar="K",
+        help="episodes of a trial, which may be others than in training",
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number above 0; for argparse's `type`."""
     try:
-        _evaluate(run, given.trials, given.episodes)
-    except* MageError as group:
-        sys.exit(f"mage evaluate: {group.exceptions[0]}")
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text!r}")
+    return number
+
+
+def run(given: argparse.Namespace) -> int:
+    """Play the sets, and print and write what they measured."""
+    check_policy(RunDirectory(given.run_dir))
+    _evaluate(RunDirectory(given.run_dir.resolve()), given.trials, given.episodes)
+    return 0
+
+
+def check_policy(run: RunDirectory) -> None:
+    """Refuse a directory that is no run with a policy.
+
+    Raises:
+        RunError: it has no configuration, or no policy.
+    """
+    if not run.config.is_file():
+        raise RunError(f"{run.root}: no config.toml, so this is no run directory")
+    if not run.policy.exists():
+        raise RunError(f"{run.root}: the run has no policy yet")
 
 
 def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
+    import uvloop
+
+    from mage_async.assembly import environment_of
+    from mage_async.config import config_file
+    from mage_async.report import render
+    from mage_async.results.summary import summarise, write_summary
+    from mage_services.actor.evaluator import write_evaluation
+    from mage_services.terminal.view import make_view
+
     config = config_file.load_recorded(run.config)
     own = config.evaluation.episodes
     policy, version = newest(run)
@@ -52,7 +90,7 @@ def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
         run if episodes in (None, own) else replace(run, root=run.root / f"episodes_{episodes}")
     )
     cost = _cost_of(target)
-    sets = uvloop.run(_play(roomy(config, episodes), policy, version, num_trials, episodes or own))
+    sets = uvloop.run(_play(_roomy(config, episodes), policy, num_trials, episodes or own))
     if target is not run:
         target.root.mkdir(exist_ok=True)
         target.config.write_text(run.config.read_text())
@@ -65,8 +103,10 @@ def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
     make_view(config, target, is_terminal=sys.stdout.isatty()).close(summary)
 
 
-def roomy(config: Config, episodes: int | None) -> Config:
-    """With contexts that hold more episodes than the run's own trials have."""
+def _roomy(config: "Config", episodes: int | None) -> "Config":
+    """The configuration with contexts that hold more episodes than the run's own trials have."""
+    import msgspec
+
     own = max(config.trial.episodes, config.evaluation.episodes)
     if episodes is None or episodes <= own:
         return config
@@ -76,9 +116,14 @@ def roomy(config: Config, episodes: int | None) -> Config:
 
 
 async def _play(
-    config: Config, policy: Path, version: int, num_trials: int, episodes: int
-) -> dict[str, Score]:
-    """The final sets with the controls. Cancellation abandons them."""
+    config: "Config", policy: Path, num_trials: int, episodes: int
+) -> dict[str, "Score"]:
+    """Play the final sets with the controls. Cancellation abandons them."""
+    from mage_async.assembly import environment_of
+    from mage_async.inference.chat_files import load_chat
+    from mage_services.actor.evaluator import Evaluator
+    from mage_services.engines.choice import make_engine
+
     chat = load_chat(policy, thinking=config.transcript.thinking)
     environment = environment_of(config)
     async with make_engine(config, policy, "evaluate") as engine:
@@ -86,7 +131,9 @@ async def _play(
 
 
 def _cost_of(run: RunDirectory) -> tuple[float, float | None] | None:
-    """The run's own wall time, where it is known, and its processors', which older runs lack."""
+    """The run's own wall time, where it is known, and its CPU time, which older runs lack."""
+    from mage_async.results.run_files import read_document
+
     summary = read_document(run.summary)
     return (summary["wall_s"], summary.get("processor_s")) if "wall_s" in summary else None
 
@@ -95,7 +142,3 @@ def newest(run: RunDirectory) -> tuple[Path, int]:
     """The newest checkpoint and its version, or the policy the run began from."""
     found = sorted(run.checkpoints.glob("step_*"))
     return (found[-1], int(found[-1].name[5:])) if found else (run.policy, 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,38 +1,76 @@
-"""List a journal, or export its trials: what `mage_async.journal_list` becomes."""
+"""`mage journal`: list what a run's journal holds, or export its trials."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from mage_async.errors import MageError
-from mage_async.inference.chat_files import load_chat
-from mage_async.journal_list import add_filters
-from mage_async.policy_version import oldest
-from mage_async.protocol.journal_records import Commit, Dropped, Granted, Head, Published, Record
-from mage_async.protocol.messages import TrialResult
+from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.journal.export import export
-from mage_services.journal.reader import JournalOnDisk, open_journal
+
+HELP = "List what a run's journal holds, a line a record, or export its trials."
+KINDS = ("head", "grant", "trial", "drop", "commit", "publication")
 
 
-def main() -> None:
-    """Print the records asked for, or write the trials among them to a file."""
-    parser = argparse.ArgumentParser(description="List a journal.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run and the filters."""
+    parser.epilog = (
+        "A line says where a record lies, what it is and what it says. Filters may be combined, "
+        "and hold for an export too. The run may still be going on."
+    )
     parser.add_argument("run_dir", type=Path)
-    add_filters(parser)
-    given = parser.parse_args()
+    parser.add_argument(
+        "--kind", action="append", default=[], choices=KINDS, help="only these; may be given again"
+    )
+    parser.add_argument("--grant", type=int, metavar="N", help="only what names group N")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="only step N, and the groups it was computed from"
+    )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="FILE",
+        help="write the trials asked for, with their text, to FILE.jsonl, or with their tokens too "
+        "to FILE.parquet (extra `export`: pyarrow)",
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the records asked for, or write the trials among them to a file."""
+    run_dir = RunDirectory(given.run_dir)
+    check_journal(run_dir)
     try:
-        _list(RunDirectory(given.run_dir), given)
-    except MageError as error:
-        sys.exit(f"mage journal: {error}")
-    except BrokenPipeError:  # `| head` has seen enough
-        sys.stderr.close()
+        _list(run_dir, given)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough; what is left to print goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def check_journal(run: RunDirectory) -> None:
+    """Refuse a directory that is no run with a journal.
+
+    Raises:
+        RunError: it has no configuration, or no journal.
+    """
+    if not run.config.is_file():
+        raise RunError(f"{run.root}: no config.toml, so this is no run directory")
+    if not any(run.journal.glob("*.log")):
+        raise RunError(f"{run.root}: the run has no journal yet")
 
 
 def _list(run: RunDirectory, given: argparse.Namespace) -> None:
+    from mage_async.inference.chat_files import load_chat
+    from mage_async.protocol.journal_listing import RecordFilter, line_of, trained_in
+    from mage_async.protocol.journal_records import Commit
+    from mage_async.protocol.messages import TrialResult
+    from mage_services.journal.export import export
+    from mage_services.journal.reader import open_journal
+
     journal = open_journal(run.journal)
-    trained = _trained_in(journal, given.step)
-    records = (record for record in journal.records(0) if _is_wanted(record, given, trained))
+    trained = frozenset() if given.step is None else trained_in(journal.records(0), given.step)
+    wanted = RecordFilter(tuple(given.kind), given.grant, given.step, trained)
+    records = filter(wanted.wants, journal.records(0))
     if given.export is not None:
         results = (record for record in records if isinstance(record, TrialResult))
         count = export(results, load_chat(run.policy), given.export)
@@ -49,67 +87,3 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
         print(f"nothing matches; the journal has {there}")
     if journal.torn is not None:
         print(f"{journal.torn.name} has a torn tail, from byte {journal.torn_at} on")
-
-
-def line_of(record: Record) -> tuple[str, str]:
-    """Kind of a record, and what it says in a line."""
-    match record:
-        case Head():
-            groups = len(record.groups)
-            return "head", f"step {record.version}, {groups} groups in flight"
-        case Granted(grant=grant):
-            what = f"{grant.member} seat {grant.seat} at step {grant.version}"
-            return "grant", f"group {grant.grant}.{grant.epoch} to {record.peer}: {what}"
-        case TrialResult(trial=trial):
-            drawn = oldest(run for part in trial.segments for run in part.versions)
-            rewards = ", ".join(f"{reward:g}" for reward in trial.episode_rewards())
-            name = f"group {record.grant}.{record.epoch} trial {trial.index}"
-            return "trial", f"{name}: {trial.num_tokens()} tokens from step {drawn}, [{rewards}]"
-        case Dropped():
-            return "drop", f"group {record.grant}: {record.reason}"
-        case Commit():
-            grants = " ".join(map(str, record.grants))
-            return "commit", f"step {record.version} {record.digest}: groups {grants}"
-        case Published():
-            return "publication", f"step {record.version} {record.path}"
-
-
-def _trained_in(journal: JournalOnDisk, step: int | None) -> set[int]:
-    """Groups that a step was computed from."""
-    if step is None:
-        return set()
-    commits = (record for record in journal.records(0) if isinstance(record, Commit))
-    return {grant for commit in commits if commit.version == step for grant in commit.grants}
-
-
-def _is_wanted(record: Record, given: argparse.Namespace, trained: set[int]) -> bool:
-    if given.kind and line_of(record)[0] not in given.kind:
-        return False
-    if given.step is not None and not _is_of_step(record, given.step, trained):
-        return False
-    return given.grant is None or given.grant in _grants(record)
-
-
-def _is_of_step(record: Record, step: int, trained: set[int]) -> bool:
-    """Its commit and publication, and what it was computed from."""
-    if isinstance(record, Commit | Published):
-        return record.version == step
-    return isinstance(record, Granted | TrialResult) and bool(_grants(record) & trained)
-
-
-def _grants(record: Record) -> set[int]:
-    match record:
-        case Head():
-            return {granted.grant.grant for granted in record.groups}
-        case Granted():
-            return {record.grant.grant}
-        case TrialResult() | Dropped():
-            return {record.grant}
-        case Commit():
-            return set(record.grants)
-        case Published():
-            return set()
-
-
-if __name__ == "__main__":
-    main()

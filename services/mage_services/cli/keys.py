@@ -1,29 +1,33 @@
-"""Make keys: what `mage_async.keys` becomes."""
+"""`mage keys new`: make keys for actors on other machines."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from mage_async.errors import MageError
-from mage_services.transport.authentication import make_keys
+HELP = "Make the keys with which actors on other machines join a run."
 
 
-def main() -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the folder of the keys."""
+    parser.epilog = (
+        "There is a pair of keys for the learner and one for an actor, each file for its owner "
+        "alone. The learner finds them by transport.keys = DIR; an actor's machine needs copies of "
+        "learner.key and actor.key_secret. Further actors' public keys may be put beside them."
+    )
+    parser.add_argument("action", choices=("new",), help="`new` makes two pairs of keys")
+    parser.add_argument(
+        "directory", type=Path, nargs="?", default=Path("keys"), metavar="DIR", help="(keys)"
+    )
+
+
+def run(given: argparse.Namespace) -> int:
     """Make the keys, and say which file goes where; no key is printed."""
-    parser = argparse.ArgumentParser(description="Make keys.")
-    parser.add_argument("directory", type=Path)
-    directory = parser.parse_args().directory
-    try:
-        make_keys(directory)
-    except MageError as error:
-        print(f"mage keys: {error}", file=sys.stderr)
-        sys.exit(2)
+    from mage_services.transport.authentication import make_keys
+
+    directory = given.directory
+    make_keys(directory)
     print(
         f"{directory}: learner.key, learner.key_secret, actor.key, actor.key_secret\n"
         f'the learner: transport.keys = "{directory}"; '
         "an actor's machine: copies of learner.key and actor.key_secret, nothing else"
     )
-
-
-if __name__ == "__main__":
-    main()
+    return 0

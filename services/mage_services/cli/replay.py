@@ -1,68 +1,81 @@
-"""Compute a run again from its journal, without actors: what `mage_async.replay` becomes.
+"""`mage replay`: compute a run again from its journal, without actors.
 
-Begins at the oldest weights from which the journal is complete, trains each committed batch again
-and compares the digest of the weights with the commit's. Nothing of the run is changed.
+The replay begins at the oldest weights from which the journal is complete, trains each committed
+batch again and compares the digest of the weights with the commit's. Nothing of the run is changed.
 """
 
 import argparse
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mage_async.admission.ledger import SlotLedger
-from mage_async.admission.recovery import replay
-from mage_async.config import config_file
-from mage_async.config.schema import Config
-from mage_async.errors import MageError, RunError
-from mage_async.policy.checkpoint import checkpoints
-from mage_async.protocol.journal_records import first_needed
+from mage_async.errors import RunError, RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_async.tasks.population import League
-from mage_services.journal.reader import JournalOnDisk, open_journal
-from mage_services.learner.training import Training
+from mage_services.cli.journal import check_journal
+
+if TYPE_CHECKING:
+    from mage_async.config.schema import Config
+    from mage_services.journal.reader import JournalOnDisk
+    from mage_services.learner.training import Training
+
+HELP = "Train every committed batch of a run again, and compare the weights."
 
 
-def main() -> None:
-    """Replay, say each step, and end with 1 at the first that differs."""
-    parser = argparse.ArgumentParser(description="Compute a run again from its journal.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run and how far it is replayed."""
+    parser.epilog = (
+        "No actor plays: the batches come from the journal. The weights after each step are "
+        "compared with what the run committed, bit for bit on the CPU. Where they differ, the exit "
+        "status is 1 and the step and the first tensor are named."
+    )
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--to-step", type=int)
-    given = parser.parse_args()
-    try:
-        _replay(RunDirectory(given.run_dir.resolve()), given.to_step)
-    except MageError as error:
-        sys.exit(f"mage replay: {error}")
+    parser.add_argument("--to-step", type=int, metavar="N", help="stop after step N")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Replay and print each step.
+
+    Raises:
+        RunFailed: a step's weights differ from those that the run committed.
+    """
+    run_dir = RunDirectory(given.run_dir.resolve())
+    check_journal(RunDirectory(given.run_dir))
+    _replay(run_dir, given.to_step)
+    return 0
 
 
 def _replay(run: RunDirectory, to_step: int | None) -> None:
+    from mage_async.admission.ledger import SlotLedger
+    from mage_async.admission.recovery import replay
+    from mage_async.config import config_file
+    from mage_async.tasks.population import League
+    from mage_services.journal.reader import open_journal
+
     config, journal = config_file.load_recorded(run.config), open_journal(run.journal)
+    rules = config.admission
+    ledger = SlotLedger(rules.groups_per_step, rules.max_staleness, rules.trials_per_group)
     training, first = _begin(run, config, journal)
     version = began = training.trainer.version
-    for committed in replay(journal.records(first), _ledger(config), League()):
+    for committed in replay(journal.records(first), ledger, League()):
         if to_step is not None and committed.commit.version > to_step:
             break
         if committed.commit.version > version:
             _, difference = training.redo(committed)
             if difference:
-                raise RunError(difference)
+                raise RunFailed(difference)
             version = committed.commit.version
             print(f"step {version}: {committed.commit.digest} as committed", flush=True)
     print(f"{version - began} steps from step {began} on: every digest agrees")
 
 
-def _begin(run: RunDirectory, config: Config, journal: JournalOnDisk) -> tuple[Training, int]:
+def _begin(run: RunDirectory, config: "Config", journal: "JournalOnDisk") -> tuple["Training", int]:
     """The oldest weights that the journal can be replayed from, and its first segment for them."""
+    from mage_async.policy.checkpoint import checkpoints
+    from mage_async.protocol.journal_records import first_needed
+    from mage_services.learner.training import Training
+
     for checkpoint in (None, *checkpoints(run.checkpoints)):
         version = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
         first = first_needed(journal.segments, version)
         if first is not None:
             return Training.of(run, config, checkpoint), first
     raise RunError(f"{run.journal} holds no steps behind the policy or a checkpoint of the run")
-
-
-def _ledger(config: Config) -> SlotLedger:
-    rules = config.admission
-    return SlotLedger(rules.groups_per_step, rules.max_staleness, rules.trials_per_group)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,9 @@
 """The lock of a run: one process at a time, from before its configuration is written to its end.
 
 The kernel holds the lock (`flock`) while its file is open, so it ends with its process, however
-that ends. `mage_async.launch` takes it and becomes the supervisor, which goes on with the same
-descriptor: there is no moment between the two. Children are not given it: one that outlived a
-killed supervisor by a moment would stand in the way of the next. Reading a run needs no lock.
+that ends. `mage train` takes it and then supervises the run. Children are not given it: one that
+outlived a killed supervisor by a moment would stand in the way of the next. Reading a run needs no
+lock.
 """
 
 import fcntl

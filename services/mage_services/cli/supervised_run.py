@@ -1,6 +1,9 @@
-"""One run from start to report: the process that `mage_async.launch` becomes."""
+"""One run from its first process to its report: what `mage train` does once all is checked.
 
-import argparse
+The lock that the command took is not inheritable: a child that outlived a killed supervisor by a
+moment would otherwise stand in the way of the next one.
+"""
+
 import json
 import os
 import shutil
@@ -11,51 +14,45 @@ from pathlib import Path
 
 import uvloop
 
-from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import MageError, RunError
+from mage_async.errors import MageError, RunError, RunFailed
 from mage_async.report import render
 from mage_async.results.durable_files import write_whole
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
 from mage_services.engines.sglang.versions import installed
 from mage_services.processes.process import first_failure
-from mage_services.processes.run_lock import take_lock
 from mage_services.processes.supervisor import Supervisor, until_signalled
 from mage_services.terminal.view import View, make_view
 from mage_services.transport.authentication import actor_keys, keys_in, learner_keys
 from mage_services.transport.sockets import check_address, ipc_address
 
 
-def main() -> None:
-    """Supervise a run, then write its summary and report."""
-    given = _arguments()
-    run = RunDirectory(given.run_dir)
-    config = config_file.load_recorded(run.config)
+def run_to_end(
+    run: RunDirectory, config: Config, *, num_actors: int, is_resumed: bool = False
+) -> int:
+    """Supervise a run whose lock this process holds, then write its summary and report.
+
+    Returns: 0, or 128 + N where signal N ended the run.
+
+    Raises:
+        RunFailed: a process failed more often than its budget allows, or the summary and report
+            cannot be written.
+    """
     view = make_view(config, run, is_terminal=sys.stdout.isatty())
     began = time.monotonic()
     try:
-        _hold_lock(run, given.lock)
-        code = _supervise(run, config, view, given)
+        code = _supervise(run, config, view, num_actors=num_actors, is_resumed=is_resumed)
         _finish(run, view, time.monotonic() - began)
     except MageError as error:
         view.close(None)
-        sys.exit(f"mage: {error}")
-    sys.exit(code)
+        raise RunFailed(str(error)) from error
+    return code
 
 
-def _hold_lock(run: RunDirectory, passed_on: int | None) -> None:
-    """Hold the run's lock until this process ends, and let no child have it.
-
-    Raises: RunError: no lock was passed on, and another process holds it.
-    """
-    if passed_on is None:
-        take_lock(run)
-    else:
-        os.set_inheritable(passed_on, False)
-
-
-def _supervise(run: RunDirectory, config: Config, view: View, given: argparse.Namespace) -> int:
+def _supervise(
+    run: RunDirectory, config: Config, view: View, *, num_actors: int, is_resumed: bool
+) -> int:
     """Run the processes; the exit code is 128 + N where signal N ended the run."""
     address, keys = config.transport.address, config.transport.keys
     is_ours = address == "ipc"
@@ -66,7 +63,7 @@ def _supervise(run: RunDirectory, config: Config, view: View, given: argparse.Na
     if is_ours:
         address = ipc_address(run.root)
     check_address(address, has_keys=bool(keys))
-    supervisor = Supervisor(run, config, given.actors, address, view, given.resume)
+    supervisor = Supervisor(run, config, num_actors, address, view, is_resumed)
     try:
         number = uvloop.run(until_signalled(supervisor))
     except* MageError as group:
@@ -109,16 +106,3 @@ def _finish(run: RunDirectory, view: View, wall_s: float) -> None:
             f"{run.root}: no summary and report can be written: {error.strerror}; make room, then "
             "--resume"
         ) from error
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Supervise a run.")
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--actors", type=int, required=True)
-    parser.add_argument("--lock", type=int, help="the descriptor that holds the run's lock")
-    parser.add_argument("--resume", action="store_true")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,59 @@
+"""A matrix of an ablation with the configuration of every cell, checked before anything runs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mage_async.assembly import check
+from mage_async.config import config_file
+from mage_async.config.policy_source import check_source
+from mage_async.config.schema import Config
+from mage_async.results.ablation import Cell, Finished, is_done, read_cell
+from mage_async.results.run_directory import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """What is to be run, checked."""
+
+    root: Path
+    title: str
+    configs: dict[Cell, Config]
+    num_actors: int
+    parallel: int
+    """Runs side by side."""
+    for_s: float
+    """No run begins later than so many seconds after the first."""
+
+    def run_of(self, cell: Cell) -> RunDirectory:
+        """The directory of a cell's run."""
+        return RunDirectory(self.root / cell.name())
+
+    def log_of(self, cell: Cell) -> Path:
+        """The file of what a cell's run printed."""
+        return self.root / f"{cell.name()}.log"
+
+    def finished_runs(self) -> list[Finished]:
+        """The runs that are done.
+
+        Raises: RunError: a file of one is damaged.
+        """
+        runs = [(cell, self.run_of(cell)) for cell in self.configs]
+        return [read_cell(cell, run) for cell, run in runs if is_done(run)]
+
+
+def checked_configs(
+    file: Path, wanted: Iterable[Cell], assignments: list[str]
+) -> dict[Cell, Config]:
+    """The configuration of each cell: a file, changed by assignments and then by the cell.
+
+    Raises: MageError: a cell cannot be run; the sentence says which key and why.
+    """
+    return {cell: _checked(file, [*assignments, *cell.assignments()]) for cell in wanted}
+
+
+def _checked(file: Path, assignments: list[str]) -> Config:
+    config = config_file.load(file, assignments)
+    check(config)
+    check_source(config.policy)
+    return config

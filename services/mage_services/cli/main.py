@@ -1,0 +1,119 @@
+"""The `mage` command line: one tree of commands, and the one place where an error is shown.
+
+Without a command `mage` trains: `mage --config scout` is `mage train --config scout`, and `launch`
+is an older name of `train`. Building the tree imports no torch, so that help is quick; a command
+imports what it computes with when it runs.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+from mage_async.errors import MageError, RunFailed
+from mage_services.cli import (
+    ablate,
+    actor,
+    completion,
+    evaluate,
+    journal,
+    keys,
+    play,
+    replay,
+    report,
+    train,
+)
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+OLDER_NAMES = {"launch": "train"}
+
+
+class Command(Protocol):
+    """What a module of a command has."""
+
+    HELP: str
+    """One sentence."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's arguments; `parser` has a description already."""
+        ...
+
+    def run(self, given: argparse.Namespace) -> int:
+        """Do what the command says and return the exit status.
+
+        Raises:
+            RunFailed: what had begun ended badly.
+            MageError: the command cannot be carried out.
+        """
+        ...
+
+
+COMMANDS: dict[str, Command] = {
+    "train": train,
+    "evaluate": evaluate,
+    "play": play,
+    "report": report,
+    "replay": replay,
+    "journal": journal,
+    "ablate": ablate,
+    "keys": keys,
+    "actor": actor,
+    "completion": completion,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Show what is wrong with the arguments, and end with status 2."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command that the arguments name, and return its exit status.
+
+    A `MageError` becomes one line on stderr; the status is 1 where something that had begun failed,
+    and 2 where nothing could begin.
+    """
+    given = command_tree().parse_args(_with_command(arguments))
+    status = EXIT_USAGE
+    try:
+        status = given.run(given)
+    except* MageError as group:
+        error = _first(group)
+        status = EXIT_FAILED if isinstance(error, RunFailed) else EXIT_USAGE
+        prefix = "mage" if given.command == "train" else f"mage {given.command}"
+        print(f"{prefix}: {error}", file=sys.stderr)
+    return status
+
+
+def command_tree() -> argparse.ArgumentParser:
+    """The parser of all commands; a parsed command line has its `command` and what to `run`."""
+    tree = Parser(
+        prog="mage",
+        description="Train a language agent that learns to learn, and look at what it has learned.",
+        epilog="`mage COMMAND --help` explains a command. Without a command `mage` trains, and "
+        "takes the options of `mage train`.",
+    )
+    commands = tree.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        parser = commands.add_parser(name, help=command.HELP, description=command.HELP)
+        command.add_arguments(parser)
+        parser.set_defaults(run=command.run)
+    return tree
+
+
+def _with_command(arguments: Sequence[str]) -> list[str]:
+    first = arguments[0] if arguments else ""
+    if first in OLDER_NAMES:
+        return [OLDER_NAMES[first], *arguments[1:]]
+    is_option = first.startswith("-") and first not in ("-h", "--help")
+    return ["train", *arguments] if is_option or not first else list(arguments)
+
+
+def _first(group: BaseExceptionGroup[MageError]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

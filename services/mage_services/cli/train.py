@@ -1,0 +1,145 @@
+"""`mage train`: check the configuration, open the run's directory, and supervise the run.
+
+Everything a person can get wrong is said in one line before any process starts.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mage_async.config import methods
+from mage_async.errors import ConfigError, RunError
+from mage_async.results.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from mage_async.config.schema import Config
+
+HELP = "Train a language agent: actors play, a learner trains, and a report is written."
+DEFAULT_ACTORS = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare which configuration is trained, where, and by how many processes."""
+    parser.epilog = (
+        "What the keys of a configuration mean is said in mage_async/config/schema.py. A run that "
+        "was stopped goes on with `mage train --resume --run-dir DIR`."
+    )
+    parser.add_argument("--config", help="a TOML file, or the name of a shipped one (quickstart)")
+    parser.add_argument(
+        "--actors",
+        type=int,
+        metavar="N",
+        help=f"actor processes ({DEFAULT_ACTORS}; a resumed run has as many as before)",
+    )
+    parser.add_argument("--learner", type=int, default=1, metavar="N", help="learner processes (1)")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is written")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="change one key of the configuration; may be given again",
+    )
+    parser.add_argument(
+        "--method",
+        choices=methods.METHODS,
+        help="write a published method over the configuration, before --set: "
+        + ", ".join(methods.METHODS),
+        metavar="NAME",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="the same as --set seed=N")
+    parser.add_argument("--resume", action="store_true", help="go on from --run-dir's checkpoint")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the whole configuration and end"
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Train to the end, or print the configuration.
+
+    Returns: 0, or 128 + N where signal N ended the run.
+    """
+    from mage_async.config import config_file
+    from mage_async.config.policy_source import check_source
+    from mage_services.cli.supervised_run import run_to_end
+
+    config = _config(given)
+    if given.print_config:
+        print(config_file.dump(config), end="")
+        return 0
+    if given.learner != 1:
+        raise ConfigError(f"--learner must be 1 in this version, got {given.learner}")
+    if given.actors is not None and given.actors < 1:
+        raise ConfigError(f"--actors must be at least 1, got {given.actors}")
+    if not given.resume:  # a resumed run keeps the policy it began from
+        check_source(config.policy)
+    with _opened(given, config) as (directory, num_actors):
+        return run_to_end(directory, config, num_actors=num_actors, is_resumed=given.resume)
+
+
+def _config(given: argparse.Namespace) -> "Config":
+    """The configuration asked for, checked; a resumed run keeps its own."""
+    from mage_async.assembly import check
+    from mage_async.config import config_file
+
+    assignments = [*given.set, *([] if given.seed is None else [f"seed={given.seed}"])]
+    if given.resume:
+        config = config_file.load_recorded(_recorded_config(given), assignments, given.method)
+    else:
+        config = config_file.load(config_file.find(given.config), assignments, given.method)
+    check(config)
+    return config
+
+
+def _recorded_config(given: argparse.Namespace) -> Path:
+    """The configuration that a run to be resumed has recorded."""
+    if given.run_dir is None:
+        raise ConfigError("--resume needs --run-dir, the run to go on with")
+    file = RunDirectory(given.run_dir).config
+    if not file.is_file():
+        raise RunError(f"{given.run_dir}: no config.toml, so there is no run to resume")
+    return file
+
+
+@contextmanager
+def _opened(given: argparse.Namespace, config: "Config") -> Iterator[tuple[RunDirectory, int]]:
+    """Make the run's directory, hold its lock, and write how the run is started into it.
+
+    Yields: the run, and its number of actors.
+    """
+    from mage_services.processes.run_lock import take_lock
+
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{config.environment.name.replace(':', '-')}-{stamp}"
+    directory = RunDirectory((given.run_dir or Path("runs") / name).resolve())
+    with ExitStack() as held:
+        try:
+            directory.root.mkdir(parents=True, exist_ok=True)
+            held.callback(os.close, take_lock(directory))
+            num_actors = _write_start(directory, given, config)
+        except OSError as error:
+            raise RunError(f"{directory.root} cannot be written: {error.strerror}") from error
+        yield directory, num_actors
+
+
+def _write_start(directory: RunDirectory, given: argparse.Namespace, config: "Config") -> int:
+    """Write the resolved configuration and the number of actors, which is returned."""
+    from mage_async.config import config_file
+    from mage_async.results.durable_files import write_whole
+    from mage_async.results.run_files import read_document
+
+    if directory.config.exists() and not given.resume:
+        raise RunError(
+            f"{directory.root} holds a run already: add --resume, or choose another --run-dir"
+        )
+    directory.logs.mkdir(exist_ok=True)
+    directory.checkpoints.mkdir(exist_ok=True)
+    num_actors = given.actors or read_document(directory.launch).get("actors", DEFAULT_ACTORS)
+    write_whole(directory.config, config_file.dump(config))
+    write_whole(directory.launch, json.dumps({"actors": num_actors}) + "\n")
+    return num_actors

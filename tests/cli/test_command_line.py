@@ -1,0 +1,208 @@
+"""One tree of commands: help, errors, spellings, and what a run remembers of its start."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mage_async import launch
+from mage_async.config import config_file
+from mage_async.errors import ConfigError, RunFailed
+from mage_async.results.run_directory import RunDirectory
+from mage_services.cli import replay, supervised_run
+from mage_services.cli.main import COMMANDS, EXIT_FAILED, EXIT_USAGE, main
+
+SHELLS = ("bash", "zsh", "tcsh")
+HELP_OF_ALL = """
+import sys
+from mage_services.cli.main import COMMANDS, main
+for arguments in ([], *([name] for name in COMMANDS)):
+    try:
+        main([*arguments, "--help"])
+    except SystemExit as end:
+        assert end.code == 0, arguments
+print("torch" in sys.modules, "numpy" in sys.modules)
+"""
+SHADOW = "raise ImportError('a module of the current directory was imported')\n"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of actors of the runs that were started; no process is."""
+    numbers: list[int] = []
+
+    def run_to_end(run: RunDirectory, config: object, *, num_actors: int, is_resumed: bool) -> int:
+        numbers.append(num_actors)
+        return 0
+
+    monkeypatch.setattr(supervised_run, "run_to_end", run_to_end)
+    return numbers
+
+
+def refusal(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command line that is wrong gets on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main(arguments))
+    assert ended.value.code == EXIT_USAGE
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_help_of_every_command_needs_neither_torch_nor_numpy() -> None:
+    command = [sys.executable, "-c", HELP_OF_ALL]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = COMMANDS[name].HELP
+    assert sentence[0].isupper()
+    assert sentence.endswith(".")
+    assert ". " not in sentence
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"usage: mage {name} " in shown
+    assert sentence in shown
+
+
+def test_the_default_matrix_of_an_ablation_is_in_its_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["ablate", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for default in ("(0 1 2 4 8)", "(slots count drop)", "(decoupled none ppo)", "(0 1 2)"):
+        assert default in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["evaluate", "/nope"], "mage evaluate: /nope: no config.toml, so this is no run dir"),
+        (["replay", "/nope"], "mage replay: /nope: no config.toml, so this is no run directory"),
+        (["journal", "/nope"], "mage journal: /nope: no config.toml"),
+        (["play", "/nope"], "mage play: /nope: no config.toml"),
+        (["report", "/nope"], "mage report: /nope is no run directory: it has no config.toml"),
+        (["ablate", "--parallel", "0"], "mage ablate: --parallel and --actors must be at least 1"),
+        (["train", "--actors", "0"], "mage: --actors must be at least 1, got 0"),
+        (["--learner", "2"], "mage: --learner must be 1 in this version, got 2"),
+        (["--resume"], "mage: --resume needs --run-dir, the run to go on with"),
+        (["evaluate"], "mage evaluate: the following arguments are required: run_dir; see `mage"),
+        (["evaluate", "a", "--trials", "two"], "must be a whole number above 0, got 'two'; see"),
+        (["--actors"], "mage train: argument --actors: expected one argument; see `mage train"),
+        (["trian"], "mage: argument COMMAND: invalid choice: 'trian'"),
+    ],
+)
+def test_an_error_is_one_line_and_status_2(
+    arguments: Sequence[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in refusal(arguments, capsys)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ConfigError("no"), EXIT_USAGE), (RunFailed("no"), EXIT_FAILED)]
+)
+def test_a_failure_of_what_had_begun_is_status_1(
+    error: Exception,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(given: object) -> int:
+        raise ExceptionGroup("", [ExceptionGroup("", [error])])
+
+    monkeypatch.setattr(replay, "run", fail)
+    assert main(["replay", "run"]) == status
+    assert capsys.readouterr().err == "mage replay: no\n"
+
+
+@pytest.mark.parametrize("spelling", [[], ["train"], ["launch"]])
+def test_without_a_command_mage_trains(
+    spelling: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*spelling, "--config", "scout", "--seed", "3", "--print-config"]) == 0
+    wanted = config_file.load(config_file.find("scout"), ["seed=3"])
+    assert config_file.loads(capsys.readouterr().out) == wanted
+
+
+def test_the_promised_spelling_starts_four_actors(
+    tmp_path: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["launch.py", "--actors", "4", "--learner", "1"])
+    with pytest.raises(SystemExit) as ended:
+        launch.main()
+    assert ended.value.code == 0
+    assert started == [4]
+    assert [file.name[:5] for file in (tmp_path / "runs").iterdir()] == ["scout"]
+    assert os.environ["PYTHONSAFEPATH"] == "1"
+
+
+def test_a_resumed_run_has_as_many_actors_as_before_unless_told_otherwise(
+    tmp_path: Path, started: list[int]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    here = ["--run-dir", str(run.root)]
+    for arguments in (
+        ["--actors", "2"],
+        ["--resume"],
+        ["--resume", "--actors", "3"],
+        ["--resume"],
+    ):
+        assert main([*here, *arguments]) == 0
+    assert started == [2, 2, 3, 3]
+    assert json.loads(run.launch.read_text()) == {"actors": 3}
+    run.launch.unlink()  # an older version wrote none
+    assert main([*here, "--resume"]) == 0
+    assert started[-1] == 4
+
+
+def test_a_refused_start_changes_nothing_of_a_run(tmp_path: Path, started: list[int]) -> None:
+    run = RunDirectory(tmp_path / "run")
+    assert main(["--run-dir", str(run.root), "--actors", "2"]) == 0
+    assert main(["--run-dir", str(run.root), "--actors", "3"]) == EXIT_USAGE
+    assert json.loads(run.launch.read_text()) == {"actors": 2}
+    assert started == [2]
+
+
+def test_modules_of_the_current_directory_stand_behind_what_is_installed(tmp_path: Path) -> None:
+    for name in ("numpy", "msgspec", "uvloop"):
+        (tmp_path / f"{name}.py").write_text(SHADOW)
+    (tmp_path / "my_game.py").write_text("from mage_async.environments.rps.game import Rps\n")
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
+    command = [sys.executable, "-m", "mage_async.launch", "--set", "environment.name=my_game:Rps"]
+    done = subprocess.run(
+        [*command, "--print-config"],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'name = "my_game:Rps"' in done.stdout
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_knows_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(name in script for name in COMMANDS)
+    assert "--print-config" in script
+
+
+def test_the_completion_of_bash_is_a_script_that_bash_reads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["completion", "bash"])
+    script = capsys.readouterr().out
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
