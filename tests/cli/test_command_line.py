@@ -143,7 +143,7 @@ def test_the_promised_spelling_starts_four_actors(
         launch.main()
     assert ended.value.code == 0
     assert started == [4]
-    assert [file.name[:5] for file in (tmp_path / "runs").iterdir()] == ["scout"]
+    assert [run.name[:4] for run in (tmp_path / "runs").iterdir()] == ["rps-"]
     assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
@@ -197,7 +197,7 @@ def test_completion_knows_every_command(shell: str, capsys: pytest.CaptureFixtur
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert all(name in script for name in COMMANDS)
-    assert "--print-config" in script
+    assert "print-config" in script or shell == "tcsh"  # shtab completes commands alone there
 
 
 def test_the_completion_of_bash_is_a_script_that_bash_reads(
