@@ -14,7 +14,7 @@ from dataclasses import asdict
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.admission.rules import RULES
-from tests.helpers.flow_simulation import Outcome, Workload, simulate
+from tests.helpers.flow_simulation import FlowFigures, Workload, simulate
 
 KNOWN: dict[tuple[str, int, float], dict[str, float]] = {
     ("count", 1, 0.6): {"throughput": 0.51, "groups_over": 0.16},
@@ -105,7 +105,7 @@ def _mean(name: str, work: Workload, seeds: list[int]) -> dict[str, float]:
     return {measure: _over_seeds(measure, outcomes) for measure in asdict(outcomes[0])}
 
 
-def _over_seeds(measure: str, outcomes: list[Outcome]) -> float:
+def _over_seeds(measure: str, outcomes: list[FlowFigures]) -> float:
     values = [getattr(outcome, measure) for outcome in outcomes]
     if measure == "tokens_over_by_third":
         values = [thirds[0] for thirds in values]

@@ -76,7 +76,7 @@ SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ScheduleTiming:
     """One schedule of one seed's work."""
 
     wall_s: float
@@ -84,7 +84,7 @@ class Outcome:
     """Staleness of each sampled token that was trained, in steps."""
 
 
-async def run_schedule(work: Work, max_staleness: int, directory: Path) -> Outcome:
+async def run_schedule(work: Work, max_staleness: int, directory: Path) -> ScheduleTiming:
     """Do the work with real sockets, from the first grant to the last publication."""
     stage = make_stage(work.pace, directory)
     with LearnerChannel(ipc_address(directory), build="bench", config_digest="bench") as channel:
@@ -125,7 +125,7 @@ async def act(address: str, stage: Stage, number: int) -> None:
         await Actor(channel, stage, name).run(await channel.receive())
 
 
-async def learn(coordinator: Coordinator, train_s: float) -> Outcome:
+async def learn(coordinator: Coordinator, train_s: float) -> ScheduleTiming:
     """Train all steps. Cancellation leaves the batch that is trained in the ledger."""
     began, staleness = time.perf_counter(), []
     coordinator.open(publication(0))
@@ -137,7 +137,7 @@ async def learn(coordinator: Coordinator, train_s: float) -> Outcome:
         await asyncio.sleep(train_s)  # not a poll: this wait is the step it stands for
         coordinator.trained(version)
         coordinator.publish(publication(version))
-    return Outcome(time.perf_counter() - began, np.concatenate(staleness))
+    return ScheduleTiming(time.perf_counter() - began, np.concatenate(staleness))
 
 
 def staleness_of(groups: Sequence[Group], version: int) -> np.ndarray:

@@ -23,14 +23,12 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from mage_async.errors import WireError
 from mage_async.protocol.codec import decode_kept, encode
-from mage_async.protocol.messages import GroupGrant
+from mage_async.protocol.messages import Fields, GroupGrant, Number
 from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits, TrialResult
 from mage_async.tasks.population import Table
 
@@ -41,12 +39,6 @@ _KIND_BYTES = 1
 _TRIAL, _FIELDS = 1, 2
 _SIZES = struct.Struct("<6I")
 """Sizes of the frames of a trial: tag, header, three arrays and checksum."""
-
-Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-
-
-class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
-    """A record without arrays; its tag is its name."""
 
 
 class Granted(Fields):

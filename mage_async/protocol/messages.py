@@ -46,7 +46,7 @@ Booked = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
-    """A message that is a header and no arrays; its tag is its name."""
+    """A record of named fields, without arrays; its tag is its name."""
 
 
 class Hello(Fields):

@@ -11,6 +11,7 @@ import msgspec
 
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
+from mage_async.results import intervals
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import RunRecords, read_document, read_records
 
@@ -80,8 +81,7 @@ def arms(runs: Iterable[Run]) -> list[Arm]:
 
 def paired(first: Arm, second: Arm, *path: str | int) -> list[float]:
     """Second minus first, seed by seed, for seeds that both have once."""
-    ours, theirs = _by_seed(first, path), _by_seed(second, path)
-    return [theirs[seed] - value for seed, value in ours.items() if seed in theirs]
+    return intervals.paired(_by_seed(second, path), _by_seed(first, path))
 
 
 def _by_seed(arm: Arm, path: Sequence[str | int]) -> dict[int, float]:

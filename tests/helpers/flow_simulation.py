@@ -43,7 +43,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FlowFigures:
     """What one simulation shows, after it has settled. Shares are of 1."""
 
     throughput: float
@@ -142,7 +142,7 @@ class _Simulation:
         ledger.concurrency = pace.limit
 
 
-def simulate(rule: Rule, work: Workload, seed: int) -> Outcome:
+def simulate(rule: Rule, work: Workload, seed: int) -> FlowFigures:
     """Play `work.steps` steps under a rule."""
     simulation = _Simulation(rule, work, random.Random(seed))
     _, pace = simulation.run()
@@ -156,7 +156,7 @@ def simulate(rule: Rule, work: Workload, seed: int) -> Outcome:
     sizes = np.array([life.end - life.start for life in trained])
     wasted = sum(life.cut - life.start for life in dropped)
     thirds = (over * sizes[:, None]).sum(0) / sizes.sum()
-    return Outcome(
+    return FlowFigures(
         throughput=(work.steps - work.settle) / (simulation.published[-1] - began),
         staleness_mean=float(stale.mean()),
         staleness_max=int(stale.max()),

@@ -30,7 +30,7 @@ from mage_services.cli.ablation.plots import write_png
 from mage_services.cli.ablation.progress import Progress
 from mage_services.processes.run_lock import hold, take_lock
 
-Outcome = Literal["done", "failed", "left for later"]
+RunEnd = Literal["done", "failed", "left for later"]
 
 
 def run_ablation(ablation: Ablation) -> int:
@@ -73,12 +73,12 @@ def _alone(root: Path) -> Iterator[None]:
 
 async def _run_all(
     ablation: Ablation, missing: Sequence[Cell], progress: Progress
-) -> list[Outcome]:
+) -> list[RunEnd]:
     """What became of each. Cancellation ends the runs under way."""
     room = asyncio.Semaphore(ablation.parallel)
     until = time.monotonic() + ablation.for_s
 
-    async def one(cell: Cell) -> Outcome:
+    async def one(cell: Cell) -> RunEnd:
         async with room:
             began = time.monotonic()
             outcome = await _run(ablation, cell) if began < until else "left for later"
@@ -99,7 +99,7 @@ async def _run_all(
     return [task.result() for task in running]
 
 
-async def _run(ablation: Ablation, cell: Cell) -> Outcome:
+async def _run(ablation: Ablation, cell: Cell) -> RunEnd:
     """One run in a process of its own. Cancellation ends it and all its processes."""
     run = ablation.run_of(cell)
     shutil.rmtree(run.root, ignore_errors=True)  # it was interrupted

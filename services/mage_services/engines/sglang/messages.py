@@ -22,11 +22,9 @@ from typing import Any
 
 import msgspec
 
+from mage_async.protocol.messages import Fields
+
 _LENGTH = struct.Struct("<I")
-
-
-class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """A message; its tag is its name."""
 
 
 class Start(Fields):
