@@ -17,7 +17,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from mage_async.credit.turn_table import Key, TurnTable, joint_cells
+from mage_async.config.sections.credit import Key
+from mage_async.credit.turn_table import TurnTable, joint_cells
 
 Weight = Literal["trial", "sample"]
 """How a mean counts: each turn once, or each trial once however many turns it has in the cell."""

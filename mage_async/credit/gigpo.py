@@ -20,8 +20,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mage_async.config.sections.credit import Key
 from mage_async.credit.advantages import Weight, minus_mean
-from mage_async.credit.turn_table import Key, TurnTable
+from mage_async.credit.turn_table import TurnTable
 
 EPSILON = 1e-6
 """The reference's, beside a standard deviation."""

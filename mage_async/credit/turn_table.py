@@ -6,14 +6,12 @@ Shapes: `N` turns of all trials of all groups, in the order of `group.trials`, t
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Literal
 
 import numpy as np
 
+from mage_async.config.sections.credit import Key
 from mage_async.credit.returns import Credit
 from mage_async.trajectory import Group, Kind, Trial, Turn
-
-Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

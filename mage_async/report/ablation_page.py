@@ -7,7 +7,7 @@ from mage_async.report.charts.line_chart import Chart, line_chart
 from mage_async.report.charts.number_format import figure, signed, words
 from mage_async.report.charts.plot_area import Series
 from mage_async.report.charts.stacked_bars import Bar, age_bar
-from mage_async.report.table import Cell, Row, Table
+from mage_async.report.page_table import PageTable, TableCell, TableRow
 from mage_async.report.templating import fill
 from mage_async.results.ablation import Finished, Setting, bounds_that_did_not_act
 from mage_async.results.ablation_means import (
@@ -126,22 +126,22 @@ def _ages(runs: Runs) -> list[Bar]:
     return bars
 
 
-def _table(groups: Mapping[str, Sequence[Finished]], names: Sequence[str]) -> Table:
-    rows = [
-        Row(label, [Cell(str(len(same))), *(_cell(name, values(same, name)) for name in names)])
-        for label, same in groups.items()
-    ]
-    return Table([words(name) for name in ("", "runs", *names)], rows)
+def _table(groups: Mapping[str, Sequence[Finished]], names: Sequence[str]) -> PageTable:
+    rows = []
+    for label, same in groups.items():
+        cells = [_cell(name, values(same, name)) for name in names]
+        rows.append(TableRow(label, [TableCell(str(len(same))), *cells]))
+    return PageTable([words(name) for name in ("", "runs", *names)], rows)
 
 
-def _cell(name: str, found: Sequence[float]) -> Cell:
+def _cell(name: str, found: Sequence[float]) -> TableCell:
     known = [value for value in found if math.isfinite(value)]
     if not known:
-        return Cell("–")
+        return TableCell("–")
     mean, half = interval(known)
     is_sure = math.isnan(half) or half <= 1e-6 * abs(mean)
     text = signed(mean, 3) if name.endswith("return") else figure(mean)
-    return Cell(text, "" if is_sure else f"± {figure(half)}")
+    return TableCell(text, "" if is_sure else f"± {figure(half)}")
 
 
 def _figure(

@@ -9,7 +9,7 @@ from mage_async.report.charts.line_chart import Chart, line_chart
 from mage_async.report.charts.number_format import duration, figure, signed
 from mage_async.report.charts.plot_area import Series
 from mage_async.report.experiment_arms import Arm, Run, arms, paired
-from mage_async.report.table import Cell, Row, Table
+from mage_async.report.page_table import PageTable, TableCell, TableRow
 from mage_async.report.templating import fill
 from mage_async.results.intervals import interval
 
@@ -127,19 +127,21 @@ def _said(found: Sequence[Arm]) -> str:
     return f"{len(found)} arms; they differ in {keys}"
 
 
-def _beside(first: Arm, others: Sequence[Arm]) -> Table:
+def _beside(first: Arm, others: Sequence[Arm]) -> PageTable:
     """Differences in the last episode, seed by seed: what seeds share cancels."""
     rows = []
     for arm in others:
         gaps = paired(first, arm, "evaluation", "heldout", *LAST)
         said = _interval(gaps) if gaps else "no seed in common"
-        rows.append(Row(arm.label, [Cell(said), Cell(str(len(gaps)))]))
-    return Table(["", "last episode, difference", "seeds"], rows)
+        rows.append(TableRow(arm.label, [TableCell(said), TableCell(str(len(gaps)))]))
+    return PageTable(["", "last episode, difference", "seeds"], rows)
 
 
-def _table(found: Sequence[Arm], columns: Mapping[str, Callable[[Arm], str]]) -> Table:
-    rows = [Row(arm.label, [Cell(said(arm)) for said in columns.values()]) for arm in found]
-    return Table(["", *columns], rows)
+def _table(found: Sequence[Arm], columns: Mapping[str, Callable[[Arm], str]]) -> PageTable:
+    rows = [
+        TableRow(arm.label, [TableCell(said(arm)) for said in columns.values()]) for arm in found
+    ]
+    return PageTable(["", *columns], rows)
 
 
 def _mean(arm: Arm, *path: str | int) -> str:

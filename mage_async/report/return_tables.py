@@ -5,14 +5,14 @@ from typing import Any
 
 from mage_async.report.charts.learning_curves import SETS
 from mage_async.report.charts.number_format import percent, signed, words
-from mage_async.report.table import Cell, Row, Table
+from mage_async.report.page_table import PageTable, TableCell, TableRow
 
 Rows = Mapping[str, Sequence[float]]
 
 
 def sets_tables(
     evaluation: Mapping[str, Any], references: Mapping[str, Rows], bound: float
-) -> dict[str, Table | str | None]:
+) -> dict[str, PageTable | str | None]:
     """Every set with its intervals beside the references, and what there is to say of them: wins,
     seats, trials cut short, probes.
     """
@@ -31,7 +31,7 @@ def sets_tables(
     }
 
 
-def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table | str]]:
+def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, PageTable | str]]:
     """Held-out and train, by family and by member."""
     return [
         {
@@ -44,30 +44,30 @@ def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table
     ]
 
 
-def _values(rows: Rows, head: str, bound: float) -> Table:
+def _values(rows: Rows, head: str, bound: float) -> PageTable:
     num_episodes = len(next(iter(rows.values())))
     return _table(num_episodes, head, [_row(name, values, bound) for name, values in rows.items()])
 
 
-def _table(num_episodes: int, head: str, rows: Sequence[Row]) -> Table:
-    return Table([head, *(f"episode {k}" for k in range(1, num_episodes + 1))], rows)
+def _table(num_episodes: int, head: str, rows: Sequence[TableRow]) -> PageTable:
+    return PageTable([head, *(f"episode {k}" for k in range(1, num_episodes + 1))], rows)
 
 
-def _set_row(label: str, score: Mapping[str, Any], bound: float) -> Row:
+def _set_row(label: str, score: Mapping[str, Any], bound: float) -> TableRow:
     pairs = zip(score["return_by_episode"], score["ci95_by_episode"], strict=True)
-    return Row(label, [_cell(value, bound, f"± {half:.3f}", 3) for value, half in pairs])
+    return TableRow(label, [_cell(value, bound, f"± {half:.3f}", 3) for value, half in pairs])
 
 
-def _row(label: str, values: Sequence[float], bound: float, css: str = "") -> Row:
-    return Row(label, [_cell(value, bound) for value in values], css)
+def _row(label: str, values: Sequence[float], bound: float, css: str = "") -> TableRow:
+    return TableRow(label, [_cell(value, bound) for value in values], css)
 
 
-def _cell(value: float, bound: float, beside: str = "", digits: int = 2) -> Cell:
+def _cell(value: float, bound: float, beside: str = "", digits: int = 2) -> TableCell:
     """Green for gains and red for losses, the deeper the nearer to the bound of the possible."""
-    return Cell(signed(value, digits), beside, max(-1.0, min(1.0, value / bound)))
+    return TableCell(signed(value, digits), beside, max(-1.0, min(1.0, value / bound)))
 
 
-def _wins(evaluation: Mapping[str, Any], num_episodes: int) -> Table:
+def _wins(evaluation: Mapping[str, Any], num_episodes: int) -> PageTable:
     """Held-out tasks won: in the episode itself, and in any so far, which can only grow; beside it
     what the same policy reaches without its earlier episodes, by independent retries.
     """
@@ -84,7 +84,7 @@ def _wins(evaluation: Mapping[str, Any], num_episodes: int) -> Table:
     return _table(num_episodes, "share", rows)
 
 
-def _seats(heldout: Mapping[str, Any], num_episodes: int, bound: float) -> Table | None:
+def _seats(heldout: Mapping[str, Any], num_episodes: int, bound: float) -> PageTable | None:
     """Return by seat, where there are several."""
     seats = heldout.get("parts", {}).get("seat", {})
     if len(seats) < 2:
@@ -99,11 +99,11 @@ def _cut(evaluation: Mapping[str, Any]) -> str:
     return ", ".join(f"{percent(share)} of {SETS[name][0]}" for name, share in cut.items())
 
 
-def _shares(label: str, values: Sequence[float]) -> Row:
-    return Row(label, [Cell(percent(value)) for value in values])
+def _shares(label: str, values: Sequence[float]) -> TableRow:
+    return TableRow(label, [TableCell(percent(value)) for value in values])
 
 
-def _probes(evaluation: Mapping[str, Any], num_episodes: int) -> Table | None:
+def _probes(evaluation: Mapping[str, Any], num_episodes: int) -> PageTable | None:
     """Where the environment knows actions that only gather information."""
     probing = {name: score["probes_by_episode"] for name, score in evaluation.items()}
     if not any(map(any, probing.values())):

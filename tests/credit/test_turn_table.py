@@ -6,8 +6,9 @@ from typing import get_args
 import numpy as np
 
 from mage_async.config.sections import credit
+from mage_async.config.sections.credit import Key
 from mage_async.credit.returns import cumulative_code, differential
-from mage_async.credit.turn_table import Key, build_table
+from mage_async.credit.turn_table import build_table
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 
 

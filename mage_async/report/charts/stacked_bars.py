@@ -34,7 +34,7 @@ FATES = {"trained": "work1", "dropped": "bad", "in_flight": "wait2"}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarPart:
     """A part of a bar. Parts too narrow for their words say them on hovering."""
 
     text: str
@@ -50,7 +50,7 @@ class Bar:
     """A labelled bar; the shares of its parts sum to 1."""
 
     label: str
-    parts: Sequence[Part]
+    parts: Sequence[BarPart]
     beside: str = ""
 
 
@@ -69,9 +69,9 @@ def age_bar(label: str, shares: Mapping[int, float]) -> Bar:
     return Bar(label, [_age(age, share) for age, share in shares.items()])
 
 
-def _age(age: int, share: float) -> Part:
+def _age(age: int, share: float) -> BarPart:
     text = f"{age}: {percent(share)}" if share >= 0.14 else f"{age}" if share >= 0.04 else ""
-    return Part(text, f"{age} steps: {percent(share)}", share, "age", min(age, 8) / 8)
+    return BarPart(text, f"{age} steps: {percent(share)}", share, "age", min(age, 8) / 8)
 
 
 def _process(name: str, seconds: Mapping[str, float]) -> Bar:
@@ -84,13 +84,13 @@ def _place(state: str) -> int:
     return list(STATES).index(state) if state in STATES else len(STATES)
 
 
-def _parts(sizes: Mapping[str, float], colours: Mapping[str, str]) -> list[Part]:
+def _parts(sizes: Mapping[str, float], colours: Mapping[str, str]) -> list[BarPart]:
     total = sum(sizes.values()) or 1.0
     shares = {name: size / total for name, size in sizes.items() if size > 0}
     return [_part(name, share, colours.get(name, "other")) for name, share in shares.items()]
 
 
-def _part(name: str, share: float, css: str) -> Part:
+def _part(name: str, share: float, css: str) -> BarPart:
     said = f"{words(name)} {percent(share)}"
     text = said if share >= 0.14 else percent(share) if share >= 0.07 else ""
-    return Part(text, said, share, css)
+    return BarPart(text, said, share, css)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """A number, and in small what stands beside it."""
 
     text: str
@@ -15,18 +15,18 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A label and the numbers beside it; `css` is a class of the row."""
 
     label: str
-    cells: Sequence[Cell]
+    cells: Sequence[TableCell]
     css: str = ""
     is_bold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PageTable:
     """Names of the columns, the label's among them, and the rows."""
 
     heads: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
