@@ -147,7 +147,7 @@ def _controls(evaluation: Mapping[str, Score]) -> list[Tile]:
 
 
 def _spent(summary: Mapping[str, Any]) -> str:
-    parts = {"warm start {} of it": "warm_start_s", "{} of processors": "processor_s"}
+    parts = {"warm start {} of it": "warm_start_s", "{} of CPU time": "processor_s"}
     known = [
         said.format(duration(summary[name])) for said, name in parts.items() if name in summary
     ]

@@ -31,7 +31,7 @@ class Engine(Variant):
 
 
 class Embedded(Engine, tag="embedded"):
-    """Our own engine inside the actor's process, on processors."""
+    """Our own engine inside the actor's process, on CPU cores."""
 
     arithmetic: Literal["float32", "exact"] = "float32"
     """With "exact" a completion is the same, bit by bit, whatever is computed beside it; with the

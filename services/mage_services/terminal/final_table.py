@@ -95,7 +95,7 @@ def _facts(summary: dict[str, Any]) -> list[str]:
     staleness, cache = summary.get("staleness", {}), summary.get("prefix_cache", {})
     lines = [f"wall {summary['wall_s']:.1f} s"]
     if "processor_s" in summary:
-        lines[0] += f" ({summary['processor_s']:.0f} s of processors)"
+        lines[0] += f" ({summary['processor_s']:.0f} s of CPU time)"
     if "warm_start_s" in summary:
         lines[0] += f", warm start {summary['warm_start_s']:.1f} s of it"
     if rates:
