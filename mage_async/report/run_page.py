@@ -46,8 +46,8 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         time_bars=time_bars(_blocked_s(records)),
         staleness=staleness(records.metrics, config.admission.max_staleness),
         fates=_fates(records.learner),
-        throughput=metric_charts(records.metrics, THROUGHPUT),
-        policy=metric_charts(records.metrics, POLICY),
+        throughput=metric_charts(records, THROUGHPUT),
+        policy=metric_charts(records, POLICY),
         **_trials(records.samples, units),
         config=config_file.dump(config),
     )

@@ -1,15 +1,14 @@
 """Metrics over the steps: staleness against its bound, and every other metric as a small chart."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mage_async.report.charts.learning_curves import episode_css
 from mage_async.report.charts.line_chart import Chart, line_chart, small_chart
 from mage_async.report.charts.number_format import figure, words
 from mage_async.report.charts.plot_area import Series
 from mage_async.results.metrics import METRICS
+from mage_async.results.run_files import Record, RunRecords
 from mage_async.results.summary import weighted_mean
 
 THROUGHPUT = (
@@ -32,7 +31,6 @@ POLICY = (
     "invalid_actions_per_trial",
     "learning_rate",
 )
-Records = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class MetricChart:
     chart: Chart | None
 
 
-def staleness(metrics: Records, bound: int) -> Chart | None:
+def staleness(metrics: Sequence[Record], bound: int) -> Chart | None:
     """Mean and largest staleness of each step's tokens, its mean by episode, and the bound; None
     where no step was trained.
     """
@@ -65,30 +63,31 @@ def staleness(metrics: Records, bound: int) -> Chart | None:
     return line_chart(series, described=described, y_span=(-0.1, max(1.0, bound) * 1.15 + 0.1))
 
 
-def metric_charts(metrics: Records, names: Sequence[str]) -> list[MetricChart]:
+def metric_charts(records: RunRecords, names: Sequence[str]) -> list[MetricChart]:
     """A small chart for each of the metrics that some step recorded."""
-    return [_small(metrics, name) for name in names if any(name in line for line in metrics)]
+    return [
+        _small(records, name) for name in names if any(name in line for line in records.metrics)
+    ]
 
 
-def _small(metrics: Records, name: str) -> MetricChart:
+def _small(records: RunRecords, name: str) -> MetricChart:
     unit, meaning = METRICS[name]
-    points = [(float(line["step"]), float(line[name])) for line in metrics if name in line]
+    points = [(float(line["step"]), float(line[name])) for line in records.metrics if name in line]
     unit = "" if unit in ("1", "share", "1/s") else f" {unit}"
     label = words(f"{name.removesuffix('_s')}_time" if unit == " s" else name)
     chart = small_chart(points, described=f"{label}: {meaning}")
-    return MetricChart(label, meaning, f"{figure(_mean(metrics, name))}{unit}", chart)
+    return MetricChart(label, meaning, f"{figure(_mean(records, name))}{unit}", chart)
 
 
-def _mean(metrics: Records, name: str) -> float:
+def _mean(records: RunRecords, name: str) -> float:
     """Over time for what happens in time, so that it is the summary's; else over steps."""
-    times = [0.0, *(line["time_s"] for line in metrics)]
-    seconds = [later - sooner for sooner, later in itertools.pairwise(times)]
-    pairs = [(line[name], s) for line, s in zip(metrics, seconds, strict=True) if name in line]
+    steps = zip(records.metrics, records.step_s(), strict=True)
+    pairs = [(line[name], seconds) for line, seconds in steps if name in line]
     is_rate = name.endswith("_per_s")
-    weights = [max(0.0, s) if is_rate else 1.0 for _, s in pairs]
+    weights = [seconds if is_rate else 1.0 for _, seconds in pairs]
     return weighted_mean([value for value, _ in pairs], weights)
 
 
-def _series(metrics: Records, name: str, label: str, css: str) -> Series:
+def _series(metrics: Sequence[Record], name: str, label: str, css: str) -> Series:
     points = [(float(line["step"]), line[name]) for line in metrics if name in line]
     return Series(label, points, css)

@@ -71,9 +71,7 @@ def _alone(root: Path) -> Iterator[None]:
         os.close(lock)
 
 
-async def _run_all(
-    ablation: Ablation, missing: Sequence[Cell], progress: Progress
-) -> list[RunEnd]:
+async def _run_all(ablation: Ablation, missing: Sequence[Cell], progress: Progress) -> list[RunEnd]:
     """What became of each. Cancellation ends the runs under way."""
     room = asyncio.Semaphore(ablation.parallel)
     until = time.monotonic() + ablation.for_s
