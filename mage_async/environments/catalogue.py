@@ -1,4 +1,4 @@
-"""Which environments there are, and how one is found by its name."""
+"""The catalogue: which environments there are, and how one is found by its name."""
 
 import difflib
 import importlib

@@ -1,4 +1,4 @@
-"""What the two sides of a duel have been told and paid since each heard last."""
+"""The two sides of a duel: observations and rewards that each has not been told yet."""
 
 from mage_async.environments.environment import Chance, Outcome, Side
 

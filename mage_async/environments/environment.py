@@ -1,10 +1,9 @@
 """The protocol of an environment, and the facts each one declares.
 
 An `Environment` is stateless and cheap; a `Play` is one episode of a task, the only thing that
-changes. Chance is
-explicit: every draw goes through `Chance`, which is seeded by (task, episode) and remembers what it
-drew, so a play can be written down, compared and repeated. Nothing here knows of tokens, tags or
-models.
+changes. Chance is explicit: every draw goes through `Chance`, which is seeded by (task, episode)
+and remembers what it drew, so a play can be written down, compared and repeated. Nothing here knows
+of tokens, tags or models.
 """
 
 import random

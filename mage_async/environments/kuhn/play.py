@@ -1,8 +1,8 @@
 """One episode of Kuhn poker: a few hands, in alternating seats.
 
-The deals, and what the opponent would do with its card in either place, are drawn before the first
-hand, so that all trials of a group meet the same luck whatever they do. Cards are shown only at a
-showdown.
+The deals, and what the opponent would do with its card before and after a bet, are drawn before the
+first hand, so that all trials of a group meet the same luck whatever they do. Cards are shown only
+at a showdown.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """MineSweeper: the mines lie where they lay in the episode before.
 
-A restart returns to the same mines and the same opening, so what an episode has shown, a lost one
-included, helps to win a later one.
+Every episode has the same mines and the same opening, so what an episode has shown, even a lost
+one, helps to win a later one.
 """
 
 import random

@@ -1,6 +1,6 @@
 """Whole policies of small games: equilibria by counterfactual regret minimisation, best responses.
 
-A table says, for what a player knows (OpenSpiel's information state), how likely each action is.
+A table gives the probability of each action for every information state of OpenSpiel.
 Solving Leduc poker takes ten seconds, so tables are kept in the user's cache.
 """
 

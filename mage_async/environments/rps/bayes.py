@@ -1,7 +1,8 @@
-"""A player of rock-paper-scissors that believes what Bayes says and takes the likeliest win.
+"""A Bayes player of rock-paper-scissors, which takes the likeliest win.
 
-It remembers the episodes before: what a policy with a perfect memory, but without a plan, would
-earn. All that can be seen is followed at once, and histories that lead to the same belief are one.
+The player remembers earlier episodes, so it earns what a policy with a perfect memory, but without
+a plan, would earn. Its prior is given: where the opponents met are not in the prior, it is no upper
+bound. All histories are followed at once, and those that lead to the same belief are one.
 Values are exact to 0.001: between episodes, beliefs rarer than `_RAREST` are left out.
 
 `N` beliefs, `P` opponents of the prior, `M` opponents met.

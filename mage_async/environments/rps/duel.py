@@ -1,6 +1,6 @@
 """Rock-paper-scissors against a rival that is asked for actions, as the agent is; without noise.
 
-Both move at once: the rival is asked first, and the agent told when it has moved itself.
+Both move at once: the rival is asked first, and the agent is told after its own move.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Rock-paper-scissors, iterated against one hidden opponent: four rounds an episode.
 
-One round in twenty the opponent's move is noise. Whether and which is drawn in every round,
-whatever the agent does, so that all trials of a group meet the same luck.
+In one round of twenty the opponent's move is noise. The noise is drawn in every round, whatever the
+agent does, so that all trials of a group meet the same luck.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Exact values of Scout, by dynamic programming, per dial.
 
-An objective weighs the returns of a trial's episodes; `weights[e]` is episode e's. What maximises a
-weighted sum decides whether scouting pays at all, so a wrong cross-episode return shows in what is
+An objective weighs the returns of a trial's episodes; `weights[e]` is episode e's. The
+weights decide whether scouting pays at all, so a wrong return between episodes shows in what is
 learned.
 """
 

@@ -1,7 +1,7 @@
 """Sokoban: push every box onto a target; the room is the same in all episodes.
 
-Nothing is hidden, but a box that was pushed wrong stays so: what an episode has shown is which way
-not to go.
+Nothing is hidden, but a box that was pushed wrong cannot be pulled back: an episode shows which
+moves to avoid in the next.
 """
 
 import random

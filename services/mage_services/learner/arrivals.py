@@ -27,10 +27,10 @@ class Arrivals:
     arrived: asyncio.Event
     """Set whenever a batch may have become complete."""
     lengths: Lengths = field(default_factory=Lengths)
-    """Of trials since this learner began."""
+    """Lengths of trials since this learner began."""
 
     def take(self, peer: Peer, result: TrialResult) -> None:
-        """Take a result in, or say that it is a duplicate, or that nobody wants it."""
+        """Take a result in, or answer that it is a duplicate, or that it was not granted."""
         verdict = self.ledger.receive(result)
         if isinstance(verdict, Unknown):
             self._refuse(peer, result, verdict.reason)

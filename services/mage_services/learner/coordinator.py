@@ -1,20 +1,20 @@
 """The coordinator: decides on each message at once, without waiting, and answers it.
 
-It owns the ledger of slots and knows the peers. The learner calls `take` for each message, `tick`
-now and then, and `announce` for new weights; `arrived` is set whenever a batch may have become
-complete.
+The coordinator owns the ledger of slots and knows the peers. The learner calls `take` for each
+message, `tick` now and then, and `announce` for new weights; `arrived` is set whenever a batch may
+have become complete.
 
     peer's message   the coordinator
     Hello            Welcome now, or when the policy is ready; then grants
-    TrialResult      journal, then Acknowledge; perhaps the batch is complete. Of no group that was
-                     ever granted: Unwanted
+    TrialResult      journal, then Acknowledge; perhaps the batch is complete. Unwanted where its
+                     group was never granted
     GroupDrop        frees the slot, counts the reason
     Loaded           frees older weights; where there are newer ones, a Publication
     Heartbeat        remembers it; a peer that stops beating is away: its groups are granted again,
                      and when it is back a new Welcome says which it may go on with; in the end it
                      is forgotten, and the weights that it may read with it
     Goodbye          the same, for good
-    (a stranger's)   WhoAreYou, so that it says hello; a result is taken all the same
+    (unknown peer's) WhoAreYou, so that it says hello; a result is taken all the same
 
 `peer_registry.py` has the peers and what they are told, `grants.py` what is granted and given up,
 `arrivals.py` what is taken in.

@@ -1,4 +1,4 @@
-"""What a learner is made of, by its configuration."""
+"""The parts of a learner, made by its configuration."""
 
 from collections.abc import Iterable
 

@@ -106,7 +106,7 @@ class PeerRegistry:
             self.announce(peer, target)
 
     def look_after(self, now: float) -> None:
-        """Notice who is silent, and forget who is lost.
+        """Mark silent peers as away, and forget lost ones.
 
         Nothing is sent to a peer that is away, so nothing else tells its end: a machine that
         vanished would keep its leases, and its place, for ever.

@@ -8,8 +8,8 @@ A restarted learner looks for the weights of every rival that its journal names,
 before the journal holds durably that they are not needed.
 
 The trainer makes a snapshot and goes on; it waits here only while the one before is still being
-written, never for an actor. A version is offered when its commit is durable, so whoever hears of it
-hears of something that can be computed again.
+written, never for an actor. A version is offered when its commit is durable, so every announced
+version can be computed again.
 """
 
 import asyncio

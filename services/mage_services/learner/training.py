@@ -1,8 +1,7 @@
-"""What the learner's worker thread does: prepare the policy, train a step, copy its weights, write
-checkpoints.
+"""The learner's worker thread: prepare the policy, train a step, copy weights, write checkpoints.
 
-Nothing here waits for a peer. All of it runs in one thread, one call at a time, so it needs no
-lock.
+Nothing here waits for a peer. Every call runs in one thread, one after the other, so no lock is
+needed.
 """
 
 import json

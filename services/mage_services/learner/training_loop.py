@@ -1,7 +1,7 @@
 """The training loop of a learner: batches in, versions out, until the last step.
 
 Each step waits for a batch, trains it in the worker's thread, commits it to the journal, and leaves
-a copy of the weights to the publisher. The loop never waits for an actor but for the batch itself.
+a copy of the weights to the publisher. The loop waits for actors only through the batch itself.
 """
 
 import asyncio
