@@ -26,7 +26,7 @@ episodes."""
 
 
 class Shop(Environment):
-    """The shop; what the customer wants is a member, by the product it was made from.
+    """The shop; what the customer wants is the task variant (`member`), named after its product.
 
     Args:
         products: path of WebShop's `items_shuffle_1000.json`; empty for a made-up catalogue.

@@ -44,7 +44,7 @@ no longer be pushed to any target."""
 
 
 class Sokoban(Environment):
-    """Sokoban; a room is a member.
+    """Sokoban; the task variant (`member`) is a room.
 
     Args:
         size: cells in a row, and rows, the border of walls included.
@@ -86,7 +86,7 @@ class Sokoban(Environment):
         self._numbers = {name: number for number, name in enumerate(names)}
         self._num_heldout = rooms // _HELDOUT_SHARE
         self.room = lru_cache(maxsize=4096)(self._make_room)
-        """The room of a member."""
+        """The room of a task variant."""
         self.facts = Facts(
             name="sokoban",
             num_seats=1,

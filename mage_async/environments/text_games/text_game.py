@@ -1,7 +1,8 @@
 """What games of other engines have in common: a list of them by name, played in free text.
 
-A game is made anew from its member's name for every episode, so a restart returns to its beginning;
-nothing else is drawn. Engines that use the global random state get one of their own (`OwnLuck`).
+A game is made anew from the name of its task variant for every episode, so a restart returns to its
+beginning; nothing else is drawn. Engines that use the global random state get one of their own
+(`OwnLuck`).
 """
 
 import random
