@@ -1,6 +1,7 @@
 """Which tables the configuration declares: their keys, and the kinds that some come in."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from mage_async.config.sections.section import Section, Variant
@@ -32,9 +33,11 @@ def may_be_absent(hint: Any) -> bool:
     return type(None) in get_args(hint)
 
 
+@cache
 def hints_of(section: type[Section]) -> dict[str, Any]:
     """Types of a table's keys, by key."""
-    return {key: hint for key, hint in get_type_hints(section).items() if key in keys_of(section)}
+    hints = get_type_hints(section, include_extras=True)
+    return {key: hints[key] for key in keys_of(section)}
 
 
 def keys_of(section: type[Section]) -> tuple[str, ...]:
