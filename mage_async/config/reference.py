@@ -115,7 +115,7 @@ def _below(section: type[Section], path: str, tiny: Table) -> Iterator[Described
 
 
 def _of_kinds(hint: Any, path: str, default: str, tiny: Table) -> Described:
-    """A table that comes in kinds: what each kind is, and its keys with the kinds that have them."""
+    """A table that comes in kinds: what each kind is, and which kinds have which key."""
     known = kinds(hint)
     owners: dict[Key, list[str]] = {}
     for name, variant in known.items():

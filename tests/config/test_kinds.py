@@ -1,0 +1,164 @@
+"""Tables that come in kinds: how a kind is chosen, and what is said of a key of another."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mage_async.assembly import check
+from mage_async.config import config_file
+from mage_async.config.schema import Config, Embedded, Pretrained, Sglang, Tiny
+from mage_async.config.sections.corrections import AnyCorrection
+from mage_async.config.shape import kinds
+from mage_async.errors import ConfigError
+
+CORRECTIONS = kinds(AnyCorrection)
+
+
+def quickstart(*settings: str) -> Config:
+    return config_file.load(config_file.find(None), settings)
+
+
+def mine(folder: Path, text: str, *settings: str) -> Config:
+    file = folder / "mine.toml"
+    file.write_text(text)
+    return config_file.load(file, settings)
+
+
+@given(
+    kind=st.sampled_from(sorted(CORRECTIONS)),
+    engine=st.sampled_from(["embedded", "sglang"]),
+    policy=st.sampled_from(["tiny", "pretrained"]),
+    absent=st.sets(st.sampled_from(["warm_start", "curriculum"])),
+)
+def test_every_combination_of_kinds_is_read_back_as_written(
+    kind: str, engine: str, policy: str, absent: set[str]
+) -> None:
+    settings = [f"learner.correction={kind}", f"engine.kind={engine}", f"policy.kind={policy}"]
+    settings += ["curriculum.turns=[1, 2]", *(f"{name}=none" for name in absent)]
+    config = quickstart(*settings)
+    assert config_file.loads(config_file.dump(config)) == config
+    assert (config.learner.correction.kind, config.engine.kind, config.policy.kind) == (
+        *(kind, engine, policy),
+    )
+    assert (config.curriculum is None) == ("curriculum" in absent)
+
+
+def test_a_source_alone_is_a_pretrained_policy_with_its_own_defaults() -> None:
+    tiny, config = quickstart(), quickstart("policy.source=models/mine", "environment.name=rps")
+    assert isinstance(tiny.policy, Tiny)
+    assert config.policy == Pretrained(source="models/mine")
+    assert config.warm_start is None
+    assert config.transcript.rules
+    assert config.transcript.max_action_tokens > 1
+    assert config.learner.learning_rate < 1e-4
+    assert config.engine.max_tokens > 1000
+    assert config.trial == tiny.trial
+    check(config)
+
+
+def test_a_source_in_a_file_is_a_pretrained_policy(tmp_path: Path) -> None:
+    config = mine(tmp_path, '[policy]\nsource = "models/mine"\n')
+    assert config.policy == Pretrained(source="models/mine")
+    assert mine(tmp_path, '[policy]\nsource = "tiny"\n').policy == Tiny()
+
+
+def test_a_file_that_says_nothing_is_a_run_of_a_pretrained_policy(tmp_path: Path) -> None:
+    assert mine(tmp_path, "") == Config()
+
+
+def test_a_warm_start_that_the_file_says_of_its_policy_goes_with_it() -> None:
+    kuhn = config_file.find("kuhn")
+    assert config_file.load(kuhn).warm_start is not None
+    assert config_file.load(kuhn, ["policy.source=models/mine"]).warm_start is None
+    asked = ["warm_start.steps=9", "policy.source=models/mine"]
+    found = config_file.load(kuhn, asked).warm_start
+    assert found is not None
+    assert found.steps == 9
+
+
+@pytest.mark.parametrize("spelling", ["icepop", '{kind = "icepop"}'])
+def test_a_kind_alone_stands_for_its_table(spelling: str, tmp_path: Path) -> None:
+    assert quickstart(f"learner.correction={spelling}").learner.correction.kind == "icepop"
+    value = spelling if spelling[0] == "{" else f'"{spelling}"'
+    found = mine(tmp_path, f"[learner]\ncorrection = {value}\n").learner.correction
+    assert found == CORRECTIONS["icepop"]()
+
+
+@pytest.mark.parametrize("setting", ["icepop", "mis_token", "tis"])
+def test_a_changed_kind_keeps_what_both_kinds_have_and_drops_the_rest(
+    setting: str, tmp_path: Path
+) -> None:
+    text = '[learner]\ncorrection = { kind = "age_mask", max_weight = 3.0, max_age = 4 }\n'
+    for way in (f"learner.correction={setting}", f"learner.correction.kind={setting}"):
+        found = mine(tmp_path, text, way).learner.correction
+        own = {"max_weight": 3.0} if setting != "icepop" else {}
+        assert found == CORRECTIONS[setting](**own)
+
+
+def test_a_changed_engine_drops_the_other_engines_keys(tmp_path: Path) -> None:
+    text = '[engine]\nthreads = 2\narithmetic = "exact"\n'
+    assert mine(tmp_path, text, "engine.kind=sglang").engine == Sglang(threads=2)
+    assert mine(tmp_path, text).engine == Embedded(threads=2, arithmetic="exact")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_key_of_another_kind_that_was_asked_for_is_an_error(order: tuple[int, int]) -> None:
+    asked = ["engine.arithmetic=exact", "engine.kind=sglang"]
+    with pytest.raises(ConfigError) as caught:
+        quickstart(*(asked[place] for place in order))
+    assert str(caught.value) == (
+        "--set engine.arithmetic=exact: unknown key `engine.arithmetic` "
+        '(only with engine.kind = "embedded", which is "sglang")'
+    )
+
+
+def test_a_key_of_another_kind_in_a_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        mine(tmp_path, '[engine]\nkind = "sglang"\narithmetic = "exact"\n')
+    assert str(caught.value).startswith(
+        f"{tmp_path}/mine.toml: unknown key `engine.arithmetic` (on"
+    )
+
+
+def test_a_method_counts_as_the_files_own_word() -> None:
+    file = config_file.find(None)
+    found = config_file.load(file, ["learner.correction=cispo"], "mage_code").learner.correction
+    assert found == CORRECTIONS["cispo"](clip_low=0.2, clip_high=0.2)
+
+
+def test_a_control_may_leave_out_what_its_base_has(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text("[warm_start]\nsteps = 3\n")
+    assert mine(tmp_path, 'base = "base.toml"\n').warm_start is not None
+    assert mine(tmp_path, 'base = "base.toml"\nwarm_start = "none"\n').warm_start is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("learner.correction=prayer", "`learner.correction.kind` must be one of 'none', 'ppo', "),
+        ("learner.correction.clip_lo=1", "unknown key `learner.correction.clip_lo` (did you mean "),
+        ("policy.heads=0", "`policy.heads` must be at least 1, got 0"),
+        ("warm_start=3", "`warm_start` must be a table, or 'none', got 3"),
+        ("engine=3", "`engine` must be object, got 3"),
+        ("seed.x=3", "`seed` is a value, not a table"),
+        ("curriculum.turnz=[1]", "unknown key `curriculum.turnz` (did you mean `curriculum.turns"),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_assignment(setting: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        mine(tmp_path, 'seed = 1\n[policy]\nkind = "tiny"\n', setting)
+    assert str(caught.value).startswith(f"--set {setting}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("learner.correction.dual_clip=0.5", "learner.correction.dual_clip must be above 1, or 0"),
+        ("policy.heads=3", "policy: hidden_size must be a multiple of heads, and heads of kv_"),
+    ],
+)
+def test_what_types_cannot_say_of_one_section_is_checked(setting: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(quickstart(setting))

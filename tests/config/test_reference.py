@@ -1,0 +1,44 @@
+"""What `mage config` prints, and the page made of it."""
+
+from pathlib import Path
+
+import pytest
+
+from mage_async.config.config_file import find
+from mage_async.config.reference import as_lines, as_markdown, sections
+from mage_async.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_what_the_schema_says() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert page == as_markdown(sections()), "python -m mage_async.config.reference > the page"
+
+
+def test_every_key_has_a_sentence() -> None:
+    found = sections()
+    assert all(key.sentence.endswith(".") for each in found for key in each.keys)
+    assert sum(len(each.keys) for each in found) > 100
+
+
+def test_one_section_is_found_with_those_below_it() -> None:
+    assert [each.path for each in sections("learner")] == ["learner", "learner.correction"]
+    lines = "\n".join(as_lines(sections("engine")))
+    assert "max_tokens = 8192 (tiny: 160)" in lines
+    assert "Only with sglang." in lines
+
+
+def test_an_unknown_section_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no section 'lerner'; known: .*learner.correction"):
+        sections("lerner")
+
+
+@pytest.mark.parametrize(("name", "most"), [("quickstart", 45), ("papers", 90), ("", 60)])
+def test_shipped_files_are_short(name: str, most: int) -> None:
+    folder = find(None).parent
+    found = [path for path in folder.rglob("*.toml") if name in (path.stem, path.parent.name, "")]
+    assert found
+    for path in found:
+        allowed = 90 if path.parent.name == "papers" else most
+        assert len(path.read_text().splitlines()) <= allowed, path
