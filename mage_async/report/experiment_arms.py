@@ -56,7 +56,8 @@ class Arm:
     @property
     def label(self) -> str:
         """Those keys and values in one line, each key as short as it can be."""
-        said = [f"{key.rpartition('.')[2]} {_said(value)}" for key, value in self.settings.items()]
+        known = {key: value for key, value in self.settings.items() if value is not None}
+        said = [f"{_short(key)} {_said(value)}" for key, value in known.items()]
         return ", ".join(said) or "all runs"
 
     def values(self, *path: str | int) -> list[float]:
@@ -99,13 +100,27 @@ def _flat(config: Config) -> dict[str, Any]:
             if isinstance(value, dict):
                 pending.append((f"{path}.", value))
             elif not path.startswith(APART):
-                found[path] = value
+                found[path] = "none" if value is None else value
     return found
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     keys = dict.fromkeys(key for each in settings for key in each)
-    return [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+    return [key for key in keys if _differs(key, settings)]
+
+
+def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a key tells arms apart; a key that only some kinds of a table have does not, where
+    those that have it agree.
+    """
+    has_kinds = any(f"{key.rpartition('.')[0]}.kind" in each for each in settings)
+    return len({repr(each.get(key)) for each in settings if key in each or not has_kinds}) > 1
+
+
+def _short(key: str) -> str:
+    """A key's last name; of a correction's kind, `correction`."""
+    *_, table, last = ("", *key.split("."))
+    return table if last == "kind" and table == "correction" else last
 
 
 def _lookup(tree: Any, path: Sequence[str | int]) -> float | None:

@@ -45,6 +45,30 @@ def test_runs_of_one_configuration_are_one_arm(runs):
     assert [arm.label for arm in arms(runs[:3])] == ["all runs"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "labels"),
+    [
+        (
+            ("learner.correction=decoupled", "learner.correction=icepop"),
+            ["correction decoupled", "correction icepop"],
+        ),
+        (
+            ("learner.max_weight=3.0", "learner.correction=ppo"),
+            ["correction decoupled", "correction ppo"],
+        ),
+        (("seed=0", "curriculum.turns=[2, 3]"), ["curriculum none", "steps 20, turns 2+3, eps"]),
+    ],
+)
+def test_an_arm_is_named_by_its_kind_and_not_by_keys_that_the_kind_brings(
+    make_run, settings, labels
+):
+    places = [make_run(f"{number}", settings=[each]) for number, each in enumerate(settings)]
+    for place in places:
+        write_summary(place, summarise(place, wall_s=60.0, processor_s=60.0))
+    found = [arm.label for arm in arms(map(read_run, places))]
+    assert found == [label.replace("eps", "episodes all") for label in labels]
+
+
 def test_an_interval_over_runs_is_students():
     assert interval([1.0, 3.0]) == pytest.approx((2.0, 12.706), abs=1e-9)
     assert interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, 4.303 / math.sqrt(3)), abs=1e-9)
