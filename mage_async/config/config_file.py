@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import tomli_w
 
-import mage_async
 from mage_async.config.assignments import Assignments
 from mage_async.config.defaults import completed, spelled_out, without_empty
 from mage_async.config.explain import Fault, explain, unwritable
@@ -93,7 +92,7 @@ def _parsed(written: Assignments, where: str, *, is_recorded: bool = False) -> C
         fault = explain(str(error), tree)
     if is_recorded and fault.is_unknown and not written.blamed(fault.key):
         raise ConfigError(
-            f"{where}: a newer version wrote it: mage_async {mage_async.__version__} has no such "
+            f"{where}: a newer version of mage_async wrote it: this one has no such "
             f"`{fault.key}`; use the version that wrote it"
         )
     raise _error(fault, written, where)

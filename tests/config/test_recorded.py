@@ -107,10 +107,12 @@ def test_an_older_name_that_has_no_place_is_answered_with_the_new_one(
 def test_a_run_of_a_newer_version_is_refused_as_one(tmp_path: Path, text: str, key: str) -> None:
     file = tmp_path / "config.toml"
     file.write_text(text)
-    said = f"{file}: a newer version wrote it: mage_async .* has no such `{key}`"
+    said = f"{file}: a newer version of mage_async wrote it: this one has no such `{key}`"
     with pytest.raises(ConfigError, match=said):
         config_file.load_recorded(file)
-    with pytest.raises(ConfigError, match=r"^configuration: a newer version wrote it"):
+    with pytest.raises(
+        ConfigError, match=r"^configuration: a newer version of mage_async wrote it"
+    ):
         config_file.loads(text)
 
 
