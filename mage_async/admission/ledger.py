@@ -46,7 +46,7 @@ class Accepted:
     """The first result for this trial: journal it, then acknowledge it."""
 
     is_complete: bool
-    """It was its group's last."""
+    """Whether it was the last trial of its group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Place:
 
     grant: int
     version: int
-    """It was granted at."""
+    """Policy version at which the group was granted."""
     is_complete: bool
 
 

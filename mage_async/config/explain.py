@@ -14,7 +14,7 @@ from mage_async.config.shape import Table, hints_of, keys_of, kinds, table_of
 
 BOUNDS = {">=": "at least", ">": "greater than", "<=": "at most", "<": "less than"}
 LARGEST = 2**63 - 1
-"""Of whole numbers, in TOML."""
+"""The largest whole number in TOML."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from mage_async.trials.scripted import random_task, scripted_trial
 from mage_async.trials.trial_rules import TrialRules
 
 NUM_TRIALS = 3
-"""They differ in length, and of one that is too long only its group is lost."""
+"""Scripted trials that are measured: they differ in length, and a longer one costs one group."""
 _MARKS = re.compile(r"(<\|user\|>|<\|assistant\|>|</?action>|</?remark>)")
 
 

@@ -190,7 +190,7 @@ class Coordinator:
         self._grant()
 
     def unused(self, versions: Collection[int]) -> list[int]:
-        """Of some published versions those that nobody may read any more."""
+        """The versions among these that hold no lease and are no opponent."""
         return self.weights.unused(versions, self.rivals())
 
     def rivals(self) -> set[int]:

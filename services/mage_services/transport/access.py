@@ -79,7 +79,7 @@ class Hearing:
     num_messages: int = 0
 
     def receive(self, now: float) -> Verdict:
-        """It goes on sending."""
+        """The peer goes on sending after a refusal."""
         self.num_messages += 1
         if now - self.since <= HEARING_S and self.num_messages <= HEARING_MESSAGES:
             return NOTHING

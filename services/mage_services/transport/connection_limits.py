@@ -42,7 +42,7 @@ class SilentConnections:
         self._since.pop(connection, None)
 
     def left(self, connection: int) -> None:
-        """It has ended."""
+        """The connection has ended."""
         self._since.pop(connection, None)
 
     def overdue(self, *, now: float) -> list[int]:
@@ -66,7 +66,7 @@ class UnfinishedMessages:
     """Brought when the last whole message was seen to have come; None: one has come since."""
 
     def connections(self) -> list[int]:
-        """Those that are watched."""
+        """Connections that are watched."""
         return list(self._at_last)
 
     def arrived(self, connection: int) -> None:
@@ -79,11 +79,11 @@ class UnfinishedMessages:
             self._at_last[connection] = None
 
     def left(self, connection: int) -> None:
-        """It has ended."""
+        """The connection has ended."""
         self._at_last.pop(connection, None)
 
     def brought(self, connection: int, num_bytes: int) -> bool:
-        """While nothing waits: what it has brought so far; whether to end it."""
+        """Take the bytes brought so far, while nothing waits; whether to end the connection."""
         before = self._at_last.get(connection, num_bytes)
         if before is None:
             self._at_last[connection] = before = num_bytes

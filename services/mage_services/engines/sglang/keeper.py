@@ -65,7 +65,7 @@ class Keeper:
         self._due[what] = time.monotonic() + seconds
 
     def paid(self, what: str) -> None:
-        """It has answered."""
+        """The process has answered."""
         self._due.pop(what, None)
 
     def cheer(self) -> None:
