@@ -14,11 +14,12 @@ from mage_async.config import config_file
 from mage_async.errors import ConfigError, RunFailed
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli import replay, supervised_run
+from mage_services.cli.completion import SHELLS
 from mage_services.cli.main import COMMANDS, EXIT_FAILED, EXIT_USAGE, main
 
-SHELLS = ("bash", "zsh", "tcsh")
 HELP_OF_ALL = """
 import sys
+from mage_services.cli.completion import SHELLS
 from mage_services.cli.main import COMMANDS, main
 for arguments in ([], *([name] for name in COMMANDS)):
     try:

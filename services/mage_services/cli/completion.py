@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-import shtab
-
 HELP = "Print a script that completes commands, options and files in a shell."
+SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,11 +13,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'For bash: eval "$(mage completion bash)" in ~/.bashrc; for zsh: mage completion zsh > '
         "_mage in a folder of fpath; for tcsh: mage completion tcsh > FILE, and source FILE."
     )
-    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
+    parser.add_argument("shell", choices=SHELLS)
 
 
 def run(given: argparse.Namespace) -> int:
     """Print the script."""
+    import shtab
+
     from mage_services.cli.main import command_tree
 
     tree = command_tree()
@@ -29,6 +30,8 @@ def run(given: argparse.Namespace) -> int:
 
 def _complete_files(parser: argparse.ArgumentParser) -> None:
     """Let every argument that takes a path be completed by files, in all commands."""
+    import shtab
+
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():

@@ -62,6 +62,7 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     if given.member is not None:
         _check_member(environment, given.member)
 
+    # imported last: a wrong member is refused before torch is imported, which takes seconds
     from mage_async.inference.chat_files import load_chat
     from mage_services.actor.human_player import play_person_and_agent
     from mage_services.actor.rollout import Stage

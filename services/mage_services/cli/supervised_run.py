@@ -1,8 +1,4 @@
-"""One run from its first process to its report: what `mage train` does once all is checked.
-
-The lock that the command took is not inheritable: a child that outlived a killed supervisor by a
-moment would otherwise stand in the way of the next one.
-"""
+"""One run from its first process to its report: what `mage train` does once all is checked."""
 
 import json
 import os
