@@ -95,6 +95,7 @@ def test_the_default_matrix_of_an_ablation_is_in_its_help(
         (["ablate", "--parallel", "0"], "mage ablate: --parallel and --actors must be at least 1"),
         (["train", "--actors", "0"], "mage: --actors must be at least 1, got 0"),
         (["--learner", "2"], "mage: --learner must be 1 in this version, got 2"),
+        (["config", "larner"], "mage config: "),
         (["--resume"], "mage: --resume needs --run-dir, the run to go on with"),
         (["evaluate"], "mage evaluate: the following arguments are required: run_dir; see `mage"),
         (["evaluate", "a", "--trials", "two"], "must be a whole number above 0, got 'two'; see"),
@@ -123,6 +124,13 @@ def test_a_failure_of_what_had_begun_is_status_1(
     monkeypatch.setattr(replay, "run", fail)
     assert main(["replay", "run"]) == status
     assert capsys.readouterr().err == "mage replay: no\n"
+
+
+def test_the_keys_of_one_section_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "learner"]) == 0
+    shown = capsys.readouterr().out
+    assert "steps = " in shown
+    assert "max_staleness" not in shown
 
 
 @pytest.mark.parametrize("spelling", [[], ["train"], ["launch"]])

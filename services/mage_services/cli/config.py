@@ -2,19 +2,23 @@
 
 import argparse
 
-from mage_async.config.reference import as_lines, sections
+HELP = "Explain every key of the configuration, with its default."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may be asked for."""
+    """Declare the section."""
+    parser.epilog = "`mage train --print-config` prints the configuration that a run would have."
     text = "a section such as learner or learner.correction (all)"
     parser.add_argument("section", nargs="?", default="", metavar="SECTION", help=text)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(given: argparse.Namespace) -> int:
     """Print the keys of a section, or of all.
 
     Raises:
         ConfigError: there is no such section.
     """
+    from mage_async.config.reference import as_lines, sections
+
     print("\n".join(as_lines(sections(given.section))))
+    return 0

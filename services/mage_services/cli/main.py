@@ -15,6 +15,7 @@ from mage_services.cli import (
     ablate,
     actor,
     completion,
+    config,
     evaluate,
     journal,
     keys,
@@ -58,6 +59,7 @@ COMMANDS: dict[str, Command] = {
     "ablate": ablate,
     "keys": keys,
     "actor": actor,
+    "config": config,
     "completion": completion,
 }
 

@@ -26,8 +26,8 @@ DEFAULT_ACTORS = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare which configuration is trained, where, and by how many processes."""
     parser.epilog = (
-        "What the keys of a configuration mean is said in mage_async/config/schema.py. A run that "
-        "was stopped goes on with `mage train --resume --run-dir DIR`."
+        "`mage config` explains the keys of a configuration. A run that was stopped goes on with "
+        "`mage train --resume --run-dir DIR`."
     )
     parser.add_argument("--config", help="a TOML file, or the name of a shipped one (quickstart)")
     parser.add_argument(
