@@ -106,7 +106,7 @@ class WeightStore:
         self._leases.gone(peer)
 
     def unused(self, versions: Collection[int], opponents: Collection[int]) -> list[int]:
-        """The versions among these that hold no lease, are no opponent and will not be announced."""
+        """The versions among these without a lease that are no opponent and not to be announced."""
         kept = {publication.version for publication in self._published} | set(opponents)
         newest = max((publication.version for publication in self._published), default=0)
         return [each for each in self._leases.unused(versions, newest) if each not in kept]
