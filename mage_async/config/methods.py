@@ -115,6 +115,6 @@ The last four change one thing each of whatever configuration they are written o
 - `rema` (arXiv 2503.09501, with shared weights): the reflecting and the playing role are both paid
   the same return, and each is normalised within the group and among its own turns. Its ratio per
   turn is `learner.correction = "gspo"`.
-- `metacure` (arXiv 2006.08170): a bonus for finding out who is hidden, before the last episode, at
-  the weight of its code; one policy does both, as the episode is in its context.
+- `metacure` (arXiv 2006.08170): a bonus for finding out the hidden member before the last episode,
+  at the weight of its code; one policy does both, as the episode is in its context.
 """

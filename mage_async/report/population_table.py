@@ -1,4 +1,4 @@
-"""Whom the agent met in training: rating, games and return of every member, best rated first."""
+"""The members met in training: rating, games and return of each, best rated first."""
 
 from collections.abc import Mapping
 from typing import Any

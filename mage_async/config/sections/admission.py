@@ -1,4 +1,4 @@
-"""Which groups are played, against whom, and how stale they may become."""
+"""Which groups are played, against which members, and how stale they may become."""
 
 from typing import Annotated, Literal
 
@@ -39,7 +39,7 @@ class Admission(Section):
 
 
 class Population(Section):
-    """Whom the agent meets in training; see `mage_async/tasks/`."""
+    """The members that the agent meets in training; see `mage_async/tasks/`."""
 
     matchmaker: Matchmaker = "decks"
     """The environment's members in shuffled decks; the same one always in the same place of a step,

@@ -27,8 +27,8 @@ class Credit(Section):
     episode_discount: Share = 1.0
     """Discount an episode, between episodes."""
     information_bonus: NonNegative = 0.0
-    """Reward per nat that a turn gains about who is hidden, in every episode but the last; needs an
-    environment with a Bayes filter (`mage_async/credit/exploration_bonus.py`)."""
+    """Reward per nat that a turn gains about the hidden member, in all episodes but the last; needs
+    an environment with a Bayes filter (`mage_async/credit/exploration_bonus.py`)."""
 
 
 class Advantage(Section):

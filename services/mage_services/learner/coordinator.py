@@ -166,7 +166,7 @@ class Coordinator:
             self.open(*self.weights.lagging(version), publication)
 
     def publish(self, publication: Publication) -> None:
-        """Tell everyone of new weights, then grant what they free.
+        """Announce new weights to every peer, then grant what they free.
 
         An actor that is still loading hears of the newest when it has done so.
         """
@@ -179,7 +179,7 @@ class Coordinator:
         self._grant()
 
     def open(self, *publications: Publication) -> None:
-        """The first weights are there: welcome those who waited.
+        """The first weights are there: welcome the peers that waited.
 
         Several, oldest first, where a restarted learner has lagging actors.
         """
@@ -194,7 +194,7 @@ class Coordinator:
         return self.weights.unused(versions, self.rivals())
 
     def rivals(self) -> set[int]:
-        """Versions whose weights somebody plays against, or will.
+        """Versions that groups play against, or will.
 
         A complete group needs none, in training or not: to a restarted learner groups that were in
         training are in flight again, and it must not miss weights that were removed meanwhile.
@@ -230,7 +230,7 @@ class Coordinator:
         return "evaluator" in roles and self.ledger.owners() <= self.peers.keys()
 
     def dismiss(self, reason: str) -> None:
-        """Say goodbye to everyone."""
+        """Say goodbye to every peer."""
         for peer in list(self.peers):
             self.registry.send(peer, Goodbye(reason=reason))
 
@@ -250,12 +250,12 @@ class Coordinator:
 
     def _welcome(self, peer: Peer) -> None:
         """Take a peer in, and repeat its grants: it may not have heard of all."""
-        self.peers[peer].last_heard = self.clock()  # until now it was we who were silent
+        self.peers[peer].last_heard = self.clock()  # until now this process was silent itself
         self.registry.welcome(peer)
         self.grants.repeat(peer)
 
     def _forgive_stall(self, now: float) -> None:
-        """Nobody was silent, or late, while it was we who did not listen."""
+        """Forgive silence and lateness in a time when this process did not listen."""
         gap = 0.0 if self._ticked_at is None else now - self._ticked_at
         self._ticked_at = now
         if gap > STALL_S:
@@ -286,7 +286,7 @@ class Coordinator:
         return self._is_full
 
     def _forget_strangers(self, now: float) -> None:
-        """Owners from before a restart who have not come back."""
+        """Forget owners from before a restart that have not come back."""
         if self.weights.is_open and now - self._opened_at > SILENCE_S:
             self.weights.release(EARLIER)
             for owner in self.ledger.owners() - self.peers.keys():

@@ -34,7 +34,7 @@ class Journal(Protocol):
 
 
 class Tasks(Protocol):
-    """Who says what the n-th group plays: a `TaskStream`, or a `Matchmaker` over one."""
+    """The source of the n-th group's task: a `TaskStream`, or a `Matchmaker` over one."""
 
     def task(self, number: int) -> Task:
         """The task of the `number`-th group."""

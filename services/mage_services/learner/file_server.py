@@ -63,7 +63,7 @@ class FileServer:
         self._questions[peer].take(message)
 
     def num_waiting(self, peer: Peer) -> int:
-        """Questions of a peer that nobody looks at yet."""
+        """Questions of a peer that have not been read yet."""
         return len(self._questions.get(peer, ()))
 
     async def run(self) -> None:

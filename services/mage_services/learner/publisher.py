@@ -2,7 +2,7 @@
 
     task       waits for      then
     publish    a snapshot     writes it, announces it
-               the journal    removes what nobody may read any more
+               the journal    removes versions without a lease
 
 A restarted learner looks for the weights of every rival that its journal names, so none are removed
 before the journal holds durably that they are not needed.

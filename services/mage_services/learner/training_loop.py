@@ -20,7 +20,7 @@ from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup
 
 HEARD_S = 5.0
-"""How long to wait, in the end, for a hello from everyone a restarted learner knows of."""
+"""Seconds to wait, at the end, for a hello of every peer that a restarted learner knows of."""
 PARITY_PATIENCE_S = 5.0
 """How long to wait, after the last step, for groups drawn by the last weights."""
 
@@ -70,7 +70,7 @@ class TrainingLoop:
         return parity
 
     async def _hear_all(self, due: float) -> None:
-        """Wait until everyone can be said goodbye to, but not beyond `due`, in the loop's time."""
+        """Wait until every peer can be dismissed, but not beyond `due`, in the loop's time."""
         self._enter("peer gone")
         try:
             async with asyncio.timeout_at(due):

@@ -1,4 +1,4 @@
-"""Published weights: which versions there are, who may still read them, which a peer draws with.
+"""Published weights: which versions there are, their leases, and which one a peer draws with.
 
 A version stays until no lease holds it (`mage_async/admission/weight_leases.py` decides), no peer
 will be told of it, and no group has it as an opponent. The publisher writes and removes versions,

@@ -63,7 +63,7 @@ def run_ablation(ablation: Ablation) -> int:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Nobody else runs cells of this folder; the lock ends with the process."""
+    """Lock this folder, so that no other process runs its cells; the lock ends with the process."""
     lock = hold(root / ".lock", f"{root}: another `mage ablate` runs there; wait for it")
     try:
         yield
