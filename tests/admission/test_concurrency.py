@@ -11,7 +11,7 @@ from tests.helpers.flow_simulation import Workload, simulate
 
 
 def lengths(in_play, *, sigma=0.6, groups_per_step=16):
-    """Of 4,000 groups, in steps, where the engine is as fast as the trainer."""
+    """The lengths of 4,000 groups, in steps, where the engine is as fast as the trainer."""
     source = random.Random(0)
     mean = in_play / groups_per_step
     return [mean * source.lognormvariate(-sigma * sigma / 2, sigma) for _ in range(4000)]

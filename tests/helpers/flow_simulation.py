@@ -34,7 +34,7 @@ class Workload:
     in_play: int = 32
     max_staleness: int = 2
     sigma: float = 0.6
-    """Of the logarithm of a group's length."""
+    """The standard deviation of the logarithm of a group's length."""
     steps: int = 500
     settle: int = 50
     """Steps before measuring."""
@@ -47,15 +47,15 @@ class FlowFigures:
     """What one simulation shows, after it has settled. Shares are of 1."""
 
     throughput: float
-    """Of a trainer that never waits."""
+    """As a share of a trainer's that never waits."""
     staleness_mean: float
-    """Of groups, in steps."""
+    """The mean over groups, in steps."""
     staleness_max: int
     groups_over: float
     tokens_over: float
     """By tokens, against the bound."""
     tokens_over_by_third: tuple[float, float, float]
-    """Of each third of a group's life: of three episodes, about an episode each."""
+    """By third of a group's life: of three episodes, about an episode each."""
     groups_dropped: float
     work_wasted: float
     """Generated tokens that were never trained."""

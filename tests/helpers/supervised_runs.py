@@ -164,7 +164,7 @@ class Outer:
 
 
 def descriptors(pids: dict[str, int]) -> dict[int, str]:
-    """Of living processes, so that their ends can be waited for."""
+    """Descriptors of living processes, so that a test can wait for their ends."""
     return {os.pidfd_open(pid): name for name, pid in pids.items()}
 
 

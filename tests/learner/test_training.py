@@ -36,7 +36,7 @@ class Journal:
 
 @pytest.fixture
 def training(tmp_path: Path, request: pytest.FixtureRequest) -> Training:
-    """Of a device, with a step that changes nothing."""
+    """Training on a device, with a step that changes nothing."""
     config = config_file.load(config_file.find(None), [f"learner.device={request.param}"])
     shape = Qwen3Config(
         vocab_size=32,

@@ -39,7 +39,7 @@ def tokens(current, behaviour, advantages, *, proximal=None, staleness=None, tur
 
 
 def gradient(made, given):
-    """Of the summed losses, on each token's log-prob."""
+    """The gradient of the summed losses with respect to each token's log-prob."""
     made.losses.sum().backward()
     return given.logprobs.grad
 

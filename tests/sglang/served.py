@@ -64,7 +64,7 @@ class Policies:
         return self._write(-1, tensors)
 
     def logprobs(self, version: int, prompt: Prompt, completion: Completion) -> np.ndarray:
-        """Of a completion's tokens, by one forward of a version over all: float64 [n]."""
+        """Log-probs of a completion's tokens, by one forward of a version over all: float64 [n]."""
         ids = np.concatenate([prompt.tokens, completion.tokens]).astype(np.int64)
         with torch.no_grad():
             logits = self.model(version)(torch.from_numpy(ids)[None]).logits[0]

@@ -19,7 +19,7 @@ PART = bytes([MORE | LONG]) + (2**20).to_bytes(8, "big") + bytes(2**20)
 HELLO = Hello(role="actor", name="good", build="b1", config_digest="c1", credits=2)
 BEAT = Heartbeat(name="good", counters={}, blocked_s={})
 UNBOUNDED = Allowance(messages=Rate(1e9, 1e9))
-"""Of the good one, who shows that the learner still answers as fast as it can."""
+"""What the sound peer may send: it shows that the learner still answers as fast as it can."""
 
 
 def send_without_end(address: str) -> bytes:

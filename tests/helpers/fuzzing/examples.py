@@ -56,7 +56,7 @@ def example_messages() -> list[messages.Message]:
 
 
 def example_file() -> messages.ServedFile:
-    """Of a model's directory."""
+    """A file of a model's directory."""
     return messages.ServedFile(name="policy/config.json", num_bytes=99, digest=4 * "01234567")
 
 
