@@ -25,9 +25,9 @@ class Committed:
 
     commit: Commit
     groups: list[Group] | None
-    """What it trained, in order of grant; None where the trials lie in deleted segments."""
+    """Groups of the step, in order of grant; None where the trials lie in deleted segments."""
     config: str
-    """In force when it was trained, as TOML."""
+    """The configuration of the step, as TOML."""
 
 
 class LastConfig:

@@ -170,4 +170,4 @@ UNBOUNDED = Rule("unbounded", "nothing", fill, take_complete, none_over_age)
 RULES = {
     rule.name: rule for rule in (SYNC, ONE_STEP, COUNT, WINDOW, STRICT, DROP, SLOTS, UNBOUNDED)
 }
-"""By the name a configuration gives them."""
+"""The rules, by the name a configuration gives them."""

@@ -181,7 +181,7 @@ CREDITS: dict[str, Credit] = {
         final_only,
     )
 }
-"""By the name a configuration gives."""
+"""The credits, by the name a configuration gives them."""
 
 
 def _chained(

@@ -29,7 +29,7 @@ _EXTRAS = {
     "textarena": "mage_async.environments.text_games.textarena:TextArena",
     "textworld": "mage_async.environments.text_games.textworld:TextWorld",
 }
-"""On engines that have to be installed too: `pip install 'mage_async[textworld]'`."""
+"""Environments on engines that have to be installed too: `pip install 'mage_async[textworld]'`."""
 _KNOWN = _CLASSES | _EXTRAS
 _ADVICE = "inherit mage_async.environments.environment.Environment and see what it asks for"
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

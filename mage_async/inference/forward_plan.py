@@ -32,7 +32,7 @@ class Plan:
         self.copies.setdefault((source, length), []).append(target)
 
     def rows(self) -> Rows:
-        """As arrays, longest first."""
+        """The planned rows as arrays, longest first."""
         counts = np.array(self.counts, np.int64)
         order = np.argsort(-counts, kind="stable")
         return Rows(np.array(self.lanes, np.int64), np.array(self.starts, np.int64), counts).take(
@@ -40,5 +40,5 @@ class Plan:
         )
 
     def prefix_copies(self) -> list[PrefixCopy]:
-        """In the order they were planned, so that what is lent on was taken before."""
+        """The planned copies, in order, so that a prefix is received before it is lent on."""
         return [PrefixCopy(source, to, length) for (source, length), to in self.copies.items()]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 WORST_PADDING = 4
-"""In a bucket no row is wider than this times another ..."""
+"""No row of a bucket is wider than this times another ..."""
 SMALL_CELLS = 512
 """... unless so few cells would be padded that a bucket of its own costs more."""
 

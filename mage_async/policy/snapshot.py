@@ -27,7 +27,7 @@ class Place:
     shape: tuple[int, ...]
     start: int
     end: int
-    """In bytes."""
+    """`start` and `end` are offsets in the buffer, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class Snapshot:
 
     version: int
     places: tuple[Place, ...]
-    """In the order of the buffer, without a gap."""
+    """Places of all tensors, in the order of the buffer, without a gap."""
     data: torch.Tensor
     """uint8 [bytes], on the model's device"""
 

@@ -89,7 +89,7 @@ class Head(Fields):
     first_grant: Number
     next_grant: Number
     groups: tuple[Granted, ...]
-    """In flight, oldest first; `held` of each says which trials earlier segments have."""
+    """Groups in flight, oldest first; `held` says which trials earlier segments have."""
     trained: Number
     acknowledged: Number
     granted_again: Number

@@ -43,7 +43,7 @@ class Setting:
         return self.bound + self.lag
 
     def label(self) -> str:
-        """In a few words."""
+        """The cell in a few words."""
         lag = f", lag {self.lag}" if self.lag else ""
         return f"{self.rule} {self.bound}, {self.correction}{lag}"
 
@@ -105,7 +105,7 @@ class Finished:
 
     cell: Cell
     figures: dict[str, float]
-    """By name; the last episode's returns first."""
+    """Figures by name; the last episode's returns first."""
     curve: list[tuple[int, float, float]]
     """After each step: trials trained, seconds of training, return of the batch's last episode."""
     ages: list[dict[int, float]]

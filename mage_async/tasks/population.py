@@ -26,7 +26,7 @@ from mage_async.trajectory import Group
 
 PREFIX = "policy-"
 ITSELF = "policy"
-"""In ratings: all versions that were met as the newest."""
+"""The name in ratings of all versions that were met as the newest."""
 STEP = 16.0
 """Rating points that a group can move, at most."""
 FADE = 0.25

@@ -23,7 +23,7 @@ _REFLECT = (
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """In words for a model that reads, or bare for one that learns them."""
+    """Prompts in words for a model that reads, or bare for a model that learns them."""
 
     rules: str
     reflect: str

@@ -26,7 +26,7 @@ def cell_names(size: int) -> tuple[str, ...]:
 
 @cache
 def neighbours(size: int) -> tuple[int, ...]:
-    """By cell, the set of the up to eight around it."""
+    """The set of neighbours of each cell, up to eight."""
 
     def around(row: int, column: int) -> int:
         rows = range(max(0, row - 1), min(size, row + 2))
@@ -43,9 +43,9 @@ class Board:
 
     size: int
     shown: tuple[int, ...]
-    """By cell: `MINE`, or the number of mines around it."""
+    """What each cell shows: `MINE`, or the number of mines around it."""
     opens: tuple[int, ...]
-    """By cell, the set that opening it opens: itself, and around each that shows 0, all."""
+    """The set that opening a cell opens: the cell, and all cells around each that shows 0."""
     safe: int
     """The set without a mine."""
 

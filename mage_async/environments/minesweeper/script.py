@@ -21,7 +21,7 @@ _Need = tuple[int, int]
 def mine_chances(
     size: int, num_mines: int, shown: Mapping[int, int], struck: int = 0
 ) -> dict[int, float]:
-    """By closed cell, the probability of a mine, all layouts being equally likely.
+    """The probability of a mine at each closed cell, all layouts being equally likely.
 
     Args:
         size: cells in a row.
@@ -57,7 +57,7 @@ def _alike(unknown: int, needs: Sequence[_Need]) -> list[int]:
 
 
 class _Counts:
-    """In how many layouts each group of cells has how many mines."""
+    """The number of layouts in which each group of cells has each number of mines."""
 
     def __init__(self, groups: Sequence[int], needs: Sequence[_Need], num_mines: int) -> None:
         self._sizes = [group.bit_count() for group in groups]

@@ -39,7 +39,7 @@ def greedy(table: Table) -> Table:
 
 
 def best_response(game: Any, against: Table) -> Table:
-    """In either seat, what earns most against a table; an empty one is uniform play."""
+    """The best response to a table, in either seat; an empty table is uniform play."""
     table: dict[str, list[tuple[int, float]]] = {}
     for seat in range(2):
         actions = _response(game, seat, against).get_best_response_actions()

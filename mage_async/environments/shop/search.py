@@ -21,7 +21,7 @@ class Index:
         lengths = [count.total() for count in counts]
         mean = sum(lengths) / max(1, len(lengths))
         self._weights: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        """By word, the texts that have it, with the weight of the word in them."""
+        """The texts that contain each word, with its weight in each text."""
         frequencies = Counter(word for count in counts for word in count)
         for number, (count, length) in enumerate(zip(counts, lengths, strict=True)):
             norm = _K1 * (1 - _B + _B * length / mean)

@@ -42,7 +42,7 @@ class Surrogate:
     """The objective of each token and what was done to it: all [N]."""
 
     losses: torch.Tensor
-    """To be minimised; with the gradient."""
+    """The loss to be minimised, with its gradient."""
     weights: torch.Tensor
     """Importance weight it was given; 0 where masked."""
     is_clipped: torch.Tensor

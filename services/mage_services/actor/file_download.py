@@ -30,7 +30,7 @@ class FileDownload:
 
     @property
     def name(self) -> str:
-        """As the learner knows the file."""
+        """The name of the file at the learner."""
         return self._download.name
 
     async def ask(self) -> None:

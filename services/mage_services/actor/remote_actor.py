@@ -42,7 +42,7 @@ from mage_services.transport.channel import PeerChannel
 
 LINGER_S = 2.0
 MAX_MISSING = 3
-"""In a row: how often weights may be gone that the learner named."""
+"""How often in a row weights that the learner named may be gone."""
 KEPT_FILES = 2
 """Files of weights that are kept: the engine's, and the next ones."""
 

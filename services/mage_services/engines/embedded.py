@@ -167,7 +167,7 @@ class EmbeddedEngine:
         return Scheduler(model, now=time.perf_counter)
 
     def _read(self, path: Path) -> Weights:
-        """In a thread beside the one that computes: forwards go on meanwhile."""
+        """Read weights, in a thread beside the one that computes: forwards go on meanwhile."""
         architecture, arithmetic = self._scheduler.architecture, self._scheduler.arithmetic
         if not is_manifest(path):
             return read_weights(path, architecture, arithmetic)

@@ -49,7 +49,7 @@ class JournalStatistics:
     num_records: int
     num_syncs: int
     num_bytes: int
-    """On disk, of all segments, with what is about to be written."""
+    """Bytes of all segments on disk, and of what is about to be written."""
     why_full: str
 
 

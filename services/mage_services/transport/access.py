@@ -61,9 +61,9 @@ class Verdict:
     """What to do with the frames of a peer."""
 
     message: Message | None = None
-    """To deliver."""
+    """A message to deliver."""
     answer: Message | None = None
-    """To send back."""
+    """A message to send back."""
     is_over: bool = False
     """End the connection."""
 
@@ -99,7 +99,7 @@ class ChannelStatistics:
     num_turned_away: int
     """Connections without a known key."""
     faults: Mapping[Peer, Faults]
-    """By peer; only peers that sent something malformed."""
+    """Faults by peer, of peers that sent something malformed."""
 
     def num_malformed(self) -> int:
         """Malformed messages of all peers."""
@@ -128,7 +128,7 @@ class AccessControl:
     """Peers that may fetch files: they were told of the run."""
     _meters: dict[Peer, Meter] = field(default_factory=dict)
     _refused: dict[Peer, Hearing] = field(default_factory=dict)
-    """For their rate."""
+    """Peers that were refused for their rate."""
     _barred: dict[tuple[bytes, str], float] = field(default_factory=dict)
     """Key and address, and until when."""
     _notes: list[str] = field(default_factory=list)
@@ -257,7 +257,7 @@ class AccessControl:
         return ""
 
     def _refuse(self, peer: Peer, reason: str, now: float) -> Verdict:
-        """For its rate: it is no peer any more, whatever it sends."""
+        """Refuse a peer for its rate: whatever it sends from now on is discarded."""
         reason = f"{peer} is refused: {reason}"[:500]
         self.num_refused += 1
         self._note(reason)

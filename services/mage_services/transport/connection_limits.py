@@ -25,7 +25,7 @@ class SilentConnections:
     """Connections by descriptor, oldest first."""
 
     num_ended: int = 0
-    """For being too many, or silent for too long."""
+    """Connections ended because they were too many, or silent for too long."""
     _since: dict[int, float] = field(default_factory=dict)
 
     def __len__(self) -> int:

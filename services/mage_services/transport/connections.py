@@ -17,7 +17,7 @@ from mage_services.transport.sockets import Line, bytes_brought, cut, take_now
 _EVERY_MESSAGES = 32
 """How often to look at events under a flood of messages."""
 _COUNT_S = 0.5
-"""Between two looks at how much connections have brought."""
+"""Seconds between two counts of the bytes that connections have brought."""
 _FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -26,7 +26,7 @@ _FAILED = (
 _WAIT_S, _NUM_WAITS = 0.25, 4
 """zmq says within a millisecond of the end of a connection that it tries again."""
 MAX_FAILED_HANDSHAKES = 20
-"""In a row, until a peer gives up: a learner that starts anew refuses to connect, and ends none."""
+"""Failed handshakes in a row until a peer gives up: a learner that starts anew ends none."""
 
 
 class LearnerLinks:
@@ -110,7 +110,7 @@ class PeerLink:
         self._num_made = self._num_failed = 0
         self._away_since: float | None = time.monotonic()
         self._num_waits: int | None = None
-        """In vain, for zmq to say that it tries again; None where it is not in doubt."""
+        """Waits in vain for zmq to say that it tries again; None where that is not in doubt."""
         self._is_over = False
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
         events |= _FAILED

@@ -29,7 +29,7 @@ from mage_async.errors import PolicyError
 HOST = "127.0.0.1"
 CONNECTING = timedelta(seconds=5)
 PATIENCE = timedelta(seconds=60)
-"""For the other side of a group that has said it is there; one that died is noticed at once."""
+"""Longest wait for the other side of a group; a side that has died is noticed at once."""
 SENDING = "sending"
 
 Row = tuple[str, str, tuple[int, ...]]

@@ -115,7 +115,7 @@ class WeightSender:
 
 @contextmanager
 def beside_training(device: torch.device) -> Iterator[None]:
-    """On a GPU: a stream of its own, and its end is awaited by this thread alone.
+    """Send on a stream of its own, on a GPU; this thread alone awaits the end of the stream.
 
     NCCL orders the current stream behind what it sends. The trainer's is the default one: there it
     would stand still until the engine has taken the weights.

@@ -40,7 +40,7 @@ class Asked:
         return self.key_version, self.turn.prompt.tokens.tobytes()
 
     def name(self) -> str:
-        """For an error."""
+        """The turn's name in an error."""
         return f"context {self.turn.prompt.context!r}"
 
     def request(self, *, says_when_it_began: bool) -> Draw:
