@@ -92,17 +92,6 @@ def test_a_turn_of_the_tiny_policy_costs_eight_tokens(
     assert {after - before for before, after in pairwise(starts)} == {8}
 
 
-def test_every_word_of_the_environment_is_one_token(
-    environment: Environment, chat: ChatFormat
-) -> None:
-    assert {word for word in environment.facts.words if len(chat.encode(f" {word}")) != 1} == set()
-
-
-@pytest.mark.parametrize("text", ["héllo\n\n 日本 \t x", "<action>rock", "scissorss rockk", ""])
-def test_no_text_is_ever_unknown_to_the_tokenizer(chat: ChatFormat, text: str) -> None:
-    assert chat.decode(chat.encode(text)) == text
-
-
 def test_reflections_alone_begin_a_context_per_episode(
     environment: Environment, rules: TrialRules, chat: ChatFormat
 ) -> None:
