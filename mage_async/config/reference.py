@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from textwrap import wrap
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ from mage_async.config.sections.section import Section, Variant
 from mage_async.config.shape import Table, hints_of, kinds, may_be_absent, table_of
 from mage_async.errors import ConfigError
 
+WIDTH = 100
+"""Columns of a terminal's line."""
 INTRODUCTION = """\
 # Configuration
 
@@ -78,10 +81,15 @@ def as_lines(found: Sequence[Described]) -> list[str]:
     """The tables for a terminal."""
     lines: list[str] = []
     for each in found:
-        lines += ["", each.title(), f"  {each.sentence}"]
+        lines += ["", each.title(), *wrap(each.sentence, WIDTH, **_indented(2))]
         for key in each.keys:
-            lines += [f"  {key.name} = {key.default}", f"      {key.kind}. {key.sentence}"]
+            lines += [f"  {key.name} = {key.default}"]
+            lines += wrap(f"{key.kind}. {key.sentence}", WIDTH, **_indented(6))
     return lines[1:]
+
+
+def _indented(by: int) -> dict[str, str]:
+    return dict.fromkeys(("initial_indent", "subsequent_indent"), " " * by)
 
 
 def as_markdown(found: Sequence[Described]) -> str:

@@ -1,4 +1,4 @@
-"""`mage config [SECTION]`: every key of the configuration, with its default and what it means."""
+"""`mage config`: every key of the configuration, with its default and what it means."""
 
 import argparse
 

@@ -57,6 +57,7 @@ COMMANDS: dict[str, Command] = {
     "replay": replay,
     "journal": journal,
     "ablate": ablate,
+    "config": config,
     "keys": keys,
     "actor": actor,
     "config": config,
