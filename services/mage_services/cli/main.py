@@ -57,7 +57,6 @@ COMMANDS: dict[str, Command] = {
     "replay": replay,
     "journal": journal,
     "ablate": ablate,
-    "config": config,
     "keys": keys,
     "actor": actor,
     "config": config,
