@@ -150,3 +150,15 @@ def test_engines_see_their_own_gpu_and_the_evaluators_is_the_last(tmp_path: Path
     assert seen == {"learner": None, "actor-0": 0, "actor-1": 1, "actor-2": 2, "evaluator": 2}
     supervisor.config = config_file.load(config_file.find(None), [])
     assert {spec.device for spec in supervisor._specs()} == {None}
+
+
+def test_the_learner_of_a_pretrained_model_keeps_its_heap_together(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    found = {}
+    for kind in ("tiny", "pretrained"):
+        config = config_file.load(config_file.find(None), [f"policy.kind={kind}"])
+        view = make_view(config, run, is_terminal=False)
+        specs = Supervisor(run, config, 1, "ipc://none", view)._specs()
+        found[kind] = {spec.name: dict(spec.variables) for spec in specs}
+    assert found["tiny"] == {"learner": {}, "actor-0": {}, "evaluator": {}}
+    assert found["pretrained"] == found["tiny"] | {"learner": supervisor_module.LARGE_TENSORS}

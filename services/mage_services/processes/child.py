@@ -10,8 +10,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Spec:
     threads: int
     device: int | None = None
     """The only GPU it sees; None: all there are."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment, beside those of every child."""
 
 
 class Child:
@@ -153,7 +155,7 @@ class Child:
 
 def _own(spec: Spec, pipe: int) -> dict[str, str]:
     device = {} if spec.device is None else {"CUDA_VISIBLE_DEVICES": str(spec.device)}
-    return device | {
+    return {**device, **spec.variables} | {
         "MAGE_STATUS_FD": str(pipe),
         "MAGE_PARENT": str(os.getpid()),
         "PYTHONSAFEPATH": "1",

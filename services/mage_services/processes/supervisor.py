@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.processes.child import Child, Spec
@@ -33,6 +33,11 @@ GRACE_S = 3.0
 BACK_OFF_S = (0.0, 0.5, 2.0, 5.0)
 HEALTHY_S = 120.0
 """A process that has lived so long failed for a new reason: earlier failures are forgotten."""
+
+LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": "4000000"}
+"""For glibc, in bytes, where a pretrained model is trained. Its own thresholds grow with what is
+freed: activations, whose sizes change with every pass, then tear holes into a heap that never
+shrinks (17 GB where 6 are in use)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +190,9 @@ class Supervisor:
         arguments = (str(self.run.root), "--name", name, "--address", self.address)
         if self.resume:
             arguments = (*arguments, "--resume")
-        return Spec(name, module, arguments, self.run.log_of(name), threads, device)
+        trains_large = name == "learner" and isinstance(self.config.policy, Pretrained)
+        variables = LARGE_TENSORS if trains_large else {}
+        return Spec(name, module, arguments, self.run.log_of(name), threads, device, variables)
 
 
 async def until_signalled(supervisor: Supervisor) -> int | None:
