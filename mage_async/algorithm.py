@@ -29,9 +29,10 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.weights import Weights, as_weights
+from mage_async.learning.adapters import merged_tensors
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.training_sequences import training_sequences
-from mage_async.policy.load import load_policy
+from mage_async.policy.lora import load_trained
 from mage_async.policy.prepare import prepare_policy
 from mage_async.results.score import Score, score
 from mage_async.tasks.curriculum import horizon
@@ -61,7 +62,7 @@ class InProcessRun:
         self._config, self._environment = config, environment_of(config)
         self._chat = load_chat(policy)
         self._trainer = Trainer(
-            load_policy(policy, config.policy.dtype, "cpu"),
+            load_trained(config, policy, device="cpu"),
             config.learner,
             config.sampling.temperature,
             config.seed,
@@ -165,7 +166,7 @@ class InProcessRun:
     def _publish(self) -> None:
         """Give the engine the trainer's weights, and hold those versions that are rivals."""
         version, engine = self._trainer.version, self._engine
-        named = self._trainer.model.state_dict().items()
+        named = merged_tensors(self._trainer.model)
         weights = as_weights(named, engine.architecture, "trainer", engine.arithmetic)
         engine.swap(version, weights)
         self.league.published(version)

@@ -70,7 +70,7 @@ STANDARD = set(sys.stdlib_module_names) - {"pickle"}
 WAITING = {"asyncio", "threading", "concurrent", "multiprocessing", "selectors", "socket", "time"}
 DECIDING = STANDARD - WAITING - {"argparse", "fcntl"} | {"numpy", "msgpack", "msgspec"}
 COMPUTING = DECIDING | {
-    "huggingface_hub", "jinja2", "safetensors", "tokenizers", "torch", "transformers",
+    "huggingface_hub", "jinja2", "peft", "safetensors", "tokenizers", "torch", "transformers",
 }  # fmt: skip
 SERVING = STANDARD | {"numpy", "msgpack", "msgspec", "torch", "uvloop", "rich"}
 LIBRARIES: dict[str, set[str]] = {

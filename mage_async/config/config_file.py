@@ -14,12 +14,12 @@ import msgspec
 import tomli_w
 
 from mage_async.config.assignments import Assignments
-from mage_async.config.defaults import completed, spelled_out, without_empty
+from mage_async.config.defaults import completed, spelled_out, stated_absent, without_empty
 from mage_async.config.explain import Fault, explain, unwritable
 from mage_async.config.methods import METHODS
 from mage_async.config.older import upgraded
 from mage_async.config.schema import Config
-from mage_async.config.shape import NONE, Table, over
+from mage_async.config.shape import Table, over
 from mage_async.errors import ConfigError
 
 
@@ -55,8 +55,7 @@ def loads(text: str) -> Config:
 
 def dump(config: Config) -> str:
     """The whole configuration as TOML; reading it gives an equal one."""
-    tree = msgspec.to_builtins(config)
-    return tomli_w.dumps({key: NONE if value is None else value for key, value in tree.items()})
+    return tomli_w.dumps(stated_absent(msgspec.to_builtins(config)))
 
 
 def find(name: str | None) -> Path:

@@ -54,9 +54,18 @@ def completed(tree: Table) -> Table:
     policy = whole["policy"]
     if isinstance(policy, dict) and policy.get("kind") == "tiny":
         whole = over(WITH_TINY, whole, Config)
-    hints = hints_of(Config)
-    absent = [key for key in whole if whole[key] == NONE and may_be_absent(hints.get(key))]
-    return whole | dict.fromkeys(absent)
+    for table, key, hint in tables(Config, whole):
+        if table.get(key) == NONE and may_be_absent(hint):
+            table[key] = None
+    return whole
+
+
+def stated_absent(tree: Table) -> Table:
+    """The same with the word for an absent section, at any depth, where TOML has no None."""
+    return {
+        key: NONE if value is None else stated_absent(value) if isinstance(value, dict) else value
+        for key, value in tree.items()
+    }
 
 
 def without_empty(config: Config) -> Config:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from mage_async.admission.staleness import TokenAges, staleness_metrics
 from mage_async.config.schema import Learner
+from mage_async.learning.adapters import adapted_layers, without_adapters
 from mage_async.learning.corrections.surrogate import Surrogate, Tokens
 from mage_async.learning.forward import (
     Minibatch,
@@ -74,9 +75,14 @@ class Trainer:
     ) -> None:
         self.model = model
         self.reference: PreTrainedModel | None = None
-        """The frozen policy of the KL term; to be set before a step whose `kl` is not 0."""
+        """The frozen policy of the KL term, to be set before a step whose `kl` is not 0; with
+        adapters it is the model without them.
+        """
         self.version = 0
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=rules.learning_rate)
+        self._optimizer = torch.optim.AdamW(
+            [weight for weight in model.parameters() if weight.requires_grad],
+            lr=rules.learning_rate,
+        )
         self.adopt(
             rules,
             temperature,
@@ -190,6 +196,9 @@ class Trainer:
         """Log-probs under the reference policy, where there is one: float32 [N]."""
         if not self._rules.kl:
             return None
+        if adapted_layers(self.model):
+            with without_adapters(self.model):
+                return token_logprobs(self.model, minibatch, self._temperature)[0]
         assert self.reference is not None
         return token_logprobs(self.reference, minibatch, self._temperature)[0]
 

@@ -1,5 +1,8 @@
 """Checkpoints: a HuggingFace folder a step, with the optimizer and the counters beside the weights.
 
+Of a model with adapters it holds these alone, as peft reads them; the merged model is made beside
+them at the last step, and where it is asked for.
+
 A checkpoint is written under a temporary name, synced, and renamed when it is whole. A crash
 therefore leaves the last good checkpoint, and journal segments before it may be deleted.
 """
@@ -15,12 +18,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from mage_async.config.schema import Config
 from mage_async.errors import RunError
+from mage_async.learning.adapters import adapted_layers
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import export_hf
+from mage_async.policy.lora import holds_adapters, load_trained, save_adapters
 from mage_async.results.durable_files import sync
 
-OPTIMIZER, COUNTERS = "optimizer.pt", "counters.json"
+OPTIMIZER, COUNTERS, MERGED = "optimizer.pt", "counters.json", "merged"
 
 
 @contextmanager
@@ -34,16 +40,31 @@ def writing(what: str) -> Iterator[None]:
 
 
 def save_checkpoint(
-    trainer: Trainer, chat_source: Path, folder: Path, counters: dict[str, Any], keep: int
+    trainer: Trainer,
+    chat_source: Path,
+    folder: Path,
+    counters: dict[str, Any],
+    keep: int,
+    *,
+    is_last: bool = False,
 ) -> Path:
-    """Write `folder/step_N` and delete all but the newest `keep`."""
+    """Write `folder/step_N` and delete all but the newest `keep`.
+
+    Args:
+        is_last: adapters get the merged model beside them, as `whole_policy` makes it.
+    """
     final = folder / f"step_{trainer.version:06d}"
     working = folder / f".{final.name}.part"
     shutil.rmtree(working, ignore_errors=True)
-    export_hf(trainer.model, chat_source, working)
+    if adapted_layers(trainer.model):
+        save_adapters(trainer.model, working)
+        if is_last:
+            export_hf(trainer.model, chat_source, working / MERGED)
+    else:
+        export_hf(trainer.model, chat_source, working)
     torch.save(trainer.state(), working / OPTIMIZER)
     (working / COUNTERS).write_text(json.dumps(counters | {"version": trainer.version}, indent=2))
-    for file in working.iterdir():
+    for file in working.rglob("*"):
         sync(file)
     sync(working)
     shutil.rmtree(final, ignore_errors=True)
@@ -51,6 +72,24 @@ def save_checkpoint(
     sync(folder)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
+    return final
+
+
+def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
+    """A checkpoint as a model directory: itself, or of adapters the merged model beside them, which
+    is made the first time.
+
+    Args:
+        policy: the model directory that the run began from.
+    """
+    if not holds_adapters(checkpoint):
+        return checkpoint
+    final, working = checkpoint / MERGED, checkpoint / f".{MERGED}.part"
+    if not final.is_dir():
+        shutil.rmtree(working, ignore_errors=True)
+        with writing(f"the merged model to {final}"):
+            export_hf(load_trained(config, policy, checkpoint, device="cpu"), policy, working)
+            os.replace(working, final)
     return final
 
 

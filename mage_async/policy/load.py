@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from mage_async.config.schema import Tiny
 from mage_async.errors import PolicyError
+from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import NAME
 from mage_async.policy.guards import check_trainable
 from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenizer
@@ -74,9 +75,12 @@ def load_frozen(directory: Path, dtype: str, device: str) -> PreTrainedModel:
 
 
 def export_hf(model: PreTrainedModel, chat_source: Path, directory: Path) -> None:
-    """Save a model as one HuggingFace folder, with the tokenizer and template of `chat_source`."""
+    """Save a model, its adapters merged, as one HuggingFace folder, with the tokenizer and template
+    of `chat_source`.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(directory)
+    state = dict(merged_tensors(model)) if adapted_layers(model) else None
+    model.save_pretrained(directory, state_dict=state)
     _write_rope_theta(directory / "config.json")
     for name in CHAT_FILES:
         if (chat_source / name).is_file() and chat_source != directory:

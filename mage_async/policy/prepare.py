@@ -18,6 +18,7 @@ from mage_async.config.schema import Config, Pretrained, Tiny, WarmStart
 from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.load import build_tiny, export_hf, load_policy
+from mage_async.policy.lora import add_adapters
 from mage_async.policy.warm_start import Progress, warm_start
 from mage_async.trajectory import Trial
 from mage_async.trials.scripted import random_task, scripted_trial, word_tokens
@@ -65,9 +66,14 @@ def _clone(
     directory: Path,
     report: Callable[[Progress], None],
 ) -> None:
-    """Warm-start a model; every step is a function of the configuration and its seed."""
+    """Warm-start a model; every step is a function of the configuration and its seed.
+
+    Adapters are those of a pretrained model alone: a tiny one has nothing yet to adapt.
+    """
     torch.set_num_threads(warm.threads)
     model = load_policy(source, "float32", "cpu")
+    if config.policy.lora and isinstance(config.policy, Pretrained):
+        add_adapters(model, config.policy.lora, config.seed)
     trials, known = _demonstrations(config, warm, source)
     warm_start(model, trials, known, warm, config.seed, report)
     export_hf(model, source, directory)

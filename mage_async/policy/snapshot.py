@@ -14,6 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from mage_async.learning.adapters import base_tensors, merged_tensors
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -43,14 +45,19 @@ class Snapshot:
     @staticmethod
     @torch.no_grad()
     def of(model: "PreTrainedModel", version: int) -> "Snapshot":
-        """Copy a model's weights; a head that is tied to the embedding is left out."""
+        """Copy a model's weights, its adapters merged; a head that is tied to the embedding is left
+        out.
+        """
         tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
-        tensors = {name: one for name, one in model.state_dict().items() if name != tied}
+        tensors = {name: one for name, one in base_tensors(model).items() if name != tied}
         places = tuple(_places(tensors))
         data = torch.empty(places[-1].end, dtype=torch.uint8, device=model.device)
-        for place in places:
-            view = data[place.start : place.end].view(place.dtype)
-            view.copy_(tensors[place.name].reshape(-1))
+        by_name = {place.name: place for place in places}
+        for name, tensor in merged_tensors(model):
+            if name != tied:
+                place = by_name[name]
+                view = data[place.start : place.end].view(place.dtype)
+                view.copy_(tensor.reshape(-1))
         return Snapshot(version, places, data)
 
     def write(self, file: Path) -> None:

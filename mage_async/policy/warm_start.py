@@ -95,9 +95,8 @@ def _gate(sums: np.ndarray) -> float:
 
 
 def _optimizer(model: PreTrainedModel, rules: WarmStart) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        model.parameters(), lr=rules.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
-    )
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    return torch.optim.AdamW(trained, lr=rules.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rules: WarmStart, step: int) -> None:

@@ -5,12 +5,16 @@ from hashlib import blake2b
 import torch
 from torch import nn
 
+from mage_async.learning.adapters import trained_tensors
+
 DIGEST_BYTES = 8
 
 
 def tensor_digests(model: nn.Module) -> dict[str, str]:
-    """A digest of each tensor's name, shape, type and bytes, in the order of the model."""
-    return {name: _digest(name, tensor) for name, tensor in model.state_dict().items()}
+    """A digest of each trained tensor's name, shape, type and bytes, in the order of the model; of
+    a model with adapters, of these alone.
+    """
+    return {name: _digest(name, tensor) for name, tensor in trained_tensors(model).items()}
 
 
 def overall(tensors: dict[str, str]) -> str:

@@ -1,10 +1,14 @@
-"""Models of random weights of any architecture that transformers knows."""
+"""Models of random weights of any architecture that transformers knows, and segments."""
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from mage_async.learning.packing import SampledTokens, Sequenced
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,
@@ -25,3 +29,20 @@ def random_model(name: str, **changes: Any) -> PreTrainedModel:
     config = getattr(transformers, f"{name}Config")(**SHAPE, **changes)
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config).eval()
+
+
+def sequence(length: int) -> Sequenced:
+    """Two turns of a segment that all but ends with the second."""
+    source = random.Random(length)
+    places = np.concatenate([np.arange(2, 6), np.arange(length - 3, length)])
+    zeros = np.zeros(7, np.int32)
+    return Sequenced(
+        np.array([source.randrange(3, 64) for _ in range(length)], np.int32),
+        places,
+        SampledTokens(
+            np.array([-source.uniform(3.5, 4.5) for _ in range(7)], np.float32),
+            np.repeat([1.0, -0.7], [4, 3]).astype(np.float32),
+            *(zeros.copy() for _ in range(5)),
+        ),
+        np.array([4, 3]),
+    )

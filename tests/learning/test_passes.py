@@ -1,8 +1,5 @@
 """Passes and checkpointed activations: the same step in less memory."""
 
-import random
-
-import numpy as np
 import pytest
 import torch
 
@@ -10,29 +7,11 @@ from mage_async.assembly.checks import check
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, RunError
 from mage_async.learning.attention import NAME
-from mage_async.learning.packing import SampledTokens, Sequenced
 from mage_async.learning.passes import cut
 from mage_async.learning.trainer import Trainer
-from tests.helpers.random_models import random_model
+from tests.helpers.random_models import random_model, sequence
 
 LENGTHS = (40, 31, 40, 22, 40, 13, 37)
-
-
-def sequence(length: int) -> Sequenced:
-    """Two turns of a segment that all but ends with the second."""
-    source = random.Random(length)
-    places = np.concatenate([np.arange(2, 6), np.arange(length - 3, length)])
-    zeros = np.zeros(7, np.int32)
-    return Sequenced(
-        np.array([source.randrange(3, 64) for _ in range(length)], np.int32),
-        places,
-        SampledTokens(
-            np.array([-source.uniform(3.5, 4.5) for _ in range(7)], np.float32),
-            np.repeat([1.0, -0.7], [4, 3]).astype(np.float32),
-            *(zeros.copy() for _ in range(5)),
-        ),
-        np.array([4, 3]),
-    )
 
 
 def trained(*changes: str) -> tuple[dict[str, torch.Tensor], dict[str, float]]:

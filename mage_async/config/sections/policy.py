@@ -2,12 +2,31 @@
 
 from typing import Literal
 
+from msgspec import field
+
 from mage_async.config.sections.section import Count, Natural, Positive, Section, Share, Variant
 from mage_async.errors import ConfigError
+
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Of a layer of the Llama family."""
+
+
+class Lora(Section):
+    """Low-rank adapters that are trained instead of the model's own weights (Hu et al. 2021,
+    arXiv 2106.09685): a small part of the optimizer's memory and of a checkpoint."""
+
+    rank: Count = 16
+    """Rank of an adapter."""
+    alpha: Positive = 32.0
+    """An adapter's product is added with this weight, over its rank."""
+    targets: list[str] = field(default_factory=lambda: [*LINEAR_LAYERS])
+    """Linear layers that get an adapter, by the last part of their name."""
 
 
 class Policy(Variant):
     """The agent's weights."""
+
+    lora: Lora | None = None
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which the learner trains; at rates of 1e-6 bfloat16 rounds updates away."""

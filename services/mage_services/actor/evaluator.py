@@ -264,7 +264,16 @@ def _finished(startup: Startup) -> tuple[int, Path] | None:
     run, steps = startup.run, startup.config.learner.steps
     if not run.learner.is_file() or json.loads(run.learner.read_text())["version"] != steps:
         return None
-    return steps, run.checkpoints / f"step_{steps:06d}"
+    return steps, model_directory(run, startup.config, run.checkpoints / f"step_{steps:06d}")
+
+
+def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path:
+    """A checkpoint of the run as a model directory; adapters are merged with what they adapt."""
+    if config.policy.lora is None:
+        return checkpoint
+    from mage_async.policy.checkpoint import whole_policy  # brings transformers along
+
+    return whole_policy(config, run.policy, checkpoint)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
 
     config = config_file.load_recorded(run.config)
     own = config.evaluation.episodes
-    policy, version = newest(run)
+    policy, version = newest(run, config)
     began = time.monotonic()
     target = (
         run if episodes in (None, own) else replace(run, root=run.root / f"episodes_{episodes}")
@@ -138,7 +138,13 @@ def _cost_of(run: RunDirectory) -> tuple[float, float | None] | None:
     return (summary["wall_s"], summary.get("processor_s")) if "wall_s" in summary else None
 
 
-def newest(run: RunDirectory) -> tuple[Path, int]:
-    """The newest checkpoint and its version, or the policy the run began from."""
+def newest(run: RunDirectory, config: "Config") -> tuple[Path, int]:
+    """The newest checkpoint as a model directory and its version, or the policy the run began
+    from.
+    """
     found = sorted(run.checkpoints.glob("step_*"))
-    return (found[-1], int(found[-1].name[5:])) if found else (run.policy, 0)
+    if not found:
+        return run.policy, 0
+    from mage_services.actor.evaluator import model_directory
+
+    return model_directory(run, config, found[-1]), int(found[-1].name.removeprefix("step_"))

@@ -70,7 +70,7 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     from mage_services.weights.weight_transport import WeightFiles
 
     task = drawn_task(environment, given.member, given.seed)
-    policy, version = newest(run)
+    policy, version = newest(run, config)
     chat = load_chat(policy, thinking=config.transcript.thinking)
     rules = rules_of(config, environment, chat, given.episodes or config.trial.episodes)
 

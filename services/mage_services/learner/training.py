@@ -38,7 +38,8 @@ from mage_async.policy.checkpoint import (
     save_checkpoint,
     writing,
 )
-from mage_async.policy.load import load_frozen, load_policy
+from mage_async.policy.load import load_frozen
+from mage_async.policy.lora import load_trained
 from mage_async.policy.prepare import prepare_policy
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.warm_start import Progress
@@ -119,8 +120,7 @@ class Training:
         torch.set_num_threads(config.learner.threads)
         if is_on_gpu(config):
             torch.cuda.set_device(config.learner.device)  # where this thread's kernels are launched
-        source = checkpoint or run.policy
-        model = load_policy(source, config.policy.dtype, config.learner.device)
+        model = load_trained(config, run.policy, checkpoint, device=config.learner.device)
         bound = _bound(config)
         learner, temperature = config.learner, config.sampling.temperature
         trainer = Trainer(model, learner, temperature, config.seed, max_staleness=bound)
@@ -193,7 +193,8 @@ class Training:
         """Train under another configuration from here on: a resumed run may change it."""
         self._config = config
         temperature, bound = config.sampling.temperature, _bound(config)
-        if config.learner.kl and self.trainer.reference is None:
+        needs_reference = config.learner.kl and not config.policy.lora
+        if needs_reference and self.trainer.reference is None:
             began = (self._run.policy, config.policy.dtype, config.learner.device)
             self.trainer.reference = load_frozen(*began)
         self.trainer.adopt(
@@ -246,6 +247,7 @@ class Training:
                 self._run.checkpoints,
                 counters,
                 self._own.learner.keep_checkpoints,
+                is_last=self.trainer.version == self._own.learner.steps,
             )
 
     def record(self, file: Path, line: dict[str, Any]) -> None:

@@ -1,0 +1,71 @@
+"""A model with low-rank adapters, as the learner sees it: what is trained, and what is published.
+
+Adapted layers are peft's: `base_layer` is the frozen one, `lora_A` and `lora_B` are the adapter.
+They are known by these names, for to import peft takes seconds. Every function takes a model
+without adapters too, of which all weights are trained and published as they are.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+ADAPTER = "default"
+"""peft's name of the only adapter."""
+
+
+def adapted_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Layers with an adapter, by their name in the model."""
+    return {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+
+
+def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The adapters' tensors; all of a model without adapters."""
+    is_whole = not adapted_layers(model)
+    state = model.state_dict()
+    return {name: tensor for name, tensor in state.items() if is_whole or _is_adapter(name)}
+
+
+def base_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of the model below its adapters, under the names of a model without."""
+    state = model.state_dict()
+    return {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in state.items()
+        if not _is_adapter(name)
+    }
+
+
+@torch.no_grad()
+def merged_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The model as one that needs no adapters: `W + alpha / rank * B A` for every adapted weight,
+    computed in float32 and cast once, one at a time. In the order of `base_tensors`.
+    """
+    layers = adapted_layers(model)
+    for name, tensor in base_tensors(model).items():
+        layer = layers.get(name.removesuffix(".weight"))
+        yield name, tensor if layer is None else _merged(layer, tensor)
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """The model computes as it did before adapters were added."""
+    layers = adapted_layers(model).values()
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def _merged(layer: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    down, up = (each[ADAPTER].weight.to(wide) for each in (layer.lora_A, layer.lora_B))
+    return (weight.to(wide) + layer.scaling[ADAPTER] * (up @ down)).to(weight.dtype)

@@ -1,0 +1,82 @@
+"""Checkpoints of whole models and of adapters: what they hold, and how training goes on."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.learning.trainer import Trainer
+from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint, whole_policy
+from mage_async.policy.lora import load_trained
+from mage_async.policy.weight_digest import overall, tensor_digests
+from tests.helpers.random_models import random_model, sequence
+
+ADAPTERS = ("policy.lora.rank=4", "learner.kl=0.1")
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    random_model("Qwen3").save_pretrained(tmp_path / "policy")
+    return tmp_path / "policy"
+
+
+def begin(config: Config, policy: Path, checkpoint: Path | None = None) -> Trainer:
+    model = load_trained(config, policy, checkpoint, device="cpu")
+    trainer = Trainer(model, config.learner, 1.0, config.seed, max_staleness=1)
+    if not config.policy.lora:
+        trainer.reference = model
+    if checkpoint:
+        assert restore_checkpoint(trainer, checkpoint)["next_grant"] == 7
+    return trainer
+
+
+def steps(trainer: Trainer, count: int) -> str:
+    for _ in range(count):
+        trainer.step([sequence(length) for length in (40, 31, 22, 17)])
+    return overall(tensor_digests(trainer.model))
+
+
+@pytest.mark.parametrize("changes", [(), ADAPTERS])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
+    changes: tuple[str, ...], policy: Path, tmp_path: Path
+) -> None:
+    config = config_file.load(config_file.find(None), changes)
+    undisturbed = begin(config, policy)
+    first, last = steps(undisturbed, 2), steps(undisturbed, 2)
+    stopped = begin(config, policy)
+    assert steps(stopped, 2) == first != last
+    checkpoint = save_checkpoint(stopped, policy, tmp_path, {"next_grant": 7}, 2)
+    assert steps(begin(config, policy, checkpoint), 2) == last
+
+
+def test_a_checkpoint_of_adapters_holds_no_weight_of_the_model(
+    policy: Path, tmp_path: Path
+) -> None:
+    config = config_file.load(config_file.find(None), ADAPTERS)
+    trainer = begin(config, policy)
+    steps(trainer, 1)
+    checkpoint = save_checkpoint(trainer, policy, tmp_path, {}, 2)
+    assert {file.name for file in checkpoint.iterdir()} >= {"adapter_config.json", "optimizer.pt"}
+    assert not (checkpoint / "model.safetensors").exists()
+    state = torch.load(checkpoint / "optimizer.pt", weights_only=True)["optimizer"]["state"]
+    assert len(state) == 2 * 7 * 3
+
+
+def test_a_merged_model_lies_beside_the_last_adapters_and_beside_others_on_demand(
+    policy: Path, tmp_path: Path
+) -> None:
+    config = config_file.load(config_file.find(None), ADAPTERS)
+    trainer = begin(config, policy)
+    steps(trainer, 2)
+    found = []
+    for is_last in (False, True):
+        folder = tmp_path / f"{is_last}"
+        checkpoint = save_checkpoint(trainer, policy, folder, {}, 2, is_last=is_last)
+        assert (checkpoint / "merged").is_dir() == is_last
+        merged = AutoModelForCausalLM.from_pretrained(whole_policy(config, policy, checkpoint))
+        found.append(overall(tensor_digests(merged)))
+    assert found[0] == found[1]
+    assert whole_policy(config, policy, policy) == policy
