@@ -2,6 +2,8 @@
 
 import argparse
 
+from mage_services.terminal.printing import printing
+
 HELP = "Explain every key of the configuration, with its default."
 
 
@@ -20,5 +22,6 @@ def run(given: argparse.Namespace) -> int:
     """
     from mage_async.config.reference import as_lines, sections
 
-    print("\n".join(as_lines(sections(given.section))))
+    with printing():
+        print("\n".join(as_lines(sections(given.section))))
     return 0

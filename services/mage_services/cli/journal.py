@@ -1,12 +1,11 @@
 """`mage journal`: list what a run's journal holds, or export its trials."""
 
 import argparse
-import os
-import sys
 from pathlib import Path
 
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
+from mage_services.terminal.printing import printing
 
 HELP = "List what a run's journal holds, a line a record, or export its trials."
 KINDS = ("head", "grant", "trial", "drop", "commit", "publication")
@@ -39,11 +38,8 @@ def run(given: argparse.Namespace) -> int:
     """Print the records asked for, or write the trials among them to a file."""
     run_dir = RunDirectory(given.run_dir)
     check_journal(run_dir)
-    try:
+    with printing():
         _list(run_dir, given)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough; what is left to print goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -1,0 +1,16 @@
+"""Printing into a pipe whose reader may stop early, as `| head` does."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Print inside the block; once the reader of stdout has gone, the rest goes nowhere."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
