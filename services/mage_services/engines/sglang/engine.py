@@ -1,44 +1,28 @@
 """SGLang as an engine: prompts in, completions out, while its process may die and come back.
 
-The process (`process.py`) answers single requests. Here a turn is one request or several, and
-weights go to the process one version after the other. A process that has died is followed by
-another with the newest weights, which plays the interrupted turns again from their prompts.
-
-This file is longer than most: turns, loads and deaths move one state together.
-
-    queue      filled by                             emptied by            bounded by
-    held       complete, while nothing may be asked  Serving, Loaded       trials
-    warming    complete, where an equal prompt is    Began or Drew of      trials
-               being read                            the first
-    loads      load                                  Loaded, newest first  the actor: it waits
+The process (`process.py`) answers single requests. Here a turn is one request or several
+(`turn_queue.py`), and weights go to the process one version after the other (`weight_loads.py`). A
+process that has died is followed by another with the newest weights, which plays the interrupted
+turns again from their prompts.
 """
 
 import asyncio
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from uuid import uuid4
 
 from mage_async.completion import Completion, Prompt, check_prompt
 from mage_async.config.schema import Sglang as EngineRules
-from mage_async.errors import PolicyError, RunError, TurnLost
-from mage_async.inference.kv_contexts import KVContexts
+from mage_async.errors import RunError
 from mage_async.inference.statistics import Statistics
 from mage_async.inference.turn_requests import TurnRequests
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import chosen, vocabulary
-from mage_services.engines.sglang.keeper import EVERYTHING, Keeper
-from mage_services.engines.sglang.turns import Asked, WantedWeights, piece_of, settle
+from mage_services.engines.sglang.keeper import Keeper
+from mage_services.engines.sglang.turn_queue import TurnQueue
+from mage_services.engines.sglang.turns import Asked, WantedWeights
 from mage_services.engines.sglang.versions import installed
-from mage_services.engines.sglang.warming import Warming
-from mage_services.weights.weight_group import is_manifest
-
-PREPARED = "prepared"
-"""Among answers that are owed; ids of requests are longer."""
-MAX_DEATHS_OF_A_TURN = 3
-"""A turn under way in so many deaths may be their cause, and is given up."""
-MAX_DEATHS_OF_A_LOAD = 2
+from mage_services.engines.sglang.weight_loads import WeightLoads
 
 
 class SglangEngine:
@@ -72,7 +56,6 @@ class SglangEngine:
         self._arguments = chosen(rules, directory, dtype=dtype, has_gpu=has_gpu)
         self._seed = seed
         self._directory, self._rules = directory, rules
-        self._silence_s = silence_s
         self._keeper = Keeper(
             self._start, self._hear, self._die, threads=rules.threads, max_deaths=max_deaths
         )
@@ -80,36 +63,23 @@ class SglangEngine:
         self._keeping: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._facts: asyncio.Future[str] | None = None
-        self._is_open = False
-        """Requests may be sent: a process serves, and loads nothing."""
-        self._loading: WantedWeights | None = None
-        self._loads: list[WantedWeights] = []
-        self._ready: asyncio.Future[None] | None = None
-        """Done when a file that is read while turns are drawn is ready."""
-        self._served = -1
-        """The version the process draws with."""
-        self._wanted: tuple[int, Path] = (0, directory)
-        """The newest weights that were loaded."""
-        self._contexts = KVContexts()
         self._busy: set[str] = set()
-        self._held: list[Asked] = []
-        self._running: dict[str, Asked] = {}
-        self._warming: Warming[Asked] = Warming()
-        self._totals: dict[str, float] = dict.fromkeys(Statistics.__slots__, 0)
-        self._busy_since, self._busy_s = 0.0, 0.0
+        """Contexts with a prompt under way."""
+        self._turns = TurnQueue(self._keeper, silence_s=silence_s)
+        self._loads = WeightLoads(self._keeper, self._turns, rules, directory)
 
     async def complete(self, prompt: Prompt) -> Completion:
         """Draw a completion. Cancellation aborts it; the context keeps what was computed."""
         self._check(prompt)
         asked = Asked(TurnRequests(prompt, self._rules.max_tokens), self._promise())
         self._busy.add(prompt.context)
-        self._ask(asked)
+        self._turns.ask(asked)
         try:
             return await asked.future
         finally:
             self._busy.discard(prompt.context)
             if asked.future.cancelled():
-                self._give_up(asked)
+                self._turns.give_up(asked)
 
     async def load(self, version: int, path: Path) -> None:
         """Draw with other weights; returns when the next token will be drawn by them or by newer.
@@ -117,10 +87,10 @@ class SglangEngine:
         Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a
         PolicyError, and leaves the old ones.
         """
-        await self._have_ready(version, path)
+        self._check_runs()
+        await self._loads.have_ready(version, path)
         weights = WantedWeights(version, path, self._promise())
-        self._loads.append(weights)
-        self._go_on()
+        self._loads.add(weights)
         await weights.future
 
     async def hold(self, version: int, path: Path) -> None:
@@ -135,17 +105,11 @@ class SglangEngine:
 
     def release(self, context: str) -> None:
         """Forget a context; its keys give way to others when room is needed."""
-        self._contexts.release(context)
+        self._turns.contexts.release(context)
 
     def statistics(self) -> Statistics:
         """What was done so far; `forward_s` is the time in which any request was under way."""
-        running = time.perf_counter() - self._busy_since if self._running else 0.0
-        now = {
-            "num_contexts": len(self._contexts),
-            "num_waiting": len(self._held),
-            "forward_s": self._busy_s + running,
-        }
-        return Statistics(**self._totals | now)
+        return Statistics(**self._turns.totals() | self._loads.totals())
 
     async def describe(self) -> str:
         """What is served and how, in one line, once it is. Cancellation leaves nothing."""
@@ -196,16 +160,15 @@ class SglangEngine:
             case say.Serving():
                 self._serve(message)
             case say.Began():
-                self._lead(self._running.get(message.rid), is_warm=True)
+                self._turns.began(message.rid)
             case say.Drew():
-                self._take(message)
+                self._turns.take(message, may_abort=self._loads.interrupts_turns)
             case say.Refused():
-                self._refuse(message)
+                self._turns.refuse(message)
             case say.Prepared():
-                self._keeper.paid(PREPARED)
-                self._take_ready()
+                self._loads.take_ready()
             case say.Loaded():
-                self._take_loaded(message)
+                self._loads.take_loaded(message)
             case _:
                 raise RunError(f"an actor cannot take {type(message).__name__} of its engine")
 
@@ -213,204 +176,11 @@ class SglangEngine:
         assert self._facts is not None
         if not self._facts.done():
             self._facts.set_result(message.facts)
-        self._served = 0
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Load what is to be loaded, or else ask what is held back."""
-        if self._served < 0 or self._loading is not None:
-            return
-        if self._loads:
-            self._begin_load(self._loads[-1])
-        elif self._served != self._wanted[0]:
-            version, path = self._wanted
-            self._begin_load(WantedWeights(version, path, self._promise()))
-        elif not self._is_open:
-            self._is_open = True
-            held, self._held = self._held, []
-            for asked in held:
-                self._submit(asked)
-
-    async def _have_ready(self, version: int, path: Path) -> None:
-        """Have a file read while turns are drawn, so that the update waits less.
-
-        Weights that are sent are not prepared: the process that asks for them has to take them.
-        Returns also when the process dies meanwhile. Cancellation leaves the file read in vain.
-        """
-        if not self._is_open or self._ready is not None or is_manifest(path):
-            return
-        self._ready = self._promise()
-        self._keeper.owe(PREPARED, self._rules.turn_deadline_s)
-        self._keeper.send(say.Prepare(version=version, path=str(path)))
-        await asyncio.shield(self._ready)
-
-    def _take_ready(self) -> None:
-        """What was being read is there, or never will be."""
-        ready, self._ready = self._ready, None
-        if ready is not None:
-            settle(ready, None)
-
-    def _begin_load(self, weights: WantedWeights) -> None:
-        self._is_open, self._loading = False, weights
-        self._keeper.owe(EVERYTHING, self._rules.turn_deadline_s)
-        self._keeper.send(
-            say.Load(version=weights.version, path=str(weights.path), interrupts=self._interrupts)
-        )
-
-    @property
-    def _interrupts(self) -> bool:
-        return self._rules.in_flight == "interrupt"
-
-    def _take_loaded(self, message: say.Loaded) -> None:
-        """The newest load settles those before it, whose weights are no longer wanted."""
-        weights, self._loading = self._loading, None
-        assert weights is not None
-        self._keeper.paid(EVERYTHING)
-        self._served = message.version
-        index = self._loads.index(weights) + 1 if weights in self._loads else 0
-        settled, self._loads = [weights, *self._loads[:index]], self._loads[index:]
-        if message.error and not index:
-            raise RunError(f"the weights of version {weights.version} are gone: {message.error}")
-        if not message.error:
-            self._wanted = weights.version, weights.path
-            self._totals["num_loads"] += 1
-            self._totals["stall_s"] += message.stall_s
-        for one in settled:
-            settle(one.future, PolicyError(message.error) if message.error else None)
-        self._go_on()
-
-    def _ask(self, asked: Asked) -> None:
-        if self._is_open:
-            self._submit(asked)
-        else:
-            self._held.append(asked)
-
-    def _submit(self, asked: Asked) -> None:
-        """Send a turn's next request, unless an equal prompt is being read."""
-        if asked.future.done():
-            return
-        self._name_keys(asked)
-        is_cold = asked.is_cold
-        if is_cold and not self._warming.enter(asked.place(), asked):
-            return
-        asked.rid = uuid4().hex
-        if not self._running:
-            self._busy_since = time.perf_counter()
-        self._running[asked.rid] = asked
-        self._keeper.send(asked.request(says_when_it_began=is_cold))
-
-    def _name_keys(self, asked: Asked) -> None:
-        prompt = asked.turn.prompt
-        if asked.opened is None:
-            asked.opened = self._contexts.open(prompt, self._served)
-            asked.key_version = asked.opened.key_version
-        else:
-            asked.key_version = self._contexts.reopen(prompt, self._served)
-
-    def _take(self, message: say.Drew) -> None:
-        """A request has ended: its turn is done, or goes on."""
-        self._keeper.paid(message.rid)
-        asked = self._end(message.rid)
-        if asked is None:
-            return
-        if message.is_aborted and not (self._loading and self._interrupts):
-            settle(asked.future, RunError(f"{asked.name()}: SGLang gave the request up"))
-            return
-        try:
-            asked.turn.receive(piece_of(message, asked.key_version))
-        except RunError as error:
-            settle(asked.future, error)
-            return
-        if asked.turn.is_done:
-            self._deliver(asked)
-        else:
-            self._ask(asked)
-
-    def _end(self, rid: str) -> Asked | None:
-        """A request is no longer under way; returns the turn it belonged to."""
-        asked = self._running.pop(rid, None)
-        if asked is not None:
-            if not self._running:
-                self._busy_s += time.perf_counter() - self._busy_since
-            self._lead(asked, is_warm=True)
-            asked.rid = ""
-        return asked
-
-    def _lead(self, asked: Asked | None, *, is_warm: bool) -> None:
-        """Turns that waited for this one may be asked."""
-        if asked is None:
-            return
-        for other in self._warming.leave(asked.place()):
-            other.is_warm = is_warm
-            self._ask(other)
-
-    def _refuse(self, message: say.Refused) -> None:
-        self._keeper.paid(message.rid)
-        asked = self._end(message.rid)
-        if asked is not None:
-            settle(asked.future, RunError(f"{asked.name()}: SGLang refuses it: {message.reason}"))
-
-    def _deliver(self, asked: Asked) -> None:
-        assert asked.opened is not None
-        completion = asked.turn.completion(asked.opened)
-        self._contexts.close(asked.turn.prompt, completion.tokens)
-        self._keeper.cheer()
-        for name, value in {
-            "num_completions": 1,
-            "num_prompt_tokens": len(asked.turn.prompt.tokens),
-            "num_reused_tokens": completion.num_reused,
-            "num_repeated_tokens": completion.num_repeated,
-            "num_extension_faults": not completion.is_extension,
-            "num_generated_tokens": len(completion.tokens),
-        }.items():
-            self._totals[name] += value
-        if not asked.future.done():
-            asked.future.set_result(completion)
-
-    def _give_up(self, asked: Asked) -> None:
-        """Abandon a turn that is no longer waited for."""
-        if asked in self._held:
-            self._held.remove(asked)
-        if asked.rid:
-            rid = asked.rid
-            del self._running[rid]
-            if not self._running:
-                self._busy_s += time.perf_counter() - self._busy_since
-            self._keeper.owe(rid, self._silence_s)
-            self._keeper.send(say.Abort(rid=rid))
-            self._lead(asked, is_warm=False)
+        self._loads.serve()
 
     def _die(self) -> None:
         """The process has ended, and with it every key and what was being drawn."""
-        self._blame_load()
-        self._take_ready()
-        self._is_open, self._served = False, -1
-        if self._running:
-            self._busy_s += time.perf_counter() - self._busy_since
-        interrupted, waiting = list(self._running.values()), self._warming.clear()
-        for asked in interrupted:
-            asked.num_deaths += 1
-            if asked.num_deaths == MAX_DEATHS_OF_A_TURN:
-                reason = f"{asked.name()}: SGLang died {asked.num_deaths} times while it was drawn"
-                settle(asked.future, TurnLost(reason))
-        self._held = [*interrupted, *waiting, *self._held]
-        for asked in self._held:
-            asked.turn.restart()
-            asked.rid, asked.is_warm = "", False
-        self._running.clear()
-        newest = self._loads[-1].version if self._loads else self._wanted[0]
-        self._contexts.lose_keys(newest)
-
-    def _blame_load(self) -> None:
-        """Give up weights that were under way in two deaths."""
-        weights, self._loading = self._loading, None
-        if weights is None or weights not in self._loads:
-            return
-        weights.num_deaths += 1
-        if weights.num_deaths == MAX_DEATHS_OF_A_LOAD:
-            self._loads.remove(weights)
-            reason = f"{weights.path}: SGLang died {weights.num_deaths} times as it loaded them"
-            settle(weights.future, PolicyError(reason))
+        self._turns.die(self._loads.die())
 
     def _check(self, prompt: Prompt) -> None:
         if prompt.context in self._busy:
@@ -420,19 +190,19 @@ class SglangEngine:
         check_prompt(prompt, max_tokens=self._rules.max_tokens, vocabulary=self._vocabulary)
 
     def _promise(self) -> asyncio.Future[Any]:
-        if self._keeping is None or self._keeping.done():
-            raise RunError("the engine does not run: use it inside its `async with`")
+        self._check_runs()
         return asyncio.get_running_loop().create_future()
 
+    def _check_runs(self) -> None:
+        if self._keeping is None or self._keeping.done():
+            raise RunError("the engine does not run: use it inside its `async with`")
+
     def _fail_waiting(self, keeper: asyncio.Task[None]) -> None:
-        """Fail every waiting call: the engine has ended."""
+        """Nobody waits for an engine that has ended."""
         error = None if keeper.cancelled() else keeper.exception()
         reason = error or RunError("the engine was closed")
-        asked = [*self._held, *self._running.values(), *self._warming.clear()]
-        futures: list[asyncio.Future[Any]] = [one.future for one in asked]
-        futures += [one.future for one in self._loads]
-        for future in futures:
-            settle(future, reason)
+        self._turns.fail(reason)
+        self._loads.fail(reason)
         assert self._facts is not None
         if not self._facts.done():
             self._facts.cancel()

@@ -1,0 +1,233 @@
+"""The SGLang adapter's turns, loads and deaths, with a scripted process in SGLang's place."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mage_async.completion import Completion, Prompt, Sampling
+from mage_async.config.schema import Sglang as EngineRules
+from mage_async.errors import PolicyError, RunError, TurnLost
+from mage_services.engines.sglang import engine as engine_module
+from mage_services.engines.sglang import keeper
+from mage_services.engines.sglang import messages as say
+from mage_services.engines.sglang.engine import SglangEngine
+from tests.engines.test_sglang_parts import RULES
+
+DRAWN = 3
+
+
+class Child:
+    """A process that answers when the test says so."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[say.Message | None] = asyncio.Queue()
+        self.heard: list[say.Message] = []
+        self.tells(say.Serving("scripted"))
+
+    def send(self, message: say.Message) -> None:
+        self.heard.append(message)
+
+    async def receive(self) -> say.Message | None:
+        return await self.said.get()
+
+    def tells(self, message: say.Message | None) -> None:
+        self.said.put_nowait(message)
+
+    def kill(self) -> None:
+        """It has nothing to end."""
+
+    async def wait(self) -> str:
+        return "ended"
+
+    def draws(self) -> list[say.Draw]:
+        return [message for message in self.heard if isinstance(message, say.Draw)]
+
+    def drew(
+        self, rid: str, *, tokens: int = DRAWN, version: int = 0, aborted: bool = False
+    ) -> None:
+        drawn, logprobs = np.full(tokens, 7, np.int32), np.zeros(tokens, np.float32)
+        spans = ((0, version),) if tokens else ()
+        self.tells(say.Drew(rid, drawn.tobytes(), logprobs.tobytes(), spans, "unknown", 0, aborted))
+
+
+class Scene:
+    """An engine and the processes that it has started."""
+
+    def __init__(self, engine: SglangEngine, children: list[Child]) -> None:
+        self.engine, self.children = engine, children
+
+    def begin(self, context: str, *tokens: int) -> "asyncio.Task[Completion]":
+        prompt = Prompt(context, np.array(tokens, np.int32), Sampling(max_tokens=DRAWN), 1)
+        return asyncio.create_task(self.engine.complete(prompt))
+
+    async def settle(self) -> Child:
+        """Let everything happen that can; the process that runs now."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return self.children[-1]
+
+
+def play(
+    monkeypatch: pytest.MonkeyPatch, main: Callable[[Scene], Awaitable[None]], rules: EngineRules
+) -> None:
+    children: list[Child] = []
+
+    async def start(threads: int) -> Child:
+        children.append(Child())
+        return children[-1]
+
+    monkeypatch.setattr(keeper.SglangChild, "start", staticmethod(start))
+    monkeypatch.setattr(keeper, "BACK_OFF_S", 0.0)
+    monkeypatch.setattr(engine_module, "installed", lambda: "0.5.12")
+    monkeypatch.setattr(engine_module, "vocabulary", lambda directory: 100)
+    monkeypatch.setattr(engine_module, "chosen", lambda *_, **__: {})
+
+    async def scene() -> None:
+        engine = SglangEngine(
+            Path("model"),
+            rules,
+            dtype="float32",
+            seed=1,
+            has_gpu=False,
+            max_deaths=9,
+            silence_s=9.0,
+        )
+        async with asyncio.timeout(20), engine:
+            await main(Scene(engine, children))
+
+    asyncio.run(scene())
+
+
+def rules(in_flight: str = "in_place") -> EngineRules:
+    fields = {name: getattr(RULES, name) for name in RULES.__struct_fields__}
+    return EngineRules(**fields | {"in_flight": in_flight})
+
+
+def test_a_turn_is_one_request_and_equal_prompts_wait_for_the_keys_of_the_first(
+    monkeypatch,
+) -> None:
+    async def main(scene: Scene) -> None:
+        turns = [scene.begin(name, 1, 2) for name in "ab"]
+        child = await scene.settle()
+        (first,) = child.draws()
+        assert first.says_when_it_began
+        child.tells(say.Began(first.rid))
+        await scene.settle()
+        assert [draw.says_when_it_began for draw in child.draws()] == [True, False]
+        for draw in child.draws():
+            child.drew(draw.rid)
+        assert [len((await turn).tokens) for turn in turns] == [DRAWN, DRAWN]
+        statistics = scene.engine.statistics()
+        assert statistics.num_completions == 2
+        assert statistics.num_generated_tokens == 2 * DRAWN
+
+    play(monkeypatch, main, rules())
+
+
+def test_a_turn_that_a_load_interrupts_goes_on_with_the_new_weights(monkeypatch) -> None:
+    async def main(scene: Scene) -> None:
+        turn = scene.begin("a", 1, 2)
+        child = await scene.settle()
+        load = asyncio.create_task(scene.engine.load(1, Path("v1")))
+        await scene.settle()
+        assert isinstance(child.heard[-1], say.Prepare)
+        late = scene.begin("b", 3)
+        child.tells(say.Prepared())
+        child = await scene.settle()
+        assert child.heard[-1] == say.Load(1, "v1", interrupts=True)
+        child.drew(child.draws()[0].rid, tokens=1, aborted=True)
+        child.tells(say.Loaded(1, stall_s=0.5))
+        await load
+        await scene.settle()
+        waiting = child.draws()[2:]
+        assert [len(draw.tokens) // 4 for draw in waiting] == [3]  # `b` was asked before the load
+        child.drew(waiting[0].rid, tokens=2, version=1)
+        child.drew(child.draws()[1].rid)
+        assert [run.policy for run in (await turn).versions] == [0, 1]
+        await late
+        assert scene.engine.statistics().num_loads == 1
+        assert scene.engine.statistics().stall_s == 0.5
+
+    play(monkeypatch, main, rules("interrupt"))
+
+
+def test_a_process_that_died_is_followed_by_one_that_loads_the_newest_and_draws_again(
+    monkeypatch,
+) -> None:
+    async def main(scene: Scene) -> None:
+        first = await scene.settle()
+        load = asyncio.create_task(scene.engine.load(1, Path("v1")))
+        await scene.settle()
+        first.tells(say.Prepared())
+        await scene.settle()
+        first.tells(say.Loaded(1))
+        await load
+        turn = scene.begin("a", 1, 2)
+        await scene.settle()
+        first.tells(None)
+        second = await scene.settle()
+        assert second is not first
+        assert scene.engine.num_restarts == 1
+        assert second.heard[1:] == [say.Load(1, "v1", interrupts=False)]
+        second.tells(say.Loaded(1))
+        await scene.settle()
+        second.drew(second.draws()[0].rid, version=1)
+        assert len((await turn).tokens) == DRAWN
+
+    play(monkeypatch, main, rules())
+
+
+def test_a_turn_and_a_load_under_way_in_too_many_deaths_are_given_up(monkeypatch) -> None:
+    async def main(scene: Scene) -> None:
+        turn = scene.begin("a", 1, 2)
+        for _ in range(3):
+            (await scene.settle()).tells(None)
+        with pytest.raises(TurnLost, match="SGLang died 3 times while it was drawn"):
+            await turn
+        load = asyncio.create_task(scene.engine.load(2, Path("v2")))
+        child = await scene.settle()
+        child.tells(say.Prepared())
+        for _ in range(2):
+            (await scene.settle()).tells(None)
+        with pytest.raises(PolicyError, match="v2: SGLang died 2 times as it loaded them"):
+            await load
+
+    play(monkeypatch, main, rules())
+
+
+def test_weights_that_cannot_be_loaded_leave_the_old_ones(monkeypatch) -> None:
+    async def main(scene: Scene) -> None:
+        load = asyncio.create_task(scene.engine.load(1, Path("v1")))
+        child = await scene.settle()
+        child.tells(say.Prepared())
+        await scene.settle()
+        child.tells(say.Loaded(0, error="no such file"))
+        with pytest.raises(PolicyError, match="no such file"):
+            await load
+        turn = scene.begin("a", 1, 2)
+        await scene.settle()
+        child.drew(child.draws()[0].rid)
+        assert len((await turn).tokens) == DRAWN
+
+    play(monkeypatch, main, rules())
+
+
+def test_a_turn_nobody_waits_for_is_aborted_and_one_that_is_refused_says_why(monkeypatch) -> None:
+    async def main(scene: Scene) -> None:
+        turn, other = scene.begin("a", 1, 2), scene.begin("b", 3)
+        child = await scene.settle()
+        turn.cancel()
+        await scene.settle()
+        one, two = child.draws()
+        assert child.heard[-1] == say.Abort(one.rid)
+        child.drew(one.rid, tokens=1, aborted=True)
+        child.tells(say.Refused(two.rid, "too long"))
+        with pytest.raises(RunError, match="context 'b': SGLang refuses it: too long"):
+            await other
+
+    play(monkeypatch, main, rules())
