@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mage_async.protocol.messages import Acknowledge, TrialResult
-from mage_services.transport.channel import LearnerChannel
+from mage_services.transport.learner_channel import LearnerChannel
 
 SETTLE_S = 0.3
 FIRST_PROCESSOR, *others = sorted(os.sched_getaffinity(0))

@@ -50,7 +50,8 @@ from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import Hello, TrialResult
 from mage_async.trajectory import Segment, Task, Trial
 from mage_services.transport.authentication import actor_keys, learner_keys, make_keys
-from mage_services.transport.channel import LearnerChannel, PeerChannel
+from mage_services.transport.learner_channel import LearnerChannel
+from mage_services.transport.peer_channel import PeerChannel
 
 NUM_TOKENS, CREDITS = 2048, 16
 MOST_STOLEN = 0.02
@@ -156,7 +157,7 @@ async def measure(folder: Path, plan: Plan) -> dict[str, Any]:
         },
         "honest_is_served": any(peer.startswith("honest/") for peer in statistics_.peers),
         "turned_away": statistics_.num_turned_away,
-        "malformed": statistics_.num_malformed(),
+        "malformed": sum(faults.count for faults in statistics_.faults.values()),
         "notes": channel.take_notes(),
     }
 

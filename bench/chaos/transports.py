@@ -39,7 +39,8 @@ from mage_async.protocol.messages import Acknowledge, Hello, TrialResult, Welcom
 from mage_async.trajectory import Segment, Task, Trial
 from mage_services.journal.reader import make_durable, open_journal
 from mage_services.journal.writer import JournalFile
-from mage_services.transport.channel import LearnerChannel, PeerChannel, PeerGone
+from mage_services.transport.learner_channel import LearnerChannel, PeerGone
+from mage_services.transport.peer_channel import PeerChannel
 
 ACTORS, CREDITS, TRIALS_PER_S = 4, 16, 1000.0
 KINDS = ("ours", "push/pull", "pub/sub")

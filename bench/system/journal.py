@@ -37,7 +37,7 @@ async def journal(folder: Path) -> tuple[float, int]:
     for _ in range(IN_FLIGHT):
         await credits.acquire()
     took = time.perf_counter() - began
-    syncs = file.statistics().num_syncs
+    syncs = file.num_syncs
     file.close()
     return took, syncs
 

@@ -59,7 +59,8 @@ from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.coordinator_rules import CoordinatorRules
-from mage_services.transport.channel import LearnerChannel, PeerChannel
+from mage_services.transport.learner_channel import LearnerChannel
+from mage_services.transport.peer_channel import PeerChannel
 from mage_services.transport.sockets import ipc_address
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.completions import policy_per_token

@@ -44,7 +44,7 @@ from mage_async.trajectory import Segment as Part
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.coordinator_rules import CoordinatorRules
 from mage_services.learner.peer_registry import SILENCE_S
-from mage_services.transport.channel import PeerGone
+from mage_services.transport.learner_channel import PeerGone
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.crashing_disk import DEADLINE_S, Disk
 from tests.helpers.memory_channels import MemoryWeights

@@ -14,7 +14,8 @@ from mage_async.protocol.messages import (
     TrialResult,
 )
 from mage_async.trajectory import Segment, Task, Trial
-from mage_services.transport.channel import LearnerChannel, PeerChannel
+from mage_services.transport.learner_channel import LearnerChannel
+from mage_services.transport.peer_channel import PeerChannel
 from mage_services.transport.sockets import ipc_address
 from tests.helpers.memory_channels import MemoryLearnerChannel, MemoryPeerChannel
 

@@ -20,7 +20,7 @@ from mage_async.protocol.journal_records import MAGIC, Head, Record, read, scan,
 from mage_async.protocol.messages import Hello, Message, Refusal, WhoAreYou
 from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits
 from mage_services.transport.access import AccessControl, ChannelStatistics, Peer
-from mage_services.transport.channel import PeerGone
+from mage_services.transport.learner_channel import PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES
 
 

@@ -19,7 +19,7 @@ from mage_async.results.run_files import read_document, read_lines
 from mage_services.actor.evaluator import Follower
 from mage_services.cli import supervised_run
 from mage_services.cli.main import EXIT_USAGE, main
-from mage_services.learner.training import _forget_after
+from mage_services.learner.resume import _forget_after
 from mage_services.processes.json_lines import append_lines
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup

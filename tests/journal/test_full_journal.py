@@ -14,8 +14,8 @@ from mage_async.tasks.population import League
 from mage_services.journal.reader import open_journal
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.parts import journal_of
+from mage_services.learner.resume import Begun
 from mage_services.learner.run_log import RunLog
-from mage_services.learner.training import Begun
 from mage_services.learner.training_loop import TrainingLoop
 from mage_services.learner.worker import Worker
 from mage_services.processes.process import Status

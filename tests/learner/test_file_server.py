@@ -27,7 +27,8 @@ from mage_services.actor.file_download import FileDownload
 from mage_services.actor.remote_actor import RemoteChannel, fetch_policy
 from mage_services.learner import file_server
 from mage_services.learner.file_server import FileServer
-from mage_services.transport.channel import LearnerChannel, PeerChannel
+from mage_services.transport.learner_channel import LearnerChannel
+from mage_services.transport.peer_channel import PeerChannel
 from tests.helpers.memory_channels import MemoryLearnerChannel
 
 HELLO = Hello(role="actor", name="far", build="b1", config_digest="c1", credits=2)
@@ -258,7 +259,7 @@ def test_more_questions_than_credits_are_not_answered(root: Path) -> None:
         async with serving(Learner(root)) as learner:
             for number in range(20):
                 learner.file_server.take("far/1", Fetch(name="weights/1", offset=number))
-            assert learner.file_server.num_waiting("far/1") == 2 * WINDOW + 1
+            assert len(learner.file_server._questions["far/1"]) == 2 * WINDOW + 1
 
     run(main)
 

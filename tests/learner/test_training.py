@@ -18,6 +18,7 @@ from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.protocol.journal_records import Commit, Record, Segment, first_head
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
+from mage_services.learner import resume
 from mage_services.learner.training import Training
 
 
@@ -53,8 +54,8 @@ def training(tmp_path: Path, request: pytest.FixtureRequest) -> Training:
 
 
 def recover(training: Training, digest: str, tensors: dict[str, str]) -> int:
-    journal: Any = Journal(training._own, digest, tensors)
-    return len(training.recover(journal, SlotLedger(2, 1, 2), League()))
+    journal: Any = Journal(training.own_config, digest, tensors)
+    return len(resume.recover(training, journal, SlotLedger(2, 1, 2), League()))
 
 
 @pytest.mark.parametrize("training", ["cpu", "cuda:0"], indirect=True)

@@ -19,7 +19,8 @@ from mage_services.transport.authentication import (
     learner_keys,
     make_keys,
 )
-from mage_services.transport.channel import LearnerChannel, PeerChannel
+from mage_services.transport.learner_channel import LearnerChannel
+from mage_services.transport.peer_channel import PeerChannel
 
 BEAT = Heartbeat(name="actor-0", counters={}, blocked_s={})
 

@@ -8,8 +8,9 @@ import uvloop
 
 from mage_async.protocol.messages import Heartbeat, Hello
 from mage_async.protocol.rate_limits import Allowance, Rate
-from mage_services.transport.channel import LearnerChannel, PeerChannel
 from mage_services.transport.connection_limits import MAX_BYTES
+from mage_services.transport.learner_channel import LearnerChannel
+from mage_services.transport.peer_channel import PeerChannel
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 TYPE = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"

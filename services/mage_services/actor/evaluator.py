@@ -37,7 +37,7 @@ from mage_services.processes.process import Status, run_process, ticks
 from mage_services.processes.startup import Startup, read_startup
 from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.transport.authentication import actor_keys, keys_in
-from mage_services.transport.channel import PeerChannel
+from mage_services.transport.peer_channel import PeerChannel
 from mage_services.weights.weight_group import on_disk
 
 HEARTBEAT_S = 1.0

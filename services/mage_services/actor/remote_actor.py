@@ -38,7 +38,7 @@ from mage_services.actor.file_download import FileDownload, is_there
 from mage_services.processes.process import Status, ticks
 from mage_services.processes.startup import build_digest
 from mage_services.transport.authentication import actor_keys
-from mage_services.transport.channel import PeerChannel
+from mage_services.transport.peer_channel import PeerChannel
 
 LINGER_S = 2.0
 MAX_MISSING = 3

@@ -42,17 +42,6 @@ class _Item:
     then: Then | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JournalStatistics:
-    """A snapshot."""
-
-    num_records: int
-    num_syncs: int
-    num_bytes: int
-    """Bytes of all segments on disk, and of what is about to be written."""
-    why_full: str
-
-
 @dataclass(slots=True, eq=False)
 class JournalFile:
     """Appends records to the journal of a run; made inside the loop that hears of durability.
@@ -80,8 +69,7 @@ class JournalFile:
     _file: int = field(default=-1, init=False)
     _good: int = field(default=0, init=False)
     """Bytes of the current segment that are durable; the thread's own."""
-    _num_records: int = field(default=0, init=False)
-    _num_syncs: int = field(default=0, init=False)
+    num_syncs: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -99,7 +87,6 @@ class JournalFile:
         """
         pieces = write(record)
         self._grow(sum(map(len, pieces)))
-        self._num_records += 1
         self._put(_Item(pieces, then=then))
 
     def after(self, then: Then) -> None:
@@ -139,12 +126,6 @@ class JournalFile:
         """
         self._checkpoint = checkpoint_version
         self._free()
-
-    def statistics(self) -> JournalStatistics:
-        """A snapshot; reading it changes nothing."""
-        return JournalStatistics(
-            self._num_records, self._num_syncs, self._num_bytes(), self.why_full()
-        )
 
     async def watch(self) -> None:
         """Wait for a failure of the disk, and raise it. Cancellation leaves nothing behind."""
@@ -222,7 +203,7 @@ class JournalFile:
                     return False
                 later = list(self._queue)
             _delete(later)
-        self._num_syncs += 1
+        self.num_syncs += 1
         self._tell(self._settle, items)
         return True
 

@@ -52,7 +52,7 @@ from mage_services.learner.coordinator_rules import CoordinatorRules, Journal, T
 from mage_services.learner.grants import Grants
 from mage_services.learner.peer_registry import SILENCE_S, PeerRegistry, RegisteredPeer
 from mage_services.transport.access import Peer
-from mage_services.transport.channel import LearnerChannel
+from mage_services.transport.learner_channel import LearnerChannel
 from mage_services.weights.weight_store import EARLIER, WeightStore
 
 STALL_S = 2.0

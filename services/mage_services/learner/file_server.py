@@ -26,7 +26,7 @@ from mage_async.protocol.messages import (
     ServedFile,
 )
 from mage_services.transport.access import Peer
-from mage_services.transport.channel import LearnerChannel, PeerGone
+from mage_services.transport.learner_channel import LearnerChannel, PeerGone
 
 DIGEST_BYTES = 16
 MAX_KNOWN = 64
@@ -61,10 +61,6 @@ class FileServer:
             self._questions[peer] = Questions()
             self._turns.put_nowait(peer)
         self._questions[peer].take(message)
-
-    def num_waiting(self, peer: Peer) -> int:
-        """Questions of a peer that have not been read yet."""
-        return len(self._questions.get(peer, ()))
 
     async def run(self) -> None:
         """Answer what is asked, peer by peer in turn. Cancellation leaves a question unanswered: it

@@ -38,15 +38,15 @@ from mage_services.learner.parts import (
     pace_of,
     weight_store_of,
 )
+from mage_services.learner.resume import Begun, Replayed, begin
 from mage_services.learner.run_log import RunLog
-from mage_services.learner.training import Begun, Replayed, Training
 from mage_services.learner.training_loop import TrainingLoop
 from mage_services.learner.worker import Worker
 from mage_services.processes.process import Status, run_process, ticks
 from mage_services.processes.startup import Startup, read_startup
 from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.transport.authentication import keys_in, learner_keys
-from mage_services.transport.channel import LearnerChannel
+from mage_services.transport.learner_channel import LearnerChannel
 
 TICK_S = 0.5
 
@@ -126,7 +126,7 @@ async def _begin(
     """The policy and the ledger as they were, or new. Cancellation leaves what is written."""
     began = time.monotonic()
     _announce(startup, status)
-    begun = await worker.call(Training.begin, startup, _reporter(status), ledger, league)
+    begun = await worker.call(begin, startup, _reporter(status), ledger, league)
     if startup.run.checkpoints.exists():  # who was killed may not have come to it
         await worker.call(sync, startup.run.checkpoints)
     status.send("fact", text=begun.training.describe())

@@ -15,7 +15,7 @@ from mage_async.tasks.population import League
 from mage_async.tasks.task_stream import TaskStream
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator_rules import CoordinatorRules
-from mage_services.learner.training import Begun
+from mage_services.learner.resume import Begun
 from mage_services.processes.startup import Startup
 from mage_services.weights.weight_store import WeightStore
 from mage_services.weights.weight_transport import weight_transport_of

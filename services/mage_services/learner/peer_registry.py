@@ -11,7 +11,7 @@ from mage_async.admission.ledger import SlotLedger
 from mage_async.protocol.messages import Heartbeat, Hello, Message, Publication, Welcome
 from mage_services.learner.coordinator_rules import Journal
 from mage_services.transport.access import Peer
-from mage_services.transport.channel import LearnerChannel, PeerGone
+from mage_services.transport.learner_channel import LearnerChannel, PeerGone
 from mage_services.weights.weight_store import WeightStore
 
 SILENCE_S = 4.0

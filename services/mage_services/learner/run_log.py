@@ -16,7 +16,8 @@ from mage_async.results.run_files import read_lines
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator
-from mage_services.learner.training import Replayed, Training
+from mage_services.learner.resume import Replayed
+from mage_services.learner.training import Training
 from mage_services.learner.worker import Worker
 from mage_services.processes.startup import Startup
 from mage_services.processes.time_accounting import TimeAccounting

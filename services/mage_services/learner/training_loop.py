@@ -13,8 +13,8 @@ from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.parts import newest_checkpoint
 from mage_services.learner.publisher import Publisher
+from mage_services.learner.resume import Begun
 from mage_services.learner.run_log import RunLog
-from mage_services.learner.training import Begun
 from mage_services.learner.worker import Worker
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup

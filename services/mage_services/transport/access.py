@@ -101,10 +101,6 @@ class ChannelStatistics:
     faults: Mapping[Peer, Faults]
     """Faults by peer, of peers that sent something malformed."""
 
-    def num_malformed(self) -> int:
-        """Malformed messages of all peers."""
-        return sum(faults.count for faults in self.faults.values())
-
 
 @dataclass(slots=True)
 class AccessControl:

@@ -32,6 +32,8 @@ HIGH_WATER_MESSAGES = 1024
 HANDSHAKE_MS = 5_000
 BACKLOG = 64
 HEARTBEAT_MS, SILENCE_MS = 5_000, 15_000
+COPIED_BYTES = 4096
+"""A frame up to this size is copied: cheaper than keeping zmq's message for it."""
 _TCP_INFO_BYTES, _RECEIVED_AT = 136, 128
 """`tcpi_bytes_received` in Linux's `struct tcp_info`."""
 _AT_ONCE, _AT_ONCE_WITH_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
@@ -148,6 +150,11 @@ def send_now(made: Line, frames: Sequence[Frame]) -> None:
         made.beneath.send(last, _AT_ONCE)
     finally:
         made.get(zmq.EVENTS)
+
+
+def content_of(frame: zmq.Frame) -> Frame:
+    """What a frame holds: a copy, or a view that keeps zmq's message."""
+    return frame.bytes if len(frame) <= COPIED_BYTES else frame.buffer
 
 
 async def readable(poller: zmq.asyncio.Poller, timeout_s: float | None = None) -> bool:

@@ -1,9 +1,9 @@
-"""The channels between the learner and its peers.
+"""The channels between the learner and its peers: the learner's end.
 
-A ROUTER at the learner, a DEALER at each peer. Flow control is by credits (a peer holds at most as
-many groups as it has credits), so the high-water marks of `sockets.py` are never reached by a
-healthy peer: they bound the memory that a stopped one can cost. Each socket has one receive task,
-which belongs to the owner of the channel.
+A ROUTER at the learner, a DEALER at each peer (`peer_channel.py`). Flow control is by credits (a
+peer holds at most as many groups as it has credits), so the high-water marks of `sockets.py` are
+never reached by a healthy peer: they bound the memory that a stopped one can cost. Each socket has
+one receive task, which belongs to the owner of the channel.
 
     queue              filled by          emptied by        when it is full
     peer's outgoing    PeerChannel.send   zmq's thread      send waits: the learner is away
@@ -11,9 +11,7 @@ which belongs to the owner of the channel.
     learner's incoming zmq's thread       receive           peers' outgoing queues fill
 """
 
-import secrets
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,28 +19,26 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
-from mage_async.errors import MageError, PeerRefused, RunError
-from mage_async.protocol.codec import decode, encode
-from mage_async.protocol.messages import Enquiry, Goodbye, Hello, Message, Refusal, WhoAreYou
+from mage_async.errors import MageError, RunError
+from mage_async.protocol.codec import encode
+from mage_async.protocol.messages import Message
 from mage_async.protocol.rate_limits import DEFAULT_ALLOWANCE, Allowance
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits
+from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Limits
 from mage_services.transport.access import AccessControl, ChannelStatistics, Peer
-from mage_services.transport.authentication import Gate, LearnerKeys, PeerKeys
+from mage_services.transport.authentication import Gate, LearnerKeys
 from mage_services.transport.connection_limits import SilentConnections
-from mage_services.transport.connections import LearnerLinks, PeerLink
+from mage_services.transport.connections import LearnerLinks
 from mage_services.transport.sockets import (
     HIGH_WATER_MESSAGES,
     bind,
     check_address,
+    content_of,
     let_others_run,
     open_socket,
     readable,
     send_now,
     take_now,
 )
-
-COPIED_BYTES = 4096
-"""A frame up to this size is copied: cheaper than keeping zmq's message for it."""
 
 
 class PeerGone(MageError):
@@ -113,7 +109,7 @@ class LearnerChannel:
             peer = identity.bytes.decode("latin-1")
             now = time.monotonic()
             self._links.spoke(identity)
-            verdict = self._access.receive(peer, [_content(frame) for frame in frames], now=now)
+            verdict = self._access.receive(peer, [content_of(frame) for frame in frames], now=now)
             if verdict.is_over:
                 self._links.cut(identity, now=now)
             if verdict.answer is not None:
@@ -187,125 +183,3 @@ class LearnerChannel:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class PeerChannel:
-    """An actor's or evaluator's end; says hello when it is made, and again to a restarted
-    learner."""
-
-    def __init__(
-        self,
-        address: str,
-        hello: Hello | Enquiry,
-        *,
-        limits: Limits = DEFAULT_LIMITS,
-        keys: PeerKeys | None = None,
-    ) -> None:
-        """Connect to the learner's address; the learner may bind it later.
-
-        Raises:
-            ConfigError: the address is none, or is on another machine and there are no keys.
-        """
-        check_address(address, has_keys=keys is not None)
-        self._hello = hello
-        self._owes_hello = False
-        """The learner asked, which it does once, or the link is new: `receive` may be cancelled."""
-        self._limits = limits
-        self._context = zmq.asyncio.Context()
-        most = limits.max_peer_frame_bytes()
-        self._socket = open_socket(self._context, zmq.DEALER, address, most)
-        identity = f"{hello.name}/{secrets.token_hex(4)}".encode()[-255:]
-        self._socket.setsockopt(zmq.ROUTING_ID, identity)
-        self.peer: Peer = identity.decode("latin-1")
-        """How the learner knows this channel."""
-        if keys is not None:
-            keys.apply(self._socket)
-        self._link, self._address = PeerLink(self._socket, address), address
-        self._poller = zmq.asyncio.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._link.monitor, zmq.POLLIN)
-        self._socket.connect(address)
-        send_now(self._socket, encode(hello, limits))
-
-    async def receive(self) -> Message:
-        """The learner's next message.
-
-        Cancellation leaves every message where it was: taking one off the socket is not
-        interrupted.
-
-        Raises:
-            PeerRefused: the learner is of another build or configuration, knows no such key, or
-                was sent too much; the sentence says which.
-            WireError: the learner sent what is no message: it is of another build, or broken.
-        """
-        while True:
-            await let_others_run()
-            self._owes_hello |= self._link.look()  # what was under way on the broken one is lost
-            if self._owes_hello:
-                await self.say_hello()
-            taken = take_now(self._socket)
-            if taken is None:
-                is_news = await readable(self._poller, self._link.patience_s())
-                if not is_news and self._link.has_ended():
-                    self._socket.disconnect(self._address)  # zmq connects a peer once an address
-                    self._socket.connect(self._address)
-                continue
-            message = decode([_content(frame) for frame in taken], self._limits)
-            if isinstance(message, Refusal):
-                raise PeerRefused(message.reason)
-            if not isinstance(message, WhoAreYou):
-                return message
-            self._owes_hello = True
-
-    async def send(self, message: Message) -> None:
-        """Hand a message to zmq; waits only while 1,024 are unsent because the learner is away.
-
-        Cancellation while waiting leaves the message unsent.
-
-        Raises:
-            WireError: the message is out of bounds.
-        """
-        await self._socket.send_multipart(encode(message, self._limits))
-
-    async def introduce(self, hello: Hello) -> None:
-        """Say hello, now and whenever it has to be said again. Cancellation leaves it unsaid."""
-        self._hello = hello
-        await self.say_hello()
-
-    async def say_hello(self) -> None:
-        """Say it again. Cancellation leaves it unsaid."""
-        await self.send(self._hello)
-        self._owes_hello = False
-
-    def leave(self, reason: str, linger_s: float) -> None:
-        """Say goodbye and close; blocks at most `linger_s`."""
-        if not self._socket.closed:
-            with suppress(zmq.Again):  # then the learner is away, and will notice
-                send_now(self._socket, encode(Goodbye(reason=reason), self._limits))
-            self.close(linger_s)
-
-    def away_s(self) -> float:
-        """Since when there has been no connection, in seconds; 0 while there is one."""
-        return self._link.away_s()
-
-    def close(self, linger_s: float = 0.0) -> None:
-        """Close; blocks at most `linger_s` until what was sent has left this process."""
-        self._link.close()
-        self._socket.close(linger=round(linger_s * 1000))
-        self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _content(frame: zmq.Frame) -> Frame:
-    """What a frame holds: a copy, or a view that keeps zmq's message."""
-    return frame.bytes if len(frame) <= COPIED_BYTES else frame.buffer
