@@ -117,6 +117,7 @@ def _below(section: type[Section], path: str, tiny: Table) -> Iterator[Described
         full, own = f"{path}.{name}".strip("."), tiny.get(name, {})
         if kinds(hint):
             yield _of_kinds(hint, full, _defaults(section)[name].kind, own)
+            yield from _below(_shared(list(kinds(hint).values())), full, own)
         else:
             yield _described(inside, full, own, _presence(name, hint))
             yield from _below(inside, full, own)

@@ -118,7 +118,10 @@ class Trainer:
     def describe(self) -> str:
         """The model in a few words."""
         model = self.model
+        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
         size = f"{model.num_parameters():,} parameters"
+        if trained < model.num_parameters():
+            size += f", of which {trained:,} are trained,"
         kind = f"{model.config.model_type} of {size} in {model.dtype} on {model.device}"
         return f"{kind}; {self._rules.correction.kind}: {self._loss}"
 

@@ -40,8 +40,11 @@ ROTATIONS_BY_LENGTH = ("dynamic", "longrope")
 HEAD = "lm_head.weight"
 
 
-def check_trainable(directory: Path) -> None:
+def check_trainable(directory: Path) -> PreTrainedModel:
     """Look at a model directory without reading its weights.
+
+    Returns:
+        The model on torch's meta device: shapes without values.
 
     Raises:
         PolicyError: packed training would compute this model wrongly; the sentence names the
@@ -61,6 +64,7 @@ def check_trainable(directory: Path) -> None:
             f"its {', '.join(features)}; take a model without, of type {', '.join(TRAINABLE)}"
         )
     _check_head(directory, model)
+    return model
 
 
 def untrainable(model: PreTrainedModel) -> list[str]:

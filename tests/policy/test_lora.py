@@ -14,8 +14,9 @@ from mage_async.errors import PolicyError
 from mage_async.learning.adapters import merged_tensors, trained_tensors
 from mage_async.learning.attention import NAME
 from mage_async.learning.trainer import Trainer
+from mage_async.policy.guards import check_trainable
 from mage_async.policy.load import export_hf
-from mage_async.policy.lora import add_adapters, load_adapters, save_adapters
+from mage_async.policy.lora import add_adapters, check_targets, load_adapters, save_adapters
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import tensor_digests
 from tests.helpers.random_models import random_model, sequence
@@ -57,14 +58,17 @@ def test_merged_weights_compute_what_the_adapters_do() -> None:
     assert (logits(merged) - logits(model)).abs().max() < 1e-6
 
 
-def test_a_step_trains_the_adapters_alone() -> None:
+@pytest.mark.parametrize("is_checkpointed", ["false", "true"])
+def test_a_step_trains_the_adapters_alone(is_checkpointed: str) -> None:
     model = adapted()
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    trainer_of(model).step([sequence(length) for length in (40, 31, 22)])
+    trainer = trainer_of(model, f"learner.activation_checkpointing={is_checkpointed}")
+    trainer.step([sequence(length) for length in (40, 31, 22)])
     moved = {name for name, one in model.named_parameters() if not torch.equal(one, before[name])}
     assert moved == set(trained_tensors(model))
     assert len(moved) == 2 * 7 * 3
     assert tensor_digests(model).keys() == moved
+    assert "of which 22,848 are trained" in trainer.describe()
 
 
 def test_a_snapshot_has_the_merged_weights_under_the_models_own_names() -> None:
@@ -120,6 +124,9 @@ def test_adapters_of_another_rank_or_of_no_checkpoint_are_one_sentence(tmp_path:
 
 
 @pytest.mark.parametrize("target", ["c_attn", "lm_head", "embed_tokens", "norm"])
-def test_a_target_that_takes_no_adapter_is_one_sentence(target: str) -> None:
+def test_a_target_that_takes_no_adapter_is_one_sentence_before_weights_are_read(
+    target: str, tmp_path: Path
+) -> None:
+    random_model("Qwen3").save_pretrained(tmp_path)
     with pytest.raises(PolicyError, match=f"qwen3 has no layer '{target}' that takes an adapter"):
-        add_adapters(random_model("Qwen3"), Lora(targets=["q_proj", target]), 0)
+        check_targets(check_trainable(tmp_path), Lora(targets=["q_proj", target]))
