@@ -8,6 +8,8 @@ from mage_async.config.schema import Config
 from mage_async.config.shape import NONE, Table, hints_of, keys_of, kinds, may_be_absent, table_of
 from mage_async.errors import ConfigError
 
+DEFAULT_POLICY = Config().policy.kind
+
 
 class Assignments:
     """What is written over a file: a method's keys, which count as the file's, then `--set`."""
@@ -22,8 +24,7 @@ class Assignments:
             self._write(key, value)
 
     def give(self, assignment: str) -> None:
-        """Write `a.b=value`; where a kind changes, keys that were not given so and that the new
-        kind lacks go.
+        """Write `a.b=value`. Where a kind changes, keys of the file that the new kind lacks go.
 
         Raises:
             ConfigError: it is no assignment, or goes through a value.
@@ -46,27 +47,31 @@ class Assignments:
         return ""
 
     def _write(self, key: str, value: Any) -> None:
-        *parents, leaf = key.split(".")
-        table, hint, place = self.tree, Config, Config
-        for depth, parent in enumerate(parents):
-            hint = _hint(place, parent)
-            if table.get(parent) == NONE and may_be_absent(hint):
-                table[parent] = {}
-            table = table.setdefault(parent, {})
-            if not isinstance(table, dict):
-                path = ".".join(parents[: depth + 1])
-                raise ConfigError(f"--set {self._given[key]}: `{path}` is a value, not a table")
-            place = table_of(hint, table)
-        own = _hint(place, leaf)
-        if leaf == "kind" and isinstance(value, str) and value in kinds(hint):
-            self._switch(table, ".".join(parents), value, hint)
-        elif isinstance(value, str) and kinds(own):
-            inside = table.setdefault(leaf, {})
-            if value in kinds(own) and isinstance(inside, dict):
-                self._switch(inside, key, value, own)
-            table[leaf] = inside | {"kind": value} if isinstance(inside, dict) else {"kind": value}
+        path, _, leaf = key.rpartition(".")
+        table, hint = self._table(path.split(".") if path else [])
+        if isinstance(value, str) and kinds(_hint(table_of(hint, table), leaf)):
+            self._write(f"{key}.kind", value)
+        elif leaf == "kind" and isinstance(value, str) and value in kinds(hint):
+            self._switch(table, path, value, hint)
         else:
             table[leaf] = value
+
+    def _table(self, names: list[str]) -> tuple[Table, Any]:
+        """The table of that path, made where it is not there, and its type.
+
+        Raises:
+            ConfigError: there is a value.
+        """
+        table, hint = self.tree, Config
+        for depth, name in enumerate(names):
+            hint = _hint(table_of(hint, table), name)
+            if table.get(name) == NONE and may_be_absent(hint):
+                table[name] = {}
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                path = ".".join(names[: depth + 1])
+                raise ConfigError(f"{self.blamed(path) or path}: `{path}` is a value, not a table")
+        return table, hint
 
     def _switch(self, table: Table, path: str, kind: str, hint: Any) -> None:
         """Make a table one of another kind; a file's warm start is one of the file's policy."""
@@ -74,11 +79,12 @@ class Assignments:
         for key in [*table]:
             if key not in known and f"{path}.{key}" not in self._given:
                 del table[key]
-        if path == "policy" and table.get("kind") != kind and "warm_start" not in self._tops():
+        is_other_policy = path == "policy" and table.get("kind", DEFAULT_POLICY) != kind
+        if is_other_policy and "warm_start" not in self._sections():
             self.tree.pop("warm_start", None)
         table["kind"] = kind
 
-    def _tops(self) -> set[str]:
+    def _sections(self) -> set[str]:
         """Sections of which an assignment said something."""
         return {key.partition(".")[0] for key in self._given}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mage_async.config.sections.corrections import AnyCorrection
 from mage_async.config.sections.engines import Embedded, Sglang
-from mage_async.config.shape import Table, keys_of, kinds
+from mage_async.config.shape import Table, keys_of, kinds, stated_kind
 
 TINY = "tiny"
 """As a `policy.source`: the model that is built here."""
@@ -81,7 +81,6 @@ def _policy(table: Table) -> Table:
 
 def _only_of_kind(table: Table, hint: Any) -> Table:
     known = kinds(hint)
-    if table.get("kind") not in known:
-        return table
-    kept = ("kind", *keys_of(known[table["kind"]]))
+    kind = stated_kind(table, known)
+    kept = ("kind", *keys_of(known[kind])) if kind else (*table,)
     return {key: value for key, value in table.items() if key in kept}

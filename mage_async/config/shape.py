@@ -23,9 +23,15 @@ def table_of(hint: Any, value: Any) -> type[Section] | None:
     Where the value states no kind that is known, any of the kinds.
     """
     known = kinds(hint)
-    if isinstance(value, dict) and value.get("kind") in known:
-        return known[value["kind"]]
+    if isinstance(value, dict) and (kind := stated_kind(value, known)):
+        return known[kind]
     return next((part for part in (hint, *get_args(hint)) if _is(part, Section)), None)
+
+
+def stated_kind(table: Table, known: dict[str, type[Variant]]) -> str:
+    """The kind that a table states; "" where it states none, or none that is known."""
+    kind = table.get("kind")
+    return kind if isinstance(kind, str) and kind in known else ""
 
 
 def may_be_absent(hint: Any) -> bool:
@@ -68,18 +74,22 @@ def over(below: Table, own: Table, section: type[Section]) -> Table:
         inside = table_of(hints.get(key), value)
         is_merged = inside is not None and isinstance(value, dict)
         if is_merged and isinstance(below.get(key), dict):
-            merged[key] = over(switched(below[key], value.get("kind"), hints[key]), value, inside)
+            merged[key] = over(
+                switched(below[key], stated_kind(value, kinds(hints[key])), hints[key]),
+                value,
+                inside,
+            )
         else:
             merged[key] = value
     return merged
 
 
-def switched(table: Table, kind: Any, hint: Any) -> Table:
-    """A table as one of another kind: without the keys that the kind lacks."""
-    known = kinds(hint)
-    if kind is None or kind not in known or table.get("kind") == kind:
+def switched(table: Table, kind: str, hint: Any) -> Table:
+    """A table as one of another kind: without the keys that the kind lacks; "" is no kind."""
+    if not kind or table.get("kind") == kind:
         return table
-    kept = {key: value for key, value in table.items() if key in keys_of(known[kind])}
+    known = keys_of(kinds(hint)[kind])
+    kept = {key: value for key, value in table.items() if key in known}
     return {"kind": kind} | kept
 
 

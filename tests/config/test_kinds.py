@@ -1,9 +1,12 @@
 """Tables that come in kinds: how a kind is chosen, and what is said of a key of another."""
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+import tomli_w
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mage_async.assembly import check
@@ -35,9 +38,9 @@ def mine(folder: Path, text: str, *settings: str) -> Config:
 def test_every_combination_of_kinds_is_read_back_as_written(
     kind: str, engine: str, policy: str, absent: set[str]
 ) -> None:
-    settings = [f"learner.correction={kind}", f"engine.kind={engine}", f"policy.kind={policy}"]
-    settings += ["curriculum.turns=[1, 2]", *(f"{name}=none" for name in absent)]
-    config = quickstart(*settings)
+    changes = [f"learner.correction={kind}", f"engine.kind={engine}", f"policy.kind={policy}"]
+    changes += ["curriculum.turns=[1, 2]", *(f"{name}=none" for name in absent)]
+    config = quickstart(*changes)
     assert config_file.loads(config_file.dump(config)) == config
     assert (config.learner.correction.kind, config.engine.kind, config.policy.kind) == (
         *(kind, engine, policy),
@@ -162,3 +165,43 @@ def test_what_is_wrong_is_said_of_the_assignment(setting: str, said: str, tmp_pa
 def test_what_types_cannot_say_of_one_section_is_checked(setting: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check(quickstart(setting))
+
+
+def test_a_warm_start_stays_where_the_kind_of_policy_does(tmp_path: Path) -> None:
+    text = "[warm_start]\nsteps = 3\n"
+    assert mine(tmp_path, text, "policy.source=models/mine").warm_start is not None
+    assert mine(tmp_path, text, "policy.kind=tiny").warm_start == quickstart().warm_start
+
+
+KEYS = st.sampled_from(["kind", "steps", "source", "tiny", "correction", "max_age", "heads", "x"])
+VALUES = st.recursive(
+    st.one_of(st.sampled_from(["tiny", "sglang", "icepop", "none", "x"]), st.integers(-1, 3)),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=5,
+)
+SECTIONS = st.sampled_from(["seed", "policy", "engine", "learner", "warm_start", "curriculum"])
+
+
+@given(
+    tree=st.dictionaries(SECTIONS, VALUES | st.dictionaries(KEYS, VALUES, max_size=4)),
+    changes=st.lists(st.tuples(SECTIONS, KEYS, VALUES), max_size=3),
+    method=st.sampled_from([None, "mage_code", "zero_shot", "scaling_inter"]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_stands_in_a_file_is_read_or_refused_in_words(
+    tree: dict[str, Any],
+    changes: list[tuple[str, str, Any]],
+    method: str | None,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(tomli_w.dumps(tree))
+    literals = [tomli_w.dumps({"v": value}) for *_, value in changes]
+    assignments = [
+        f"{section}.{key}={text.removeprefix('v = ').strip()}"
+        for (section, key, _), text in zip(changes, literals, strict=True)
+        if text.startswith("v = ")
+    ]
+    with contextlib.suppress(ConfigError):
+        config = config_file.load(file, assignments, method)
+        assert config_file.loads(config_file.dump(config)) == config

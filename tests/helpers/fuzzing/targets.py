@@ -113,6 +113,7 @@ def feed_config(data: bytes) -> bool:
 
 def targets(config: Path) -> list[Target]:
     """Every decoder; `config` is a configuration file to begin from."""
+    resolved = config_file.dump(config_file.load(config))
     frames = [codec.encode(message) for message in example_messages()]
     trials = [frames[-1], codec.encode(example_trial(14)), codec.encode(example_trial(200))]
     records = [
@@ -126,7 +127,7 @@ def targets(config: Path) -> list[Target]:
         Target("wire", _bundles(frames), feed_wire),
         Target("trial frames", _bundles(trials), feed_wire),
         Target("journal", (b"\x00" + whole, *(b"\x01" + body for body in bodies)), feed_journal),
-        Target("configuration", (config.read_bytes(),), feed_config),
+        Target("configuration", (config.read_bytes(), resolved.encode()), feed_config),
     ]
 
 
