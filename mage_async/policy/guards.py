@@ -57,7 +57,8 @@ def check_trainable(directory: Path) -> PreTrainedModel:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError) as error:
-        raise PolicyError(f"{directory}: transformers cannot build it: {error}") from error
+        reason = str(error).strip().splitlines()[0]  # without all classes that transformers knows
+        raise PolicyError(f"{directory}: transformers cannot build it: {reason}") from error
     if features := untrainable(model):
         raise PolicyError(
             f"{directory}: {config.model_type} cannot be trained on packed sequences because of "

@@ -1,0 +1,30 @@
+"""The policy a run begins from, where it is cloned from scripts under adapters."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from mage_async.config import config_file
+from mage_async.policy.prepare import prepare_policy
+
+WARM_START = (
+    *("warm_start.steps=2", "warm_start.trials=4", "warm_start.batch_size=4"),
+    *("warm_start.gate=1.0", "warm_start.cache=false", "warm_start.episodes=1"),
+)
+
+
+def test_a_pretrained_model_is_cloned_under_adapters_and_merged(tmp_path: Path) -> None:
+    tiny = config_file.load(config_file.find(None), ["warm_start=none"])
+    assert prepare_policy(tiny, tmp_path / "tiny", "build", print) == "built here"
+    changes = [f"policy.source={tmp_path / 'tiny'}", "policy.lora.rank=2", *WARM_START]
+    config = config_file.load(config_file.find(None), [*changes, "transcript.forced_tags=both"])
+    prepare_policy(config, tmp_path / "cloned", "build", lambda progress: None)
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
+        for name in ("tiny", "cloned")
+    )
+    moved = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+    assert {name.rpartition("layers.")[0] for name in moved} == {"model."}
+    assert not any("norm" in name for name in moved)
+    assert len(moved) == 7 * 2
