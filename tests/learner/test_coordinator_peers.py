@@ -237,7 +237,7 @@ def test_a_stranger_is_asked_who_it_is_and_its_result_is_taken_all_the_same() ->
         assert isinstance(decoded(before), WhoAreYou)
         assert site.coordinator.counts().acknowledged == 1
         await site.say(before, heartbeat("actor-3"))  # and is no fault
-        assert site.coordinator.shares() == {}
+        assert site.coordinator.registry.shares() == {}
 
     run(main)
 
@@ -270,7 +270,10 @@ def test_shares_of_actors_are_told_apart() -> None:
         site.coordinator.open(publication(0))
         for name in ("a", "b"):
             await site.say(await site.connect(name), heartbeat(name))
-        assert site.coordinator.shares() == {"a": {"no grant": 2.0}, "b": {"no grant": 2.0}}
+        assert site.coordinator.registry.shares() == {
+            "a": {"no grant": 2.0},
+            "b": {"no grant": 2.0},
+        }
 
     run(main)
 

@@ -137,7 +137,7 @@ class Coordinator:
             case Goodbye():
                 self.registry.remove(peer)
             case _:
-                self._note(f"{peer}: a learner cannot take {type(message).__name__}")
+                self.registry.note(f"{peer}: a learner cannot take {type(message).__name__}")
         self._grant()
 
     def tick(self) -> None:
@@ -145,7 +145,7 @@ class Coordinator:
         now = self.clock()
         self._forgive_stall(now)
         for sentence in self.channel.take_notes():
-            self._note(sentence)
+            self.registry.note(sentence)
         self.registry.look_after(now)
         self._forget_strangers(now)
         self.grants.expire(now)
@@ -238,10 +238,6 @@ class Coordinator:
         """What became of groups and trials so far."""
         return self.ledger.counts()
 
-    def shares(self) -> dict[str, dict[str, float]]:
-        """Seconds by state of each actor, as it last said."""
-        return self.registry.shares()
-
     def _greet(self, peer: Peer, hello: Hello) -> None:
         self.registry.greet(peer, hello, self.clock())
         self.greeted.set()
@@ -259,7 +255,7 @@ class Coordinator:
         gap = 0.0 if self._ticked_at is None else now - self._ticked_at
         self._ticked_at = now
         if gap > STALL_S:
-            self._note(f"the learner itself did not run for {gap:.1f} s")
+            self.registry.note(f"the learner itself did not run for {gap:.1f} s")
             self._opened_at += gap
             self.ledger.postpone(gap, now + self.rules.deadline_s)
             for known in self.peers.values():
@@ -277,7 +273,7 @@ class Coordinator:
         was_full, reason = self._is_full, self.journal.why_full()
         self._is_full = bool(reason)
         if reason and not was_full:
-            self._note(f"nothing is taken in or granted: {reason}")
+            self.registry.note(f"nothing is taken in or granted: {reason}")
             self.arrived.set()  # a checkpoint may make space
         if was_full and not reason:
             for peer, known in list(self.peers.items()):
@@ -290,7 +286,7 @@ class Coordinator:
         if self.weights.is_open and now - self._opened_at > SILENCE_S:
             self.weights.release(EARLIER)
             for owner in self.ledger.owners() - self.peers.keys():
-                self._note(f"{owner}: has not come back after the learner's restart")
+                self.registry.note(f"{owner}: has not come back after the learner's restart")
                 self.ledger.peer_gone(owner)
 
     def _grant(self) -> None:
@@ -299,6 +295,3 @@ class Coordinator:
             return
         if not self.league.wants(self.ledger.version):  # otherwise `publish` comes back here
             self.grants.hand_out()
-
-    def _note(self, sentence: str) -> None:
-        self.registry.note(sentence)

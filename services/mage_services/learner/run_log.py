@@ -110,7 +110,7 @@ class RunLog:
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Seconds by state, of the learner and of every actor."""
-        return {"learner": self.time.seconds(), **self._coordinator.shares()}
+        return {"learner": self.time.seconds(), **self._coordinator.registry.shares()}
 
     def view(self) -> dict[str, Any]:
         """What the terminal shows beside a step's metrics."""
