@@ -16,7 +16,7 @@ from mage_async.learning.token_loss import HeadInputs
 from mage_kernels import backend_report, linear_logprob
 
 __all__ = [
-    "Minibatch",
+    "ModelInputs",
     "Row",
     "backend_report",
     "checkpoint_activations",
@@ -38,7 +38,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Minibatch:
+class ModelInputs:
     """A `Packed` on the learner's device: the row, and where its sampled tokens come from."""
 
     row: Row
@@ -63,24 +63,24 @@ class Minibatch:
 
 
 def token_logprobs(
-    model: PreTrainedModel, minibatch: Minibatch, temperature: float
+    model: PreTrainedModel, given: ModelInputs, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-prob and entropy of each sampled token, in nats, after temperature: two float32 [N]."""
-    inputs = head_inputs(model, minibatch, temperature)
+    inputs = head_inputs(model, given, temperature)
     return linear_logprob(inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature)
 
 
-def head_inputs(model: PreTrainedModel, minibatch: Minibatch, temperature: float) -> HeadInputs:
+def head_inputs(model: PreTrainedModel, given: ModelInputs, temperature: float) -> HeadInputs:
     """The transformer's forward, up to where log-probs are made.
 
     Args:
         temperature: of tokens whose `sharpness` is 1.
     """
-    hidden = hidden_states(model, minibatch.row)[minibatch.sources]
-    if minibatch.sharpness is not None:  # logits are linear in the states: each token has its own
-        hidden = hidden * minibatch.sharpness[:, None].to(hidden.dtype)
+    hidden = hidden_states(model, given.row)[given.sources]
+    if given.sharpness is not None:  # logits are linear in the states: each token has its own
+        hidden = hidden * given.sharpness[:, None].to(hidden.dtype)
     head = model.get_output_embeddings().weight
-    return HeadInputs(hidden, head, minibatch.targets, 1.0 / temperature)
+    return HeadInputs(hidden, head, given.targets, 1.0 / temperature)
 
 
 def checkpoint_activations(model: PreTrainedModel, *, is_on: bool) -> None:

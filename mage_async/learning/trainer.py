@@ -15,7 +15,7 @@ from mage_async.config.schema import Learner
 from mage_async.learning.adapters import adapted_layers, without_adapters
 from mage_async.learning.corrections.surrogate import Surrogate, Tokens
 from mage_async.learning.forward import (
-    Minibatch,
+    ModelInputs,
     checkpoint_activations,
     head_inputs,
     token_logprobs,
@@ -33,7 +33,7 @@ class _Pass:
     """
 
     packed: Packed
-    minibatch: Minibatch
+    inputs: ModelInputs
     advantages: torch.Tensor
     behaviour: torch.Tensor
     explores: torch.Tensor
@@ -169,8 +169,8 @@ class Trainer:
         device = self.model.device
         packed = pack(sequences)
         sampled = packed.sampled
-        minibatch = Minibatch.of(packed, device, self._sharpened(sampled.kinds))
-        proximal, entropy = token_logprobs(self.model, minibatch, self._temperature)
+        inputs = ModelInputs.of(packed, device, self._sharpened(sampled.kinds))
+        proximal, entropy = token_logprobs(self.model, inputs, self._temperature)
         columns = [
             torch.from_numpy(sampled.advantages),
             torch.from_numpy(sampled.logprobs),
@@ -179,8 +179,8 @@ class Trainer:
             torch.from_numpy(self.version - sampled.policy_versions),
             torch.from_numpy(packed.turns),
         ]
-        reference = self._apart(minibatch)
-        return _Pass(packed, minibatch, *(column.to(device) for column in columns), reference)
+        reference = self._apart(inputs)
+        return _Pass(packed, inputs, *(column.to(device) for column in columns), reference)
 
     def _explores(self, kinds: np.ndarray, entropy: torch.Tensor) -> torch.Tensor:
         """Which tokens get the bonus: those of actions whose entropy, at the beginning of the step,
@@ -195,15 +195,15 @@ class Trainer:
             return None
         return np.where(kinds == Kind.STRATEGY, self._sharpness, 1.0)
 
-    def _apart(self, minibatch: Minibatch) -> torch.Tensor | None:
+    def _apart(self, inputs: ModelInputs) -> torch.Tensor | None:
         """Log-probs under the reference policy, where there is one: float32 [N]."""
         if not self._rules.kl:
             return None
         if adapted_layers(self.model):
             with without_adapters(self.model):
-                return token_logprobs(self.model, minibatch, self._temperature)[0]
+                return token_logprobs(self.model, inputs, self._temperature)[0]
         assert self.reference is not None
-        return token_logprobs(self.reference, minibatch, self._temperature)[0]
+        return token_logprobs(self.reference, inputs, self._temperature)[0]
 
     def _update(self, passes: Sequence[_Pass], scale: float) -> tuple[np.ndarray, list[Surrogate]]:
         """One optimizer update; sums over tokens, in the order of `_named`, and what the correction
@@ -217,7 +217,7 @@ class Trainer:
 
     def _backward(self, each: _Pass, scale: float) -> tuple[np.ndarray, Surrogate]:
         """Add a pass's gradient; its sums as `_named` orders them, and what the correction did."""
-        inputs = head_inputs(self.model, each.minibatch, self._temperature)
+        inputs = head_inputs(self.model, each.inputs, self._temperature)
         rates = self._entropy_rate() * each.explores
         found = self._loss(inputs, each.tokens(), rates, scale, each.reference)
         found.loss.backward()

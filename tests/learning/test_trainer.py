@@ -12,7 +12,7 @@ from mage_async.config import config_file
 from mage_async.config.sections.corrections import AnyCorrection
 from mage_async.config.shape import kinds
 from mage_async.learning.attention import NAME
-from mage_async.learning.forward import Minibatch, head_inputs
+from mage_async.learning.forward import ModelInputs, head_inputs
 from mage_async.learning.packing import SampledTokens, Sequenced, pack
 from mage_async.learning.trainer import Trainer
 from mage_async.results.metrics import check_names
@@ -77,7 +77,7 @@ def test_strategies_are_learned_at_the_temperature_they_were_drawn_at():
     plain = taught._pass([part]).proximal
     taught.adopt(taught._rules, 1.0, 0, max_staleness=1, strategy_temperature=1.6)
     hot = taught._pass([part]).proximal
-    states = head_inputs(taught.model, Minibatch.of(pack([part]), torch.device("cpu")), 1.0)
+    states = head_inputs(taught.model, ModelInputs.of(pack([part]), torch.device("cpu")), 1.0)
     logits = states.hidden @ states.head.T
     expected = (logits / 1.6).log_softmax(-1).gather(1, states.targets[:, None])[:, 0]
     assert torch.allclose(hot[:4], expected[:4], atol=1e-5)

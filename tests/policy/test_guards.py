@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from mage_async.errors import PolicyError
 from mage_async.learning.attention import NAME, Boundaries
-from mage_async.learning.forward import Minibatch, Row, token_logprobs
+from mage_async.learning.forward import ModelInputs, Row, token_logprobs
 from mage_async.policy.guards import TRAINABLE, check_trainable
 from tests.helpers.random_models import SHAPE, random_model
 
@@ -34,7 +34,7 @@ def packed_logprobs(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tenso
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     row = Row(tokens[None], positions[None], Boundaries.of(lengths))
     places = (positions > 0).nonzero()[:, 0]
-    return token_logprobs(model, Minibatch(row, places - 1, tokens[places]), 1.0)[0]
+    return token_logprobs(model, ModelInputs(row, places - 1, tokens[places]), 1.0)[0]
 
 
 def own_logprobs(model: PreTrainedModel, tokens: torch.Tensor, attention: str) -> torch.Tensor:
