@@ -1,4 +1,4 @@
-"""The loss of sampled tokens, up to its gradient: in one pass over the head, or after its log-probs.
+"""The loss of sampled tokens, up to its gradient: in the pass over the head, or after log-probs.
 
 A loss whose importance weights are known before the pass depends, at each token, on that token's
 log-prob alone. `mage_kernels.linear_policy_loss` computes the head's gradients while it computes
