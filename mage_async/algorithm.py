@@ -40,7 +40,7 @@ from mage_async.tasks.matchmaking import Matchmaker
 from mage_async.tasks.population import League
 from mage_async.tasks.task_stream import FINAL_SEED, TaskStream, evaluation_tasks, swapped
 from mage_async.trajectory import Group, Trial
-from mage_async.trials.duel_run import Run, begin_trial
+from mage_async.trials.duel_run import Run, begin_trial, settle
 
 Look = Callable[[list[Group]], None]
 
@@ -194,6 +194,7 @@ class InProcessRun:
 
     def _ask(self, run: Run, playing: dict[str, Run]) -> None:
         """Submit a trial's next prompt, or free the contexts of a trial that is over."""
+        settle(run)
         prompt = run.next_prompt()
         if prompt is not None:
             engine = self._engine if prompt.rival is None else self._rivals[prompt.rival]

@@ -4,6 +4,7 @@ MageError
 ├── ConfigError         a configuration cannot be run as written
 ├── TrialFault          one trial cannot be played on or sent: costs its group and no more
 │   ├── EnvironmentFault    an environment raised, or broke a fact it declared
+│   │   └── CallFault       a call of `reset`, `step` or `close` did, or took too long
 │   ├── TurnOverdue         a turn was not drawn by its deadline
 │   ├── TurnLost            the engine died of a turn again and again
 │   └── ContextFull         a trial outgrew the engine's longest context
@@ -29,6 +30,12 @@ class TrialFault(MageError):
 
 class EnvironmentFault(TrialFault):
     """An environment raised, or broke a fact it declared."""
+
+
+class CallFault(EnvironmentFault):
+    """A call into a class with `reset` and `step` raised, took too long, or returned what it may
+    not: as other people's servers do now and then.
+    """
 
 
 class TurnOverdue(TrialFault):

@@ -72,7 +72,7 @@ class Game:
             run = self._stage.begin(task, 0, f"{self.num_begun}.0.0")
             self.num_begun += 1
             try:
-                self.finished.append(await play_trial(run, self._stage.engine))
+                self.finished.append(await play_trial(run, self._stage.engine, self._stage.workers))
             except TrialFault as error:
                 self.dropped.append(str(error))
 

@@ -1,13 +1,16 @@
 """Checks across the sections of a configuration; those of one section stand beside it."""
 
+import random
 from dataclasses import replace
 
 from mage_async.assembly.parts import environment_of, rules_of
 from mage_async.config.schema import Config, Embedded
 from mage_async.config.sections import corrections, policy
+from mage_async.config.sections.policy import Tiny
 from mage_async.credit import estimators, exploration_bonus
 from mage_async.environments.environment import Environment
-from mage_async.environments.rehearsal import rehearse
+from mage_async.environments.rehearsal import check_declared, rehearse
+from mage_async.environments.reset_step import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.tasks import curriculum
 from mage_async.tasks.population import name_of, version_of
@@ -22,7 +25,10 @@ def check(config: Config) -> None:
         ConfigError: with the keys, what was got and what to write.
     """
     environment, name = environment_of(config), config.environment.name
-    if ":" in name:
+    if isinstance(environment, ResetStep):
+        check_declared(name, environment, config.evaluation.episodes)
+        _check_open(config, environment)
+    elif ":" in name:
         rehearse(name, environment, config.evaluation.episodes)
     for split in ("train", "heldout"):
         if not environment.members(split):
@@ -38,7 +44,8 @@ def check(config: Config) -> None:
     corrections.check(config.learner.correction)
     _check_passes(config)
     policy.check(config.policy)
-    _check_room(config, environment)
+    if environment.script(random.Random(0)) is not None:
+        _check_room(config, environment)
 
 
 def _check_engine(config: Config) -> None:
@@ -62,6 +69,27 @@ def _check_passes(config: Config) -> None:
         raise ConfigError(
             f"learner.tokens_per_pass must be 0 or at least engine.max_tokens = {longest}, the "
             f"longest segment, got {budget}: raise it, or lower engine.max_tokens"
+        )
+
+
+def _check_open(config: Config, environment: ResetStep) -> None:
+    """What a class with `reset` and `step` has to declare for a tiny model and a warm start."""
+    name, facts = config.environment.name, environment.facts
+    if isinstance(config.policy, Tiny) and not facts.words:
+        raise ConfigError(
+            f'environment {name!r} has no `words`, of which policy.kind = "tiny" is built: declare '
+            "them, or set policy.source to a pretrained model"
+        )
+    if config.warm_start is not None and environment.script(random.Random(0)) is None:
+        raise ConfigError(
+            f"environment {name!r} has no `script` to warm-start on: write one, or set "
+            "warm_start.steps = 0"
+        )
+    has_bounds = None not in (facts.min_return, facts.max_return)
+    if (config.population.rivals or config.population.matchmaker != "decks") and not has_bounds:
+        raise ConfigError(
+            f"environment {name!r}: a population rates returns between `min_return` and "
+            "`max_return`: declare both"
         )
 
 

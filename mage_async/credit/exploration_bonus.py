@@ -22,6 +22,7 @@ import math
 from collections.abc import Sequence
 
 from mage_async.config.sections.credit import Credit
+from mage_async.environments.calls import settled
 from mage_async.environments.environment import Belief, Environment, Play
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Kind, Trial
@@ -61,8 +62,10 @@ def information_gain(trial: Trial, environment: Environment) -> list[float]:
             continue
         if turn.episode == len(plays):
             plays.append(environment.begin(trial.task, turn.episode))
+            settled(plays[-1])
             before = math.log(belief(plays)[trial.task.member])
         plays[-1].act(turn.action)
+        settled(plays[-1])
         after = math.log(belief(plays)[trial.task.member])
         gains.append(after - before)
         before = after

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from mage_async.environments.environment import Environment, Facts
+from mage_async.environments.reset_step import ResetStep
 from mage_async.environments.user_code import own_code
 from mage_async.errors import ConfigError
 
@@ -31,7 +32,10 @@ _EXTRAS = {
 }
 """Environments on engines that have to be installed too: `pip install 'mage_async[textworld]'`."""
 _KNOWN = _CLASSES | _EXTRAS
-_ADVICE = "inherit mage_async.environments.environment.Environment and see what it asks for"
+_ADVICE = (
+    "inherit mage_async.environments.environment.Environment and see what it asks for, "
+    "or write `reset(seed, task)` and `step(action)`"
+)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PROTOCOL = (
     "members",
@@ -66,9 +70,13 @@ def load(name: str, **options: Any) -> Environment:
     if name not in _KNOWN and ":" not in name:
         raise ConfigError(_unknown(name))
     found = _find(name, _KNOWN.get(name, name))
-    _check_protocol(name, found)
+    is_small = _is_small(found)
+    if not is_small:
+        _check_protocol(name, found)
     _check_options(name, found, options)
     with nullcontext() if name in _KNOWN else own_code(name):
+        if is_small:
+            return ResetStep(found, options)
         environment = found(**options)
     if not isinstance(getattr(environment, "facts", None), Facts):
         raise ConfigError(f"environment {name!r}: its `facts` must be a `Facts`; {_ADVICE}")
@@ -145,6 +153,12 @@ def _parameters(found: type) -> Mapping[str, inspect.Parameter]:
     line = [each for each in found.__mro__[:-1] if not getattr(each, "_is_protocol", False)]
     has_own = any("__init__" in vars(each) for each in line)
     return inspect.signature(found).parameters if has_own else {}
+
+
+def _is_small(found: type) -> bool:
+    """Whether a class has `reset` and `step`, and no part of the whole protocol's play."""
+    has = [callable(getattr(found, each, None)) for each in ("reset", "step", "begin")]
+    return has == [True, True, False]
 
 
 def _check_protocol(name: str, found: type) -> None:

@@ -28,9 +28,9 @@ class Facts:
     num_seats: int
     max_turns: int
     """Most turns of the agent in one episode; a play is done by then."""
-    min_return: float
-    max_return: float
-    """Bounds on the agent's return in one episode."""
+    min_return: float | None
+    max_return: float | None
+    """Bounds on the agent's return in one episode; None where they are unknown."""
     units: int
     """Returns are reported per unit: rounds, hands, dials of one episode."""
     has_chance: bool
@@ -42,6 +42,12 @@ class Facts:
     """An episode with a larger return is won."""
     loses_below: float = 0.0
     """An episode with a smaller return is lost; what is neither is drawn."""
+
+    def bounds(self) -> tuple[float, float]:
+        """Least and most return of an episode, where that has been checked to be known."""
+        assert self.min_return is not None, "bounds are checked before a population is rated"
+        assert self.max_return is not None, "bounds are checked before a population is rated"
+        return self.min_return, self.max_return
 
     def is_won(self, episode_return: float) -> bool:
         """Whether an episode with this return reached its goal, or beat its opponent."""
@@ -63,7 +69,20 @@ class Outcome:
 
 
 PENDING = Outcome("", 0.0)
-"""The outcome of an action in a duel whose effect is unknown until the rival has acted."""
+"""The outcome of an action whose effect is unknown until a rival has acted, or a call has returned.
+"""
+
+MAX_OBSERVATION_CHARS = 100_000
+"""Longer observations are faults: no context holds them, and every process would copy them."""
+
+
+def fault_of_text(said: object) -> str | None:
+    """Why something cannot be an observation, to follow the place it came from; None: it can."""
+    if not isinstance(said, str):
+        return f"must return text as observation, got a value of type {type(said).__name__}"
+    if len(said) > MAX_OBSERVATION_CHARS:
+        return f"returned {len(said):,} characters of text: at most {MAX_OBSERVATION_CHARS:,} fit"
+    return None
 
 
 @dataclass(slots=True)
@@ -194,8 +213,10 @@ class Environment(Protocol):
         """
         return None
 
-    def script(self, source: random.Random) -> Script:
-        """A scripted agent with a style drawn from `source`, for one trial."""
+    def script(self, source: random.Random) -> Script | None:
+        """A scripted agent with a style drawn from `source`, for one trial; None: there is none,
+        and so no warm start.
+        """
         ...
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
@@ -216,7 +237,7 @@ class Environment(Protocol):
         """Expected return of an episode for a player that knows the member from the start; where
         that is unknown, the declared maximum.
         """
-        return self.facts.max_return
+        return self.facts.bounds()[1]
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Known values per unit and episode (random, Nash or minimax, best response, i.i.d. retry),

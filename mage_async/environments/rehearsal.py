@@ -31,13 +31,21 @@ def rehearse(name: str, environment: Environment, num_episodes: int) -> None:
     Raises:
         ConfigError: it raised, or is not what it declares.
     """
+    check_declared(name, environment, num_episodes)
+    rehearsal = _Rehearsal(name, environment)
+    with own_code(name):
+        for split in ("train", "heldout"):
+            for seat in environment.seats():
+                rehearsal.play(Task(environment.facts.name, environment.members(split)[0], 0, seat))
+
+
+def check_declared(name: str, environment: Environment, num_episodes: int) -> None:
+    """Check what an environment says of itself, without playing it; otherwise as `rehearse`."""
     rehearsal = _Rehearsal(name, environment)
     with own_code(name):
         rehearsal.check_facts()
         for split in ("train", "heldout"):
             rehearsal.check_members(split, num_episodes)
-            for seat in environment.seats():
-                rehearsal.play(Task(environment.facts.name, environment.members(split)[0], 0, seat))
 
 
 class _Rehearsal:
@@ -55,9 +63,10 @@ class _Rehearsal:
             is_count = isinstance(value, int) and value >= 1
             self._want(is_count, f"facts.{key}", "a whole number from 1", value)
         bounds = facts.min_return, facts.max_return
-        are_bounds = all(map(_is_number, bounds)) and bounds[0] <= bounds[1]
-        self._want(are_bounds, "facts.min_return and max_return", "two numbers in order", bounds)
-        self._want(_is_names(facts.words), "facts.words", "a tuple of words", facts.words)
+        wanted = "two numbers in order, or both None"
+        self._want(_are_bounds(*bounds), "facts.min_return and max_return", wanted, bounds)
+        are_words = _is_names(facts.words) or (facts.has_open_text and facts.words == ())
+        self._want(are_words, "facts.words", "a tuple of words", facts.words)
         self._text("rules()", self._environment.rules())
         exist = isinstance(seats, Sequence) and set(seats) <= set(range(facts.num_seats))
         wanted = f"a tuple of seats, each below facts.num_seats = {facts.num_seats}"
@@ -101,10 +110,11 @@ class _Rehearsal:
             self._text("play.anchor", play.anchor)
             earned.append(self._act(play, action, is_valid=True).reward)
         self._want(bool(earned), "legal_actions()", "not empty as an episode begins", legal)
-        within = facts.min_return - _ROUNDING <= sum(earned) <= facts.max_return + _ROUNDING
-        wanted = (
-            f"from facts.min_return = {facts.min_return:g} to max_return = {facts.max_return:g}"
-        )
+        least, most = facts.min_return, facts.max_return
+        if least is None or most is None:
+            return
+        within = least - _ROUNDING <= sum(earned) <= most + _ROUNDING
+        wanted = f"from facts.min_return = {least:g} to max_return = {most:g}"
         self._want(within, "what an episode earns", wanted, sum(earned))
 
     def _begin(self, task: Task) -> Play:
@@ -138,6 +148,12 @@ class _Rehearsal:
     def _want(self, holds: bool, what: str, wanted: str, got: object) -> None:
         if not holds:
             raise ConfigError(f"environment {self._name!r}: {what} must be {wanted}, got {got!r}")
+
+
+def _are_bounds(least: object, most: object) -> bool:
+    if not isinstance(least, int | float) or not isinstance(most, int | float):
+        return least is None and most is None
+    return math.isfinite(least) and math.isfinite(most) and least <= most
 
 
 def _is_number(value: object) -> bool:

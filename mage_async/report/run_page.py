@@ -58,7 +58,8 @@ def _adaptation(records: RunRecords, summary: Mapping[str, Any]) -> Record | Non
     evaluation = summary.get("evaluation", {})
     if not evaluation:
         return None
-    references, bound = summary.get("references", {}), _bound(summary["environment"])
+    references = summary.get("references", {})
+    bound = _bound(summary["environment"], evaluation)
     return {
         "measured": _measured(records.evaluation),
         "chart": adaptation(evaluation, references.get("heldout", {})),
@@ -126,8 +127,13 @@ def _episode_names(count: int) -> dict[str, str]:
     return {episode_css(k, count): f"episode {k + 1}" for k in range(count)}
 
 
-def _bound(environment: Mapping[str, Any]) -> float:
-    """The largest return per unit that an episode can have, in size."""
+def _bound(environment: Mapping[str, Any], evaluation: Mapping[str, Any]) -> float:
+    """The largest return per unit that an episode can have, in size; where the environment does not
+    declare that, the largest that an episode had on average.
+    """
+    if environment["min_return"] is None:
+        means = (mean for score in evaluation.values() for mean in score["return_by_episode"])
+        return max(map(abs, means), default=1.0) or 1.0
     return (
         max(abs(environment["min_return"]), abs(environment["max_return"])) / environment["units"]
     )

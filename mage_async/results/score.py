@@ -70,7 +70,8 @@ class Score(msgspec.Struct, frozen=True):
 def score(trials: Sequence[Trial], environment: Environment) -> Score:
     """Score trials of equal length that were played independently of each other."""
     facts = environment.facts
-    rewards = [_rewards(trial, facts) for trial in trials]
+    least = _least(trials, facts)
+    rewards = [_rewards(trial, least) for trial in trials]
     members = [trial.task.member for trial in trials]
     names = {
         "family": [family_of(member, environment) for member in members],
@@ -96,12 +97,22 @@ def score(trials: Sequence[Trial], environment: Environment) -> Score:
     )
 
 
-def _rewards(trial: Trial, facts: Facts) -> list[float]:
-    """Undiscounted reward of every episode; the least there is for what was not finished."""
+def _least(trials: Sequence[Trial], facts: Facts) -> float:
+    """What an episode that was not finished counts: the declared minimum; where none is declared,
+    the least that any finished episode earned, and no more than 0.
+    """
+    if facts.min_return is not None:
+        return facts.min_return
+    finished = (trial.episode_rewards()[: trial.cut_at] for trial in trials)
+    return min((0.0, *(reward for row in finished for reward in row)))
+
+
+def _rewards(trial: Trial, least: float) -> list[float]:
+    """Undiscounted reward of every episode; `least` for what was not finished."""
     rewards = trial.episode_rewards()
     if trial.cut_at is None:
         return rewards
-    return rewards[: trial.cut_at] + [facts.min_return] * (trial.num_episodes - trial.cut_at)
+    return rewards[: trial.cut_at] + [least] * (trial.num_episodes - trial.cut_at)
 
 
 def _parts(names: Sequence[str], rewards: Sequence[list[float]], facts: Facts) -> dict[str, Part]:

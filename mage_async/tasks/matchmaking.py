@@ -73,9 +73,10 @@ class Matchmaker:
         """The best return against a member, minus the agent's recent return."""
         environment, standing = self._environment, self._league.standing(member)
         is_met = standing is not None and standing.groups > 0
-        achieved = standing.recent if standing and is_met else environment.facts.min_return
+        least, most = environment.facts.bounds()
+        achieved = standing.recent if standing and is_met else least
         is_own = version_of(member) is None
-        best = environment.best_return(member) if is_own else environment.facts.max_return
+        best = environment.best_return(member) if is_own else most
         return max(0.0, best - achieved)
 
 

@@ -171,7 +171,7 @@ class League:
     def _score(self, value: float) -> float:
         """0 for the least that the environment declares, 1 for the most."""
         assert self._facts is not None, "whoever rates knows the environment"
-        least, most = self._facts.min_return, self._facts.max_return
+        least, most = self._facts.bounds()
         return min(1.0, max(0.0, (value - least) / (most - least)))
 
 

@@ -12,8 +12,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from mage_async.completion import Completion, Prompt
+from mage_async.environments.calls import Call
 from mage_async.environments.environment import (
     AGENT,
     PENDING,
@@ -117,6 +119,18 @@ class DuelRun:
         """What to sample next, for whichever side; None when the trial is over."""
         return self._rival.next_prompt() or self._agent.next_prompt()
 
+    def next_call(self) -> Call | None:
+        """As `TrialRun.next_call`."""
+        return self._agent.next_call()
+
+    def answer(self, value: Any) -> None:
+        """As `TrialRun.answer`."""
+        self._agent.answer(value)
+
+    def abandon(self) -> list[Call]:
+        """As `TrialRun.abandon`."""
+        return self._agent.abandon()
+
     def receive(self, completion: Completion) -> None:
         """Take the completion of the last prompt, and let both sides hear what came of it."""
         rival, duel = self._rival, self._rival.duel
@@ -169,6 +183,16 @@ def begin_trial(
     if version is None:
         return TrialRun(environment, task, index, rules, chat, name=name, swap=swap)
     return DuelRun(environment, task, index, rules, chat, name=name, version=version)
+
+
+def settle(run: Run) -> None:
+    """Make the calls that a run waits for, one after another, where nothing else goes on.
+
+    Raises:
+        EnvironmentFault: as `Call.now`.
+    """
+    while (call := run.next_call()) is not None:
+        run.answer(call.now())
 
 
 class SidePlay(Play):

@@ -2,13 +2,15 @@
 
 `said = next(play)`, then `said = play.send(answer)` until the generator stops; it never waits.
 Against a version of the policy the generator also yields prompts for that version, each of which is
-answered by a completion.
+answered by a completion; of a slow environment it yields the calls, answered by what they return.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mage_async.completion import Completion, Prompt
+from mage_async.environments.calls import Call, SlowPlay, calls_of
 from mage_async.environments.environment import AGENT, Environment, Play
 from mage_async.trajectory import Task
 from mage_async.trials.duel_run import RivalSide, SidePlay
@@ -21,12 +23,13 @@ class HumanPrompt:
     text: str
     choices: tuple[str, ...]
     """Legal actions by name; what the environment would also read may be typed as well."""
+    is_question: bool = True
 
 
 MAX_SHOWN = 24
 """More choices than these are counted, not listed."""
 
-HumanPlay = Generator[HumanPrompt | Prompt, str | Completion, list[float]]
+HumanPlay = Generator[HumanPrompt | Prompt | Call, Any, list[float]]
 """Gives what to ask or to sample, takes the answer; in the end returns the reward of every episode.
 """
 Meet = Callable[[int], RivalSide]
@@ -47,29 +50,39 @@ def human_play(
         play: Play
         if rival is None:
             play = environment.begin(task, episode)
+            yield from calls_of(play)
         else:
             play = SidePlay(rival.duel, AGENT)
             yield from _rivals_turns(rival)
         said, reward = [f"— episode {episode + 1} —", play.observation], 0.0
-        while choices := play.legal_actions():
+        while (choices := play.legal_actions()) or is_open(play):
             action = yield HumanPrompt(_lines(said), tuple(choices))
             assert isinstance(action, str)
             outcome = play.act(action)
             if rival is not None:
                 yield from _rivals_turns(rival)
                 outcome = rival.duel.hear(AGENT)
+            outcome = (yield from calls_of(play)) or outcome
             reward += outcome.reward
             said = [] if outcome.is_valid else ["that is no legal action, and it counted as one:"]
             said.append(outcome.observation)
             if outcome.is_done:
                 break
+        if isinstance(play, SlowPlay) and (call := play.closing()) is not None:
+            yield call
         earned.append(reward)
         told = f"{_lines(said)}\nepisode {episode + 1} earned {reward:+g}"
         if episode + 1 < num_episodes:
-            yield HumanPrompt(told, ())
+            yield HumanPrompt(told, (), is_question=False)
         else:
-            yield HumanPrompt(f"{told}\nyou played against {task.member}", ())
+            ended = f"{told}\nyou played against {task.member}"
+            yield HumanPrompt(ended, (), is_question=False)
     return earned
+
+
+def is_open(play: Play) -> bool:
+    """Whether any text may be an action now, because legal ones are not listed."""
+    return isinstance(play, SlowPlay) and not play.is_done
 
 
 def _rivals_turns(rival: RivalSide) -> Generator[Prompt, str | Completion, None]:
@@ -83,7 +96,9 @@ def _rivals_turns(rival: RivalSide) -> Generator[Prompt, str | Completion, None]
 
 
 def shown(choices: Sequence[str]) -> str:
-    """Legal actions in one line."""
+    """Legal actions in one line; where none are listed, that any text is one."""
+    if not choices:
+        return "any text"
     if len(choices) <= MAX_SHOWN:
         return " | ".join(choices)
     return f"{' | '.join(choices[:MAX_SHOWN])} | … {len(choices) - MAX_SHOWN} more"

@@ -46,7 +46,7 @@ def prompts_for(environment: Environment, num_episodes: int, *, rules: bool) -> 
     """The words for an environment."""
     if not rules:
         return Prompts("", "reflect")
-    example = environment.facts.words[0]
+    example = next(iter(environment.facts.words), "your action")
     text = f"{environment.rules()}\n{_FORMAT.format(episodes=num_episodes, example=example)}\n"
     return Prompts(text, _REFLECT, _STRATEGY, _ACT)
 

@@ -12,6 +12,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.duel_run import settle
 from mage_async.trials.trial_rules import TrialRules
 from mage_async.trials.trial_run import TrialRun
 
@@ -25,10 +26,13 @@ def scripted_trial(
     """
     source = random.Random(f"{task.seed}/{index}/script")
     script = environment.script(source)
+    assert script is not None, "a warm start and a measured script are checked to have one"
     run = TrialRun(environment, task, index, rules, chat, name="script")
     words = word_tokens(environment, chat)
+    settle(run)
     while (prompt := run.next_prompt()) is not None:
         run.receive(_completion(_answer(run, prompt, script, words, chat, rules.parser)))
+        settle(run)
     return run.trial()
 
 

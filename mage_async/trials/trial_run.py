@@ -1,12 +1,21 @@
 """One trial, played without waiting: prompts out, completions in, at the end a `Trial`."""
 
+import math
+import numbers
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mage_async.completion import Completion, Prompt, Sampling
-from mage_async.environments.environment import PENDING, Environment, Outcome, Play
+from mage_async.environments.calls import Call, SlowPlay
+from mage_async.environments.environment import (
+    PENDING,
+    Environment,
+    Outcome,
+    Play,
+    fault_of_text,
+)
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.chat_format import ChatFormat
@@ -45,6 +54,9 @@ class TrialRun:
 
     `while (prompt := run.next_prompt()) is not None: run.receive(await engine.complete(prompt))`
 
+    Before each `next_prompt`, where the environment is slow, every `next_call` is made and its
+    value handed to `answer`.
+
     Args:
         swap: another task, played in the last episode: the causal control of adaptation.
         begin: begins the play of an episode, where the environment does not begin it by itself.
@@ -74,7 +86,36 @@ class TrialRun:
         self._cut_at: int | None = None
         self._last_words: str | None = ""
         self._acted: _Acted | None = None
+        self._call: Call | None = None
+        self._closings: list[Call] = []
         self._play = self._begin(self._episode)
+
+    def next_call(self) -> Call | None:
+        """What a slow environment has to be asked before there is a next prompt; None: nothing."""
+        if self._closings:
+            self._call = self._closings.pop()
+        elif isinstance(self._play, SlowPlay) and not self._is_done:
+            self._call = self._play.next_call()
+        else:
+            self._call = None
+        return self._call
+
+    def answer(self, value: Any) -> None:
+        """Take what the last call returned.
+
+        Raises:
+            EnvironmentFault: the value is not what the environment's protocol asks for.
+        """
+        assert self._call is not None, "nothing was called"
+        outcome = self._call.take(value)
+        if outcome is not None:
+            self.hear(outcome)
+
+    def abandon(self) -> list[Call]:
+        """End here, whatever the trial waits for: calls that close what the environment holds."""
+        self._retire()
+        closings, self._closings = self._closings, []
+        return closings
 
     def next_prompt(self) -> Prompt | None:
         """What to sample next; None when the trial is over."""
@@ -141,7 +182,7 @@ class TrialRun:
         )
 
     def _act(self, start: int, completion: Completion, action: str | None) -> None:
-        with environment_speaking(self._task):
+        with environment_speaking(self._task, self._turn_name()):
             self._acted = _Acted(start, completion, action or "", self._play.anchor)
             outcome = self._play.act(action or "")
         if outcome is not PENDING:
@@ -152,6 +193,8 @@ class TrialRun:
         assert self._acted is not None, "nothing was asked of the environment"
         start, completion, action, anchor = self._acted
         self._acted = None
+        if fault := _fault_of(outcome):
+            raise EnvironmentFault(f"{_place(self._task)}{self._turn_name()}: act() {fault}")
         self._turns.append(
             self._turn(start, completion, outcome.reward, outcome.is_valid, action, anchor)
         )
@@ -177,7 +220,13 @@ class TrialRun:
         self._kind = Kind.ACT
         self._transcript.tell(self._rules.prompts.act, Kind.ACT)
 
+    def _retire(self) -> None:
+        """Nothing more is asked of the play."""
+        if isinstance(self._play, SlowPlay) and (call := self._play.closing()) is not None:
+            self._closings.append(call)
+
     def _end_episode(self, outcome: Outcome) -> None:
+        self._retire()
         if self._episode + 1 == self._rules.num_episodes or self._succeeded():
             self._transcript.end(outcome.observation)
             self._is_done = True
@@ -246,6 +295,9 @@ class TrialRun:
             completion.num_reused,
         )
 
+    def _turn_name(self) -> str:
+        return f", episode {self._episode + 1}, turn {self._index_in_episode + 1}"
+
     def _wants_fresh_keys(self) -> bool:
         first = Kind.ACT if self._rules.strategy == "none" else Kind.STRATEGY
         begins = self._index_in_episode == 0 and self._kind is first and self._episode > 0
@@ -268,12 +320,27 @@ def _seed(task_seed: int, trial: int, turn: int) -> int:
 
 
 @contextmanager
-def environment_speaking(task: Task) -> Iterator[None]:
+def environment_speaking(task: Task, turn: str = "") -> Iterator[None]:
     """Environments are other people's code: whatever they raise is their fault, named, and costs
     one group.
+
+    Args:
+        turn: the episode and turn, where they are known.
     """
     try:
         yield
     except Exception as error:  # the border to foreign code
-        where = f"{task.environment} against {task.member!r}, seed {task.seed}"
+        where = _place(task) + turn
         raise EnvironmentFault(f"{where}: raised {type(error).__name__}: {error}") from error
+
+
+def _place(task: Task) -> str:
+    return f"{task.environment} against {task.member!r}, seed {task.seed}"
+
+
+def _fault_of(outcome: Outcome) -> str | None:
+    """Why an outcome can be neither said nor trained on; None: it can."""
+    reward: object = outcome.reward
+    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+        return f"must return a finite reward, got {reward!r:.60}"
+    return fault_of_text(outcome.observation)

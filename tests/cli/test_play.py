@@ -9,6 +9,7 @@ from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.human_play import MAX_SHOWN, human_play, shown
 from mage_async.trials.trial_text import episode_lines, reward_table
 from mage_services.actor.human_player import play_by_person
+from mage_services.actor.workers import Workers
 from mage_services.cli.play import drawn_task
 
 RPS = load("rps")
@@ -68,7 +69,9 @@ def test_every_environment_can_be_played_by_a_person(environment, capsys):
     async def nobody(prompt):
         raise AssertionError("a script needs no engine")
 
-    earned = asyncio.run(play_by_person(human_play(found, task, 2), first_choice, nobody))
+    earned = asyncio.run(
+        play_by_person(human_play(found, task, 2), first_choice, nobody, Workers())
+    )
     assert len(earned) == 2
     assert prompts
     assert task.member in capsys.readouterr().out

@@ -14,6 +14,9 @@ class Environment(Section):
     """Name in the catalogue, or `module:Class` of your own."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
+    step_deadline_s: Positive = 60.0
+    """Seconds that `reset`, `step` or `close` of a class with `reset` and `step` may take; what
+    takes longer costs its group."""
 
 
 class TrialShape(Section):
@@ -23,6 +26,9 @@ class TrialShape(Section):
     """Episodes of a trial in training."""
     memory: Literal["none", "history", "reflection", "history_and_reflection"] = "history"
     """What an episode sees of the earlier ones; with "none" episodes are independent retries."""
+    repeats: Literal["same", "fresh"] = "same"
+    """Whether an environment of your own begins the same task the same way again: "same" is
+    rehearsed before anything starts, "fresh" says that it does not, on purpose."""
     stop_on_success: bool = False
     """In training an episode that is won ends its trial, as in LaMer and MAGE; evaluations always
     play all episodes, so that each has a return of its own."""

@@ -38,6 +38,7 @@ from mage_async.protocol.messages import (
 )
 from mage_async.trajectory import Task
 from mage_services.actor.rollout import Stage, play_trial
+from mage_services.actor.workers import Workers
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
 from mage_services.processes.priority import ACTOR, give_way
@@ -215,7 +216,7 @@ class Actor:
                 that to end the actor, the next one would be granted the same seeds, and end too.
         """
         name = f"{grant.grant}.{grant.epoch}.{index}"
-        trial = await play_trial(stage.begin(task, index, name), stage.engine)
+        trial = await play_trial(stage.begin(task, index, name), stage.engine, stage.workers)
         result = TrialResult(grant=grant.grant, epoch=grant.epoch, trial=trial)
         self._unacknowledged[grant.grant, index] = result
         try:
@@ -279,9 +280,10 @@ async def play(channel: Channel, config: Config, policy: Path, name: str, status
     chat = load_chat(policy, thinking=config.transcript.thinking)
     stops = config.trial.stop_on_success
     rules = rules_of(config, environment, chat, config.trial.episodes, stops_on_success=stops)
-    async with make_engine(config, policy, name) as engine, asyncio.TaskGroup() as tasks:
+    workers = Workers(config.environment.step_deadline_s)
+    async with make_engine(config, policy, name) as engine, workers, asyncio.TaskGroup() as tasks:
         introduction = tasks.create_task(_introduce(engine, status), name="introduction")
-        actor = Actor(channel, Stage(environment, rules, chat, engine), name)
+        actor = Actor(channel, Stage(environment, rules, chat, engine, workers), name)
         reason = await actor.run(welcome)
         introduction.cancel()
     return reason

@@ -29,6 +29,7 @@ from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.actor.rollout import Stage, play_all
+from mage_services.actor.workers import Workers
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
 from mage_services.processes.json_lines import append_lines
@@ -56,9 +57,10 @@ class Evaluator:
     ) -> None:
         self._environment, self._chat, self._engine = environment, chat, engine
         rules = rules_of(config, environment, chat, episodes)
-        self._stage = Stage(environment, rules, chat, engine)
+        workers = Workers(config.environment.step_deadline_s)
+        self._stage = Stage(environment, rules, chat, engine, workers)
         blind = replace(rules, keeps_history=False, reflects=False)
-        self._blind = Stage(environment, blind, chat, engine)
+        self._blind = Stage(environment, blind, chat, engine, workers)
         self._at_once = config.engine.max_contexts
         self._num_sets = 0
 
@@ -99,7 +101,7 @@ class Evaluator:
             stage.begin(task, 0, f"e{self._num_sets}.{number}", self._swap(task, split, swap))
             for number, task in enumerate(tasks)
         ]
-        return await play_all(runs, self._engine, self._at_once)
+        return await play_all(runs, self._engine, stage.workers, self._at_once)
 
     def _swap(self, task: Task, split: Split, wanted: bool) -> Task | None:
         return swapped(task, self._environment, split) if wanted else None

@@ -4,12 +4,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from mage_async.completion import Completion, Prompt
+from mage_async.environments.calls import Call
 from mage_async.errors import RunError
 from mage_async.tasks.population import name_of, version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.duel_run import RivalSide
 from mage_async.trials.human_play import HumanPlay, human_play, shown
 from mage_services.actor.rollout import Stage, play_trial
+from mage_services.actor.workers import Workers
 from mage_services.weights.weight_transport import WeightFiles
 
 Ask = Callable[[str], str]
@@ -19,22 +21,28 @@ meanwhile.
 
 
 async def play_by_person(
-    play: HumanPlay, ask: Ask, complete: Callable[[Prompt], Awaitable[Completion]]
+    play: HumanPlay,
+    ask: Ask,
+    complete: Callable[[Prompt], Awaitable[Completion]],
+    workers: Workers,
 ) -> list[float]:
     """Let a person play; the rewards of the episodes. Cancellation leaves nothing.
 
     Args:
         complete: draws what a version of the policy answers.
+        workers: make the calls of a slow environment.
     """
     wanted = next(play)
     while True:
         try:
-            if isinstance(wanted, Prompt):
+            if isinstance(wanted, Call):
+                wanted = play.send(await workers.perform(wanted))
+            elif isinstance(wanted, Prompt):
                 wanted = play.send(await complete(wanted))
             else:
                 print(wanted.text)
-                choices = wanted.choices
-                wanted = play.send(ask(f"[{shown(choices)}] > ").strip() if choices else "")
+                asked = f"[{shown(wanted.choices)}] > "
+                wanted = play.send(ask(asked).strip() if wanted.is_question else "")
         except StopIteration as end:
             return end.value
 
@@ -61,5 +69,5 @@ async def play_person_and_agent(
         if ask is not None:
             print(environment.rules())
             play = human_play(environment, task, rules.num_episodes, meet)
-            rewards = await play_by_person(play, ask, engine.complete)
-        return rewards, await play_trial(stage.begin(task, 0, "play"), engine)
+            rewards = await play_by_person(play, ask, engine.complete, stage.workers)
+        return rewards, await play_trial(stage.begin(task, 0, "play"), engine, stage.workers)

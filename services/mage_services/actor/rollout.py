@@ -2,17 +2,19 @@
 
 import asyncio
 import math
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment
-from mage_async.errors import ContextFull, TurnOverdue
+from mage_async.errors import CallFault, ContextFull, TurnOverdue
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duel_run import Run, begin_trial
 from mage_async.trials.trial_rules import TrialRules
+from mage_services.actor.workers import Workers
 from mage_services.engines.engine import Engine
 
 
@@ -24,6 +26,8 @@ class Stage:
     rules: TrialRules
     chat: ChatFormat
     engine: Engine
+    workers: Workers = field(default_factory=Workers)
+    """Make the calls of a slow environment."""
 
     def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> Run:
         """A trial about to be played; against a version of the policy where that is its member."""
@@ -37,23 +41,33 @@ class Stage:
         return replace(self, rules=rules)
 
 
-async def play_trial(run: Run, engine: Engine) -> Trial:
+async def play_trial(run: Run, engine: Engine, workers: Workers) -> Trial:
     """Play a trial to its end.
 
     Cancellation aborts the turn being sampled; in every case the engine forgets the trial's
-    contexts.
+    contexts, and what its environment holds is closed.
 
     Raises:
         TurnOverdue: a turn was not drawn by its deadline, and aborted.
+        CallFault: a slow environment raised, took too long, or returned what it may not.
     """
     began = time.monotonic()
     try:
+        await _settle(run, workers)
         while (prompt := run.next_prompt()) is not None:
             run.receive(await _complete(prompt, engine))
+            await _settle(run, workers)
     finally:
+        workers.close_behind(run.abandon())
         for context in run.contexts():
             engine.release(context)
     return run.trial(time.monotonic() - began)
+
+
+async def _settle(run: Run, workers: Workers) -> None:
+    """Make the calls that a run waits for. Cancellation abandons the one under way."""
+    while (call := run.next_call()) is not None:
+        run.answer(await workers.perform(call))
 
 
 async def _complete(prompt: Prompt, engine: Engine) -> Completion:
@@ -65,19 +79,25 @@ async def _complete(prompt: Prompt, engine: Engine) -> Completion:
         raise TurnOverdue(f"a turn was not drawn within {prompt.deadline_s:g} s") from None
 
 
-async def play_all(runs: Sequence[Run], engine: Engine, at_once: int) -> list[Trial]:
+async def play_all(
+    runs: Sequence[Run], engine: Engine, workers: Workers, at_once: int
+) -> list[Trial]:
     """Play trials concurrently, at most `at_once` of them; results in the order of `runs`.
 
-    One that outgrows the engine's context ends there, and says so (`Trial.cut_at`): it counts among
-    the others. Cancellation aborts all of them.
+    One that outgrows the engine's context, or whose slow environment fails, ends there and says so
+    (`Trial.cut_at`): it counts among the others. Cancellation aborts all of them.
     """
     room = asyncio.Semaphore(at_once)
 
     async def one(run: Run) -> Trial:
         async with room:
             try:
-                return await play_trial(run, engine)
+                return await play_trial(run, engine, workers)
             except ContextFull:
+                run.cut_short()
+                return run.trial()
+            except CallFault as fault:
+                print(fault, file=sys.stderr, flush=True)
                 run.cut_short()
                 return run.trial()
 

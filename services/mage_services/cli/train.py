@@ -4,6 +4,7 @@ Everything a person can get wrong is said in one line before any process starts.
 """
 
 import argparse
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -76,6 +77,7 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError(f"--learner must be 1 in this version, got {given.learner}")
     if given.actors is not None and given.actors < 1:
         raise ConfigError(f"--actors must be at least 1, got {given.actors}")
+    _rehearse(config)
     if not given.resume:  # a resumed run keeps the policy it began from
         check_source(config.policy)
     with _opened(given, config) as (directory, num_actors):
@@ -94,6 +96,21 @@ def _config(given: argparse.Namespace) -> "Config":
         config = config_file.load(config_file.find(given.config), assignments, given.method)
     check(config)
     return config
+
+
+def _rehearse(config: "Config") -> None:
+    """Play an environment whose calls may take long, and say what a run has to expect.
+
+    Raises:
+        ConfigError: as `mage_services.actor.rehearsing.rehearse`.
+    """
+    from mage_async.assembly import environment_of
+    from mage_async.environments.reset_step import ResetStep
+    from mage_services.actor.rehearsing import rehearse
+
+    environment = environment_of(config)
+    if isinstance(environment, ResetStep):
+        asyncio.run(rehearse(config, environment, print))
 
 
 def _recorded_config(given: argparse.Namespace) -> Path:

@@ -1,0 +1,107 @@
+"""Calls into a class of the user's that may take long, and plays that are made of them.
+
+A trial never waits: it says which call it needs, and the process that plays the trial makes the
+call, in a thread or as a coroutine, and hands over what came back. Fast environments make no calls.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from mage_async.environments.environment import Outcome, Play
+from mage_async.errors import CallFault
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call that a play waits for."""
+
+    place: str
+    """The environment, task, episode and turn, and what is called; every fault begins with it."""
+    method: str
+    function: Callable[[], Any]
+    """A coroutine function where `is_async`."""
+    is_async: bool
+    take: Callable[[Any], Outcome | None]
+    """Takes what the function returned: an outcome where an action was answered. Raises
+    `CallFault` where the value is not what the protocol asks for.
+    """
+
+    def now(self) -> Any:
+        """Make the call here and wait for it, where there is no event loop; what it returned.
+
+        Raises:
+            CallFault: the function raised, or is a coroutine that has to wait.
+        """
+        try:
+            value = self.function()
+            return self._without_waiting(value) if self.is_async else value
+        except CallFault:
+            raise
+        except (Exception, SystemExit) as error:  # the border to foreign code
+            if self.is_async and str(error) == "no running event loop":
+                raise self._waits() from None
+            raise self.fault(error) from error
+
+    def fault(self, error: BaseException) -> CallFault:
+        """The function raised."""
+        said, *_ = str(error).splitlines() or [""]
+        return CallFault(f"{self.place} raised {type(error).__name__}: {said}")
+
+    def overdue(self, deadline_s: float) -> CallFault:
+        """The function has not returned by its deadline."""
+        return CallFault(
+            f"{self.place} took longer than environment.step_deadline_s = {deadline_s:g}"
+        )
+
+    def _without_waiting(self, coroutine: Any) -> Any:
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            return end.value
+        coroutine.close()
+        raise self._waits()
+
+    def _waits(self) -> CallFault:
+        return CallFault(
+            f"{self.place} waits, which only actors and evaluators can do: a script can play a "
+            "coroutine that does not wait; set warm_start.steps = 0"
+        )
+
+
+class SlowPlay(Play):
+    """A play whose answers come from calls; its `act` returns `PENDING` where one is needed."""
+
+    is_done: bool
+
+    def next_call(self) -> Call | None:
+        """What has to be called before the play can go on; each call is given once."""
+        raise NotImplementedError
+
+    def closing(self) -> Call | None:
+        """What has to be called once nothing else is asked of the play; given once."""
+        raise NotImplementedError
+
+
+Calls = Generator[Call, Any, Outcome | None]
+"""Yields the calls that are needed, takes their values, returns the outcome of the last action."""
+
+
+def calls_of(play: Play) -> Calls:
+    """All calls that a play waits for; none where it is fast."""
+    outcome = None
+    while isinstance(play, SlowPlay) and (call := play.next_call()) is not None:
+        outcome = call.take((yield call))
+    return outcome
+
+
+def settled(play: Play) -> Outcome | None:
+    """Make all calls that a play waits for, here and now; the outcome of the last action.
+
+    Raises:
+        CallFault: as `Call.now`.
+    """
+    outcome = None
+    while isinstance(play, SlowPlay) and (call := play.next_call()) is not None:
+        outcome = call.take(call.now())
+    return outcome
