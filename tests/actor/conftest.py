@@ -1,6 +1,7 @@
 """A tiny chat, and an actor beside which a test runs."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -35,9 +36,10 @@ def run(chat: ChatFormat) -> Run:
         environment: str = "rps",
         pace: Pace = at_once,
         answers: Answers | None = None,
+        step_deadline_s: float = math.inf,
     ) -> None:
         async def whole() -> None:
-            site = Site(load(environment), chat, pace, answers)
+            site = Site(load(environment), chat, pace, answers, step_deadline_s)
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await main(site)

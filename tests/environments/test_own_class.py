@@ -11,7 +11,8 @@ from mage_async.config import config_file
 from mage_async.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "your_environment.md"
-EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+(EXAMPLE,) = (block for block in BLOCKS if "class Buttons" in block)
 
 
 @pytest.fixture

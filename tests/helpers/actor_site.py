@@ -1,6 +1,7 @@
 """An actor between a learner in memory and an engine without a model; a test is the learner."""
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -26,6 +27,7 @@ from mage_async.trials.prompts import prompts_for
 from mage_async.trials.trial_rules import TrialRules
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
+from mage_services.actor.workers import Workers
 from tests.helpers.memory_channels import MemoryLearnerChannel
 from tests.helpers.scripted_engine import (
     Answers,
@@ -83,7 +85,12 @@ class Site:
     """An actor that has been welcomed with version 0, and the learner's end of its channel."""
 
     def __init__(
-        self, environment: Environment, chat: ChatFormat, pace: Pace, answers: Answers | None
+        self,
+        environment: Environment,
+        chat: ChatFormat,
+        pace: Pace,
+        answers: Answers | None,
+        step_deadline_s: float = math.inf,
     ) -> None:
         self.began = asyncio.get_running_loop().time()
         parser = ActionParser("both")
@@ -95,7 +102,8 @@ class Site:
         self.learner = MemoryLearnerChannel()
         hello = Hello(role="actor", name="actor-0", build="test", config_digest="test", credits=8)
         self._peer = self.learner.connect(hello)
-        stage = Stage(environment, rules, chat, self.engine)
+        workers = Workers(step_deadline_s)
+        stage = Stage(environment, rules, chat, self.engine, workers)
         self.actor = asyncio.ensure_future(Actor(self._peer, stage, "actor-0").run(welcome()))
 
     def say(self, *messages: Message) -> None:

@@ -3,7 +3,8 @@
 call                 made in
 plain method         a thread; one that hangs is left behind and replaced
 coroutine            one event loop in a thread of its own, shared by all coroutines: what blocks
-                     there delays other coroutines of the class, and nothing else
+                     there delays other coroutines of the class, and nothing else; one that stays
+                     blocked is left behind and replaced
 
 All threads are daemons: a process ends although a user's code hangs.
 """
@@ -24,6 +25,8 @@ from mage_async.errors import CallFault
 
 CLOSING_S = 5.0
 """As long the end of a process waits for environments to be closed."""
+STUCK_S = 1.0
+"""An event loop that does not answer for so long is blocked by a coroutine."""
 
 
 class _Made(NamedTuple):
@@ -44,7 +47,7 @@ class Workers:
         self._deadline_s = deadline_s
         self._idle: list[_Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     async def perform(self, call: Call) -> Any:
         """What a call returned. Cancellation abandons the call: a coroutine is cancelled, and a
@@ -58,6 +61,8 @@ class Workers:
             async with asyncio.timeout(None if math.isinf(self._deadline_s) else self._deadline_s):
                 made = await make(call.function)
         except TimeoutError:  # of ours: what the call raised is in `made`
+            if call.is_async:
+                self._in_background(self._leave_if_stuck(), "looking after coroutines")
             raise call.overdue(self._deadline_s) from None
         if made.error is not None:
             raise call.fault(made.error) from made.error
@@ -66,9 +71,7 @@ class Workers:
     def close_behind(self, calls: Iterable[Call]) -> None:
         """Make closing calls while other things go on; what goes wrong is said in the log."""
         for call in calls:
-            task = asyncio.get_running_loop().create_task(self._close(call), name="closing")
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._in_background(self._close(call), "closing")
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,8 +83,25 @@ class Workers:
         trace: TracebackType | None,
     ) -> None:
         """Wait a little for what is being closed."""
-        if self._closing:
-            await asyncio.wait(self._closing, timeout=CLOSING_S)
+        if self._background:
+            await asyncio.wait(self._background, timeout=CLOSING_S)
+
+    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _leave_if_stuck(self) -> None:
+        """Give up an event loop that a coroutine blocks; later calls get a new one."""
+        loop = self._loop
+        if loop is None:
+            return
+        answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(answer), STUCK_S)
+        except TimeoutError:
+            if self._loop is loop:
+                self._loop = None
 
     async def _close(self, call: Call) -> None:
         try:

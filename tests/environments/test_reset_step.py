@@ -1,0 +1,276 @@
+"""A class with `reset` and `step`: the documentation's plays, and mistakes are one sentence."""
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mage_async.assembly import check, environment_of
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.environments.calls import settled
+from mage_async.environments.catalogue import load
+from mage_async.environments.environment import Outcome
+from mage_async.environments.reset_step import ResetStep
+from mage_async.errors import CallFault, ConfigError
+from mage_async.trajectory import Task
+from mage_services.actor.rehearsing import rehearse
+
+ROOT = Path(__file__).parents[2]
+PRETRAINED = ("policy.kind=pretrained", "policy.source=none")
+
+
+def block(page: str) -> str:
+    """The first example of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[0]
+
+
+Write = Callable[[str], Config]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]:
+    """Write a module of the user's, and give the configuration that plays a class of it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def written(source: str, *assignments: str, name: str = "Own") -> Config:
+        monkeypatch.delitem(sys.modules, "own", raising=False)
+        (tmp_path / "own.py").write_text(source)
+        given = [f"environment.name=own:{name}", *(assignments or PRETRAINED)]
+        return config_file.load(config_file.find(None), given)
+
+    return written
+
+
+def rehearsed(config: Config) -> list[str]:
+    """What is said before a run of this configuration starts."""
+    check(config)
+    said: list[str] = []
+    environment = environment_of(config)
+    assert isinstance(environment, ResetStep)
+    asyncio.run(rehearse(config, environment, said.append))
+    return said
+
+
+def played(environment: ResetStep, *actions: str, member: str = "0") -> list[Outcome]:
+    """The beginning of an episode, then each action."""
+    play = environment.begin(Task("own", member, 5), 0)
+    settled(play)
+    found = [Outcome(play.observation, 0.0)]
+    for action in actions:
+        answered = play.act(action)
+        found.append(settled(play) or answered)
+    return found
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/your_environment.md"])
+def test_the_first_example_of_a_page_is_an_environment_of_two_methods(
+    write: Callable[..., Config], page: str
+) -> None:
+    source = block(page)
+    config = write(f"import random\n{source}", name="NumberLock")
+    lines = [line for line in source.splitlines() if line.strip()]
+    assert len(lines) <= 25
+    assert sum(line.lstrip().startswith("def ") for line in lines) == 2
+    times, room = rehearsed(config)[1:]
+    assert re.match(r"rehearsal: 4 × reset took .* s each, at most .* s; \d+ × step took", times)
+    assert "needs up to about" in room
+    begun, near, _, opened = played(environment_of(config), "4 6 5", "nonsense", "4 6 1")
+    assert begun.observation == "The lock is closed."
+    assert (near.observation, near.reward, near.is_done) == ("2 in place", 0.0, False)
+    assert (opened.reward, opened.is_done) == (1.0, True)
+
+
+WHOLE = '''
+class Own:
+    """Say yes or no; one of them pays."""
+
+    words = ("yes", "no", "hm", "paid", "unpaid")
+    max_turns, min_return, max_return, units = 2, 0.0, 2.0, 2
+
+    def members(self, split):
+        return ("yes", "no") if split == "train" else ("YES", "NO")
+
+    def family(self, task):
+        return task.lower()
+
+    def script(self, source):
+        return lambda observation: source.choice(("yes", "no"))
+
+    def references(self, split, num_episodes):
+        return {"random": (0.5,) * num_episodes}
+
+    def is_probe(self, action):
+        return action == "hm"
+
+    @property
+    def legal_actions(self):
+        return ("yes", "no")
+
+    def reset(self, seed, task, episode):
+        self.task, self.episode = task.lower(), episode
+        return "hm", {}
+
+    def step(self, action):
+        pays = action == self.task
+        return ("paid" if pays else "unpaid"), int(pays), False, False, {"is_valid": True}
+'''
+
+
+def test_what_a_class_declares_switches_on_what_the_page_says(
+    write: Callable[..., Config],
+) -> None:
+    config = write(WHOLE, "policy.kind=tiny")
+    rehearsed(config)
+    environment = environment_of(config)
+    assert environment.facts.words == ("yes", "no", "hm", "paid", "unpaid", "invalid")
+    assert environment.facts.bounds() == (0.0, 2.0)
+    assert environment.members("heldout") == ("YES", "NO")
+    assert environment.swaps("YES", "heldout") == ("NO",)
+    assert environment.family("YES") == "yes"
+    assert environment.references("train", 3) == {"random": (0.5, 0.5, 0.5)}
+    assert [environment.is_probe(action) for action in ("hm", "yes")] == [True, False]
+    assert environment.rules() == "Say yes or no; one of them pays."
+    _, refused, last = played(environment, "perhaps", "no", member="no")
+    assert refused == Outcome("invalid", 0.0, is_valid=False)
+    assert last == Outcome("paid", 1.0, is_done=True)
+
+
+@pytest.mark.parametrize(
+    ("removed", "sentence"),
+    [
+        ("words", 'has no `words`, of which policy.kind = "tiny" is built'),
+        ("script", "has no `script` to warm-start on"),
+    ],
+)
+def test_a_tiny_model_needs_words_and_a_script(
+    write: Callable[..., Config], removed: str, sentence: str
+) -> None:
+    config = write(WHOLE + f"\n    del {removed}\n", "policy.kind=tiny")
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        check(config)
+
+
+def own(inside: str) -> str:
+    """A class with a mistake in it."""
+    return f'''
+import asyncio, math, random, sys, time
+
+class Own:
+    """Rules."""
+
+    def reset(self, seed, task):
+        return "begin"
+
+    def step(self, action):
+        return "on", 0.0, False
+
+{inside}
+'''
+
+
+STEP = "    def step(self, action):\n        return "
+RESET = "    def reset(self, seed, task):\n        return "
+
+
+@pytest.mark.parametrize(
+    ("inside", "sentence"),
+    [
+        (STEP + "1 / 0", ": step('1 2 3') raised ZeroDivisionError: division by zero"),
+        (STEP + "sys.exit(3)", ": step('1 2 3') raised SystemExit: 3"),
+        (STEP + "5, 0.0, False", " must return text as observation, got a value of type int"),
+        (STEP + "'on'", " must return observation, reward, terminated[, truncated, info], got"),
+        (STEP + "'on', math.nan, False", " must return a finite reward, got nan"),
+        (STEP + "'on', -math.inf, False", " must return a finite reward, got -inf"),
+        (STEP + "'on', '1', False", " must return a finite reward, got a value of type str"),
+        (STEP + "'on', 1.0, None", " must return True or False as terminated, got None"),
+        (STEP + "'x' * 10_000_000, 0, False", " returned 10,000,000 characters of text: at most"),
+        (STEP + "'on', 0, False, False, 7", " must return a dictionary as info, got 7"),
+        (RESET + "None", ", episode 1: reset() must return text as observation, got a value of"),
+        ("    def __init__(self):\n        {}['key']", ": reset() raised KeyError: 'key'"),
+        ("    def close(self):\n        raise OSError('gone')", ": close() raised OSError: gone"),
+        (
+            "    def step(self, action):\n        time.sleep(60)",
+            "longer than environment.step_dead",
+        ),
+        (
+            "    async def step(self, action):\n        await asyncio.sleep(60)",
+            ", turn 1: step('1 2 3') took longer than environment.step_deadline_s = 0.3",
+        ),
+        ("    async def step(self, action):\n        raise asyncio.CancelledError", "raised Cance"),
+        ("    def reset(self, seed):\n        return ''", "reset() raised TypeError: "),
+        ("    rules = ''", "does not say its rules: write a docstring, or `rules`"),
+        ("    words = 'yes no'", "`words` must be a tuple of words, got 'yes no'"),
+        ("    words = ('a, b',)", "`words` must be words without spaces, got 'a, b'"),
+        ("    max_turns = 0", "facts.max_turns must be a whole number from 1, got 0"),
+        ("    min_return = 1", "facts.min_return and max_return must be two numbers in order, or"),
+        ("    def members(self, split):\n        return ()", "members('train') must be a tuple of"),
+        ("    def members(self, split):\n        return (1, 2)", "'1' cannot be trained on and he"),
+        (
+            RESET + "str(random.random())",
+            "task 0 was restarted with the same seed, and reset gave",
+        ),
+        (
+            STEP + "str(random.random()), 0, False",
+            "was restarted with the same seed, and step('1 2 3') gave",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_anything_starts(
+    write: Callable[..., Config], inside: str, sentence: str
+) -> None:
+    config = write(own(inside), *PRETRAINED, "environment.step_deadline_s=0.3")
+    with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
+        rehearsed(config)
+    assert str(caught.value).startswith(("environment 'own", "own: '1'"))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_begins_afresh_is_played_where_the_configuration_says_so(
+    write: Callable[..., Config],
+) -> None:
+    fresh = own(RESET + "str(random.random())")
+    rehearsed(write(fresh, *PRETRAINED, "trial.repeats=fresh"))
+
+
+def test_tasks_and_seeds_of_train_and_held_out_are_disjoint(
+    write: Callable[..., Config],
+) -> None:
+    environment = environment_of(write(own(RESET + "f'{seed} {task + 1}'")))
+    assert not set(environment.members("train")) & set(environment.members("heldout"))
+    (train,), (heldout,) = (played(environment, member=each) for each in ("7", "1024"))
+    seeds = [int(each.observation.split()[0]) for each in (train, heldout)]
+    assert [seed % 2 for seed in seeds] == [0, 1]
+    assert train.observation.split()[1] == "8"
+
+
+def test_an_answer_that_holds_no_action_uses_up_a_turn_and_reaches_no_step(
+    write: Callable[..., Config],
+) -> None:
+    environment = environment_of(write(own("    max_turns = 2\n" + STEP + "1 / 0")))
+    _, first, last = played(environment, "", "")
+    assert first.observation.startswith("No action was found")
+    assert [each.is_valid for each in (first, last)] == [False, False]
+    assert [each.is_done for each in (first, last)] == [False, True]
+
+
+def test_a_coroutine_that_does_not_wait_can_be_played_without_an_event_loop(
+    write: Callable[..., Config],
+) -> None:
+    quick = own("    async def step(self, action):\n        return 'quick', 1.0, True")
+    assert played(environment_of(write(quick)), "a")[1] == Outcome("quick", 1.0, is_done=True)
+    slow = own("    async def step(self, action):\n        await asyncio.sleep(1)")
+    with pytest.raises(CallFault, match="waits, which only actors and evaluators can do"):
+        played(environment_of(write(slow)), "a")
+
+
+def test_a_class_with_neither_protocol_is_told_both(
+    write: Callable[..., Config],
+) -> None:
+    write("class Own:\n    def reset(self): ...\n")
+    with pytest.raises(ConfigError, match=r"or write `reset\(seed, task\)` and `step\(action\)`"):
+        load("own:Own")
