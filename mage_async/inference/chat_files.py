@@ -7,7 +7,7 @@ starts 3 s faster.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from mage_async.errors import PolicyError
 from mage_async.trials.chat_format import ChatFormat, Message, Render
+from mage_async.trials.text_encoder import Tokenize, Tokens
 
 
 def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
@@ -30,14 +31,12 @@ def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
     settings = _json(directory / "tokenizer_config.json")
     stop_tokens = _stop_tokens(directory, tokenizer, settings)
 
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False).ids
-
     def decode(ids: Sequence[int]) -> str:
         return tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    render = _render(_template(directory, settings), settings, thinking)
-    return ChatFormat(encode, decode, render, stop_tokens)
+    template = _template(directory, settings)
+    tokenize = _tokenize(tokenizer, _special_tokens(tokenizer, template))
+    return ChatFormat(tokenize, decode, _render(template, settings, thinking), stop_tokens)
 
 
 def _tokenizer(directory: Path) -> Tokenizer:
@@ -47,6 +46,28 @@ def _tokenizer(directory: Path) -> Tokenizer:
             f"{directory}: no tokenizer.json; save one with AutoTokenizer(...).save_pretrained(...)"
         )
     return Tokenizer.from_file(str(file))
+
+
+def _tokenize(tokenizer: Tokenizer, special: Collection[int]) -> Tokenize:
+    def tokenize(text: str) -> Tokens:
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        places = (place for place, token in enumerate(encoding.ids) if token in special)
+        return Tokens(tuple(encoding.ids), tuple(map(encoding.token_to_chars, places)))
+
+    return tokenize
+
+
+def _special_tokens(tokenizer: Tokenizer, template: str) -> frozenset[int]:
+    """Ids that only the template may write: special ones, and added ones that it names.
+
+    Qwen3's `<tool_call>` and `<think>` are added tokens that are not called special.
+    """
+    added = tokenizer.get_added_tokens_decoder().items()
+    return frozenset(
+        number
+        for number, token in added
+        if len(token.content) > 1 and (token.special or token.content in template)
+    )
 
 
 def _template(directory: Path, settings: dict[str, Any]) -> str:

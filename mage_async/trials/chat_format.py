@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from mage_async.errors import PolicyError
+from mage_async.trials.text_encoder import Tokenize, encode_between
 
 Message = Mapping[str, str]
 Render = Callable[[list[Message], bool], str]
@@ -19,10 +20,10 @@ _SAID, _ANSWERED, _ASKED = "MAGESAID", "MAGEANSWERED", "MAGEASKED"
 
 
 class ChatFormat:
-    """Token ids of a chat that only ever grows.
+    """Token ids of a chat that only ever grows; what is said in it writes no special token.
 
     Args:
-        encode: text -> ids, special tokens recognised, none added.
+        tokenize: text -> ids, special tokens recognised, none added.
         decode: ids -> text, special tokens kept.
         render: the chat template.
         stop_tokens: ids with which the policy may end its turn.
@@ -30,24 +31,30 @@ class ChatFormat:
 
     def __init__(
         self,
-        encode: Callable[[str], list[int]],
+        tokenize: Tokenize,
         decode: Callable[[Sequence[int]], str],
         render: Render,
         stop_tokens: Sequence[int],
     ) -> None:
         self.stop_tokens = tuple(stop_tokens)
-        self.encode = lru_cache(maxsize=4096)(lambda text: tuple(encode(text)))
+        self._tokenize = lru_cache(maxsize=4096)(tokenize)
         self.decode = decode
         self._head, self._tail = _around(render([_user(_ASKED)], True), _ASKED)
         self._between, self._after = _bridge(render)
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of text of our own: special tokens are recognised, none is added."""
+        return self._tokenize(text).ids
+
+    def holds_special_token(self, said: str) -> bool:
+        """Whether a text holds that of a special token; a chat writes it as plain text."""
+        return bool(self._tokenize(said).specials)
+
     def opening(self, said: str) -> tuple[int, ...]:
         """A context's first user message, up to where the assistant speaks."""
-        return self.encode(self._head + said + self._tail)
+        return encode_between(self._tokenize, self._head, said, self._tail)
 
-    def answer(
-        self, last_token: int, forced: str, said: str | None, prefill: str
-    ) -> tuple[int, ...]:
+    def answer(self, last_token: int, forced: str, said: str, prefill: str) -> tuple[int, ...]:
         """What follows a completion: the rest of its turn, the next user message, the next turn's
         opening.
 
@@ -58,12 +65,15 @@ class ChatFormat:
             said: the user's words.
             prefill: how the assistant's next turn begins; None of it is sampled.
         """
-        ids = self.encode(forced + self._between + said + self._tail + prefill)
-        return ids[1:] if not forced and ids[0] == last_token in self.stop_tokens else ids
+        return self._following(last_token, forced, said, self._tail + prefill)
 
-    def ending(self, forced: str, said: str) -> tuple[int, ...]:
-        """The last user message of a context, which is not answered."""
-        return self.encode(forced + self._between + said + self._after)
+    def ending(self, last_token: int, forced: str, said: str) -> tuple[int, ...]:
+        """As `answer`, with the last user message of a context, which is not answered."""
+        return self._following(last_token, forced, said, self._after)
+
+    def _following(self, last_token: int, forced: str, said: str, after: str) -> tuple[int, ...]:
+        ids = encode_between(self._tokenize, forced + self._between, said, after)
+        return ids[1:] if not forced and ids[0] == last_token in self.stop_tokens else ids
 
 
 def _user(text: str) -> Message:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from mage_async.environments.environment import Environment
 from mage_async.trials.chat_format import ChatFormat, Message
 from mage_async.trials.scripted import random_task, scripted_trial
+from mage_async.trials.text_encoder import Tokens
 from mage_async.trials.trial_rules import TrialRules
 
 NUM_TRIALS = 3
@@ -35,15 +36,15 @@ def chat_in_words() -> ChatFormat:
     """A chat in which each word is a token, numbered as they come."""
     ids: dict[str, int] = {}
 
-    def encode(text: str) -> list[int]:
+    def tokenize(text: str) -> Tokens:
         words = (word for part in _MARKS.split(text) for word in part.split())
-        return [ids.setdefault(word, len(ids)) for word in words]
+        return Tokens(tuple(ids.setdefault(word, len(ids)) for word in words))
 
     def decode(tokens: Sequence[int]) -> str:
         words = list(ids)
         return " ".join(words[token] for token in tokens)
 
-    return ChatFormat(encode, decode, _render, stop_tokens=())
+    return ChatFormat(tokenize, decode, _render, stop_tokens=())
 
 
 def _render(messages: list[Message], opens: bool) -> str:

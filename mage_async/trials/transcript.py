@@ -64,7 +64,8 @@ class Transcript:
 
     def end(self, said: str) -> None:
         """Close the context with a last user message that is not answered."""
-        self._append(self._chat.ending(self._forced, said))
+        last = self._segments[-1].tokens[-1]
+        self._append(self._chat.ending(last, self._forced, said))
 
     def receive(self, completion: Completion) -> tuple[int, str | None]:
         """Append a completion; say where it starts and what stands between its tags."""
