@@ -101,6 +101,8 @@ class Trial:
     """Context tokens computed although they had been computed before (evicted or refreshed)."""
     num_extension_faults: int = 0
     """Turns whose prompt did not extend the context before it, token by token; should be 0."""
+    num_injections: int = 0
+    """Observations that held the text of a special token; the agent was told it as plain text."""
     duration_s: float = 0.0
     cut_at: int | None = None
     """The first episode that was not finished, where an evaluated trial outgrew the engine's

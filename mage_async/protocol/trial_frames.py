@@ -73,7 +73,13 @@ class TrialResult:
     played in this process, or read from a journal."""
 
 
-class TrialHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="TrialResult"):
+class TrialHeader(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag="TrialResult",
+):
     """All of a `TrialResult` but the arrays; a trial that was cut short is none."""
 
     grant: Natural
@@ -91,6 +97,7 @@ class TrialHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     num_repeated_tokens: Natural
     num_extension_faults: Natural
     duration_s: Annotated[float, Meta(ge=0, le=1e9)]
+    num_injections: Natural = 0
 
 
 def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[Frame]]:
@@ -114,6 +121,7 @@ def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[F
         num_repeated_tokens=trial.num_repeated_tokens,
         num_extension_faults=trial.num_extension_faults,
         duration_s=trial.duration_s,
+        num_injections=trial.num_injections,
     )
     _check_counts(header, limits)
     tokens = _joined("tokens", [segment.tokens for segment in trial.segments], _TOKENS)
@@ -170,6 +178,7 @@ def _trial(
         num_repeated_tokens=header.num_repeated_tokens,
         num_extension_faults=header.num_extension_faults,
         duration_s=header.duration_s,
+        num_injections=header.num_injections,
     )
 
 

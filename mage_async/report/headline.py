@@ -110,6 +110,8 @@ def facts(summary: Mapping[str, Any], rules: Admission) -> list[Tile]:
     if "invalid_actions_per_trial" in summary:
         invalid = figure(round(summary["invalid_actions_per_trial"], 3))
         rows.append(("invalid actions", invalid, "a trial, while training"))
+    for source, count in summary.get("injections", {}).items():
+        rows.append(("special tokens in text", f"{count:,}", f"observations of {source}"))
     return [Tile(*row) for row in rows]
 
 

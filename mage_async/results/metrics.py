@@ -1,11 +1,16 @@
 """Every metric: its name, its unit, and one sentence. No other file explains a metric."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from mage_async.admission.counts import LedgerCounts
 from mage_async.policy_version import PROVENANCES, tokens_by_provenance
+from mage_async.tasks.population import version_of
 from mage_async.trajectory import Group, Trial
 
+INJECTIONS = {side: f"injections_by_{side}" for side in ("environment", "opponent")}
+"""Names of metrics, by the side that wrote the text of a special token."""
 METRICS: dict[str, tuple[str, str]] = {
     "step": ("steps", "Policy version after this step."),
     "time_s": ("s", "Since the learner began to train."),
@@ -15,6 +20,15 @@ METRICS: dict[str, tuple[str, str]] = {
         "reached repeats the last.",
     ),
     "invalid_actions_per_trial": ("1", "Actions that were refused or could not be parsed."),
+    "injections_by_environment": (
+        "observations",
+        "Observations that held the text of a special token of the chat; the agent was told it as "
+        "plain text. Left out where there was none.",
+    ),
+    "injections_by_opponent": (
+        "observations",
+        "The same, where a version of the policy was the opponent.",
+    ),
     "trials_per_s": ("1/s", "Trials trained per second since the last step."),
     "generated_tokens_per_s": (
         "tokens/s",
@@ -90,6 +104,7 @@ def batch_metrics(
     return {
         "return_by_episode": [sum(row) / len(row) / units for row in zip(*rows, strict=True)],
         "invalid_actions_per_trial": _mean([trial.num_invalid() for trial in trials]),
+        **_injections(trials),
         "trials_per_s": len(trials) / elapsed_s,
         "generated_tokens_per_s": sum(trial.num_sampled() for trial in trials) / elapsed_s,
         "trained_tokens_per_s": sum(trial.num_tokens() for trial in trials) / elapsed_s,
@@ -99,6 +114,27 @@ def batch_metrics(
         **_reuse_by_episode(trials),
         **_provenance_shares(trials),
     }
+
+
+def _injections(trials: Sequence[Trial]) -> dict[str, int]:
+    """Observations with special tokens in their text, by the side that wrote them, above 0."""
+    counts: Counter[str] = Counter()
+    for trial in trials:
+        side = "environment" if version_of(trial.task.member) is None else "opponent"
+        counts[INJECTIONS[side]] += trial.num_injections
+    return dict(+counts)
+
+
+def injections_by_source(
+    records: Collection[Mapping[str, Any]], environment: str
+) -> dict[str, int]:
+    """Those of all steps, by the environment's name and the side; only what is above 0."""
+    sources = {"environment": environment, "opponent": f"{environment}, opponent"}
+    counts = {
+        source: sum(record.get(INJECTIONS[side], 0) for record in records)
+        for side, source in sources.items()
+    }
+    return {source: count for source, count in counts.items() if count}
 
 
 def prefix_rates(trials: Sequence[Trial]) -> dict[str, float]:

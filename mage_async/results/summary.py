@@ -9,6 +9,7 @@ from typing import Any
 
 from mage_async.assembly import environment_of
 from mage_async.results.durable_files import write_whole
+from mage_async.results.metrics import injections_by_source
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_records
 
@@ -53,6 +54,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "staleness": _staleness(records),
         "prefix_cache": _prefix_cache(records),
         "invalid_actions_per_trial": _invalid_actions(records),
+        "injections": injections_by_source(records.metrics, records.config.environment.name),
         "logprob_mismatch": _mismatch([*records.metrics, records.learner.get("parity", {})]),
         "trials": records.learner.get("trials"),
     }

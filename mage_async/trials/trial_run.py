@@ -24,13 +24,16 @@ from mage_async.trials.trial_rules import TrialRules
 
 
 @dataclass(slots=True)
-class _TokenCounts:
-    """What the engine said of all prompts of a trial; the names are those of `Trial`."""
+class _Counts:
+    """What the engine said of all prompts of a trial, and what the environment tried to write; the
+    names are those of `Trial`.
+    """
 
     num_prompt_tokens: int = 0
     num_reused_tokens: int = 0
     num_repeated_tokens: int = 0
     num_extension_faults: int = 0
+    num_injections: int = 0
 
     def add(self, completion: Completion, num_prompt_tokens: int) -> None:
         """Count one completion and its prompt."""
@@ -76,10 +79,11 @@ class TrialRun:
     ) -> None:
         self._environment, self._task, self._index, self._rules = environment, task, index, rules
         self._name, self._swap, self._begin = name, swap, begin or self._begin_alone
+        self._chat = chat
         self._transcript = Transcript(chat, rules.parser)
         self._turns: list[Turn] = []
         self._remarks: list[str] = []
-        self._counts = _TokenCounts()
+        self._counts = _Counts()
         self._episode, self._index_in_episode, self._kind = 0, 0, Kind.ACT
         self._earned = 0.0
         self._is_done = False
@@ -195,6 +199,7 @@ class TrialRun:
         self._acted = None
         if fault := _fault_of(outcome):
             raise EnvironmentFault(f"{_place(self._task)}{self._turn_name()}: act() {fault}")
+        self._counts.num_injections += self._chat.holds_special_token(outcome.observation)
         self._turns.append(
             self._turn(start, completion, outcome.reward, outcome.is_valid, action, anchor)
         )
@@ -257,6 +262,7 @@ class TrialRun:
         """Say how the episode begins, once it is the agent's turn."""
         self._last_words = None
         words, observation = self._rules.prompts, self._play.observation
+        self._counts.num_injections += self._chat.holds_special_token(observation)
         if self._rules.keeps_history and self._episode:
             said = words.beginning(self._episode, observation)
             self._invite(self._transcript.tell, f"{last_words} {said}".strip())

@@ -73,6 +73,7 @@ def results(draw: st.DrawFn) -> TrialResult:
         num_reused_tokens=draw(counters),
         num_repeated_tokens=draw(counters),
         num_extension_faults=draw(counters),
+        num_injections=draw(counters),
         duration_s=draw(st.floats(0, 1e6)),
     )
     return TrialResult(draw(counters), draw(counters), trial)
@@ -242,6 +243,11 @@ def test_a_reward_keeps_every_bit() -> None:
 def test_the_header_holds_every_field_of_a_trial_that_can_be_trained() -> None:
     fields = {field.name for field in dataclasses.fields(Trial)} - {"segments", "cut_at"}
     assert fields <= set(TrialHeader.__struct_fields__)
+
+
+def test_what_no_environment_tried_is_not_sent() -> None:
+    assert b"num_injections" not in bytes(encode(example())[1])
+    assert b"num_injections" in bytes(encode(with_trial(example(), num_injections=1))[1])
 
 
 UNSOUND = [

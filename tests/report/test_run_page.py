@@ -75,6 +75,15 @@ def test_a_page_shows_every_part_of_a_finished_run(make_run):
     assert 'kind = "final_only"' in text
 
 
+def test_a_page_counts_special_tokens_in_text_where_there_were_any(make_run):
+    run = make_run()
+    assert "special tokens in text" not in page_of(run)
+    summary = summarise(run, wall_s=96.3, processor_s=60.0) | {"injections": {"rps": 1200}}
+    words = checked(render(run, summary)).words
+    assert words[words.index("special tokens in text") :][:3].count("1,200") == 1
+    assert "observations of rps" in words
+
+
 def test_a_page_shows_whom_the_agent_met_where_versions_were_opponents(make_run):
     run = make_run()
     assert "Whom it met" not in page_of(run)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mage_async.policy_version import VersionRun
-from mage_async.results.metrics import batch_metrics, check_names
+from mage_async.results.metrics import batch_metrics, check_names, injections_by_source
+from mage_async.tasks.population import name_of
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
 
 
@@ -56,3 +57,14 @@ def test_tokens_are_shared_out_by_how_their_version_is_known() -> None:
     assert found["exact_version_share"] == pytest.approx(11 / 16)
     assert found["segment_version_share"] == pytest.approx(5 / 16)
     assert found["reply_version_share"] == 0
+
+
+def test_injections_are_counted_by_the_side_that_wrote_them() -> None:
+    plain = trial(VersionRun(2, 0, 0))
+    written = replace(plain, num_injections=3)
+    rivals = replace(written, task=replace(plain.task, member=name_of(4)))
+    found = metrics(plain, written, written, rivals)
+    assert found["injections_by_environment"] == 6
+    assert found["injections_by_opponent"] == 3
+    assert injections_by_source([found, found], "rps") == {"rps": 12, "rps, opponent": 6}
+    assert not set(metrics(plain)) & {"injections_by_environment", "injections_by_opponent"}

@@ -40,6 +40,11 @@ def test_the_final_table_shows_probes_where_there_are_any(run):
     assert "90%" in text
 
 
+def test_the_final_table_says_how_often_special_tokens_stood_in_text(run):
+    text = table_text(summary(injections={"rps": 12}), run)
+    assert "12 observations of rps held special tokens, told as plain text" in text
+
+
 def test_an_unfinished_run_ends_without_a_table_but_with_its_report(run):
     known = {"seed": 0, "steps": 0, "complete": False, "wall_s": 3.0}
     text = table_text(known | {"environment": {"name": "rps"}}, run)

@@ -57,6 +57,15 @@ def test_the_panel_says_all_that_is_known(config, run):
         assert said in text
 
 
+def test_the_panel_counts_special_tokens_in_text(config, run):
+    steps = [step(1), step(2)]
+    for number, (_, event) in enumerate(steps, 1):
+        event["metrics"]["injections_by_environment"] = number
+    text = drawn(*state_after(config, [POLICY, *steps]), run)
+    assert "3 observations of rps held special tokens" in text
+    assert "special tokens" not in drawn(*state_after(config, FULL_RUN), run)
+
+
 def test_the_warm_start_shows_its_gate_once_it_is_known(config, run):
     before = drawn(*state_after(config, [started("learner"), warm_start(50)]), run)
     after = drawn(*state_after(config, [started("learner"), warm_start(50, gate=0.71)]), run)

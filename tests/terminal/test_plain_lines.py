@@ -37,6 +37,13 @@ def test_a_plain_line_is_never_broken_by_a_narrow_console(config, run):
     assert line.endswith("invalid=0.10")
 
 
+def test_a_plain_line_counts_special_tokens_in_text(config, run):
+    process, event = step(10)
+    event["metrics"]["injections_by_environment"] = 7
+    _, out = plain_lines(config, run, [POLICY, (process, event)])
+    assert "invalid=0.10 injections_by_environment=7" in out.getvalue()
+
+
 def test_slow_steps_are_each_a_line(config, run):
     _, out = plain_lines(config, run, [POLICY, *(step(n) for n in range(1, 4))], every_s=6.0)
     assert out.getvalue().count(" step=") == 3

@@ -108,6 +108,8 @@ def _facts(summary: dict[str, Any]) -> list[str]:
     cut = summary.get("evaluation", {}).get("heldout", {}).get("cut_short", 0.0)
     if cut:
         lines.append(f"{cut:.1%} of held-out trials outgrew engine.max_tokens, and count as lost")
+    for source, count in summary.get("injections", {}).items():
+        lines.append(f"{count} observations of {source} held special tokens, told as plain text")
     if trials:
         lines.append(
             f"trials: {trials['granted']} granted = {trials['trained']} trained"

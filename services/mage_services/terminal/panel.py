@@ -189,6 +189,9 @@ def _rows(state: RunState) -> list[tuple[str, str]]:
                 f"{last['invalid_actions_per_trial']:.2f} [dim]invalid actions/trial[/]",
             ),
         ]
+    for source, count in state.injections().items():
+        said = f"{count:,} [dim]observations of[/] {escape(source)} [dim]held special tokens[/]"
+        rows.append(("as text", said))
     if trials := state.trials:
         rows.append(
             (

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mage_async.results.metrics import INJECTIONS
 from mage_async.results.run_directory import RunDirectory
 from mage_services.terminal.final_table import print_final
 from mage_services.terminal.run_state import Event, RunState, fact
@@ -94,6 +95,7 @@ class PlainView:
             f" prefix_hit_rate={metrics['prefix_hit_rate']:.3f}"
             f" entropy={metrics['entropy']:.3f}"
             f" invalid={metrics['invalid_actions_per_trial']:.2f}"
+            + "".join(f" {name}={metrics[name]}" for name in INJECTIONS.values() if name in metrics)
             + ("" if left is None else f" left_s={left:.0f}")
         )
 

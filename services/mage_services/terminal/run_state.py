@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mage_async.config.schema import Config
+from mage_async.results.metrics import injections_by_source
 
 Event = dict[str, Any]
 Phase = Literal["starting", "warm start", "training", "evaluating", "done"]
@@ -95,6 +96,10 @@ class RunState:
     def returns(self, episode: int) -> list[float]:
         """Mean return of an episode in each step's batch."""
         return [metrics["return_by_episode"][episode] for metrics in self.steps]
+
+    def injections(self) -> dict[str, int]:
+        """Observations that held the text of a special token, by who wrote them; mostly none."""
+        return injections_by_source(self.steps, self.config.environment.name)
 
     def shares(self) -> dict[str, dict[str, float]]:
         """The share of each process's last seconds spent in each state, largest first."""
