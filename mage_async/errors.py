@@ -9,9 +9,11 @@ MageError
 │   ├── TurnLost            the engine died of a turn again and again
 │   └── ContextFull         a trial outgrew the engine's longest context
 ├── PolicyError         a model directory or a tokenizer cannot be used
+│   └── UnreadableWeights   weights are cut short, damaged, gone or not received
 ├── WireError           bytes that are no message of ours
 ├── PeerRefused         a peer of another build or configuration
 └── RunError            a run cannot begin, go on or be read
+    ├── DeterministicFailure  a run cannot go on, and no retry can change that
     └── RunFailed           a run, or a replay, that had begun ended badly
 """
 
@@ -19,9 +21,14 @@ MageError
 class MageError(Exception):
     """Anything that is not a bug of ours; shown as one line, without a traceback."""
 
+    is_deterministic = False
+    """Whether a process that is started again would fail in the same way."""
+
 
 class ConfigError(MageError):
     """A configuration cannot be run as written."""
+
+    is_deterministic = True
 
 
 class TrialFault(MageError):
@@ -53,6 +60,14 @@ class ContextFull(TrialFault):
 class PolicyError(MageError):
     """A model directory or a tokenizer cannot be used."""
 
+    is_deterministic = True
+
+
+class UnreadableWeights(PolicyError):
+    """Weights are cut short, damaged, gone or not received; another try may succeed."""
+
+    is_deterministic = False
+
 
 class WireError(MageError):
     """Bytes that are no message of ours: wrong tag, size, checksum or field."""
@@ -64,6 +79,12 @@ class PeerRefused(MageError):
 
 class RunError(MageError):
     """A run cannot begin, go on or be read."""
+
+
+class DeterministicFailure(RunError):
+    """A run cannot go on; the same configuration and files would fail again."""
+
+    is_deterministic = True
 
 
 class RunFailed(RunError):

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from mage_async.errors import PolicyError
+from mage_async.errors import PolicyError, UnreadableWeights
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic
 
@@ -131,7 +131,7 @@ def layout(path: Path) -> dict[str, tuple[int, ...]]:
                 for name in names:
                     shapes[name] = tuple(tensors.get_slice(name).get_shape())
         except (OSError, SafetensorError) as error:
-            raise PolicyError(f"{file}: cannot be read as safetensors: {error}") from error
+            raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
     return {
         name: shape
         for name, shape in shapes.items()
@@ -175,7 +175,7 @@ def _read(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
         try:
             yield from load_file(file).items()
         except (OSError, SafetensorError) as error:
-            raise PolicyError(f"{file}: cannot be read as safetensors: {error}") from error
+            raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
 
 
 def _assemble(tensors: Tensors, shape: Architecture) -> Weights:

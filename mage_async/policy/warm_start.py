@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from mage_async.config.schema import WarmStart
-from mage_async.errors import RunError
+from mage_async.errors import DeterministicFailure
 from mage_async.learning.attention import Boundaries
 from mage_async.learning.forward import Row, hidden_states
 from mage_async.trajectory import Trial
@@ -57,7 +57,7 @@ def warm_start(
     """Clone scripted trials, in place; go on past `rules.steps` until the gate opens.
 
     Raises:
-        RunError: the gate is still shut after `rules.max_steps`.
+        DeterministicFailure: the gate is still shut after `rules.max_steps`.
     """
     examples = [
         example for trial in trials for example in _examples(trial, words, rules.template_weight)
@@ -69,7 +69,7 @@ def warm_start(
     step = 0
     while step < rules.steps or (progress.gate > rules.gate and rules.gate < 1.0):
         if step >= max(rules.max_steps, rules.steps):
-            raise RunError(_shut(progress, rules))
+            raise DeterministicFailure(_shut(progress, rules))
         chosen = source.integers(len(examples), size=rules.batch_size)
         _set_rate(optimizer, rules, step)
         loss = _step(model, optimizer, [examples[i] for i in chosen], sums)

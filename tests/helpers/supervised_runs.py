@@ -31,7 +31,7 @@ PATIENCE_S = 30.0
 STAND_IN = """
 import asyncio, os, signal, subprocess, sys, time
 from pathlib import Path
-from mage_async.errors import RunError
+from mage_async.errors import DeterministicFailure, RunError
 from mage_services.processes.process import run_process
 
 root, name = Path(sys.argv[1]), sys.argv[3]
@@ -46,6 +46,11 @@ async def main(status):
     helper = subprocess.Popen(["sleep", "3600"]) if what == "helped" else None
     status.send("ready", pid=os.getpid(), helper=helper and helper.pid)
     match what:
+        case "impossible":
+            raise DeterministicFailure("the gate is shut")
+        case "progresses":
+            status.send("played")
+            raise RunError("the disk is full")
         case "fails":
             raise RunError("the disk is full")
         case "dies":

@@ -15,6 +15,7 @@ import pytest
 
 from mage_services.processes.process import (
     EXIT_BUG,
+    EXIT_DETERMINISTIC,
     EXIT_FAILED,
     EXIT_TOLD,
     STATUS_FD,
@@ -27,7 +28,7 @@ PATIENCE_S = 30.0
 
 BODY = """
 import asyncio, os, signal
-from mage_async.errors import RunError
+from mage_async.errors import PolicyError, RunError
 from mage_services.processes.process import run_process
 
 async def main(status):
@@ -102,6 +103,13 @@ def test_what_a_person_can_mend_is_one_line_and_no_traceback(start: Start) -> No
     child.event()
     assert child.event() == {"event": "failed", "reason": "the disk is full"}
     assert child.end() == (EXIT_FAILED, "the disk is full\n")
+
+
+def test_a_deterministic_failure_is_told_by_its_exit_code(start: Start) -> None:
+    child = start("raise PolicyError('there is no chat template')")
+    child.event()
+    assert child.event() == {"event": "failed", "reason": "there is no chat template"}
+    assert child.end() == (EXIT_DETERMINISTIC, "there is no chat template\n")
 
 
 def test_a_bug_is_one_line_on_the_pipe_and_a_traceback_in_the_log(start: Start) -> None:

@@ -62,14 +62,35 @@ def test_a_process_that_fails_more_often_than_its_budget_ends_the_run_with_its_e
     assert len(site.lives("actor-0")) == 3
 
 
-def test_failures_before_a_healthy_stretch_are_forgotten(
+def test_failures_before_a_healthy_stretch_with_progress_are_forgotten(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "HEALTHY_S", 0.0)
     monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
-    site.plan("actor-0", "fails", "fails", "fails", "ends well")
+    site.plan("actor-0", *["progresses"] * 3, "ends well")
     site.supervise(max_restarts=1)
     assert len(site.lives("actor-0")) == 4
+
+
+def test_a_long_life_without_progress_forgets_no_failure(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "HEALTHY_S", 0.0)
+    site.plan("learner", "lives")
+    site.plan("actor-0", "fails")
+    with pytest.raises(ExceptionGroup):
+        site.supervise(max_restarts=2)
+    assert len(site.lives("actor-0")) == 3
+
+
+def test_a_process_is_not_started_again_where_its_error_is_deterministic(site: Site) -> None:
+    site.plan("learner", "impossible")
+    site.plan("actor-0", "lives")
+    with pytest.raises(ExceptionGroup) as caught:
+        site.supervise(max_restarts=3)
+    assert str(caught.value.exceptions[0]) == "learner cannot go on: the gate is shut"
+    assert len(site.lives("learner")) == 1
+    assert site.view.restarts() == []
 
 
 def test_a_killed_learner_is_started_again_and_its_peers_live_on(site: Site) -> None:

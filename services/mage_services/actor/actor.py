@@ -10,9 +10,10 @@ heartbeat   the clock                       tells the learner what the engine ha
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -81,10 +82,16 @@ class Channel(Protocol):
 
 
 class Actor:
-    """One actor's life. `run` ends with the learner's goodbye."""
+    """One actor's life. `run` ends with the learner's goodbye.
 
-    def __init__(self, channel: Channel, stage: Stage, name: str) -> None:
-        self._channel, self._stage, self._name = channel, stage, name
+    Args:
+        played: is called after each group that was played to its end.
+    """
+
+    def __init__(
+        self, channel: Channel, stage: Stage, name: str, played: Callable[[], None] = lambda: None
+    ) -> None:
+        self._channel, self._stage, self._name, self._played_group = channel, stage, name, played
         self._weights = Weights()
         self._unacknowledged: dict[tuple[int, int], TrialResult] = {}
         self._num_waiting = self._num_playing = 0
@@ -167,6 +174,7 @@ class Actor:
         try:
             async with self._held(grant.rival):
                 await self._trials(grant)
+            self._played_group()
         except* TrialFault as faults:
             await self._give_up(grant, str(faults.exceptions[0]))
         finally:
@@ -283,7 +291,8 @@ async def play(channel: Channel, config: Config, policy: Path, name: str, status
     workers = Workers(config.environment.step_deadline_s)
     async with make_engine(config, policy, name) as engine, workers, asyncio.TaskGroup() as tasks:
         introduction = tasks.create_task(_introduce(engine, status), name="introduction")
-        actor = Actor(channel, Stage(environment, rules, chat, engine, workers), name)
+        stage = Stage(environment, rules, chat, engine, workers)
+        actor = Actor(channel, stage, name, partial(status.send, "played"))
         reason = await actor.run(welcome)
         introduction.cancel()
     return reason

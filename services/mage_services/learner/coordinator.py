@@ -116,7 +116,7 @@ class Coordinator:
         """Decide on one message.
 
         Raises:
-            RunError: too many groups were dropped in a row.
+            DeterministicFailure: too many groups were dropped in a row.
         """
         known = self.peers.get(peer)
         if not self.registry.hear(peer, self.clock()) and not isinstance(message, Hello | Goodbye):

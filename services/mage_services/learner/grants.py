@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from mage_async.admission.ledger import SlotLedger
-from mage_async.errors import RunError
+from mage_async.errors import DeterministicFailure
 from mage_async.protocol.journal_records import Dropped
 from mage_async.protocol.messages import GroupDrop, GroupGrant, Rival
 from mage_async.tasks.curriculum import horizon
@@ -55,7 +55,7 @@ class Grants:
         """A peer gives a group up.
 
         Raises:
-            RunError: too many groups were dropped in a row.
+            DeterministicFailure: too many groups were dropped in a row.
         """
         if self.ledger.drop(drop.grant, drop.epoch, drop.reason):
             self._dropped(drop.grant, drop.reason)
@@ -65,7 +65,7 @@ class Grants:
         """Take back what was not played in time, and tell the peers that were late.
 
         Raises:
-            RunError: too many groups were dropped in a row.
+            DeterministicFailure: too many groups were dropped in a row.
         """
         before, late = self.ledger.grants_in_flight(), self.ledger.late(now)
         self.ledger.expire(now)
@@ -85,7 +85,7 @@ class Grants:
     def _check_drops(self) -> None:
         counts = self.ledger.counts()
         if counts.drops_in_a_row >= self.rules.max_drops_in_a_row:
-            raise RunError(
+            raise DeterministicFailure(
                 f"{counts.drops_in_a_row} groups in a row were dropped; the last one: "
                 f"{self._last_drop}"
             )

@@ -8,7 +8,7 @@ from mage_async.admission.rules import RULES
 from mage_async.assembly import environment_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import RunError
+from mage_async.errors import DeterministicFailure
 from mage_async.protocol.journal_records import Head
 from mage_async.tasks.matchmaking import Matchmaker
 from mage_async.tasks.population import League
@@ -51,12 +51,12 @@ def check_rivals(versions: Iterable[int], weights: WeightStore) -> None:
     """Whether the weights of all rivals that the journal names are there.
 
     Raises:
-        RunError: some are gone.
+        DeterministicFailure: some are gone.
     """
     files = [weights.path(version) for version in sorted(versions)]
     missing = [file for file in files if not file.is_file()]
     if missing:
-        raise RunError(
+        raise DeterministicFailure(
             f"the journal names rivals whose weights are gone: {', '.join(map(str, missing))}; "
             "restore them, or begin the run anew"
         )

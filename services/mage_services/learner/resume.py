@@ -22,7 +22,7 @@ from mage_async.admission.recovery import (
     replay,
 )
 from mage_async.config import config_file
-from mage_async.errors import RunError
+from mage_async.errors import DeterministicFailure
 from mage_async.policy.checkpoint import checkpoints
 from mage_async.policy.prepare import prepare_policy
 from mage_async.policy.warm_start import Progress
@@ -100,8 +100,8 @@ def recover(
     """Fill ledger and league from the journal, and train its steps behind this version again.
 
     Raises:
-        RunError: a step comes out otherwise than it did, or cannot be found. (On a GPU sums have no
-            fixed order: there it is said in `difference`, and the run goes on.)
+        DeterministicFailure: a step comes out otherwise than it did, or cannot be found. (On a
+            GPU sums have no fixed order: there it is said in `difference`, and the run goes on.)
     """
     version = training.trainer.version
     if not journal.segments:
@@ -110,7 +110,7 @@ def recover(
     records = _records_behind(training, journal)
     steps = _train_again(training, replay(records, ledger, league))
     if ledger.version < version:
-        raise RunError(
+        raise DeterministicFailure(
             f"{training.run.journal} ends at step {ledger.version}, the newest checkpoint is of "
             f"step {version}: restore the journal, or remove it to go on without what it held"
         )
@@ -125,7 +125,7 @@ def _records_behind(training: Training, journal: JournalOnDisk) -> LastConfig:
     version = training.trainer.version
     first = first_needed(journal.segments, version)
     if first is None:
-        raise RunError(
+        raise DeterministicFailure(
             f"{training.run.journal}: the journal begins after the newest checkpoint, step "
             f"{version}; restore the segments before {journal.files[0].name}"
         )
@@ -141,7 +141,7 @@ def _train_again(training: Training, commits: Iterable[Committed]) -> list[Repla
         if commit.version > version:
             metrics, difference = training.redo(committed)
             if difference and not is_on_gpu(training.own_config):
-                raise RunError(difference)
+                raise DeterministicFailure(difference)
             training.difference = training.difference or difference
             steps.append(_replayed(committed, metrics, before_s))
         before_s = commit.time_s

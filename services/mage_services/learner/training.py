@@ -17,7 +17,7 @@ from mage_async.admission.recovery import (
 )
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.errors import RunError
+from mage_async.errors import DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.forward import backend_report
 from mage_async.learning.trainer import Trainer
@@ -75,11 +75,13 @@ class Training:
         were committed, a sentence with the first tensor that differs.
 
         Raises:
-            RunError: trials of the step are gone.
+            DeterministicFailure: trials of the step are gone.
         """
         commit = committed.commit
         if committed.groups is None:
-            raise RunError(f"step {commit.version}: the journal lacks trials that it trained")
+            raise DeterministicFailure(
+                f"step {commit.version}: the journal lacks trials that it trained"
+            )
         self.adopt(config_file.loads(committed.config))
         metrics = self.step(committed.groups)
         tensors = tensor_digests(self.trainer.model)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mage_services.processes.process import EXIT_DETERMINISTIC
+
 FIRST_WORD_S = 180.0
 """Imports take a while on a busy machine; after a child's first line, `silence_s` counts."""
 NOTICE_S = 4.0
@@ -135,7 +137,9 @@ class Child:
 
     def epitaph(self, code: int) -> str:
         """One line: which process failed and why."""
-        if self.was_silent:
+        if code == EXIT_DETERMINISTIC:
+            how = "cannot go on"
+        elif self.was_silent:
             how = "said nothing for too long and was killed"
         elif code < 0:
             how = f"was killed by {signal.Signals(-code).name}"

@@ -13,16 +13,20 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
 from mage_async.errors import MageError
 from mage_services.processes.parent_death_signal import die_with_parent
 
+E = TypeVar("E", bound=BaseException)
+
 STATUS_FD = "MAGE_STATUS_FD"
 BEAT_S = 1.0
 EXIT_FAILED, EXIT_BUG = 2, 1
+EXIT_DETERMINISTIC = 3
+"""The process failed of what would fail again; the supervisor does not start the process again."""
 EXIT_TOLD = 128 + signal.SIGTERM
 """Not 0: a process that was ended from outside has not done its work, and is started again."""
 
@@ -54,7 +58,8 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     try:
         is_told = uvloop.run(_until_told(main, status))
     except* MageError as group:
-        _fail(status, EXIT_FAILED, first_failure(group))
+        error = first_failure(group)
+        _fail(status, EXIT_DETERMINISTIC if error.is_deterministic else EXIT_FAILED, error)
     except* (
         Exception
     ) as group:  # the outermost main: a bug becomes a line and a traceback in the log
@@ -122,9 +127,9 @@ def _die_with_parent() -> None:
         die_with_parent(int(parent))
 
 
-def first_failure(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_failure(group: BaseExceptionGroup[E]) -> E:
     """The first failure of a tree of them."""
-    error: BaseException = group
+    error: E | BaseExceptionGroup[E] = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,10 +1,15 @@
 """The supervisor: starts, watches, restarts and ends the processes of a run. It imports no torch.
 
 process     ends well when            ends badly: started again within a budget; at once where it
-                                      was killed, with back-off where it failed
+                                      was killed, with back-off where it failed; never where its
+                                      error is deterministic
 learner     all steps are trained     alone: from checkpoint and journal; its peers wait for it
 actor N     the learner's goodbye     alone; its groups are granted again
 evaluator   the final sets are played alone
+
+Failures count against the budget until a later life of the process has made progress: a step
+committed, a group played, a point of the curve measured. Living long is none: a warm start that
+fails after minutes would be started for ever.
 
 The supervisor's own time is accounted to `view` (drawing status lines) and to what it waits for
 otherwise: `process starting` (a process has not sent its first line), `back-off` before a restart,
@@ -20,9 +25,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mage_async.config.schema import Config, Pretrained
-from mage_async.errors import RunError
+from mage_async.errors import DeterministicFailure, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.processes.child import Child, Spec
+from mage_services.processes.process import EXIT_DETERMINISTIC
 from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.terminal.view import View
 
@@ -32,7 +38,10 @@ GRACE_S = 3.0
 """From SIGTERM to SIGKILL, when the run is ended early."""
 BACK_OFF_S = (0.0, 0.5, 2.0, 5.0)
 HEALTHY_S = 120.0
-"""A process that has lived so long failed for a new reason: earlier failures are forgotten."""
+"""A process that has lived so long, and made progress, failed for a new reason: earlier failures
+are forgotten."""
+PROGRESS = {"step", "played", "curve"}
+"""Events of a process that has made progress."""
 
 LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": "4000000"}
 """For glibc, in bytes, where a pretrained model is trained. Its own thresholds grow with what is
@@ -48,6 +57,9 @@ class BadEnd:
     """One line that says how."""
     is_from_outside: bool
     """A signal from outside the run killed the process."""
+    is_deterministic: bool
+    """Started again, the process would end in the same way."""
+    made_progress: bool
 
 
 @dataclass(slots=True)
@@ -74,8 +86,10 @@ class Supervisor:
 
         Cancellation ends every process within `GRACE_S` and leaves none.
 
-        Raises: RunError: a process failed more often than its budget allows; the sentence says
-            which and why.
+        Raises:
+            DeterministicFailure: a process failed of what would fail again.
+            RunError: a process failed more often than its budget allows. Either sentence says
+                which process and why.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -94,7 +108,9 @@ class Supervisor:
         while (end := await self._live(spec)) is not None:
             if self._is_for_nobody(spec):
                 return
-            if time.monotonic() - began > HEALTHY_S:
+            if end.is_deterministic:
+                raise DeterministicFailure(end.epitaph)
+            if end.made_progress and time.monotonic() - began > HEALTHY_S:
                 self._num_restarts[spec.name] = 0
             self._num_restarts[spec.name] = count = self._num_restarts.get(spec.name, 0) + 1
             if count > self.config.supervision.max_restarts:
@@ -123,7 +139,7 @@ class Supervisor:
     async def _live(self, spec: Spec) -> BadEnd | None:
         """One life of a process; None where it ended well."""
         self._num_starting += 1
-        is_starting = True
+        is_starting, made_progress = True, False
         try:
             child = await Child.start(spec, dict(os.environ))
             self._children.add(child)
@@ -131,6 +147,7 @@ class Supervisor:
             async for event in child.events(self.config.supervision.silence_s):
                 self._num_starting -= is_starting
                 is_starting = False
+                made_progress |= event["event"] in PROGRESS
                 self._show(spec.name, event)
             code = await child.wait()
         finally:
@@ -138,7 +155,12 @@ class Supervisor:
         self._children.discard(child)
         if code == 0:
             return None
-        return BadEnd(child.epitaph(code), code == -signal.SIGKILL and not child.was_silent)
+        return BadEnd(
+            child.epitaph(code),
+            is_from_outside=code == -signal.SIGKILL and not child.was_silent,
+            is_deterministic=code == EXIT_DETERMINISTIC,
+            made_progress=made_progress,
+        )
 
     async def _back_off(self, count: int) -> None:
         """Wait before a restart. Cancellation cuts it short."""

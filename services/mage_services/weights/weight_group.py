@@ -24,7 +24,7 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _world
 
-from mage_async.errors import PolicyError
+from mage_async.errors import UnreadableWeights
 
 HOST = "127.0.0.1"
 CONNECTING = timedelta(seconds=5)
@@ -67,7 +67,7 @@ class Manifest:
             )
             return Manifest(**found, buckets=buckets)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise PolicyError(f"{file}: no manifest of published weights: {error}") from error
+            raise UnreadableWeights(f"{file}: no manifest of published weights: {error}") from error
 
 
 def is_manifest(path: Path) -> bool:
@@ -95,7 +95,7 @@ def store_of(port: int) -> TCPStore:
         store = TCPStore(HOST, port, is_master=False, timeout=CONNECTING)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise PolicyError(f"no weights from {HOST}:{port}: {reason}") from error
+        raise UnreadableWeights(f"no weights from {HOST}:{port}: {reason}") from error
     store.set_timeout(PATIENCE)
     return store
 
@@ -144,10 +144,10 @@ class Receiver:
                 self._port = manifest.port
             said = answer(store, number)
             if said != SENDING:
-                raise PolicyError(f"weights of version {manifest.version}: {said}")
+                raise UnreadableWeights(f"weights of version {manifest.version}: {said}")
             return dict(self._take(manifest))
         except RuntimeError as error:
-            raise PolicyError(f"weights of version {manifest.version}: {error}") from error
+            raise UnreadableWeights(f"weights of version {manifest.version}: {error}") from error
 
     def _take(self, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
         for bucket in manifest.buckets:

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import torch
 
-from mage_async.errors import PolicyError
+from mage_async.errors import UnreadableWeights
 from mage_async.inference.weights import unreadable, weight_files
 from mage_async.policy.snapshot import read_snapshot
 from mage_services.weights.weight_group import (
@@ -57,13 +57,13 @@ class Loader:
         loaded before has to be loaded again. Cancellation leaves the old weights.
 
         Raises:
-            PolicyError: these weights cannot be had; nothing was touched.
+            UnreadableWeights: these weights cannot be had; nothing was touched.
         """
         if is_manifest(path):
             return await self._ask(Manifest.read(path))
         reason = await asyncio.to_thread(unreadable, path)
         if reason:
-            raise PolicyError(reason)
+            raise UnreadableWeights(reason)
         if path.suffix == ".safetensors" and path.is_relative_to(SHARED):
             self._forget_last()
             bucket = await asyncio.to_thread(_bucket, path)
@@ -131,7 +131,7 @@ class Loader:
             await self._join(manifest)
         said = await asyncio.to_thread(answer, store, number)
         if said != SENDING:
-            raise PolicyError(f"weights of version {manifest.version}: {said}")
+            raise UnreadableWeights(f"weights of version {manifest.version}: {said}")
         return partial(self._in_session, partial(self._receive, manifest))
 
     async def _join(self, manifest: Manifest) -> None:
@@ -149,7 +149,7 @@ class Loader:
             None,
         )
         if not success:
-            raise PolicyError(f"no group with the learner: {message}")
+            raise UnreadableWeights(f"no group with the learner: {message}")
         self._port = manifest.port
 
     async def _receive(self, manifest: Manifest) -> str:
