@@ -7,6 +7,9 @@ group N     weights as new as its grant     plays its trials, each a task, or un
                                             that they are no longer its own
 trial N.i   its turn on the engine          sends the result, keeps it until acknowledged
 heartbeat   the clock                       tells the learner what the engine has done
+
+The engine is made in a thread, and heartbeats go on meanwhile: reading and arranging the weights of
+a large model takes longer than a silence after which an actor is taken for dead.
 """
 
 import asyncio
@@ -289,13 +292,32 @@ async def play(channel: Channel, config: Config, policy: Path, name: str, status
     stops = config.trial.stop_on_success
     rules = rules_of(config, environment, chat, config.trial.episodes, stops_on_success=stops)
     workers = Workers(config.environment.step_deadline_s)
-    async with make_engine(config, policy, name) as engine, workers, asyncio.TaskGroup() as tasks:
+    made = await _made_engine(channel, config, policy, name)
+    async with made as engine, workers, asyncio.TaskGroup() as tasks:
         introduction = tasks.create_task(_introduce(engine, status), name="introduction")
         stage = Stage(environment, rules, chat, engine, workers)
         actor = Actor(channel, stage, name, partial(status.send, "played"))
         reason = await actor.run(welcome)
         introduction.cancel()
     return reason
+
+
+async def _made_engine(channel: Channel, config: Config, policy: Path, name: str) -> Engine:
+    """Make the engine in a thread, and tell the learner meanwhile that this actor lives.
+
+    Cancellation leaves the thread to end unheard.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        beat = tasks.create_task(_beat_until_ready(channel, name), name="heartbeat")
+        engine = await asyncio.to_thread(make_engine, config, policy, name)
+        beat.cancel()
+    return engine
+
+
+async def _beat_until_ready(channel: Channel, name: str) -> None:
+    """Send heartbeats without figures. Cancellation ends them."""
+    async for _ in ticks(HEARTBEAT_S):
+        await channel.send(Heartbeat(name=name, counters={}, blocked_s={}))
 
 
 async def _introduce(engine: Engine, status: Status) -> None:

@@ -4,6 +4,9 @@ During training the evaluator adds a point to the curve (train and held-out) for
 sent. At the end it plays the final sets with two causal controls: `blind` (earlier episodes are not
 in the context) and `swapped` (from the last episode on, another member is hidden). Adaptation is
 what the controls take away.
+
+Its engine, with a copy of the weights, is made when the evaluator has something to play: where
+`evaluation.every` is 0, after the training.
 """
 
 import asyncio
@@ -160,6 +163,20 @@ class Follower:
             beat.cancel()
         await self.finish(evaluator, environment, version)
 
+    async def wait_for_end(self, version: int) -> None:
+        """Take what the learner sends until its goodbye, and load nothing.
+
+        Cancellation leaves nothing.
+        """
+        self.time.enter("no version")
+        async with asyncio.TaskGroup() as tasks:
+            beat = tasks.create_task(self._beat(), name="heartbeat")
+            while not isinstance(message := await self._channel.receive(), Goodbye):
+                if isinstance(message, Publication | Welcome):
+                    version = max(version, message.version)
+                    await self._channel.send(Loaded(version=version))  # it need not be kept for us
+            beat.cancel()
+
     async def _curve(self, evaluator: Evaluator, engine: Engine, version: int) -> int:
         """Points of the curve until goodbye; returns the version that is loaded in the end."""
         self.time.enter("no version")
@@ -236,18 +253,26 @@ async def main(startup: Startup, status: Status) -> None:
         follower = Follower(startup, status, channel)
         finished = _finished(startup)
         version, weights = finished or await _welcome(channel)
+        is_idle = not finished and not config.evaluation.every
+        if is_idle:
+            status.send("ready")
+            await follower.wait_for_end(version)
         environment = environment_of(config)
         chat = load_chat(startup.run.policy, thinking=config.transcript.thinking)
-        async with make_engine(config, startup.run.policy, startup.name) as engine:
+        made = await asyncio.to_thread(make_engine, config, startup.run.policy, startup.name)
+        async with made as engine:
             status.send("ready")
             evaluator = Evaluator(config, environment, chat, engine, config.evaluation.episodes)
-            if finished:
+            if finished is None and not is_idle:
+                await follower.load(engine, version, weights)
+            if finished is None:
+                await follower.begin(evaluator, version)
+            if finished is None and not is_idle:
+                await follower.follow(evaluator, engine, environment, version)
+            else:
+                version, weights = finished or _last(startup)
                 await engine.load(version, weights)
                 await follower.finish(evaluator, environment, version)
-            else:
-                await follower.load(engine, version, weights)
-                await follower.begin(evaluator, version)
-                await follower.follow(evaluator, engine, environment, version)
     status.send("done", reason="evaluated")
 
 
@@ -267,6 +292,13 @@ def _finished(startup: Startup) -> tuple[int, Path] | None:
     if not run.learner.is_file() or json.loads(run.learner.read_text())["version"] != steps:
         return None
     return steps, model_directory(run, startup.config, run.checkpoints / f"step_{steps:06d}")
+
+
+def _last(startup: Startup) -> tuple[int, Path]:
+    """The last version of a run whose learner has said goodbye."""
+    if (last := _finished(startup)) is None:
+        raise RunError("the learner said goodbye before its last step")
+    return last
 
 
 def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path:

@@ -4,6 +4,7 @@ A part of a file lies under its name with `.part`, a whole file under its own na
 arrived is kept after a broken link, and for another process that is given the same folder.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -67,7 +68,7 @@ class FileDownload:
 
     async def _finish(self) -> bool:
         """Rename the file if its digest is the one that was told; else begin anew."""
-        if digest_of(self._part) == self._download.digest:
+        if await asyncio.to_thread(digest_of, self._part) == self._download.digest:
             self._part.replace(self.file)
             return True
         self._num_damaged += 1

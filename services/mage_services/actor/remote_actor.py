@@ -202,7 +202,7 @@ async def fetch_policy(channel: PeerChannel, prospectus: Prospectus, folder: Pat
     """Bring the model's files; those that are there stay."""
     for wanted in prospectus.files:
         file = folder / wanted.name.removeprefix("policy/")
-        if is_there(wanted, file):
+        if await asyncio.to_thread(is_there, wanted, file):
             continue
         download = FileDownload(wanted.name, file, channel.send)
         await download.ask()
