@@ -33,6 +33,8 @@ def test_heartbeats_reach_the_learner_while_the_engine_is_made(
         assert are_heard.wait(PATIENCE_S), "no heartbeat came"
         raise PolicyError("the weights are here")
 
+    monkeypatch.setattr(actor_module, "make_engine", make_slowly)
+
     async def main() -> None:
         config = config_file.load(config_file.find(None), [])
         channel = MemoryLearnerChannel()
@@ -40,7 +42,7 @@ def test_heartbeats_reach_the_learner_while_the_engine_is_made(
             Hello(role="actor", name="a", build="test", config_digest="test", credits=3)
         )
         who, _ = await channel.receive()
-        await channel.send(who, Welcome(version=0, weights_path="no-weights"))
+        channel.send(who, Welcome(version=0, weights_path="no-weights"))
         playing = asyncio.create_task(play(peer, config, tmp_path, "a", Status()))
         for _ in range(HEARTBEATS):
             _, message = await channel.receive()
