@@ -114,7 +114,7 @@ class InProcessRun:
         """Play one batch, train on it, publish the new version; mean return of each episode."""
         groups = self.play_batch()
         look(groups)
-        self._trainer.step(training_sequences(groups, self._config))
+        self._trainer.step(training_sequences(groups, self._config, "cpu"))
         self.league.trained(groups)
         self._publish()
         trials = [trial for group in groups for trial in group.trials]

@@ -4,9 +4,10 @@ Both loops are written afresh from reading them: what they do per row, and nothi
 (GRPO) gathers one scalar tensor per row into a dict, then subtracts and divides row by row. MAGE's
 (GiGPO) first looks up the rows of every trial for its returns, then compares row by row twice, for
 the trial and for the step, and expands both to tokens. Both give `[B, L]`, padded, of which a loss
-reads what the mask admits; a learner that packs its sequences wants those tokens only, one row
-after the other. Ours is timed in either form, beside a bare fill of as much memory, a bound
-that no code which writes the result can beat.
+reads what the mask admits. Ours gives what the learner trains on: a number per turn, computed where
+its model lies, and written at the tokens that the mask admits, one row after the other. Keys are
+numbered each time. Beside it a bare fill of as much memory that is there already, a bound that no
+code which writes the tokens can beat.
 
 Shapes: `B` rows, `L` tokens of the longest row.
 """
@@ -20,9 +21,7 @@ import torch
 from torch import Tensor
 
 from bench.kernels.timing import timings
-from mage_kernels import TurnLayout, dense_keys, group_advantage
-from mage_kernels.advantage import compared_within_keys, returns_to_go
-from mage_kernels.expansion import expanded_to_tokens, fresh_tokens
+from mage_kernels import Cells, at_tokens, minus_baseline
 
 GROUP, TURNS = 8, 12
 DISCOUNT = 0.95
@@ -102,7 +101,7 @@ def by_row(scores: Tensor, keys: Sequence[Hashable], *, divide_by_std: bool) -> 
 
 def returns_by_lookup(rows: Rows) -> Tensor:
     """Discounted returns, for which all rows are searched once per trial and once per row."""
-    trials = dense_keys(rows.trials)
+    trials = cells_of(rows, rows.trials).ids.cpu()
     rewards, returns, of_trial = rows.rewards.tolist(), torch.zeros(len(trials)), {}
     for trial in range(int(trials.max()) + 1):
         running, found = 0.0, []
@@ -118,7 +117,7 @@ def returns_by_lookup(rows: Rows) -> Tensor:
 
 def vectorised(rows: Rows) -> Callable[[], Tensor]:
     """GRPO by sums over keys, keys given as integers."""
-    keys = dense_keys(rows.tasks).to(rows.mask.device)
+    keys = cells_of(rows, rows.tasks).ids
     count = torch.bincount(keys).float()
 
     def way() -> Tensor:
@@ -131,20 +130,11 @@ def vectorised(rows: Rows) -> Callable[[], Tensor]:
     return way
 
 
-def layout(rows: Rows, keys: Sequence[Hashable], *, is_packed: bool = False) -> TurnLayout:
-    """Ours: from the same keys, the same rows in the same padded places; or without padding."""
-    num_rows, width = rows.mask.shape
-    stops = rows.lengths.cumsum(0)
-    starts = stops - rows.lengths if is_packed else torch.arange(num_rows) * width
-    return TurnLayout.of(
-        trials=dense_keys(rows.trials) if rows.trials else torch.arange(num_rows),
-        episodes=torch.zeros(num_rows, dtype=torch.int64),
-        is_reflection=torch.zeros(num_rows, dtype=torch.bool),
-        keys=dense_keys(keys),
-        starts=starts,
-        stops=starts + rows.lengths,
-        num_tokens=int(stops[-1]) if is_packed else num_rows * width,
-    ).to(rows.mask.device)
+def cells_of(rows: Rows, keys: Sequence[Hashable]) -> Cells:
+    """The same keys, numbered on the host, as the learner numbers its own."""
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    ids = torch.tensor(list(map(numbers.__getitem__, keys)), dtype=torch.int64)
+    return Cells(ids, len(numbers)).to(rows.mask.device)
 
 
 def measure_groups(num_rows: int, num_tokens: int, device: str, rounds: int) -> dict[str, Any]:
@@ -152,30 +142,22 @@ def measure_groups(num_rows: int, num_tokens: int, device: str, rounds: int) -> 
     print(f"group advantage, {num_rows} rows x {num_tokens} tokens")
     single = make_rows(num_rows, num_tokens, device, turns=1)
     several = make_rows(num_rows, num_tokens, device, turns=TURNS)
-    out = torch.empty(num_rows * num_tokens, device=device)
-    some = out[: int(single.lengths.sum())]
-
-    prepared = layout(single, single.tasks)
+    lengths = single.lengths
+    tokens = torch.empty(int(lengths.sum()), device=device)
+    by_task = cells_of(single, single.tasks)
     ways = {
         "verl's loop": lambda: verl_loop(single),
         "vectorised torch": vectorised(single),
-        "ours, GRPO": lambda: grpo(single, layout(single, single.tasks), None),
-        "ours, GRPO, buffer reused": lambda: grpo(single, layout(single, single.tasks), out),
-        "ours, GRPO, layout at hand": lambda: grpo(single, prepared, out),
-        "a bare fill, padded": lambda: out.fill_(1.0),
-        "ours, GRPO, packed": lambda: grpo(
-            single, layout(single, single.tasks, is_packed=True), some
-        ),
-        "a bare fill, packed": lambda: some.fill_(1.0),
+        "ours, GRPO": lambda: at_tokens(grpo(single, cells_of(single, single.tasks)), lengths),
+        "ours, GRPO, cells at hand": lambda: at_tokens(grpo(single, by_task), lengths),
+        "ours, GRPO, turns": lambda: grpo(single, cells_of(single, single.tasks)),
         "MAGE's loop": lambda: mage_loop(several),
-        "ours, GiGPO": lambda: gigpo(several, None),
-        "ours, GiGPO, buffer reused": lambda: gigpo(several, out),
-        "ours, GiGPO, packed": lambda: gigpo(several, some, is_packed=True),
+        "ours, GiGPO": lambda: at_tokens(gigpo(several), lengths),
+        "ours, GiGPO, turns": lambda: gigpo(several),
+        "a bare fill": lambda: tokens.fill_(1.0),
     }
-    check(verl_loop(single), ways["ours, GRPO"]())
-    check(mage_loop(several), ways["ours, GiGPO"]())
-    check(verl_loop(single)[single.mask], ways["ours, GRPO, packed"]())
-    check(mage_loop(several)[several.mask], ways["ours, GiGPO, packed"]())
+    check(verl_loop(single)[single.mask], ways["ours, GRPO"]())
+    check(mage_loop(several)[several.mask], ways["ours, GiGPO"]())
     found = timings(ways, device=device, rounds=rounds, warm_up=1)
     for name, timing in found.items():
         loop = found["MAGE's loop" if "GiGPO" in name or "MAGE" in name else "verl's loop"]
@@ -183,24 +165,26 @@ def measure_groups(num_rows: int, num_tokens: int, device: str, rounds: int) -> 
     return {name: timing.figures() for name, timing in found.items()}
 
 
-def grpo(rows: Rows, turns: TurnLayout, out: Tensor | None) -> Tensor:
-    """Ours, in one call: `[B L]`."""
-    return group_advantage(
-        rows.rewards, turns, turn_discount=1.0, episode_discount=1.0, divide_by_std=True, out=out
-    )
+def grpo(rows: Rows, cells: Cells) -> Tensor:
+    """Ours: fp32 `[B]`."""
+    return minus_baseline(rows.rewards.double(), cells, divide_by_std=True).float()
 
 
-def gigpo(rows: Rows, out: Tensor | None, *, is_packed: bool = False) -> Tensor:
-    """Ours, from its parts: both levels are added per turn, and expanded once."""
-    by_task = layout(rows, rows.tasks, is_packed=is_packed)
-    by_state = by_task.with_keys(dense_keys(rows.anchors).to(rows.mask.device))
-    returns = returns_to_go(rows.rewards, by_state, DISCOUNT, 1.0)
-    rule = {"divide_by_std": False, "keep_singletons": False, "epsilon": 1e-6}
-    trial_level = compared_within_keys(rows.rewards, by_task, **rule)
-    both = trial_level + compared_within_keys(returns, by_state, **rule)
-    if out is None:
-        out = fresh_tokens(by_task.num_tokens, both, both.dtype)
-    return expanded_to_tokens(both, by_task, out)
+def gigpo(rows: Rows) -> Tensor:
+    """Ours, with the returns of each trial from one pass over its turns: fp32 `[B]`."""
+    trial_level = minus_baseline(rows.rewards.double(), cells_of(rows, rows.tasks))
+    returns = torch.tensor(to_go(rows.rewards.tolist()), dtype=torch.float64)
+    anchors = cells_of(rows, rows.anchors)
+    return (trial_level + minus_baseline(returns.to(rows.mask.device), anchors)).float()
+
+
+def to_go(rewards: list[float]) -> list[float]:
+    """Discounted returns of trials of TURNS turns."""
+    returns = list(rewards)
+    for row in reversed(range(len(rewards) - 1)):
+        if (row + 1) % TURNS:
+            returns[row] += DISCOUNT * returns[row + 1]
+    return returns
 
 
 def check(loop: Tensor, ours: Tensor) -> None:

@@ -23,11 +23,11 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
-from mage_async.credit.advantages import minus_mean
 from mage_async.credit.returns import CREDITS
 from mage_async.credit.turn_table import build_table
 from mage_async.environments.scout.play import PASS, SCOUT
 from mage_async.environments.scout.values import Payoffs, cumulative_weights
+from mage_async.learning.advantages import compared
 from mage_async.trajectory import Group
 from tests.helpers.game_values import differential_weights, gain_of_scouting
 
@@ -74,7 +74,8 @@ def observed(
 def said(batch: list[Group], credit: str, discount: float) -> dict[str, float]:
     """What one batch says: the share of probes, the difference they make, its standard error."""
     table = build_table(batch, CREDITS[credit], turn_discount=1.0, episode_discount=discount)
-    values = minus_mean(table.returns, table.cells(CELL), table.trial, "trial")
+    rule = {"baseline": CELL, "scale": None, "weight": "trial", "epsilon": 0.0}
+    values = compared(table, **rule, device="cpu").numpy()
     actions = np.array([u.action for group in batch for one in group.trials for u in one.turns])
     is_first = table.episode == 0
     probes, passes = (values[is_first & (actions == name)] for name in (SCOUT, PASS))

@@ -1,114 +1,195 @@
-"""From the rewards of turns to the advantages of tokens: returns, compared within groups.
+"""Group-normalised advantages: values of turns compared within cells, and scaled within cells.
 
-Shapes: `N` turns, `K` keys, `T` tokens.
+The plain PyTorch here is the specification, and what runs on a CPU; `fused/group_advantage.py` is
+the same in Triton. Both compute in fp64: a batch has thousands of turns, so that precision costs
+nothing, and what is rounding of equal values stays apart from what differs.
+
+Equal values give exactly 0: they are taken relative to one of their cell before any mean is formed,
+so that a mean's rounding cannot become a gradient. A learner's backward pass skips exact zeros.
+
+Shapes: `N` turns, `K` cells, `P` parts.
 """
+
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mage_kernels.dispatch import is_fused
-from mage_kernels.expansion import expanded_to_tokens, fresh_tokens
-from mage_kernels.reference import computing_dtype
-from mage_kernels.turns import COPIES, NEXT_EPISODE, SAME_EPISODE, TurnLayout
+from mage_kernels.dispatch import is_fused_on
+
+ROUNDING = 1e-12
+"""Spread below this share of the largest magnitude is rounding of equal values; not scaled up."""
+EPSILON = 1e-6
+"""Added to a cell's standard deviation, in units of the values, as GRPO's reference codes do."""
 
 
-def group_advantage(
-    rewards: Tensor,
-    turns: TurnLayout,
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Which turns are compared with each other, and how they count."""
+
+    ids: Tensor
+    """int64 `[N]`: the cell of each turn, from 0 without gaps."""
+    num_cells: int
+    parts: Tensor | None = None
+    """int64 `[N]`: the turns that one trial has in one cell are a part. Parts are numbered from 0
+    without gaps, those of a lower cell first. None where neither a mean nor a baseline needs them.
+    """
+    num_parts: int = 0
+    counts_parts: bool = False
+    """Whether a mean counts each part once, however many turns it has, or each turn once."""
+
+    def to(self, device: torch.device | str) -> "Cells":
+        """The same on another device."""
+        parts = None if self.parts is None else self.parts.to(device, non_blocking=True)
+        return replace(self, ids=self.ids.to(device, non_blocking=True), parts=parts)
+
+
+def minus_baseline(
+    values: Tensor,
+    cells: Cells,
     *,
-    turn_discount: float,
-    episode_discount: float,
+    leave_one_out: bool = False,
+    keep_lone: bool = False,
     divide_by_std: bool = False,
-    keep_singletons: bool = False,
-    epsilon: float = 1e-6,
-    out: Tensor | None = None,
 ) -> Tensor:
-    """Advantage of every token: each turn's return-to-go against those of its key.
-
-    Returns are those of `reference.returns_to_go`, compared by `reference.compared_within_keys`:
-    equal returns give exactly 0; a key with one turn gives 0 or, with `keep_singletons`, its
-    return.
+    """Each value minus the mean of its cell: fp64 `[N]`.
 
     Args:
-        rewards: `[N]`, one per turn.
-        turns: how they lie in the batch, on the same device.
-        out: `[T]`, fp32, to write into. On a CPU most of the time goes into fresh memory.
-
-    Returns:
-        `[T]`: 0 at tokens of no turn; fp32, or fp64 for fp64 rewards.
+        values: fp64 `[N]`.
+        cells: needs parts for `leave_one_out`.
+        leave_one_out: the mean is over the other parts of the cell (RLOO), and so independent of
+            the own one; a part without others gives 0.
+        keep_lone: a turn alone in its cell keeps its value; otherwise it gives 0.
+        divide_by_std: divide by the unbiased standard deviation of the cell's turns plus `EPSILON`;
+            alone in a cell, by 1.
     """
-    if len(rewards) != len(turns.step):
-        raise ValueError(f"there are {len(turns.step)} turns, got {len(rewards)} rewards")
-    if out is None:
-        out = fresh_tokens(turns.num_tokens, rewards, computing_dtype(rewards.dtype))
-    if out.shape != (turns.num_tokens,) or not out.is_contiguous():
-        raise ValueError(f"out must be contiguous [{turns.num_tokens}], got {list(out.shape)}")
-    if is_fused(rewards):
-        from mage_kernels.fused.group_advantage import fused_group_advantage
+    _check(values, cells)
+    if leave_one_out and cells.parts is None:
+        raise ValueError("leave_one_out leaves out parts, got cells without parts")
+    rule = (leave_one_out, keep_lone, divide_by_std)
+    if is_fused_on(values.device.type):
+        from mage_kernels.fused.group_advantage import fused_minus_baseline
 
-        return fused_group_advantage(
-            rewards,
-            turns,
-            turn_discount,
-            episode_discount,
-            divide_by_std,
-            keep_singletons,
-            epsilon,
-            out,
+        return fused_minus_baseline(values, cells, *rule)
+    return _minus_baseline(values, cells, *rule)
+
+
+def over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -> Tensor:
+    """Each value over the root mean square of its cell plus `epsilon`: fp64 `[N]`.
+
+    A cell whose root mean square is at most `ROUNDING` times its largest magnitude gives 0.
+
+    Args:
+        values: fp64 `[N]`.
+        magnitudes: fp64 `[N]`: the numbers that the values are differences of.
+    """
+    _check(values, cells)
+    if is_fused_on(values.device.type):
+        from mage_kernels.fused.group_advantage import fused_over_rms
+
+        return fused_over_rms(values, cells, magnitudes, epsilon)
+    return _over_rms(values, cells, magnitudes, epsilon)
+
+
+def at_tokens(advantages: Tensor, lengths: Tensor) -> Tensor:
+    """Each turn's advantage at all of its tokens, one turn after the other: `[sum of lengths]`.
+
+    Args:
+        advantages: `[N]`.
+        lengths: int64 `[N]`, on the host, where the packing made them: nothing waits for a device.
+    """
+    if not advantages.is_cuda:  # numpy fills stretches, torch looks up every token
+        return torch.from_numpy(advantages.numpy().repeat(lengths.numpy()))
+    total = int(lengths.sum())
+    lengths = lengths.to(advantages.device, non_blocking=True)
+    return advantages.repeat_interleave(lengths, output_size=total)
+
+
+def _minus_baseline(
+    values: Tensor, cells: Cells, leave_one_out: bool, keep_lone: bool, divide_by_std: bool
+) -> Tensor:
+    ids, weights = cells.ids, _weights(values, cells)
+    relative = values - values[_first_turns(cells)][ids]
+    if leave_one_out:
+        level = _minus_mean_of_others(relative, weights, cells)
+    else:
+        sums, totals = _sums(weights * relative, cells), _sums(weights, cells)
+        level = relative - (sums / totals)[ids]
+    if keep_lone:
+        level = torch.where(_sizes(cells)[ids] == 1, values, level)
+    return level / (_deviation(values, cells) + EPSILON)[ids] if divide_by_std else level
+
+
+def _minus_mean_of_others(relative: Tensor, weights: Tensor, cells: Cells) -> Tensor:
+    ids, parts = cells.ids, cells.parts
+    assert parts is not None
+    own = cells.num_parts
+    sums = _sums(weights * relative, cells)[ids] - _sums_by(weights * relative, parts, own)[parts]
+    totals = _sums(weights, cells)[ids] - _sums_by(weights, parts, own)[parts]
+    others = _sizes(cells)[ids] - torch.bincount(parts, minlength=own)[parts]
+    return torch.where(others > 0, relative - sums / totals, 0.0)
+
+
+def _deviation(values: Tensor, cells: Cells) -> Tensor:
+    """Unbiased standard deviation of each cell, 1 where a turn is alone: `[K]`."""
+    sizes = _sizes(cells)
+    spread = values - (_sums(values, cells) / sizes)[cells.ids]
+    variance = _sums(spread.square(), cells) / (sizes - 1).clamp(min=1)
+    return torch.where(sizes == 1, 1.0, _roots(variance))
+
+
+def _over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -> Tensor:
+    weights = _weights(values, cells)
+    rms = _roots(_sums(weights * values.square(), cells) / _sums(weights, cells))
+    largest = torch.zeros_like(rms).scatter_reduce_(0, cells.ids, magnitudes.abs(), "amax")
+    factors = torch.where(rms > ROUNDING * largest, 1.0 / (rms + epsilon), 0.0)
+    return values * factors[cells.ids]
+
+
+def _roots(squares: Tensor) -> Tensor:
+    """Square roots, on a CPU correctly rounded, so that a replay has the bits of any machine: of
+    torch's, which are MKL's there, one in a hundred is not.
+    """
+    if squares.is_cuda:
+        return squares.sqrt()
+    return squares.new_tensor([math.sqrt(square) for square in squares.tolist()])
+
+
+def _weights(values: Tensor, cells: Cells) -> Tensor:
+    """What each turn counts in the means of its cell: `[N]`."""
+    if not cells.counts_parts:
+        return torch.ones_like(values)
+    assert cells.parts is not None
+    return (1.0 / torch.bincount(cells.parts, minlength=cells.num_parts).to(values))[cells.parts]
+
+
+def _first_turns(cells: Cells) -> Tensor:
+    """The first turn of each cell: int64 `[K]`."""
+    turns = torch.arange(len(cells.ids), device=cells.ids.device)
+    last = turns.new_full((cells.num_cells,), len(turns))
+    return last.scatter_reduce_(0, cells.ids, turns, "amin")
+
+
+def _sizes(cells: Cells) -> Tensor:
+    """Turns of each cell: int64 `[K]`."""
+    return torch.bincount(cells.ids, minlength=cells.num_cells)
+
+
+def _sums(values: Tensor, cells: Cells) -> Tensor:
+    """The sum over each cell, in order of its turns: `[K]`."""
+    return _sums_by(values, cells.ids, cells.num_cells)
+
+
+def _sums_by(values: Tensor, numbers: Tensor, count: int) -> Tensor:
+    return values.new_zeros(count).index_add_(0, numbers, values)
+
+
+def _check(values: Tensor, cells: Cells) -> None:
+    if values.dtype != torch.float64 or values.shape != cells.ids.shape:
+        raise ValueError(
+            f"values must be float64 {list(cells.ids.shape)}, one a turn, "
+            f"got {values.dtype} {list(values.shape)}"
         )
-    returns = returns_to_go(rewards, turns, turn_discount, episode_discount)
-    advantages = compared_within_keys(
-        returns,
-        turns,
-        divide_by_std=divide_by_std,
-        keep_singletons=keep_singletons,
-        epsilon=epsilon,
-    )
-    return expanded_to_tokens(advantages, turns, out)
-
-
-def returns_to_go(
-    rewards: Tensor, turns: TurnLayout, turn_discount: float, episode_discount: float
-) -> Tensor:
-    """`reference.returns_to_go`, a round per turn of the longest trial, all trials at once."""
-    returns = rewards.to(computing_dtype(rewards.dtype), copy=True)
-    turn = torch.arange(len(rewards), device=rewards.device)
-    from_end = turns.trial_stops - 1 - turn
-    by_round = from_end.argsort(stable=True)
-    sizes = torch.bincount(from_end).tolist()
-    discounts = {COPIES: 1.0, SAME_EPISODE: turn_discount, NEXT_EPISODE: episode_discount}
-    by_step = returns.new_tensor([discounts[step] for step in sorted(discounts)])
-    discount = by_step[turns.step.long()]
-    returns[turns.step == COPIES] = 0.0
-    done = 0
-    for size in sizes:
-        here = by_round[done : done + size]
-        if done:
-            returns[here] += discount[here] * returns[here + 1]
-        done += size
-    return returns
-
-
-def compared_within_keys(
-    returns: Tensor,
-    turns: TurnLayout,
-    *,
-    divide_by_std: bool,
-    keep_singletons: bool,
-    epsilon: float,
-) -> Tensor:
-    """`reference.compared_within_keys`, by sums over keys in two passes."""
-    keys, count = turns.keys, turns.key_starts.diff().to(returns.dtype)
-    zeros = torch.zeros_like(count)
-    mean = zeros.index_add(0, keys, returns) / count
-    deviations = returns - mean[keys]
-    low = zeros.scatter_reduce(0, keys, returns, "amin", include_self=False)
-    high = zeros.scatter_reduce(0, keys, returns, "amax", include_self=False)
-    advantages = torch.where((low < high)[keys], deviations, 0.0)
-    if divide_by_std:
-        variance = zeros.index_add(0, keys, deviations.square()) / (count - 1).clamp(min=1)
-        advantages = advantages / (variance.sqrt() + epsilon)[keys]
-    if keep_singletons:
-        alone = returns / (1 + epsilon) if divide_by_std else returns
-        advantages = torch.where((count == 1)[keys], alone, advantages)
-    return advantages
+    if cells.counts_parts and cells.parts is None:
+        raise ValueError("cells whose means count parts need parts, got None")

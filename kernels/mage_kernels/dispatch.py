@@ -81,9 +81,9 @@ def _detected() -> Backend:
 BACKEND = _detected()
 
 
-def is_fused(tensor: Tensor) -> bool:
-    """Whether the Triton kernels take this tensor; fp64 always goes to plain PyTorch."""
-    return tensor.device.type in BACKEND.fused_devices and tensor.dtype != torch.float64
+def is_fused_on(device_type: str) -> bool:
+    """Whether Triton kernels run on such devices."""
+    return device_type in BACKEND.fused_devices
 
 
 def is_fused_head(hidden: Tensor) -> bool:
@@ -92,9 +92,15 @@ def is_fused_head(hidden: Tensor) -> bool:
     Tensor cores want 16 bits: in fp32 they would round to 10 bits of mantissa. The tensor memory
     accelerator wants rows that start at multiples of 16 bytes.
     """
-    return is_fused(hidden) and hidden.itemsize == 2 and hidden.shape[1] % 8 == 0
+    return is_fused_on(hidden.device.type) and hidden.itemsize == 2 and hidden.shape[1] % 8 == 0
 
 
 def backend_report() -> str:
     """One line that says which implementation was chosen and why, for a run's first lines."""
     return f"mage_kernels: {BACKEND.reason}"
+
+
+def advantage_report(device: torch.device) -> str:
+    """Half a line that says where and by what advantages are computed."""
+    way = "Triton" if is_fused_on(device.type) else "plain PyTorch"
+    return f"advantages by {way} on {device}"

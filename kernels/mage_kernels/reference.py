@@ -3,7 +3,7 @@
 Written to be read and trusted, not to be fast. Given fp64 it computes in fp64, else in fp32, and
 the whole `[T, V]` matrix of logits exists. Differentiable by autograd.
 
-Shapes: `T` tokens, `V` vocabulary, `D` hidden, `N` turns, `M` trials.
+Shapes: `T` tokens, `V` vocabulary, `D` hidden.
 """
 
 import torch
@@ -58,73 +58,3 @@ def linear_policy_loss(
     """Terms of every token's policy loss; the loss proper is `terms.loss.sum() / normaliser`."""
     logprob, entropy = linear_logprob(hidden, head, tokens, inverse_temperature)
     return token_terms(logprob, entropy, data, loss)
-
-
-def returns_to_go(
-    rewards: Tensor,
-    trials: Tensor,
-    episodes: Tensor,
-    is_reflection: Tensor,
-    *,
-    turn_discount: float,
-    episode_discount: float,
-) -> Tensor:
-    """Discounted sum of rewards from each turn to the end of its trial, `[N]`.
-
-    Between two acting turns of one episode the return decays by `turn_discount`, from one episode
-    to the next once by `episode_discount`. A reflection earns nothing itself: it gets the return of
-    the next acting turn, undiscounted.
-
-    Args:
-        rewards: `[N]`, one per turn; the turns of a trial are contiguous and in order of play.
-        trials: `[N]`, which trial a turn belongs to; any numbers, equal where the trial is.
-        episodes: `[N]`, the episode of each turn.
-        is_reflection: `[N]`, bool.
-    """
-    returns = torch.zeros_like(rewards, dtype=computing_dtype(rewards.dtype))
-    running, trial, episode = 0.0, None, None
-    for n in reversed(range(len(rewards))):
-        if trials[n] != trial:
-            running, trial, episode = 0.0, trials[n], None
-        if not is_reflection[n]:
-            discount = turn_discount if episodes[n] == episode else episode_discount
-            running, episode = rewards[n].to(returns.dtype) + discount * running, episodes[n]
-        returns[n] = running
-    return returns
-
-
-def compared_within_keys(
-    returns: Tensor,
-    keys: Tensor,
-    *,
-    divide_by_std: bool,
-    keep_singletons: bool,
-    epsilon: float = 1e-6,
-) -> Tensor:
-    """Each turn's return against those of its key, `[N]`.
-
-    Mean and, where asked, unbiased standard deviation in two passes. Equal returns give exactly 0.
-    A key with one turn gives 0, or with `keep_singletons` the return itself (verl: over `1 +
-    epsilon` where divided by std).
-    """
-    advantages = torch.zeros_like(returns)
-    for key in keys.unique():
-        members = keys == key
-        values = returns[members]
-        if len(values) == 1 and keep_singletons:
-            advantages[members] = values / (1 + epsilon) if divide_by_std else values
-        elif values.min() < values.max():
-            deviations = values - values.mean()
-            scale = deviations.square().sum().div(len(values) - 1).sqrt() + epsilon
-            advantages[members] = deviations / scale if divide_by_std else deviations
-    return advantages
-
-
-def expanded_to_tokens(
-    advantages: Tensor, starts: Tensor, stops: Tensor, num_tokens: int
-) -> Tensor:
-    """Turn n's advantage at tokens `starts[n]:stops[n]`, 0 elsewhere: fp32 `[num_tokens]`."""
-    tokens = torch.zeros(num_tokens, dtype=advantages.dtype, device=advantages.device)
-    for advantage, start, stop in zip(advantages, starts, stops, strict=True):
-        tokens[start:stop] = advantage
-    return tokens

@@ -1,1 +1,1 @@
-"""Rewards to returns, and returns to advantages."""
+"""Rewards to returns, laid out turn by turn, and what may be asked of advantages."""

@@ -60,10 +60,6 @@ class TurnTable:
             cells = joint_cells(cells, getattr(self, name))
         return cells
 
-    def by_trial(self, values: np.ndarray) -> list[np.ndarray]:
-        """Cut values `[N]` into one piece per trial, in the order of its turns."""
-        return np.split(values, np.flatnonzero(np.diff(self.trial)) + 1)
-
 
 def joint_cells(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Number the distinct pairs of two id columns, from 0: int64 `[N]`."""

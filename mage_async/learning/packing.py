@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from mage_async.policy_version import PROVENANCES, VersionRun
-from mage_async.trajectory import Segment, Trial
+from mage_async.trajectory import Segment, Trial, Turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,8 +20,6 @@ class SampledTokens:
 
     logprobs: np.ndarray
     """float32: under the behaviour policy"""
-    advantages: np.ndarray
-    """float32"""
     policy_versions: np.ndarray
     """int32: which weights drew the token"""
     kv_versions: np.ndarray
@@ -49,11 +49,15 @@ class Packed:
     sampled: SampledTokens
     turns: np.ndarray
     """int64 [N]: the number of the token's turn, from 0 without gaps"""
+    turn_lengths: np.ndarray
+    """int64 [turns]: tokens of each turn; they sum to N"""
+    advantages: Tensor
+    """float32 [turns], on the learner's device"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequenced:
-    """One segment with the advantages of its sampled tokens, ready to be packed."""
+    """One segment with the advantages of its turns, ready to be packed."""
 
     tokens: np.ndarray
     """int32 [tokens up to the last sampled one]"""
@@ -62,20 +66,29 @@ class Sequenced:
     sampled: SampledTokens
     turn_lengths: np.ndarray
     """int64 [turns]: sampled tokens of each turn; they sum to n"""
+    advantages: Tensor
+    """float32 [turns], on the learner's device"""
 
 
-def sequences(trial: Trial, advantages: np.ndarray) -> list[Sequenced]:
-    """A trial's segments without what follows their last sampled token.
+def sequences(trials: Sequence[Trial], advantages: Tensor) -> list[Sequenced]:
+    """The trials' segments without what follows their last sampled token.
 
     Args:
-        advantages: float64 [number of turns], in the order of `trial.turns`.
+        advantages: float32 [turns of all trials], in the order of each trial's `turns`.
     """
-    made = []
-    for number, segment in enumerate(trial.segments):
-        turns = [i for i, turn in enumerate(trial.turns) if turn.segment == number]
-        if turns:
-            made.append(_sequence(segment, trial, turns, advantages))
-    return made
+    parts: list[tuple[Segment, list[Turn]]] = []
+    order: list[int] = []
+    for trial in trials:
+        first, own = len(order), [list[int]() for _ in trial.segments]
+        for place, turn in enumerate(trial.turns):
+            own[turn.segment].append(place)
+        for segment, places in zip(trial.segments, own, strict=True):
+            if places:
+                parts.append((segment, [trial.turns[place] for place in places]))
+                order += [first + place for place in places]
+    by_segment = advantages[torch.tensor(order, device=advantages.device)]
+    pieces = by_segment.split([len(turns) for _, turns in parts])
+    return [_sequence(*part, piece) for part, piece in zip(parts, pieces, strict=True)]
 
 
 def pack(parts: Sequence[Sequenced]) -> Packed:
@@ -95,26 +108,25 @@ def pack(parts: Sequence[Sequenced]) -> Packed:
         tokens[places],
         _joined([part.sampled for part in parts]),
         np.repeat(np.arange(len(turns)), turns),
+        turns,
+        torch.cat([part.advantages for part in parts]),
     )
 
 
-def _sequence(
-    segment: Segment, trial: Trial, turns: list[int], advantages: np.ndarray
-) -> Sequenced:
-    spans = [trial.turns[i] for i in turns]
-    counts = np.array([turn.stop - turn.start for turn in spans], np.int64)
-    places = np.concatenate([np.arange(turn.start, turn.stop) for turn in spans])
+def _sequence(segment: Segment, turns: Sequence[Turn], advantages: Tensor) -> Sequenced:
+    starts = np.array([turn.start for turn in turns], np.int64)
+    counts = np.array([turn.stop for turn in turns], np.int64) - starts
+    places = np.arange(counts.sum()) + np.repeat(starts - counts.cumsum() + counts, counts)
     policy, kv, provenance = _versions(segment.versions, places)
     sampled = SampledTokens(
         logprobs=segment.logprobs[places],
-        advantages=np.repeat(advantages[turns].astype(np.float32), counts),
         policy_versions=policy,
         kv_versions=kv,
-        episodes=np.repeat(np.array([turn.episode for turn in spans], np.int32), counts),
-        kinds=np.repeat(np.array([turn.kind for turn in spans], np.int32), counts),
+        episodes=np.repeat(np.array([turn.episode for turn in turns], np.int32), counts),
+        kinds=np.repeat(np.array([turn.kind for turn in turns], np.int32), counts),
         provenances=provenance,
     )
-    return Sequenced(segment.tokens[: int(places[-1]) + 1], places, sampled, counts)
+    return Sequenced(segment.tokens[: int(places[-1]) + 1], places, sampled, counts, advantages)
 
 
 def _joined(parts: Sequence[SampledTokens]) -> SampledTokens:

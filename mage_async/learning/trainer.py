@@ -24,6 +24,7 @@ from mage_async.learning.packing import Packed, Sequenced, pack
 from mage_async.learning.passes import cut
 from mage_async.learning.token_loss import loss_pass
 from mage_async.trajectory import Kind
+from mage_kernels import advantage_report, at_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +124,8 @@ class Trainer:
         if trained < model.num_parameters():
             size += f", of which {trained:,} are trained,"
         kind = f"{model.config.model_type} of {size} in {model.dtype} on {model.device}"
-        return f"{kind}; {self._rules.correction.kind}: {self._loss}"
+        advantages = advantage_report(model.device)
+        return f"{kind}; {self._rules.correction.kind}: {self._loss}; {advantages}"
 
     def step(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """Train on a batch; the version grows by one. Returns metrics by name."""
@@ -172,7 +174,7 @@ class Trainer:
         inputs = ModelInputs.of(packed, device, self._sharpened(sampled.kinds))
         proximal, entropy = token_logprobs(self.model, inputs, self._temperature)
         columns = [
-            torch.from_numpy(sampled.advantages),
+            at_tokens(packed.advantages, torch.from_numpy(packed.turn_lengths)),
             torch.from_numpy(sampled.logprobs),
             self._explores(sampled.kinds, entropy),
             proximal,

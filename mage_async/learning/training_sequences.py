@@ -2,18 +2,22 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
-from mage_async.credit.estimators import turn_advantages
 from mage_async.credit.exploration_bonus import bonuses
 from mage_async.credit.returns import CREDITS
 from mage_async.credit.turn_table import build_table
+from mage_async.learning.advantages import turn_advantages
 from mage_async.learning.packing import Sequenced, sequences
 from mage_async.trajectory import Group
 
 
-def training_sequences(groups: Sequence[Group], config: Config) -> list[Sequenced]:
-    """The segments of all trials, each sampled token with the advantage of its turn."""
+def training_sequences(
+    groups: Sequence[Group], config: Config, device: torch.device | str
+) -> list[Sequenced]:
+    """The segments of all trials, with the advantages of their turns, which `device` computes."""
     trials = [trial for group in groups for trial in group.trials]
     weight = config.credit.information_bonus
     table = build_table(
@@ -28,10 +32,6 @@ def training_sequences(groups: Sequence[Group], config: Config) -> list[Sequence
         config.advantage,
         max_action_tokens=config.transcript.max_action_tokens,
         max_reflection_tokens=config.transcript.max_reflection_tokens,
+        device=device,
     )
-    advantages = table.by_trial(values)
-    return [
-        sequence
-        for trial, own in zip(trials, advantages, strict=True)
-        for sequence in sequences(trial, own)
-    ]
+    return sequences(trials, values.float())

@@ -8,10 +8,11 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.credit import estimators
-from mage_async.credit.estimators import turn_advantages
-from mage_async.credit.gigpo import gigpo, penalties_of
+from mage_async.credit.penalties import penalties_of
 from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
+from mage_async.learning import advantages
+from mage_async.learning.advantages import turn_advantages
 
 ACT, REFLECT = 0, 1
 SHIPPED = config_file.load(config_file.find(None), [])
@@ -40,8 +41,12 @@ def rules(**changes):
 
 def estimated(rows, **changes):
     return turn_advantages(
-        rows, rules(**changes), max_action_tokens=8, max_reflection_tokens=16
+        rows, rules(**changes), max_action_tokens=8, max_reflection_tokens=16, device="cpu"
     ).tolist()
+
+
+def gigpo(rows, **options):
+    return advantages.gigpo(rows, device="cpu", **options).numpy()
 
 
 def test_gigpo_adds_score_against_group_and_return_against_state():
@@ -183,5 +188,6 @@ def test_a_group_of_one_is_refused_where_it_teaches_nothing(changes, is_refused)
 def test_the_shipped_configuration_passes_and_a_table_can_be_estimated_as_it_says():
     estimators.check(SHIPPED.advantage, SHIPPED.transcript)
     rows = replace(table([1.0, 3.0]), member=np.array([0, 0]))
-    made = turn_advantages(rows, SHIPPED.advantage, max_action_tokens=1, max_reflection_tokens=1)
+    limits = {"max_action_tokens": 1, "max_reflection_tokens": 1}
+    made = turn_advantages(rows, SHIPPED.advantage, **limits, device="cpu").numpy()
     assert made == pytest.approx([-1 / 1.05, 1 / 1.05])

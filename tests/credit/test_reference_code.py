@@ -7,14 +7,16 @@ and what came out. Discounts 0.95 and 0.6, penalties 0.5 for an invalid action a
 MAGE, the anchor term's weight 1.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mage_async.credit.gigpo import gigpo, penalties_of
+from mage_async.credit.penalties import penalties_of
 from mage_async.credit.returns import cumulative_code, differential
 from mage_async.credit.turn_table import build_table
+from mage_async.learning import advantages
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 
 RECORDED = np.load(Path(__file__).parent / "recorded" / "reference_code.npz")
@@ -77,6 +79,12 @@ def penalties(table, length_penalty):
     return penalties_of(
         table, format_penalty=0.5, length_penalty=length_penalty, max_tokens=MAX_TOKENS
     )
+
+
+def gigpo(table, taken, **options):
+    """Penalties are taken from scores alone, as the codes do."""
+    rows = replace(table, episode_score=table.episode_score - taken)
+    return advantages.gigpo(rows, device="cpu", **options).numpy()
 
 
 def test_a_thousand_trials_were_recorded():

@@ -98,12 +98,6 @@ def test_cells_hold_the_rows_that_agree_in_every_column_of_a_key():
     assert len(set(table.cells(("kind",)).tolist())) == 2
 
 
-def test_values_are_cut_into_one_piece_per_trial():
-    table = table_of(trial(act(0, 0), act(0, 1)), trial(act(0, 0)), trial(act(0, 0), act(0, 1)))
-    pieces = table.by_trial(np.arange(5.0))
-    assert [piece.tolist() for piece in pieces] == [[0.0, 1.0], [2.0], [3.0, 4.0]]
-
-
 def test_a_configuration_names_exactly_the_columns_that_can_be_keys():
     assert get_args(credit.Key) == get_args(Key)
 

@@ -13,16 +13,19 @@ from mage_async.config.sections.corrections import AnyCorrection
 from mage_async.config.shape import kinds
 from mage_async.learning.attention import NAME
 from mage_async.learning.forward import ModelInputs, head_inputs
-from mage_async.learning.packing import SampledTokens, Sequenced, pack
+from mage_async.learning.packing import SampledTokens, Sequenced, pack, sequences
 from mage_async.learning.trainer import Trainer
+from mage_async.policy_version import VersionRun
 from mage_async.results.metrics import check_names
-from mage_async.trajectory import Kind
+from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
+
+TASK = Task("rps", "fixed-rock", 3)
 
 
 def sequence(seed, *, drawn_at=0, logprob=-3.0):
     """20 tokens of 32, of which 12 were sampled in three turns of two episodes."""
     source = random.Random(seed)
-    advantages = np.repeat([1.0, -0.5, source.random()], 4).astype(np.float32)
+    advantages = torch.tensor([1.0, -0.5, source.random()])
     episodes = np.repeat([0, 0, 1], 4).astype(np.int32)
     versions, zeros = np.full(12, drawn_at, np.int32), np.zeros(12, np.int32)
     return Sequenced(
@@ -30,7 +33,6 @@ def sequence(seed, *, drawn_at=0, logprob=-3.0):
         np.concatenate([np.arange(start, start + 4) for start in (2, 8, 14)]),
         SampledTokens(
             np.full(12, logprob, np.float32),
-            advantages,
             versions,
             versions.copy(),
             episodes,
@@ -38,6 +40,7 @@ def sequence(seed, *, drawn_at=0, logprob=-3.0):
             zeros.copy(),
         ),
         np.array([4, 4, 4]),
+        advantages,
     )
 
 
@@ -90,7 +93,7 @@ def test_tokens_above_the_entropy_ceiling_and_reflections_get_no_bonus():
     for ceiling, kind in ((0.0, Kind.ACT), (9.0, Kind.ACT), (0.1, Kind.ACT), (0.0, Kind.REFLECT)):
         taught = trainer("none", entropy=0.5, entropy_ceiling=ceiling, minibatches=1)
         part = sequence(0)
-        part.sampled.advantages[:], part.sampled.kinds[:] = 0.0, kind
+        part.advantages[:], part.sampled.kinds[:] = 0.0, kind
         norms[ceiling, kind] = taught.step([part])["grad_norm"]
     assert norms[0.0, Kind.ACT] == norms[9.0, Kind.ACT] > 0  # random weights: 3.4 nats a token
     assert norms[0.1, Kind.ACT] == norms[0.0, Kind.REFLECT] == 0
@@ -120,6 +123,19 @@ def test_the_share_over_the_bound_is_against_the_configured_one():
 def test_turns_are_numbered_without_gaps_over_all_packed_sequences():
     packed = pack([sequence(0), sequence(1)])
     assert packed.turns.tolist() == np.repeat(np.arange(6), 4).tolist()
+
+
+def test_each_segment_gets_the_advantages_of_its_own_turns():
+    runs = (VersionRun(0, 0, 0),)
+    segment = Segment(np.arange(6, dtype=np.int32), np.ones(6, bool), np.zeros(6, np.float32), runs)
+    turns = [
+        Turn(Kind.ACT, 0, place, number, start, start + 2, 0.0, True, "")
+        for place, (number, start) in enumerate([(0, 0), (2, 0), (0, 2), (2, 3)])
+    ]
+    trials = [Trial(TASK, index, 1, (segment,) * 3, tuple(turns)) for index in range(2)]
+    made = sequences(trials, torch.arange(8.0))
+    assert [part.advantages.tolist() for part in made] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert [part.places.tolist() for part in made] == [[0, 1, 2, 3], [0, 1, 3, 4]] * 2
 
 
 def test_a_kl_term_holds_the_policy_where_training_began():

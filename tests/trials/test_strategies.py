@@ -9,9 +9,9 @@ import pytest
 from mage_async.assembly import environment_of, rules_of
 from mage_async.completion import Completion
 from mage_async.config import config_file, methods
-from mage_async.credit.estimators import turn_advantages
 from mage_async.credit.returns import CREDITS
 from mage_async.credit.turn_table import build_table
+from mage_async.learning.advantages import turn_advantages
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 from mage_async.trials.scripted import scripted_trial
@@ -102,7 +102,7 @@ def test_each_role_of_rema_has_its_own_mean_and_deviation_in_each_group():
         groups, CREDITS["cumulative_paper"], turn_discount=1.0, episode_discount=0.5
     )
     limits = {"max_action_tokens": 1, "max_reflection_tokens": 5}
-    found = turn_advantages(table, config.advantage, **limits)
+    found = turn_advantages(table, config.advantage, **limits, device="cpu").numpy()
     for group in range(3):
         for kind in (Kind.ACT, Kind.REFLECT):
             own = found[(table.group == group) & (table.kind == kind)]
@@ -147,5 +147,6 @@ def _reflections(trials, key):
     rules = config_file.load(config_file.find(None), changes, "rema").advantage
     group = Group(0, 0, tuple(trials))
     table = build_table([group], CREDITS["single_episode"], turn_discount=1.0, episode_discount=1.0)
-    found = turn_advantages(table, rules, max_action_tokens=1, max_reflection_tokens=5)
+    limits = {"max_action_tokens": 1, "max_reflection_tokens": 5}
+    found = turn_advantages(table, rules, **limits, device="cpu").numpy()
     return found[table.kind == Kind.REFLECT]

@@ -1,152 +1,206 @@
-"""Kernel: returns, group statistics and expansion to tokens, in one launch.
+"""Kernels: values compared within cells, and scaled within cells, in fp64.
 
-One program takes one turn. It computes the returns of every turn of its key again (some dozens,
-from L2), their mean and deviation in two passes in a fixed order, and writes its own tokens and the
-gap before them. Programs share nothing, so nothing waits and two runs give the same bits.
+One program takes one cell and goes over its turns in passes of a fixed order, which lie side by
+side after a sort. Programs share nothing, so nothing waits and two runs give the same bits. What
+each pass reads again comes from L2.
+
+Shapes: `N` turns, `K` cells.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mage_kernels.turns import TurnLayout
+from mage_kernels.advantage import EPSILON, ROUNDING, Cells
 
-BLOCKS = {"BLOCK_N": 128, "BLOCK_T": 1024}
+BLOCKS = {"BLOCK_N": 256}
 OPTIONS = {"num_warps": 4}
 
 
 @triton.jit
-def member_returns(
-    rewards_ptr, step_ptr, trial_stops_ptr, member, is_member, TURN_DISCOUNT, EPISODE_DISCOUNT
-):
-    """Each lane walks from the end of its member's trial back to that member."""
-    stop = tl.load(trial_stops_ptr + member, mask=is_member, other=0)
-    length = tl.where(is_member, stop - member, 0)
-    running = tl.zeros_like(length).to(tl.float32)
-    for back in range(0, tl.max(length, 0)):
-        is_there = back < length
-        turn = stop - 1 - back
-        step = tl.load(step_ptr + turn, mask=is_there, other=0)
-        reward = tl.load(rewards_ptr + turn, mask=is_there, other=0.0)
-        discount = tl.where(step == 1, TURN_DISCOUNT, EPISODE_DISCOUNT)
-        running = tl.where(step == 0, running, reward + discount * running)
-    return running
+def weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS: tl.constexpr):
+    """What each turn counts in a mean, 0 outside the cell."""
+    weight = tl.where(is_turn, 1.0, 0.0).to(tl.float64)
+    if COUNTS_PARTS:
+        start = tl.load(part_starts_ptr + at, mask=is_turn, other=0)
+        stop = tl.load(part_stops_ptr + at, mask=is_turn, other=1)
+        weight = weight / (stop - start).to(tl.float64)
+    return weight
 
 
 @triton.jit
-def group_advantage_kernel(
-    rewards_ptr,
-    step_ptr,
-    trial_stops_ptr,
-    keys_ptr,
-    members_ptr,
-    key_starts_ptr,
-    starts_ptr,
-    stops_ptr,
-    advantages_ptr,
-    N,
-    num_tokens,
-    TURN_DISCOUNT: tl.constexpr,
-    EPISODE_DISCOUNT: tl.constexpr,
+def part_sums(values_ptr, part_starts_ptr, part_stops_ptr, at, is_turn, first):
+    """Each lane walks over the part of its turn: its size, and its sum relative to `first`."""
+    start = tl.load(part_starts_ptr + at, mask=is_turn, other=0)
+    stop = tl.load(part_stops_ptr + at, mask=is_turn, other=0)
+    size = stop - start
+    total = tl.zeros_like(size).to(tl.float64)
+    for step in range(0, tl.max(size, 0)):
+        is_there = step < size
+        value = tl.load(values_ptr + start + step, mask=is_there, other=0.0)
+        total += tl.where(is_there, value - first, 0.0)
+    return size, total
+
+
+@triton.jit
+def minus_baseline_kernel(
+    values_ptr,
+    order_ptr,
+    cell_starts_ptr,
+    part_starts_ptr,
+    part_stops_ptr,
+    out_ptr,
+    COUNTS_PARTS: tl.constexpr,
+    LEAVE_ONE_OUT: tl.constexpr,
+    KEEP_LONE: tl.constexpr,
     DIVIDE_BY_STD: tl.constexpr,
-    KEEP_SINGLETONS: tl.constexpr,
     EPSILON: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
 ):
-    turn = tl.program_id(0).to(tl.int64)
-    key = tl.load(keys_ptr + turn)
-    first = tl.load(key_starts_ptr + key)
-    stop = tl.load(key_starts_ptr + key + 1)
-    total = 0.0
-    low = float("inf")
-    high = float("-inf")
-    own = 0.0
-    for block in range(first, stop, BLOCK_N):
+    cell = tl.program_id(0).to(tl.int64)
+    start = tl.load(cell_starts_ptr + cell)
+    stop = tl.load(cell_starts_ptr + cell + 1)
+    first = tl.load(values_ptr + start)
+    total = tl.zeros((), tl.float64)
+    weights = tl.zeros((), tl.float64)
+    plain = tl.zeros((), tl.float64)
+    for block in range(start, stop, BLOCK_N):
         at = block + tl.arange(0, BLOCK_N)
-        is_member = at < stop
-        member = tl.load(members_ptr + at, mask=is_member, other=0)
-        value = member_returns(
-            rewards_ptr,
-            step_ptr,
-            trial_stops_ptr,
-            member,
-            is_member,
-            TURN_DISCOUNT,
-            EPISODE_DISCOUNT,
-        )
-        total += tl.sum(tl.where(is_member, value, 0.0), 0)
-        low = tl.minimum(low, tl.min(tl.where(is_member, value, float("inf")), 0))
-        high = tl.maximum(high, tl.max(tl.where(is_member, value, float("-inf")), 0))
-        own += tl.sum(tl.where(is_member & (member == turn), value, 0.0), 0)
-    count = stop - first
-    mean = total / count.to(tl.float32)
-    scale = 1.0
+        is_turn = at < stop
+        weight = weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS)
+        relative = tl.load(values_ptr + at, mask=is_turn, other=0.0) - first
+        relative = tl.where(is_turn, relative, 0.0)
+        total += tl.sum(weight * relative, 0)
+        weights += tl.sum(weight, 0)
+        plain += tl.sum(relative, 0)
+    count = stop - start
+    scale = tl.full((), 1.0, tl.float64)
     if DIVIDE_BY_STD:
-        squares = 0.0
-        for block in range(first, stop, BLOCK_N):
+        mean = plain / count.to(tl.float64)
+        squares = tl.zeros((), tl.float64)
+        for block in range(start, stop, BLOCK_N):
             at = block + tl.arange(0, BLOCK_N)
-            is_member = at < stop
-            member = tl.load(members_ptr + at, mask=is_member, other=0)
-            value = member_returns(
-                rewards_ptr,
-                step_ptr,
-                trial_stops_ptr,
-                member,
-                is_member,
-                TURN_DISCOUNT,
-                EPISODE_DISCOUNT,
-            )
-            deviation = tl.where(is_member, value - mean, 0.0)
-            squares += tl.sum(deviation * deviation, 0)
-        scale = tl.sqrt(squares / tl.maximum(count - 1, 1).to(tl.float32)) + EPSILON
-    advantage = tl.where(low < high, (own - mean) / scale, 0.0)  # equal returns: exactly 0
-    if KEEP_SINGLETONS:
-        alone = own / (1.0 + EPSILON) if DIVIDE_BY_STD else own
-        advantage = tl.where(count == 1, alone, advantage)
-
-    start = tl.load(starts_ptr + turn)
-    gap = tl.load(stops_ptr + turn - 1, mask=turn > 0, other=0)
-    end = tl.load(stops_ptr + turn)
-    until = tl.where(turn == N - 1, num_tokens, end)
-    for block in range(gap, until, BLOCK_T):
-        token = block + tl.arange(0, BLOCK_T)
-        value = tl.where((token >= start) & (token < end), advantage, 0.0)
-        tl.store(advantages_ptr + token, value, mask=token < until)
+            spread = tl.load(values_ptr + at, mask=at < stop, other=0.0) - first - mean
+            squares += tl.sum(tl.where(at < stop, spread * spread, 0.0), 0)
+        deviation = tl.sqrt(squares / tl.maximum(count - 1, 1).to(tl.float64))
+        scale = tl.where(count == 1, scale, deviation) + EPSILON
+    for block in range(start, stop, BLOCK_N):
+        at = block + tl.arange(0, BLOCK_N)
+        is_turn = at < stop
+        value = tl.load(values_ptr + at, mask=is_turn, other=0.0)
+        if LEAVE_ONE_OUT:
+            size, own = part_sums(values_ptr, part_starts_ptr, part_stops_ptr, at, is_turn, first)
+            weight = weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS)
+            others = count - size
+            rest = tl.where(others > 0, weights - weight * size.to(tl.float64), 1.0)
+            level = value - first - (total - weight * own) / rest
+            level = tl.where(others > 0, level, 0.0)
+        else:
+            level = value - first - total / weights
+        if KEEP_LONE:
+            level = tl.where(count == 1, value, level)
+        if DIVIDE_BY_STD:
+            level = level / scale
+        turn = tl.load(order_ptr + at, mask=is_turn, other=0)
+        tl.store(out_ptr + turn, level, mask=is_turn)
 
 
-def fused_group_advantage(
-    rewards: Tensor,
-    turns: TurnLayout,
-    turn_discount: float,
-    episode_discount: float,
-    divide_by_std: bool,
-    keep_singletons: bool,
-    epsilon: float,
-    out: Tensor,
+@triton.jit
+def over_rms_kernel(
+    values_ptr,
+    magnitudes_ptr,
+    order_ptr,
+    cell_starts_ptr,
+    part_starts_ptr,
+    part_stops_ptr,
+    out_ptr,
+    COUNTS_PARTS: tl.constexpr,
+    ROUNDING: tl.constexpr,
+    EPSILON: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    cell = tl.program_id(0).to(tl.int64)
+    start = tl.load(cell_starts_ptr + cell)
+    stop = tl.load(cell_starts_ptr + cell + 1)
+    squares = tl.zeros((), tl.float64)
+    weights = tl.zeros((), tl.float64)
+    largest = tl.zeros((), tl.float64)
+    for block in range(start, stop, BLOCK_N):
+        at = block + tl.arange(0, BLOCK_N)
+        is_turn = at < stop
+        weight = weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS)
+        value = tl.load(values_ptr + at, mask=is_turn, other=0.0)
+        magnitude = tl.load(magnitudes_ptr + at, mask=is_turn, other=0.0)
+        squares += tl.sum(weight * value * value, 0)
+        weights += tl.sum(weight, 0)
+        largest = tl.maximum(largest, tl.max(tl.abs(magnitude), 0))
+    rms = tl.sqrt(squares / weights)
+    varies = rms > largest * ROUNDING
+    scale = tl.where(varies, rms + EPSILON, 1.0)
+    for block in range(start, stop, BLOCK_N):
+        at = block + tl.arange(0, BLOCK_N)
+        is_turn = at < stop
+        value = tl.load(values_ptr + at, mask=is_turn, other=0.0)
+        turn = tl.load(order_ptr + at, mask=is_turn, other=0)
+        tl.store(out_ptr + turn, tl.where(varies, value / scale, 0.0), mask=is_turn)
+
+
+def fused_minus_baseline(
+    values: Tensor, cells: Cells, leave_one_out: bool, keep_lone: bool, divide_by_std: bool
 ) -> Tensor:
-    """Fill `out` `[T]`: see `mage_kernels.advantage.group_advantage`."""
-    num_turns = len(rewards)
-    if not num_turns:
-        return out.zero_()
-    group_advantage_kernel[(num_turns,)](
-        rewards.float().contiguous(),
-        turns.step,
-        turns.trial_stops,
-        turns.keys,
-        turns.members,
-        turns.key_starts,
-        turns.starts,
-        turns.stops,
-        out,
-        num_turns,
-        turns.num_tokens,
-        TURN_DISCOUNT=turn_discount,
-        EPISODE_DISCOUNT=episode_discount,
-        DIVIDE_BY_STD=divide_by_std,
-        KEEP_SINGLETONS=keep_singletons,
-        EPSILON=epsilon,
-        **BLOCKS,
-        **OPTIONS,
-    )
+    """See `mage_kernels.advantage.minus_baseline`."""
+    order, *bounds = sorted_bounds(cells)
+    out = torch.empty_like(values)
+    if cells.num_cells:
+        minus_baseline_kernel[(cells.num_cells,)](
+            values[order],
+            order,
+            *bounds,
+            out,
+            COUNTS_PARTS=cells.counts_parts,
+            LEAVE_ONE_OUT=leave_one_out,
+            KEEP_LONE=keep_lone,
+            DIVIDE_BY_STD=divide_by_std,
+            EPSILON=EPSILON,
+            **BLOCKS,
+            **OPTIONS,
+        )
     return out
+
+
+def fused_over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -> Tensor:
+    """See `mage_kernels.advantage.over_rms`."""
+    order, *bounds = sorted_bounds(cells)
+    out = torch.empty_like(values)
+    if cells.num_cells:
+        over_rms_kernel[(cells.num_cells,)](
+            values[order],
+            magnitudes[order],
+            order,
+            *bounds,
+            out,
+            COUNTS_PARTS=cells.counts_parts,
+            ROUNDING=ROUNDING,
+            EPSILON=epsilon,
+            **BLOCKS,
+            **OPTIONS,
+        )
+    return out
+
+
+def sorted_bounds(cells: Cells) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Turns side by side with those of their cell, and of their part: on the device, unawaited.
+
+    Returns:
+        the turns in that order `[N]`; where each cell starts in it, and the last one stops
+        `[K + 1]`; where the part of each turn in it starts and stops `[N]`. int64.
+    """
+    order = (cells.ids if cells.parts is None else cells.parts).argsort(stable=True)
+    edges = torch.arange(cells.num_cells + 1, device=order.device)
+    cell_starts = torch.searchsorted(cells.ids[order], edges)
+    if cells.parts is None:
+        return order, cell_starts, None, None
+    parts = cells.parts[order]
+    bounds = (torch.searchsorted(parts, parts, right=is_stop) for is_stop in (False, True))
+    return order, cell_starts, *bounds

@@ -17,6 +17,7 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from mage_kernels.advantage import EPSILON, ROUNDING
 from mage_kernels.fused import (
     group_advantage,
     kept_gradient,
@@ -33,12 +34,10 @@ TOOLS = Path(nvidia.__file__).parent / "bin"
 INT64 = {
     "tokens_ptr",
     "source_rows_ptr",
-    "trial_stops_ptr",
-    "keys_ptr",
-    "members_ptr",
-    "key_starts_ptr",
-    "starts_ptr",
-    "stops_ptr",
+    "order_ptr",
+    "cell_starts_ptr",
+    "part_starts_ptr",
+    "part_stops_ptr",
 }
 ALIGNED = {"V", "D", "first_column", "num_columns", "kept_stride", "gradient_stride"}
 """Integers that are multiples of 16 at the shapes we run; pointers always are."""
@@ -53,8 +52,9 @@ class Specimen:
     module: Any
     constants: dict[str, Any] = field(default_factory=dict)
     bf16: frozenset[str] = frozenset()
-    """Pointers to bf16; others point to fp32, or where INT64 says so to int64."""
+    """Pointers to bf16; others point to `floats`, or where INT64 says so to int64."""
     descriptors: dict[str, tuple[int, int]] = field(default_factory=dict)
+    floats: str = "*fp32"
     is_gemm: bool = False
 
     def source(self) -> ASTSource:
@@ -77,9 +77,7 @@ class Specimen:
         if name in self.descriptors:
             return f"tensordesc<bf16[{','.join(map(str, self.descriptors[name]))}]>"
         if name.endswith("_ptr"):
-            if name == "step_ptr":
-                return "*i8"
-            return "*i64" if name in INT64 else "*bf16" if name in self.bf16 else "*fp32"
+            return "*i64" if name in INT64 else "*bf16" if name in self.bf16 else self.floats
         return "i32"
 
 
@@ -131,6 +129,7 @@ def specimens() -> Iterator[Specimen]:
     yield from _gemms()
     yield from _rows()
     yield from _losses()
+    yield from _advantages()
 
 
 def report(write: Callable[[str], object] = print) -> bool:
@@ -210,19 +209,24 @@ def _losses() -> Iterator[Specimen]:
     for name, constants in (("surrogate_gradient", plain), ("surrogate_gradient, all terms", full)):
         kernel = surrogate_gradient.surrogate_gradient_kernel
         yield Specimen(name, kernel, surrogate_gradient, bounds | constants)
-    for divide in (False, True):
-        yield Specimen(
-            f"group_advantage{', std' * divide}",
-            group_advantage.group_advantage_kernel,
-            group_advantage,
-            {
-                "TURN_DISCOUNT": 0.95,
-                "EPISODE_DISCOUNT": 0.6,
-                "DIVIDE_BY_STD": divide,
-                "KEEP_SINGLETONS": divide,
-                "EPSILON": 1e-6,
-            },
-        )
+
+
+def _advantages() -> Iterator[Specimen]:
+    rule = {"LEAVE_ONE_OUT": False, "KEEP_LONE": False, "DIVIDE_BY_STD": False, "EPSILON": EPSILON}
+    parts = {"COUNTS_PARTS": True}
+    no_parts = {"COUNTS_PARTS": False, "part_starts_ptr": None, "part_stops_ptr": None}
+    for name, constants in (
+        ("minus_baseline", rule | no_parts),
+        ("minus_baseline, trials", rule | parts),
+        ("minus_baseline, others", rule | parts | {"LEAVE_ONE_OUT": True}),
+        ("minus_baseline, std", rule | no_parts | {"KEEP_LONE": True, "DIVIDE_BY_STD": True}),
+    ):
+        kernel = group_advantage.minus_baseline_kernel
+        yield Specimen(name, kernel, group_advantage, constants, floats="*fp64")
+    for name, constants in (("over_rms", no_parts), ("over_rms, trials", parts)):
+        kernel = group_advantage.over_rms_kernel
+        constants = constants | {"ROUNDING": ROUNDING, "EPSILON": 0.05}
+        yield Specimen(name, kernel, group_advantage, constants, floats="*fp64")
 
 
 def _slope(has_slope: bool) -> dict[str, None]:

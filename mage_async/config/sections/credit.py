@@ -32,7 +32,7 @@ class Credit(Section):
 
 
 class Advantage(Section):
-    """Returns to advantages; see `mage_async/credit/estimators.py`."""
+    """Returns to advantages; see `mage_async/learning/advantages.py`."""
 
     estimator: Literal["group_mean", "leave_one_out", "gigpo"] = "group_mean"
     """Return against the mean of its cell, or of the others in it (RLOO); or GiGPO's two terms."""

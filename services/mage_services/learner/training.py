@@ -20,6 +20,7 @@ from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.forward import backend_report
+from mage_async.learning.packing import Sequenced
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.training_sequences import training_sequences
 from mage_async.policy.checkpoint import (
@@ -127,12 +128,15 @@ class Training:
     def step(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Train one batch and publish nothing yet; returns the trainer's metrics."""
         began = time.monotonic()
-        metrics = self.trainer.step(training_sequences(groups, self._config))
+        metrics = self.trainer.step(self._sequences(groups))
         return metrics | {"train_s": time.monotonic() - began}
 
     def parity(self, groups: Sequence[Group]) -> dict[str, float]:
         """How far the engine's log-probs are from the learner's, at equal version."""
-        return self.trainer.parity(training_sequences(groups, self._config))
+        return self.trainer.parity(self._sequences(groups))
+
+    def _sequences(self, groups: Sequence[Group]) -> list[Sequenced]:
+        return training_sequences(groups, self._config, self.trainer.model.device)
 
     def snapshot(self) -> Snapshot:
         """A copy of the current weights, to be published while the next step is trained."""

@@ -5,14 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.credit.advantages import (
-    advantages,
-    anchor_term,
-    minus_mean,
-    minus_mean_of_others,
-)
-from mage_async.credit.gigpo import gigpo
 from mage_async.credit.turn_table import TurnTable
+from mage_async.learning import advantages
 
 KEYS = st.sampled_from([(), ("group",), ("group", "kind", "episode", "index"), ("member", "seat")])
 SCALES = st.sampled_from([None, (), ("group",), ("member",)])
@@ -55,10 +49,13 @@ def rows_of(table, rows, **changed):
     return TurnTable(**columns | changed)
 
 
-def estimate(table, key, scale, weight, *, epsilon=0.1, centre=minus_mean):
-    return advantages(
-        table, baseline=key, scale=scale, weight=weight, epsilon=epsilon, centre=centre
-    )
+def estimate(table, key, scale, weight, *, epsilon=0.1, leave_one_out=False):
+    rule = {"baseline": key, "scale": scale, "weight": weight, "epsilon": epsilon}
+    return advantages.compared(table, **rule, leave_one_out=leave_one_out, device="cpu").numpy()
+
+
+def gigpo(table, **options):
+    return advantages.gigpo(table, device="cpu", **options).numpy()
 
 
 def close(expected):
@@ -74,9 +71,9 @@ def test_adding_a_constant_to_the_returns_of_a_cell_changes_nothing(
     size = int(cells.max()) + 1
     shift = data.draw(st.lists(rewards, min_size=size, max_size=size))
     moved = rows_of(table, slice(None), returns=table.returns + np.array(shift)[cells])
-    for centre in (minus_mean, minus_mean_of_others):
-        before = estimate(table, key, scale, weight, centre=centre)
-        assert estimate(moved, key, scale, weight, centre=centre) == close(before)
+    for leave_one_out in (False, True):
+        before = estimate(table, key, scale, weight, leave_one_out=leave_one_out)
+        assert estimate(moved, key, scale, weight, leave_one_out=leave_one_out) == close(before)
 
 
 @settings(deadline=None)
@@ -85,9 +82,11 @@ def test_the_order_of_rows_does_not_matter(table, key, scale, weight, source):
     order = list(range(len(table)))
     source.shuffle(order)
     shuffled = rows_of(table, order)
-    for centre in (minus_mean, minus_mean_of_others):
-        before = estimate(table, key, scale, weight, centre=centre)
-        assert estimate(shuffled, key, scale, weight, centre=centre) == close(before[order])
+    for leave_one_out in (False, True):
+        before = estimate(table, key, scale, weight, leave_one_out=leave_one_out)
+        assert estimate(shuffled, key, scale, weight, leave_one_out=leave_one_out) == close(
+            before[order]
+        )
     assert gigpo(shuffled) == close(gigpo(table)[order])
 
 
@@ -95,9 +94,11 @@ def test_the_order_of_rows_does_not_matter(table, key, scale, weight, source):
 @given(tables(), KEYS, SCALES, WEIGHTS, finite, st.sampled_from([0.0, 1e-6, 1.0]))
 def test_equal_returns_give_exactly_zero_for_any_value(table, key, scale, weight, value, epsilon):
     equal = rows_of(table, slice(None), returns=np.full(len(table), value))
-    for centre in (minus_mean, minus_mean_of_others):
-        assert not estimate(equal, key, scale, weight, epsilon=epsilon, centre=centre).any()
-    assert not anchor_term(equal).any()
+    for leave_one_out in (False, True):
+        rule = {"epsilon": epsilon, "leave_one_out": leave_one_out}
+        assert not estimate(equal, key, scale, weight, **rule).any()
+    silent = rows_of(equal, slice(None), episode_score=np.zeros(len(table)))
+    assert not gigpo(silent).any()
 
 
 @settings(deadline=None)
@@ -145,10 +146,11 @@ def test_scaled_advantages_are_finite_and_have_root_mean_square_one_or_zero(
 @settings(deadline=None)
 @given(st.lists(rewards, min_size=2, max_size=10))
 def test_leaving_one_out_stretches_the_group_mean_by_n_over_n_minus_one(returns):
-    values, zeros = np.array(returns), np.zeros(len(returns), np.int64)
-    trials, n = np.arange(len(returns)), len(returns)
-    others = minus_mean_of_others(values, zeros, trials, "trial")
-    assert others == close(n / (n - 1) * minus_mean(values, zeros, trials, "trial"))
+    n, zeros = len(returns), np.zeros(len(returns), np.int64)
+    columns = dict.fromkeys(TurnTable.__dataclass_fields__, zeros)
+    table = TurnTable(**columns | {"returns": np.array(returns), "trial": np.arange(n)})
+    others = estimate(table, (), None, "trial", leave_one_out=True)
+    assert others == close(n / (n - 1) * estimate(table, (), None, "trial"))
 
 
 @settings(deadline=None)
@@ -159,7 +161,7 @@ def test_a_left_out_trials_baseline_does_not_depend_on_its_own_returns(table, ke
     changed = rows_of(table, slice(None), returns=np.where(mine, 3.0, table.returns))
     baselines = []
     for rows in (table, changed):
-        made = minus_mean_of_others(rows.returns, rows.cells(key), rows.trial, weight)
+        made = estimate(rows, key, None, weight, leave_one_out=True)
         baselines.append((rows.returns - made)[mine])
     cells = table.cells(key)
     alone = np.array([len(set(table.trial[cells == cell])) == 1 for cell in cells[mine]])

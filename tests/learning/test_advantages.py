@@ -1,14 +1,12 @@
 """Advantages worked by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from mage_async.credit.advantages import (
-    advantages,
-    anchor_term,
-    minus_mean_of_others,
-)
 from mage_async.credit.turn_table import TurnTable
+from mage_async.learning.advantages import compared, gigpo
 
 PER_TURN = ("group", "kind", "episode", "index")
 ACT, REFLECT = 0, 1
@@ -28,6 +26,21 @@ def table(returns, **columns):
         "num_tokens": np.ones(len(returns), np.int64),
     }
     return TurnTable(**defaults | given)
+
+
+def advantages(rows, **rules):
+    return compared(rows, **rules, device="cpu").numpy()
+
+
+def anchor_term(rows, key=("group", "anchor")):
+    """The second of GiGPO's terms, where the first is zero."""
+    silent = replace(rows, episode_score=np.zeros(len(rows)))
+    return gigpo(silent, anchor_key=key, device="cpu").numpy()
+
+
+def minus_mean_of_others(rows, baseline, weight):
+    rule = {"baseline": baseline, "scale": None, "epsilon": 0.0, "leave_one_out": True}
+    return advantages(rows, weight=weight, **rule)
 
 
 def centred(rows, baseline, weight="trial"):
@@ -97,7 +110,7 @@ def test_equal_returns_give_exactly_zero(weight, scale):
         scale=scale,
         weight=weight,
         epsilon=0.0,
-        centre=minus_mean_of_others,
+        leave_one_out=True,
     )
     assert made.tolist() == [0.0] * 3
 
@@ -117,24 +130,22 @@ def test_leaving_one_out_compares_a_trial_with_the_mean_of_the_others():
         scale=None,
         weight="trial",
         epsilon=0.0,
-        centre=minus_mean_of_others,
+        leave_one_out=True,
     )
     assert made.tolist() == [-3.0, -1.5, 4.5, 0.0]
 
 
 def test_leaving_one_out_says_nothing_of_a_trial_without_others():
     rows = table([1.0, 3.0], trial=[0, 0])
-    cells = rows.cells(("group",))
     for weight in ("trial", "sample"):
-        assert minus_mean_of_others(rows.returns, cells, rows.trial, weight).tolist() == [0.0, 0.0]
+        assert minus_mean_of_others(rows, ("group",), weight).tolist() == [0.0, 0.0]
 
 
 def test_leaving_one_out_leaves_out_all_turns_of_the_trial():
     rows = table([1.0, 3.0, 8.0, 2.0, 4.0], trial=[0, 0, 1, 2, 2])
-    cells = rows.cells(("group",))
-    by_trial = minus_mean_of_others(rows.returns, cells, rows.trial, "trial")
+    by_trial = minus_mean_of_others(rows, ("group",), "trial")
     assert by_trial == pytest.approx(rows.returns - [5.5, 5.5, 2.5, 5.0, 5.0])
-    by_sample = minus_mean_of_others(rows.returns, cells, rows.trial, "sample")
+    by_sample = minus_mean_of_others(rows, ("group",), "sample")
     assert by_sample == pytest.approx(rows.returns - [14 / 3, 14 / 3, 2.5, 4.0, 4.0])
 
 

@@ -1,4 +1,4 @@
-"""Returns to advantages: which turns a turn is compared with, and on which scale.
+"""Advantages in numpy: the truth that the learner's, by torch or Triton, are held against.
 
 A *key* says which turns are compared. It is a tuple of columns of the `TurnTable`: rows that agree
 in all of them form a cell and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode",
@@ -13,18 +13,29 @@ Shapes: `N` turns of the batch.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import numpy as np
 
+from mage_async.config.schema import Advantage
 from mage_async.config.sections.credit import Key
+from mage_async.credit.penalties import penalties_of
 from mage_async.credit.turn_table import TurnTable, joint_cells
+from mage_async.trajectory import Kind
 
 Weight = Literal["trial", "sample"]
 """How a mean counts: each turn once, or each trial once however many turns it has in the cell."""
 
 ROUNDING = 1e-12
 """Spread below this share of the largest return is rounding of equal returns, and not scaled up."""
+
+
+EPSILON = 1e-6
+"""Of GiGPO's reference, beside a standard deviation."""
+
+AS_CODED = ("group",)
+"""The reference's episode cell; in it a turn without company keeps its score."""
 
 
 class Centre(Protocol):
@@ -35,6 +46,22 @@ class Centre(Protocol):
     ) -> np.ndarray:
         """Values `[N]` minus their baseline; `cells` and `trials` number each row's own."""
         ...
+
+
+def turn_advantages(
+    table: TurnTable, rules: Advantage, *, max_action_tokens: int, max_reflection_tokens: int
+) -> np.ndarray:
+    """Advantages of all turns, penalties included: float64 `[N]`."""
+    acts = table.kind == Kind.ACT
+    taken = penalties_of(
+        table,
+        format_penalty=rules.format_penalty,
+        length_penalty=rules.length_penalty,
+        max_tokens=np.where(acts, max_action_tokens, max_reflection_tokens),
+    )
+    if rules.estimator == "gigpo":
+        return _gigpo(table, rules, taken)
+    return _compared(table, rules, taken)
 
 
 def advantages(
@@ -110,6 +137,42 @@ def anchor_term(
     return minus_mean(table.returns, table.cells(key), table.trial, weight)
 
 
+def gigpo(
+    table: TurnTable,
+    penalties: np.ndarray | None = None,
+    *,
+    episode_key: Sequence[Key] = ("group",),
+    anchor_key: Sequence[Key] = ("group", "member", "anchor"),
+    weight: Weight = "sample",
+    anchor_weight: float = 1.0,
+    divides: bool = False,
+    keep_lone_scores: bool = True,
+    penalise_returns: bool = False,
+) -> np.ndarray:
+    """MAGE's agent-specific normalisation: nothing is compared across opponents.
+
+    Args:
+        penalties: `[N]`, in units of reward, taken from each turn's own score; see `penalties_of`.
+        anchor_key: without "member" it is LaMer's; with "episode" in it, anchors are local.
+        divides: divide each term by its cell's standard deviation (`mean_std_norm`).
+
+    Returns:
+        float64 `[N]`; in units of reward unless divided
+    """
+    taken = np.zeros(len(table)) if penalties is None else penalties
+    cells = table.cells(episode_key)
+    scores = table.episode_score - taken
+    level = minus_mean(scores, cells, table.trial, weight)
+    if keep_lone_scores:
+        level = np.where(np.bincount(cells)[cells] == 1, scores, level)
+    returns = table.returns - taken if penalise_returns else table.returns
+    states = table.cells(anchor_key)
+    term = minus_mean(returns, states, table.trial, weight)
+    if divides:
+        level, term = _divided(level, scores, cells), _divided(term, returns, states)
+    return level + anchor_weight * term
+
+
 def _scaled(
     centred: np.ndarray, table: TurnTable, key: Sequence[Key], weight: Weight, epsilon: float
 ) -> np.ndarray:
@@ -136,3 +199,42 @@ def _row_weights(cells: np.ndarray, trials: np.ndarray, weight: Weight) -> np.nd
         return np.ones(len(cells))
     own = joint_cells(cells, trials)
     return 1.0 / np.bincount(own)[own]
+
+
+def _divided(centred: np.ndarray, values: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """Divide by the unbiased standard deviation of each cell's turns; alone in one, by 1."""
+    counts = np.bincount(cells)
+    spread = values - (np.bincount(cells, values) / counts)[cells]
+    variance = np.bincount(cells, spread**2) / np.maximum(1, counts - 1)
+    deviation = np.where(counts == 1, 1.0, np.sqrt(variance))
+    return centred / (deviation + EPSILON)[cells]
+
+
+def _compared(table: TurnTable, rules: Advantage, taken: np.ndarray) -> np.ndarray:
+    is_inside = rules.penalise == "return"
+    rows = replace(table, returns=table.returns - taken) if is_inside else table
+    values = advantages(
+        rows,
+        baseline=tuple(rules.baseline),
+        scale=None if rules.scale == "none" else tuple(rules.scale),
+        weight=rules.weight,
+        epsilon=rules.epsilon,
+        anchor_weight=rules.anchor_weight,
+        centre=minus_mean_of_others if rules.estimator == "leave_one_out" else minus_mean,
+    )
+    return values if is_inside else values - taken
+
+
+def _gigpo(table: TurnTable, rules: Advantage, taken: np.ndarray) -> np.ndarray:
+    is_inside = rules.penalise != "advantage"
+    values = gigpo(
+        table,
+        taken if is_inside else None,
+        episode_key=tuple(rules.baseline),
+        weight=rules.weight,
+        anchor_weight=rules.anchor_weight,
+        divides=rules.scale != "none",
+        keep_lone_scores=tuple(rules.baseline) == AS_CODED,
+        penalise_returns=rules.penalise == "return",
+    )
+    return values if is_inside else values - taken
