@@ -8,7 +8,7 @@ a run asynchronous and durable. One step:
 2. **Play.** A trial is several episodes of that task in one growing context, so later episodes can
    use what earlier ones showed.
 3. **Credit.** Rewards become returns (`mage_async/credit/returns.py`), returns become advantages,
-   normalised among the turns that are compared (`mage_async/credit/estimators.py`).
+   normalised among the turns that are compared (`mage_async/learning/advantages.py`).
 4. **Train.** The trainer makes `learner.minibatches` optimizer updates (`mage_async/learning/`).
 5. **Publish.** The engine goes on with the new weights; the policy version grows by one.
 

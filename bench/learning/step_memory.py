@@ -57,8 +57,9 @@ def trial(source: np.random.Generator, vocabulary: int) -> Sequenced:
     return Sequenced(
         source.integers(0, vocabulary, length).astype(np.int32),
         places,
-        SampledTokens(logprobs, advantages, *zeros),
+        SampledTokens(logprobs, *zeros),
         np.ones(count, np.int64),
+        torch.from_numpy(advantages),
     )
 
 

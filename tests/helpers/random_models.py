@@ -41,8 +41,8 @@ def sequence(length: int) -> Sequenced:
         places,
         SampledTokens(
             np.array([-source.uniform(3.5, 4.5) for _ in range(7)], np.float32),
-            np.repeat([1.0, -0.7], [4, 3]).astype(np.float32),
             *(zeros.copy() for _ in range(5)),
         ),
         np.array([4, 3]),
+        torch.tensor([1.0, -0.7]),
     )
