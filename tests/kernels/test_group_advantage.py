@@ -20,7 +20,7 @@ from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
 from mage_async.learning.advantages import turn_advantages
 from mage_kernels import Cells, advantage_report, at_tokens, minus_baseline, over_rms
-from tests.helpers import numpy_advantages
+from tests.kernels import numpy_advantages
 
 LIMITS = {"max_action_tokens": 8, "max_reflection_tokens": 16}
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
