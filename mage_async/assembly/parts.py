@@ -49,7 +49,7 @@ def rules_of(
         num_episodes,
         sampling,
         config.transcript.max_reflection_tokens,
-        ActionParser(config.transcript.forced_tags),
+        ActionParser(config.transcript.forced_tags, bool(environment.tools)),
         prompts_for(environment, num_episodes, rules=config.transcript.rules),
         keeps_history="history" in memory,
         reflects="reflection" in memory,

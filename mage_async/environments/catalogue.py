@@ -12,6 +12,8 @@ from typing import Any, cast
 
 from mage_async.environments.environment import Environment, Facts
 from mage_async.environments.reset_step import ResetStep
+from mage_async.environments.tools.declare import has_tools
+from mage_async.environments.tools.steps import with_step
 from mage_async.environments.user_code import own_code
 from mage_async.errors import ConfigError
 
@@ -76,7 +78,7 @@ def load(name: str, **options: Any) -> Environment:
     _check_options(name, found, options)
     with nullcontext() if name in _KNOWN else own_code(name):
         if is_small:
-            return ResetStep(found, options)
+            return ResetStep(with_step(found) if has_tools(found) else found, options)
         environment = found(**options)
     if not isinstance(getattr(environment, "facts", None), Facts):
         raise ConfigError(f"environment {name!r}: its `facts` must be a `Facts`; {_ADVICE}")
@@ -156,9 +158,11 @@ def _parameters(found: type) -> Mapping[str, inspect.Parameter]:
 
 
 def _is_small(found: type) -> bool:
-    """Whether a class has `reset` and `step`, and no part of the whole protocol's play."""
-    has = [callable(getattr(found, each, None)) for each in ("reset", "step", "begin")]
-    return has == [True, True, False]
+    """Whether a class has `reset`, `step` or tools, and no part of the whole protocol's play."""
+    has_reset, has_step, has_begin = (
+        callable(getattr(found, each, None)) for each in ("reset", "step", "begin")
+    )
+    return has_reset and not has_begin and (has_step or has_tools(found))
 
 
 def _check_protocol(name: str, found: type) -> None:

@@ -9,7 +9,7 @@ of tokens, tags or models.
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from mage_async.trajectory import Task
 
@@ -66,6 +66,8 @@ class Outcome:
     reward: float
     is_valid: bool = True
     is_done: bool = False
+    tool_answers: tuple[str, ...] = ()
+    """The observation as answers to the calls of the turn, where the environment has tools."""
 
 
 PENDING = Outcome("", 0.0)
@@ -185,6 +187,8 @@ class Environment(Protocol):
     """The rules: observations, actions, rewards, and the members that may be hidden."""
 
     facts: Facts
+    tools: tuple[dict[str, Any], ...] = ()
+    """Schemas of tools; an action is then the whole completion, with its calls."""
 
     def members(self, split: Split) -> tuple[str, ...]:
         """Names of the hidden opponents (or codes) of a split; the two splits are disjoint."""

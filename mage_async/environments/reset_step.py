@@ -47,6 +47,7 @@ class ResetStep(Environment):
         self.kind, self._make = kind, partial(kind, **options)
         self._name = str(self._declared("name", kind.__name__.lower()))
         words = self._words()
+        self.tools = self._declared("offered_tools", ())
         self.facts = Facts(
             name=self._name,
             num_seats=1,
@@ -63,7 +64,13 @@ class ResetStep(Environment):
         parameters = inspect.signature(kind.reset).parameters
         wants_episode = "episode" in parameters
         self._rules = Rules(
-            kind, self._make, self._name, self.facts.max_turns, bool(words), wants_episode
+            kind,
+            self._make,
+            self._name,
+            self.facts.max_turns,
+            bool(words),
+            wants_episode,
+            bool(self.tools),
         )
 
     @cached_property

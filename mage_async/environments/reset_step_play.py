@@ -33,6 +33,8 @@ class Rules:
     """The vocabulary is closed, so refusals are the one word `invalid`."""
     wants_episode: bool
     """`reset` takes the number of the episode too."""
+    has_tools: bool = False
+    """A step reads calls of tools in all that was said, whatever it is."""
 
 
 class ResetStepPlay(SlowPlay):
@@ -130,12 +132,13 @@ class ResetStepPlay(SlowPlay):
         self.is_done = step.is_done or self._num_turns == self._rules.max_turns
         self.history.append((action, step.observation))
         is_valid = bool(step.info.get("is_valid", True))
-        return Outcome(step.observation, step.reward, is_valid, self.is_done)
+        answers = tuple(step.info["tool_answers"]) if self._rules.has_tools else ()
+        return Outcome(step.observation, step.reward, is_valid, self.is_done, answers)
 
     def _refusal(self, action: str) -> str:
         """Why an action is not handed to `step`; empty where it is."""
         legal = self.legal_actions()
-        if action and (not legal or action in legal):
+        if self._rules.has_tools or (action and (not legal or action in legal)):
             return ""
         if self._rules.has_words:
             return INVALID

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from mage_async.errors import PolicyError
-from mage_async.trials.chat_format import ChatFormat, Message, Render
+from mage_async.trials.chat_format import ChatFormat, Message, Render, Tools
 from mage_async.trials.text_encoder import Tokenize, Tokens
 
 
@@ -82,24 +82,31 @@ def _template(directory: Path, settings: dict[str, Any]) -> str:
 
 def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = _as_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     compiled = environment.from_string(template)
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     specials = {name: _text(settings.get(name)) for name in names}
 
-    def render(messages: list[Message], opens_turn: bool) -> str:
+    def render(messages: list[Message], opens_turn: bool, tools: Tools) -> str:
         try:
             return compiled.render(
                 messages=messages,
                 add_generation_prompt=opens_turn,
                 enable_thinking=thinking,
+                tools=list(tools) or None,
                 **specials,
             )
         except TemplateError as error:
             raise PolicyError(f"the chat template refuses a plain conversation: {error}") from error
 
     return render
+
+
+def _as_json(value: Any, indent: int | None = None) -> str:
+    """As transformers writes tools: keys in their order, and no characters of HTML changed."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _refuse(message: str) -> None:

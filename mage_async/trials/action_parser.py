@@ -20,19 +20,25 @@ class ActionParser:
     """Which tags the transcript writes itself; remarks always close their own tag."""
 
     forced: Forced
+    has_tools: bool = False
+    """An action is all that was said: the environment reads calls of tools in it."""
 
     def prefill(self, kind: Kind) -> str:
         """Text with which the assistant's turn begins."""
-        return "" if self.forced == "none" else f"<{NAMES[kind]}>"
+        return "" if self.forced == "none" or self._is_whole(kind) else f"<{NAMES[kind]}>"
 
     def closing(self, kind: Kind, completion: str) -> str:
         """Text the transcript adds after a completion that does not close its tag."""
+        if self._is_whole(kind):
+            return ""
         wanted = f"</{NAMES[kind]}>"
         is_forced = self.forced == "both" or (kind is not Kind.ACT and self.forced == "open")
         return wanted if is_forced and wanted not in completion else ""
 
     def parse(self, kind: Kind, completion: str) -> str | None:
         """What stands between the tags, stripped; None where there is no such thing."""
+        if self._is_whole(kind):
+            return outside_thinking(completion).strip()
         name = NAMES[kind]
         text = self.prefill(kind) + completion + self.closing(kind, completion)
         found = re.search(rf"<{name}>(.*?)</{name}>", outside_thinking(text), re.DOTALL)
@@ -40,6 +46,9 @@ class ActionParser:
             return None
         inside = found[1].strip()
         return inside if kind is Kind.ACT else inside[:MAX_REMARK_CHARACTERS]
+
+    def _is_whole(self, kind: Kind) -> bool:
+        return self.has_tools and kind is Kind.ACT
 
 
 def outside_thinking(text: str) -> str:

@@ -6,17 +6,22 @@ only: earlier turns are never rendered again, although some templates (Qwen3's d
 thinking) would write them differently the second time.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from mage_async.errors import PolicyError
 from mage_async.trials.text_encoder import Tokenize, encode_between
 
 Message = Mapping[str, str]
-Render = Callable[[list[Message], bool], str]
-"""Messages, and whether to end with the opening of the assistant's turn -> text."""
+Tools = Sequence[Mapping[str, Any]]
+"""Schemas of tools, in OpenAI's form."""
+Render = Callable[[list[Message], bool, Tools], str]
+"""Messages, whether to end with the opening of the assistant's turn, and tools -> text."""
 
 _SAID, _ANSWERED, _ASKED = "MAGESAID", "MAGEANSWERED", "MAGEASKED"
+_TOLD = ("MAGETOLDFIRST", "MAGETOLDSECOND")
 
 
 class ChatFormat:
@@ -27,6 +32,10 @@ class ChatFormat:
         decode: ids -> text, special tokens kept.
         render: the chat template.
         stop_tokens: ids with which the policy may end its turn.
+        tools: offered in every context.
+
+    Raises:
+        PolicyError: the template cannot write such a chat, or offers no tools.
     """
 
     def __init__(
@@ -35,12 +44,24 @@ class ChatFormat:
         decode: Callable[[Sequence[int]], str],
         render: Render,
         stop_tokens: Sequence[int],
+        tools: Tools = (),
     ) -> None:
         self.stop_tokens = tuple(stop_tokens)
         self._tokenize = lru_cache(maxsize=4096)(tokenize)
         self.decode = decode
-        self._head, self._tail = _around(render([_user(_ASKED)], True), _ASKED)
+        self._render, self._with_tools = render, dict[str, ChatFormat]()
+        self._head, self._tail = _around(render([_user(_ASKED)], True, tools), _ASKED)
         self._between, self._after = _bridge(render)
+        self._tool_pieces = _tool_bridge(render, self._head, tools) if tools else ()
+
+    def offering(self, tools: Tools) -> "ChatFormat":
+        """The same chat with tools; rendered once."""
+        key = json.dumps(tools)
+        if tools and key not in self._with_tools:
+            self._with_tools[key] = ChatFormat(
+                self._tokenize, self.decode, self._render, self.stop_tokens, tools
+            )
+        return self._with_tools[key] if tools else self
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of text of our own: special tokens are recognised, none is added."""
@@ -52,7 +73,7 @@ class ChatFormat:
 
     def opening(self, said: str) -> tuple[int, ...]:
         """A context's first user message, up to where the assistant speaks."""
-        return encode_between(self._tokenize, self._head, said, self._tail)
+        return encode_between(self._tokenize, (self._head, self._tail), (said,))
 
     def answer(self, last_token: int, forced: str, said: str, prefill: str) -> tuple[int, ...]:
         """What follows a completion: the rest of its turn, the next user message, the next turn's
@@ -65,14 +86,24 @@ class ChatFormat:
             said: the user's words.
             prefill: how the assistant's next turn begins; None of it is sampled.
         """
-        return self._following(last_token, forced, said, self._tail + prefill)
+        pieces = (forced + self._between, self._tail + prefill)
+        return self._following(last_token, forced, pieces, (said,))
+
+    def tool_answers(self, last_token: int, answers: Sequence[str]) -> tuple[int, ...]:
+        """As `answer`, with what each call of the turn led to, as messages of tools."""
+        between, joint, tail = self._tool_pieces
+        pieces = (between, *(joint,) * (len(answers) - 1), tail)
+        return self._following(last_token, "", pieces, answers)
 
     def ending(self, last_token: int, forced: str, said: str) -> tuple[int, ...]:
         """As `answer`, with the last user message of a context, which is not answered."""
-        return self._following(last_token, forced, said, self._after)
+        pieces = (forced + self._between, self._after)
+        return self._following(last_token, forced, pieces, (said,))
 
-    def _following(self, last_token: int, forced: str, said: str, after: str) -> tuple[int, ...]:
-        ids = encode_between(self._tokenize, forced + self._between, said, after)
+    def _following(
+        self, last_token: int, forced: str, pieces: Sequence[str], said: Sequence[str]
+    ) -> tuple[int, ...]:
+        ids = encode_between(self._tokenize, pieces, said)
         return ids[1:] if not forced and ids[0] == last_token in self.stop_tokens else ids
 
 
@@ -92,5 +123,22 @@ def _bridge(render: Render) -> tuple[str, str]:
     very end.
     """
     chat = [_user(_SAID), {"role": "assistant", "content": _ANSWERED}, _user(_ASKED)]
-    _, rest = _around(render(chat, False), _ANSWERED)
+    _, rest = _around(render(chat, False, ()), _ANSWERED)
     return _around(rest, _ASKED)
+
+
+def _tool_bridge(render: Render, head: str, tools: Tools) -> tuple[str, str, str]:
+    """What stands between an assistant's words and the answer to a call, between two answers, and
+    after the last.
+    """
+    names = [each["function"]["name"] for each in tools]
+    if missing := [name for name in names if name not in head]:
+        raise PolicyError(
+            f"the chat template offers no tools, and the environment has {', '.join(missing)}; "
+            "choose a model whose template takes `tools`, such as Qwen3's"
+        )
+    told = [{"role": "tool", "content": text} for text in _TOLD]
+    chat = [_user(_SAID), {"role": "assistant", "content": _ANSWERED}, *told]
+    _, rest = _around(render(chat, True, tools), _ANSWERED)
+    between, rest = _around(rest, _TOLD[0])
+    return (between, *_around(rest, _TOLD[1]))

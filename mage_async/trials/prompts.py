@@ -5,10 +5,16 @@ from dataclasses import dataclass
 
 from mage_async.environments.environment import Environment
 
-_FORMAT = (
+_EPISODES = (
     "You play {episodes} episodes of the same game, and what is hidden stays the same in all of "
-    "them: what you learn in one helps in the next. At each turn answer with exactly one action in "
-    "tags, such as <action> {example} </action>."
+    "them: what you learn in one helps in the next. "
+)
+_FORMAT = _EPISODES + (
+    "At each turn answer with exactly one action in tags, such as <action> {example} </action>."
+)
+_TOOLS = _EPISODES + (
+    "At each turn call one or more tools, or give your final answer without a call, which ends the "
+    "episode."
 )
 _STRATEGY = (
     "First write in <remark> tags, in one or two sentences, the strategy you will follow: what you "
@@ -46,8 +52,9 @@ def prompts_for(environment: Environment, num_episodes: int, *, rules: bool) -> 
     """The words for an environment."""
     if not rules:
         return Prompts("", "reflect")
+    form = _TOOLS if environment.tools else _FORMAT
     example = next(iter(environment.facts.words), "your action")
-    text = f"{environment.rules()}\n{_FORMAT.format(episodes=num_episodes, example=example)}\n"
+    text = f"{environment.rules()}\n{form.format(episodes=num_episodes, example=example)}\n"
     return Prompts(text, _REFLECT, _STRATEGY, _ACT)
 
 

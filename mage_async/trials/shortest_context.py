@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from mage_async.environments.environment import Environment
-from mage_async.trials.chat_format import ChatFormat, Message
+from mage_async.trials.chat_format import ChatFormat, Message, Tools
 from mage_async.trials.scripted import random_task, scripted_trial
 from mage_async.trials.text_encoder import Tokens
 from mage_async.trials.trial_rules import TrialRules
@@ -47,6 +47,6 @@ def chat_in_words() -> ChatFormat:
     return ChatFormat(tokenize, decode, _render, stop_tokens=())
 
 
-def _render(messages: list[Message], opens: bool) -> str:
+def _render(messages: list[Message], opens: bool, tools: Tools) -> str:
     said = "".join(f"<|{each['role']}|> {each['content']}" for each in messages)
     return said + ("<|assistant|>" if opens else "")

@@ -7,8 +7,8 @@ there are more, the text between the template's own is cut inside each of the ot
 piece holds a whole one. All other text keeps the ids that the whole string has.
 """
 
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 Span = tuple[int, int]
@@ -25,16 +25,25 @@ class Tokens(NamedTuple):
 Tokenize = Callable[[str], Tokens]
 
 
-def encode_between(tokenize: Tokenize, before: str, data: str, after: str) -> tuple[int, ...]:
-    """Ids of `before + data + after`, in which only `before` and `after` hold special tokens."""
-    opening, closing = tokenize(before).specials, tokenize(after).specials
-    whole = tokenize(before + data + after)
-    if _are_all(whole.specials, opening, closing, len(before) + len(data)):
-        return whole.ids
-    start = opening[-1][1] if opening else 0
-    stop = closing[0][0] if closing else len(after)
-    middle = encode_as_data(tokenize, before[start:] + data + after[:stop])
-    return tokenize(before[:start]).ids + middle + tokenize(after[stop:]).ids
+def encode_between(
+    tokenize: Tokenize, fixed: Sequence[str], said: Sequence[str]
+) -> tuple[int, ...]:
+    """Ids of a text in which only the template's pieces hold special tokens.
+
+    Args:
+        fixed: the template's pieces; there is one more of them than of `said`.
+        said: what stands between them: data.
+    """
+    text, wanted = _joined(tokenize, fixed, said)
+    ids, found = tokenize(text)
+    if _are_the_same(found, wanted):
+        return ids
+    kept: list[int] = []
+    end = 0
+    for start, stop in wanted:
+        kept += encode_as_data(tokenize, text[end:start]) + tokenize(text[start:stop]).ids
+        end = stop
+    return (*kept, *encode_as_data(tokenize, text[end:]))
 
 
 def encode_as_data(tokenize: Tokenize, text: str) -> tuple[int, ...]:
@@ -47,13 +56,21 @@ def encode_as_data(tokenize: Tokenize, text: str) -> tuple[int, ...]:
     return tuple(token for piece in pieces for token in encode_as_data(tokenize, piece))
 
 
-def _are_all(
-    found: tuple[Span, ...], opening: tuple[Span, ...], closing: tuple[Span, ...], shift: int
-) -> bool:
-    """Whether the special tokens found are the template's: before the data, and `shift` behind.
+def _joined(
+    tokenize: Tokenize, fixed: Sequence[str], said: Sequence[str]
+) -> tuple[str, list[Span]]:
+    """The whole text, and where the template's special tokens stand in it."""
+    text, spans = "", list[Span]()
+    for piece, data in zip_longest(fixed, said, fillvalue=""):
+        shift = len(text)
+        spans += [(start + shift, stop + shift) for start, stop in tokenize(piece).specials]
+        text += piece + data
+    return text, spans
 
-    A special token may take white space beside it, so only the template's side is compared.
-    """
-    starts = [start for start, _ in found[: len(opening)]]
-    stops = [stop - shift for _, stop in found[len(opening) :]]
-    return starts == [start for start, _ in opening] and stops == [stop for _, stop in closing]
+
+def _are_the_same(found: Sequence[Span], wanted: Sequence[Span]) -> bool:
+    """A special token of a template may take white space of the data beside it."""
+    pairs = zip(found, wanted, strict=False)
+    return len(found) == len(wanted) and all(
+        each[0] <= own[0] and each[1] >= own[1] for each, own in pairs
+    )

@@ -5,6 +5,7 @@ compute each token once and a learner train a whole trial as one sequence.
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,6 +62,12 @@ class Transcript:
         last = self._segments[-1].tokens[-1]
         self._append(self._chat.answer(last, self._forced, said, self._parser.prefill(kind)))
         self._kind = kind
+
+    def tell_tool_answers(self, answers: Sequence[str]) -> None:
+        """Go on in the same context with what the calls of the last turn led to."""
+        last = self._segments[-1].tokens[-1]
+        self._append(self._chat.tool_answers(last, answers))
+        self._kind = Kind.ACT
 
     def end(self, said: str) -> None:
         """Close the context with a last user message that is not answered."""

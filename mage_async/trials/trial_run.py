@@ -79,8 +79,8 @@ class TrialRun:
     ) -> None:
         self._environment, self._task, self._index, self._rules = environment, task, index, rules
         self._name, self._swap, self._begin = name, swap, begin or self._begin_alone
-        self._chat = chat
-        self._transcript = Transcript(chat, rules.parser)
+        self._chat = chat.offering(environment.tools)
+        self._transcript = Transcript(self._chat, rules.parser)
         self._turns: list[Turn] = []
         self._remarks: list[str] = []
         self._counts = _Counts()
@@ -207,6 +207,9 @@ class TrialRun:
         self._earned += outcome.reward
         if outcome.is_done or self._index_in_episode == self._rules.max_turns:
             self._end_episode(outcome)
+        elif outcome.tool_answers and not self._wants_strategy():
+            self._kind = Kind.ACT
+            self._transcript.tell_tool_answers(outcome.tool_answers)
         else:
             self._invite(self._transcript.tell, outcome.observation)
 
