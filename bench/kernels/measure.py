@@ -13,8 +13,8 @@ same command goes on where the last one ended, as long as neither kernels nor be
 
 Without a GPU: what runs on a laptop (3 minutes).
 
-    --static     compile every kernel for sm_90, on any machine; exit status 1 on a spill or a GEMM
-                 without wgmma
+    --static     compile every kernel for the GPUs it runs on, on any machine; exit status 1 on a
+                 spill or a GEMM without the matrix units
     --accuracy   errors against fp64 only; with TRITON_INTERPRET=1 MAGE_KERNELS=triton, of the
                  kernels
 

@@ -1,7 +1,8 @@
 """The head in plain PyTorch with bounded memory: what runs on a CPU, and wherever Triton does not.
 
-Rows are taken in chunks of at most `chunk_bytes` of logits. Where everything fits in one chunk, its
-probabilities are kept for the backward pass; otherwise they are computed again, chunk by chunk.
+Rows are taken in chunks of at most `chunk_bytes` of logits. Where everything fits in one chunk
+of CHUNK_BYTES, its probabilities are kept for the backward pass; otherwise they are computed again,
+chunk by chunk.
 
 A GEMM may sum in another order when it has only a few rows (MKL does below 8), so a chunk is never
 smaller than
@@ -22,6 +23,11 @@ from mage_kernels.reference import column, computing_dtype
 from mage_kernels.surrogate import SUMS, token_derivatives
 
 CHUNK_BYTES = 64 * 2**20
+"""Logits of a chunk on a CPU, and the most that are kept between forward and backward."""
+GPU_CHUNK_BYTES = 2**31
+"""Logits of a chunk on a GPU, whose GEMMs want thousands of rows."""
+CHUNKS_THAT_FIT = 8
+"""A pass over a chunk takes some four times its logits: half of the free memory then."""
 MIN_ROWS = 64
 
 
@@ -92,6 +98,20 @@ def chunks(num_rows: int, num_columns: int, itemsize: int, chunk_bytes: int) -> 
     return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
 
 
+def chunk_bytes_on(device: torch.device) -> int:
+    """Bytes of logits that a chunk may have on a device, by what is free on it now."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return CHUNK_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return gpu_chunk_bytes(free + cached)
+
+
+def gpu_chunk_bytes(free_bytes: int) -> int:
+    """The rule itself: GPU_CHUNK_BYTES, less where few bytes are free, never below CHUNK_BYTES."""
+    return max(CHUNK_BYTES, min(GPU_CHUNK_BYTES, free_bytes // CHUNKS_THAT_FIT))
+
+
 def rows_at_once(num_columns: int, itemsize: int, chunk_bytes: int) -> int:
     """Rows of the largest chunk."""
     return max(MIN_ROWS, chunk_bytes // (num_columns * itemsize))
@@ -114,13 +134,14 @@ class ChunkedLogprob(torch.autograd.Function):
         ctx.chunks_of = partial(
             chunks, num_columns=len(head), itemsize=dtype.itemsize, chunk_bytes=chunk_bytes
         )
+        is_kept = len(hidden) <= rows_at_once(len(head), dtype.itemsize, CHUNK_BYTES)
         computing_head = head if head.is_cuda else head.to(dtype)
         for rows in ctx.chunks_of(len(hidden)):
             softmax = softmax_of(
                 hidden[rows], computing_head, tokens[rows], rows_of(inverse_temperature, rows)
             )
             logprob[rows], entropy[rows] = softmax.logprob, softmax.entropy
-            if len(softmax.logprob) == len(hidden) and any(ctx.needs_input_grad):
+            if len(softmax.logprob) == len(hidden) and is_kept and any(ctx.needs_input_grad):
                 ctx.kept = softmax
         ctx.save_for_backward(hidden, head, tokens)
         ctx.inverse_temperature = inverse_temperature

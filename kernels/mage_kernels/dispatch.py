@@ -1,7 +1,8 @@
 """Which implementation runs, decided once, at import, and said in one line.
 
-A CUDA tensor (of a head: in 16 bits) goes to the Triton kernels where the GPU is one they were made
-for (compute capability 9.0) and Triton is installed; every other tensor goes to plain PyTorch.
+A CUDA tensor goes to the Triton kernels where Triton is installed and the GPU is one that they were
+made for: compute capability 8.0, 8.9, 9.0 or 10.0 for advantages, 9.0 or 10.0 for the head, in 16
+bits. Every other tensor goes to plain PyTorch.
 `MAGE_KERNELS=torch` or `=triton` decides it by hand. A Triton that is installed but cannot be
 imported is an error, never a silent fallback.
 """
@@ -14,7 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CAPABILITY = (9, 0)
+HEADS = {(9, 0), (10, 0)}
+"""Compute capabilities that the head's kernels are compiled and checked for."""
+ADVANTAGES = HEADS | {(8, 0), (8, 9)}
+"""And those of advantages."""
 INSTALL = 'pip install "triton>=3.6,<3.8"'
 
 
@@ -25,6 +29,8 @@ class Backend:
     fused_devices: frozenset[str]
     """Device types whose tensors go to the Triton kernels."""
     reason: str
+    has_heads: bool = True
+    """Whether the head is among what those kernels compute there, or advantages alone."""
 
 
 def choose_backend(
@@ -52,15 +58,28 @@ def choose_backend(
     if capability is None:
         return Backend(torch_only, "plain PyTorch: no CUDA device")
     version = ".".join(map(str, capability))
-    if capability != CAPABILITY:
+    if capability not in ADVANTAGES:
         return Backend(
             torch_only,
-            f"plain PyTorch: the Triton kernels are for compute capability 9.0, "
+            f"plain PyTorch: the Triton kernels are for compute capability {_listed(ADVANTAGES)}, "
             f"{device} has {version}",
         )
     if not has_triton:
         return Backend(torch_only, f"plain PyTorch: Triton is not installed ({INSTALL})")
-    return Backend(frozenset({"cuda"}), f"Triton for CUDA tensors on {device}")
+    fused = frozenset({"cuda"})
+    if capability in HEADS:
+        return Backend(fused, f"Triton for CUDA tensors on {device}")
+    return Backend(
+        fused,
+        f"Triton for advantages on {device}; plain PyTorch for the head, whose Triton kernels are "
+        f"for compute capability {_listed(HEADS)}, not {version}",
+        has_heads=False,
+    )
+
+
+def _listed(capabilities: set[tuple[int, int]]) -> str:
+    *most, last = (".".join(map(str, each)) for each in sorted(capabilities))
+    return f"{', '.join(most)} or {last}"
 
 
 def _detected() -> Backend:
@@ -92,7 +111,9 @@ def is_fused_head(hidden: Tensor) -> bool:
     Tensor cores want 16 bits: in fp32 they would round to 10 bits of mantissa. The tensor memory
     accelerator wants rows that start at multiples of 16 bytes.
     """
-    return is_fused_on(hidden.device.type) and hidden.itemsize == 2 and hidden.shape[1] % 8 == 0
+    if not (is_fused_on(hidden.device.type) and BACKEND.has_heads):
+        return False
+    return hidden.itemsize == 2 and hidden.shape[1] % 8 == 0
 
 
 def backend_report() -> str:

@@ -12,6 +12,7 @@ from mage_kernels.chunked import (
     CHUNK_BYTES,
     ChunkedLogprob,
     ChunkedPolicyLoss,
+    chunk_bytes_on,
     rows_at_once,
     rows_of,
 )
@@ -174,7 +175,8 @@ def _linear_logprob(hidden, head, tokens, inverse_temperature, keep_bytes):
         from mage_kernels.fused.linear_logprob import FusedLogprob
 
         return FusedLogprob.apply(hidden, head, tokens, inverse_temperature, keep_bytes)
-    return ChunkedLogprob.apply(hidden, head, tokens, inverse_temperature, CHUNK_BYTES)
+    chunk_bytes = chunk_bytes_on(hidden.device)
+    return ChunkedLogprob.apply(hidden, head, tokens, inverse_temperature, chunk_bytes)
 
 
 def _linear_policy_loss(hidden, head, tokens, data, loss, inverse_temperature, normaliser):
@@ -183,7 +185,7 @@ def _linear_policy_loss(hidden, head, tokens, data, loss, inverse_temperature, n
         from mage_kernels.fused.linear_policy_loss import FusedPolicyLoss
 
         return FusedPolicyLoss.apply(*arguments)
-    return ChunkedPolicyLoss.apply(*arguments, CHUNK_BYTES)
+    return ChunkedPolicyLoss.apply(*arguments, chunk_bytes_on(hidden.device))
 
 
 def _check(

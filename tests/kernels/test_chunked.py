@@ -5,7 +5,12 @@ import torch
 from torch import Tensor
 
 from mage_kernels import dispatch, linear_logprob
-from mage_kernels.chunked import ChunkedLogprob
+from mage_kernels.chunked import (
+    CHUNK_BYTES,
+    ChunkedLogprob,
+    chunk_bytes_on,
+    gpu_chunk_bytes,
+)
 from tests.helpers.random_heads import (
     Head,
     random_gradients,
@@ -33,6 +38,21 @@ def test_the_plain_form_gives_a_token_the_same_bits_in_any_company(num_tokens: i
     assert torch.equal(part.logprob, whole.logprob[:num_tokens])
     assert torch.equal(part.entropy, whole.entropy[:num_tokens])
     assert torch.equal(part.d_hidden, whole.d_hidden[:num_tokens])
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "chunk_bytes"),
+    [(70 * GIB, 2 * GIB), (8 * GIB, GIB), (0, CHUNK_BYTES)],
+)
+def test_a_gpu_takes_large_chunks_where_memory_is_free(free_bytes: int, chunk_bytes: int) -> None:
+    assert gpu_chunk_bytes(free_bytes) == chunk_bytes
+
+
+def test_a_cpu_takes_small_chunks() -> None:
+    assert chunk_bytes_on(torch.device("cpu")) == CHUNK_BYTES == 64 * 2**20
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2**30])

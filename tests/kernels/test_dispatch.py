@@ -11,7 +11,7 @@ import torch
 from mage_kernels import backend_report, dispatch
 from mage_kernels.dispatch import choose_backend
 
-HOPPER, BLACKWELL = (9, 0), (10, 0)
+AMPERE, ADA, HOPPER, BLACKWELL, OLDER = (8, 0), (8, 9), (9, 0), (10, 0), (7, 5)
 
 
 def test_a_hopper_gpu_with_triton_gets_the_kernels() -> None:
@@ -20,18 +20,47 @@ def test_a_hopper_gpu_with_triton_gets_the_kernels() -> None:
     assert backend.reason == "Triton for CUDA tensors on H200"
 
 
+def test_blackwell_gets_them_too() -> None:
+    backend = choose_backend("auto", capability=BLACKWELL, has_triton=True, device="B200")
+    assert (backend.fused_devices, backend.has_heads) == ({"cuda"}, True)
+
+
+@pytest.mark.parametrize("capability", [AMPERE, ADA])
+def test_older_tensor_cores_get_advantages_and_leave_the_head_to_pytorch(
+    capability: tuple[int, int],
+) -> None:
+    backend = choose_backend("auto", capability=capability, has_triton=True, device="A100")
+    assert (backend.fused_devices, backend.has_heads) == ({"cuda"}, False)
+    assert backend.reason.startswith("Triton for advantages on A100; plain PyTorch for the head")
+
+
+def test_a_head_without_kernels_goes_to_pytorch(
+    triton_kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = dispatch.Backend(frozenset({triton_kernels}), "a test", has_heads=False)
+    monkeypatch.setattr(dispatch, "BACKEND", backend)
+    hidden = torch.zeros(2, 64, dtype=torch.bfloat16, device=triton_kernels)
+    assert dispatch.is_fused_on(triton_kernels)
+    assert not dispatch.is_fused_head(hidden)
+
+
 @pytest.mark.parametrize(
     ("capability", "has_triton", "reason"),
     [
         (None, True, "plain PyTorch: no CUDA device"),
         (HOPPER, False, "plain PyTorch: Triton is not installed (pip install "),
-        (BLACKWELL, True, "plain PyTorch: the Triton kernels are for compute capability 9.0, B200"),
+        (
+            OLDER,
+            True,
+            "plain PyTorch: the Triton kernels are for compute capability 8.0, 8.9, 9.0 or 10.0, "
+            "T4 has 7.5",
+        ),
     ],
 )
 def test_everything_else_gets_plain_pytorch_and_says_why(
     capability: tuple[int, int] | None, has_triton: bool, reason: str
 ) -> None:
-    backend = choose_backend("auto", capability=capability, has_triton=has_triton, device="B200")
+    backend = choose_backend("auto", capability=capability, has_triton=has_triton, device="T4")
     assert not backend.fused_devices
     assert backend.reason.startswith(reason)
 

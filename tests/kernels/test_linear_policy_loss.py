@@ -91,9 +91,9 @@ def test_loss_sums_and_gradients_are_those_of_fp64(
 
 def small_chunks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks for few tokens."""
-    from mage_kernels import dispatch, head
+    from mage_kernels import chunked, dispatch
 
-    monkeypatch.setattr(head, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 1)
     if dispatch.BACKEND.fused_devices:
         from mage_kernels.fused import linear_policy_loss as fused
 

@@ -23,7 +23,7 @@ def test_numbers_are_read_from_the_tools_text(static_check) -> None:
     usage = USAGE.format(stack=0, local=0)
     found = static_check.read_resources(usage, GEMM, shared_bytes=147480)
     assert (found.registers, found.spilled_bytes, found.shared_bytes) == (171, 0, 147480)
-    assert (found.num_wgmma, found.num_tma) == (1, 2)
+    assert (found.num_mma, found.num_tma) == (1, 2)
     assert found.faults(is_gemm=True) == []
 
 
@@ -46,6 +46,17 @@ def test_a_gemm_without_wgmma_is_a_fault_and_another_kernel_is_not(static_check)
     assert found.faults(is_gemm=False) == []
 
 
+def test_each_architecture_has_its_own_limits(static_check) -> None:
+    usage = USAGE.format(stack=0, local=0)
+    ada = static_check.read_resources(usage, "", shared_bytes=100 * 1024, architecture=89)
+    assert ada.faults(is_gemm=False) == ["needs more shared memory than 99 KiB"]
+    sass = "UTCHMMA gdesc[UR4] ;\n"
+    blackwell = static_check.read_resources(usage, sass, shared_bytes=0, architecture=100)
+    assert blackwell.faults(is_gemm=True) == []
+    hopper = static_check.read_resources(usage, sass, shared_bytes=0, architecture=90)
+    assert hopper.faults(is_gemm=True) == ["has no wgmma"]
+
+
 def test_every_kernel_file_is_checked(static_check) -> None:
     folder = Path(static_check.__file__).parent
     files = {path.stem for path in folder.glob("*.py") if "@triton.jit" in path.read_text()}
@@ -57,8 +68,8 @@ def test_every_kernel_file_is_checked(static_check) -> None:
 def test_one_fault_fails_the_check(
     static_check, monkeypatch: pytest.MonkeyPatch, spilled_bytes: int
 ) -> None:
-    found = static_check.Resources(171, spilled_bytes, 0, num_wgmma=4, num_tma=6)
-    monkeypatch.setattr(static_check, "compiled_resources", lambda _: found)
+    found = static_check.Resources(171, spilled_bytes, 0, num_mma=4, num_tma=6)
+    monkeypatch.setattr(static_check, "compiled_resources", lambda *_: found)
     lines: list[str] = []
     assert static_check.report(lines.append) is (not spilled_bytes)
     assert lines[-1] == f"static check: {'FAILED' if spilled_bytes else 'passed'}"
@@ -76,7 +87,7 @@ def run_compiled(*command: str) -> subprocess.CompletedProcess[str]:
 ONE_GEMM = """
 from mage_kernels.fused.static_check import compiled_resources, specimens
 gemm = next(specimen for specimen in specimens() if specimen.is_gemm)
-print(compiled_resources(gemm).faults(is_gemm=True))
+print(compiled_resources(gemm, 90).faults(is_gemm=True))
 """
 
 
@@ -88,7 +99,7 @@ def test_the_forward_compiles_for_hopper_without_a_gpu() -> None:
 
 @pytest.mark.slow  # .ci/run calls the same command
 @pytest.mark.usefixtures("triton_kernels")
-def test_no_kernel_spills_and_every_gemm_uses_wgmma() -> None:
+def test_no_kernel_spills_and_every_gemm_uses_the_matrix_units() -> None:
     done = run_compiled("-m", "bench.kernels.measure", "--static")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("static check: passed\n")

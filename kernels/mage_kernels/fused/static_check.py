@@ -1,7 +1,7 @@
-"""Compile every kernel for sm_90 without a GPU, and read from the machine code what can be read.
+"""Compile every kernel for every GPU it is made for, without one, and read from the machine code what can be read.
 
-Triton and the assembler it ships need no device. A spill, or a GEMM without wgmma, is a fault: both
-are invisible in results and ruinous in time. Under TRITON_INTERPRET=1 nothing can be compiled.
+Triton and the assembler it ships need no device. A spill, or a GEMM without the
+GPU's own matrix instructions, is a fault: both are invisible in results and ruinous in time. Under TRITON_INTERPRET=1 nothing can be compiled.
 """
 
 import re
@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mage_kernels.advantage import EPSILON, ROUNDING
+from mage_kernels.dispatch import HEADS
 from mage_kernels.fused import (
     group_advantage,
     kept_gradient,
@@ -29,7 +30,10 @@ from mage_kernels.fused import (
 )
 from mage_kernels.surrogate import MAX_LOG_RATIO
 
-TARGET = GPUTarget("cuda", 90, 32)
+SHARED_KIB = {80: 163, 89: 99, 90: 227, 100: 227}
+"""Shared memory that a program may have, by architecture."""
+MATRIX_UNITS = {90: ("wgmma", r"\bHGMMA\b"), 100: ("tcgen05", r"\bUTCHMMA\b")}
+"""What multiplies matrices in 16 bits there, and how its machine code begins."""
 TOOLS = Path(nvidia.__file__).parent / "bin"
 INT64 = {
     "tokens_ptr",
@@ -89,16 +93,24 @@ class Resources:
     spilled_bytes: int
     """Stack and local memory a thread, plus 4 for every store to it."""
     shared_bytes: int
-    num_wgmma: int
+    num_mma: int
+    """Instructions of the matrix units that are named for the architecture."""
     num_tma: int
+    architecture: int = 90
 
     def faults(self, *, is_gemm: bool) -> list[str]:
         """Why this must not be shipped; empty where nothing speaks against it."""
         faults = [f"spills {self.spilled_bytes} bytes"] if self.spilled_bytes else []
-        return faults + (["has no wgmma"] if is_gemm and not self.num_wgmma else [])
+        if self.shared_bytes > 1024 * SHARED_KIB[self.architecture]:
+            faults.append(f"needs more shared memory than {SHARED_KIB[self.architecture]} KiB")
+        if is_gemm and not self.num_mma:
+            faults.append(f"has no {MATRIX_UNITS[self.architecture][0]}")
+        return faults
 
 
-def read_resources(usage: str, sass: str, *, shared_bytes: int) -> Resources:
+def read_resources(
+    usage: str, sass: str, *, shared_bytes: int, architecture: int = 90
+) -> Resources:
     """From what `cuobjdump --dump-resource-usage` and `nvdisasm` print."""
     numbers = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
     spills = len(re.findall(r"\bSTL\b", sass))
@@ -106,47 +118,60 @@ def read_resources(usage: str, sass: str, *, shared_bytes: int) -> Resources:
         registers=numbers["REG"],
         spilled_bytes=numbers["STACK"] + numbers["LOCAL"] + 4 * spills,
         shared_bytes=shared_bytes,
-        num_wgmma=len(re.findall(r"\bHGMMA\b", sass)),
+        num_mma=len(re.findall(MATRIX_UNITS[architecture][1], sass))
+        if architecture in MATRIX_UNITS
+        else 0,
         num_tma=len(re.findall(r"\bUTMA(?:LDG|STG)\b", sass)),
+        architecture=architecture,
     )
 
 
-def compiled_resources(specimen: Specimen) -> Resources:
-    """Compile one kernel for TARGET and look at it."""
+def compiled_resources(specimen: Specimen, architecture: int) -> Resources:
+    """Compile one kernel for an architecture, as 90, and look at it."""
     compiled = triton.compile(
-        specimen.source(), target=TARGET, options=dict(specimen.module.OPTIONS)
+        specimen.source(),
+        target=GPUTarget("cuda", architecture, 32),
+        options=dict(specimen.module.OPTIONS),
     )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
         usage = _tool("cuobjdump", "--dump-resource-usage", cubin.name)
         sass = _tool("nvdisasm", "-c", cubin.name)
-    return read_resources(usage, sass, shared_bytes=compiled.metadata.shared)
+    return read_resources(
+        usage, sass, shared_bytes=compiled.metadata.shared, architecture=architecture
+    )
 
 
-def specimens() -> Iterator[Specimen]:
-    """Every kernel, in every form that a run can meet."""
-    yield from _gemms()
-    yield from _rows()
-    yield from _losses()
+def specimens(architecture: int = 90) -> Iterator[Specimen]:
+    """Every kernel that `dispatch` runs on an architecture, in every form that a run can meet."""
+    if divmod(architecture, 10) in HEADS:
+        yield from _gemms()
+        yield from _rows()
+        yield from _losses()
     yield from _advantages()
 
 
 def report(write: Callable[[str], object] = print) -> bool:
-    """Compile all, write a table, and say whether all is well."""
-    write(f"triton {triton.__version__}, sm_{TARGET.arch}")
-    write(f"{'kernel':34} {'registers':>9} {'spills':>6} {'shared':>7} {'wgmma':>5} {'TMA':>4}")
+    """Compile all, write a table an architecture, and say whether all is well."""
+    is_well = [_reported(architecture, write) for architecture in SHARED_KIB]
+    write("static check: " + ("passed" if all(is_well) else "FAILED"))
+    return all(is_well)
+
+
+def _reported(architecture: int, write: Callable[[str], object]) -> bool:
+    write(f"triton {triton.__version__}, sm_{architecture}")
+    write(f"{'kernel':34} {'registers':>9} {'spills':>6} {'shared':>7} {'MMA':>5} {'TMA':>4}")
     is_well = True
-    for specimen in specimens():
-        found = compiled_resources(specimen)
+    for specimen in specimens(architecture):
+        found = compiled_resources(specimen, architecture)
         faults = found.faults(is_gemm=specimen.is_gemm)
         is_well &= not faults
         write(
             f"{specimen.name:34} {found.registers:9} {found.spilled_bytes:6} "
-            f"{found.shared_bytes:7} {found.num_wgmma:5} {found.num_tma:4}  "
+            f"{found.shared_bytes:7} {found.num_mma:5} {found.num_tma:4}  "
             f"{'; '.join(faults)}".rstrip()
         )
-    write("static check: " + ("passed" if is_well else "FAILED"))
     return is_well
 
 
