@@ -1,4 +1,4 @@
-"""The head on Hopper: fused forward, and a backward by chunks of the vocabulary.
+"""The head on Hopper and Blackwell: fused forward, and a backward by chunks of the vocabulary.
 
 Every logit's gradient is formed once, in 16 bits, for one chunk of columns; dW's slice is then one
 GEMM over all rows and dX is accumulated in fp32. Rows whose exp-scaled logits were kept need no

@@ -1,7 +1,8 @@
-"""Compile every kernel for every GPU it is made for, without one, and read from the machine code what can be read.
+"""Compile every kernel for the GPUs it runs on, without one, and read what can be read from it.
 
-Triton and the assembler it ships need no device. A spill, or a GEMM without the
-GPU's own matrix instructions, is a fault: both are invisible in results and ruinous in time. Under TRITON_INTERPRET=1 nothing can be compiled.
+Triton and the assembler it ships need no device. A spill, or a GEMM without the GPU's own matrix
+instructions, is a fault: both are invisible in results and ruinous in time. Under
+TRITON_INTERPRET=1 nothing can be compiled.
 """
 
 import re
@@ -87,7 +88,7 @@ class Specimen:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiled kernel takes, and whether it uses Hopper's units."""
+    """What the compiled kernel takes, and whether it uses the GPU's own units."""
 
     registers: int
     spilled_bytes: int
