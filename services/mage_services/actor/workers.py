@@ -12,28 +12,19 @@ All threads are daemons: a process ends although a user's code hangs.
 import asyncio
 import math
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from mage_async.environments.calls import Call
 from mage_async.errors import CallFault
+from mage_services.actor.callers import Answer, Coroutines, Handover, Made, Thread
 
 CLOSING_S = 5.0
 """As long the end of a process waits for environments to be closed."""
 STUCK_S = 1.0
 """An event loop that does not answer for so long is blocked by a coroutine."""
-
-
-class _Made(NamedTuple):
-    """What a call returned, or raised."""
-
-    value: Any
-    error: BaseException | None = None
 
 
 class Workers:
@@ -45,8 +36,9 @@ class Workers:
 
     def __init__(self, deadline_s: float = math.inf) -> None:
         self._deadline_s = deadline_s
-        self._idle: list[_Thread] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._idle: list[Thread] = []
+        self._coroutines: Coroutines | None = None
+        self._returns: Handover | None = None
         self._background: set[asyncio.Task[None]] = set()
 
     async def perform(self, call: Call) -> Any:
@@ -93,15 +85,15 @@ class Workers:
 
     async def _leave_if_stuck(self) -> None:
         """Give up an event loop that a coroutine blocks; later calls get a new one."""
-        loop = self._loop
-        if loop is None:
+        coroutines = self._coroutines
+        if coroutines is None:
             return
-        answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+        answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), coroutines.loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(answer), STUCK_S)
         except TimeoutError:
-            if self._loop is loop:
-                self._loop = None
+            if self._coroutines is coroutines:
+                self._coroutines = None
 
     async def _close(self, call: Call) -> None:
         try:
@@ -109,63 +101,36 @@ class Workers:
         except CallFault as fault:
             print(fault, file=sys.stderr, flush=True)
 
-    async def _in_thread(self, function: Callable[[], Any]) -> _Made:
+    async def _in_thread(self, function: Callable[[], Any]) -> Made:
         """Call in a thread that is idle, or in a new one."""
-        made: asyncio.Future[_Made] = asyncio.get_running_loop().create_future()
-        thread = self._idle.pop() if self._idle else _Thread()
-        thread.call(function, partial(self._returned, asyncio.get_running_loop(), thread, made))
+        thread = self._idle.pop() if self._idle else Thread()
+        made, answer = self._awaited(thread)
+        thread.call(function, answer)
         return await made
 
-    def _returned(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        thread: "_Thread",
-        made: "asyncio.Future[_Made]",
-        value: _Made,
-    ) -> None:
-        """In the thread: hand a value over. An event loop that is closed no longer wants it."""
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._take, thread, made, value)
+    async def _in_loop(self, function: Callable[[], Any]) -> Made:
+        """Await in the event loop of all coroutines."""
+        if self._coroutines is None:
+            self._coroutines = Coroutines()
+        coroutines = self._coroutines
+        made, answer = self._awaited(None)
+        coroutines.call(made, function, answer)
+        try:
+            return await made
+        except asyncio.CancelledError:
+            coroutines.cancel(made)
+            raise
 
-    def _take(self, thread: "_Thread", made: "asyncio.Future[_Made]", value: _Made) -> None:
-        self._idle.append(thread)
+    def _awaited(self, thread: Thread | None) -> "tuple[asyncio.Future[Made], Answer]":
+        """What a call will have made, and the function that says so in whichever thread."""
+        loop = asyncio.get_running_loop()
+        if self._returns is None:
+            self._returns = Handover(loop, self._take)
+        made: asyncio.Future[Made] = loop.create_future()
+        return made, partial(self._returns.put, made, thread)
+
+    def _take(self, made: "asyncio.Future[Made]", thread: Thread | None, value: Made) -> None:
+        if thread is not None:
+            self._idle.append(thread)
         if not made.done():
             made.set_result(value)
-
-    async def _in_loop(self, function: Callable[[], Any]) -> _Made:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=self._loop.run_forever, name="coroutines", daemon=True)
-            thread.start()
-        future = asyncio.run_coroutine_threadsafe(_guarded(function), self._loop)
-        return await asyncio.wrap_future(future)
-
-
-class _Thread:
-    """A thread that makes one call after another."""
-
-    def __init__(self) -> None:
-        self._inbox: SimpleQueue[tuple[Callable[[], Any], Callable[[_Made], None]]] = SimpleQueue()
-        threading.Thread(target=self._run, name="environment", daemon=True).start()
-
-    def call(self, function: Callable[[], Any], answer: Callable[[_Made], None]) -> None:
-        """Call `function`, then `answer` with what came of it; both in the thread."""
-        self._inbox.put((function, answer))
-
-    def _run(self) -> None:
-        while True:
-            function, answer = self._inbox.get()
-            try:
-                made = _Made(function())
-            except BaseException as error:  # the border to foreign code, which may also `sys.exit`
-                made = _Made(None, error)
-            answer(made)
-            del function, answer, made
-
-
-async def _guarded(function: Callable[[], Coroutine[Any, Any, Any]]) -> _Made:
-    """Await a coroutine; what it raises is a value, so that it cannot end the event loop."""
-    try:
-        return _Made(await function())
-    except BaseException as error:  # the border to foreign code, which may also `sys.exit`
-        return _Made(None, error)
