@@ -12,6 +12,11 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+BATCH = 32
+"""Waking another thread costs as much as a few calls; more at once would have those wait that were
+first.
+"""
+
 
 class Made(NamedTuple):
     """What a call returned, or raised."""
@@ -29,23 +34,30 @@ class Handover:
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[..., None]) -> None:
         self._loop, self._take = loop, take
         self._waiting: deque[tuple[Any, ...]] = deque()
-        self._is_woken = False
+        self._is_woken = self._is_due = False
 
     def put(self, *parts: Any) -> None:
         """Hand over, from any thread. An event loop that is closed takes nothing any more.
 
-        What one turn of another event loop hands over wakes this one once.
+        What another event loop hands over in one turn wakes this one once for every `BATCH`.
         """
         self._waiting.append(parts)
         if self._is_woken:
             return
-        self._is_woken = True
-        try:
-            asyncio.get_running_loop().call_soon(self._wake)
-        except RuntimeError:  # the thread has no event loop
+        here = _running_loop()
+        if here is None or len(self._waiting) >= BATCH:
+            self._wake()
+        elif not self._is_due:
+            self._is_due = True
+            here.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._is_due = False
+        if self._waiting and not self._is_woken:
             self._wake()
 
     def _wake(self) -> None:
+        self._is_woken = True
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._take_all)
 
@@ -111,3 +123,11 @@ async def _answered(function: Callable[[], Coroutine[Any, Any, Any]], answer: An
     except BaseException as error:  # the border to foreign code, which may also `sys.exit`
         made = Made(None, error)
     answer(made)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs in this thread; None where there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
