@@ -39,7 +39,7 @@ from tests.helpers.actor_site import Site, grant
 from tests.helpers.scripted_engine import ScriptedEngine
 
 NUM_TRIALS, GROUP, EPISODES, STEPS = 512, 8, 3, 4
-NUM_OTHERS, NUM_SLOW, SLOW_S, TURN_S, ROUNDS = 64, 8, 6.0, 0.1, 2
+NUM_OTHERS, NUM_SLOW, SLOW_S, TURN_S, ROUNDS = 64, 8, 6.0, 0.1, 5
 SECONDS = {"none": 0.0, "second": 1.0, "slow": SLOW_S}
 """How long a step waits, by task."""
 WANTED_SHARE, WANTED_DELAY, LONGEST_BEAT_S = 0.9, 1.1, 1.5

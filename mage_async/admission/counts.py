@@ -39,3 +39,6 @@ class LedgerCounts:
     """Groups."""
     drops_in_a_row: int
     """Groups dropped since the last step was published."""
+    last_drop: str
+    """Why the last of those was, as the journal says after a restart too; "" where there is none.
+    """

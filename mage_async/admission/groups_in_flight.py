@@ -38,6 +38,7 @@ class GroupsInFlight:
     _dropped: Counter[str] = field(default_factory=Counter, init=False)
     _events: Counter[str] = field(default_factory=Counter, init=False)
     _drops_in_a_row: int = field(default=0, init=False)
+    _last_drop: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self._first_grant = self.next_grant
@@ -106,6 +107,7 @@ class GroupsInFlight:
             granted_again=self._events["granted_again"],
             dropped_by_reason=MappingProxyType(dict(self._dropped)),
             drops_in_a_row=self._drops_in_a_row,
+            last_drop=self._last_drop,
         )
 
     def _end(self, slot: Slot, reason: str) -> None:
@@ -113,4 +115,5 @@ class GroupsInFlight:
         known = reason in self._dropped or len(self._dropped) < MAX_REASONS
         self._dropped[reason if known else "other reasons"] += 1
         self._drops_in_a_row += 1
+        self._last_drop = reason
         del self._slots[slot.grant]

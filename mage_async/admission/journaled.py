@@ -82,7 +82,7 @@ class JournaledGroups(GroupsInFlight):
         """Redo a step; returns its groups, or None where a trial of them is not there."""
         slots = [self._slots.pop(grant, None) for grant in commit.grants]
         self._events["trained"] += len(slots)
-        self._drops_in_a_row = 0
+        self._drops_in_a_row, self._last_drop = 0, ""
         self.version = commit.version
         known = [slot for slot in slots if slot is not None and slot.is_complete()]
         return [slot.group() for slot in known] if len(known) == len(slots) else None

@@ -190,7 +190,7 @@ class SlotLedger(JournaledGroups):
         assert self._in_training, "no batch is in training"
         assert version == self.version + 1, f"after version {self.version} came {version}"
         self._events["trained"] += len(self._in_training.pop(0))
-        self._drops_in_a_row = 0
+        self._drops_in_a_row, self._last_drop = 0, ""
         self.version = version
         for grant in self.rule.over_age(self._flow()):
             self._dropped[OVER_AGE] += 1
@@ -215,7 +215,7 @@ class SlotLedger(JournaledGroups):
         """Give up every group that is not in training."""
         for slot in list(self._slots.values()):
             self._end(slot, reason)
-        self._drops_in_a_row = 0
+        self._drops_in_a_row, self._last_drop = 0, ""
 
     def _flow(self) -> Flow:
         places = [Place(s.grant, s.version, s.is_complete()) for s in self._slots.values()]

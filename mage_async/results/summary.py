@@ -57,6 +57,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "injections": injections_by_source(records.metrics, records.config.environment.name),
         "logprob_mismatch": _mismatch([*records.metrics, records.learner.get("parity", {})]),
         "trials": records.learner.get("trials"),
+        "dropped_by_reason": records.learner.get("dropped_by_reason"),
     }
     return {name: part for name, part in parts.items() if part not in (None, {})}
 

@@ -229,6 +229,7 @@ def test_drops_in_a_row_end_with_a_published_step() -> None:
     for _ in range(2):
         slots.drop(grant(slots).grant, 0, "environment raised")
     assert slots.counts().drops_in_a_row == 2
+    assert slots.counts().last_drop == "environment raised"
     complete(slots, grant(slots))
     slots.take_batch()
     slots.trained(1)

@@ -43,6 +43,16 @@ def result(grant: int, epoch: int, index: int) -> TrialResult:
     return TrialResult(grant, epoch, Trial(Task("rps", "m", grant), index, 3, (part,), ()))
 
 
+def test_a_restarted_ledger_knows_why_the_last_group_was_dropped() -> None:
+    play = Play()
+    play.grant()
+    play.ledger.drop(0, 0, "the environment is gone")
+    play.records.append(Dropped(grant=0, reason="the environment is gone"))
+    again = SlotLedger(B, S, G, max_expiries=2)
+    list(replay(on_disk(play.records), again, League()))
+    assert again.counts().last_drop == "the environment is gone"
+
+
 class Play:
     """A learner's decisions, journaled as the coordinator does."""
 

@@ -45,6 +45,12 @@ def test_the_final_table_says_how_often_special_tokens_stood_in_text(run):
     assert "12 observations of rps held special tokens, told as plain text" in text
 
 
+def test_the_final_table_says_why_most_dropped_groups_were_dropped(run):
+    reasons = {"own, task 3: step('a') raised OSError: gone": 2, "it took too long": 5}
+    text = table_text(summary(dropped_by_reason=reasons), run)
+    assert "5 of 7 dropped groups: it took too long" in text
+
+
 def test_an_unfinished_run_ends_without_a_table_but_with_its_report(run):
     known = {"seed": 0, "steps": 0, "complete": False, "wall_s": 3.0}
     text = table_text(known | {"environment": {"name": "rps"}}, run)

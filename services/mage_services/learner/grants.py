@@ -35,7 +35,6 @@ class Grants:
     weights: WeightStore
     arrived: asyncio.Event
     """Set whenever a batch may have become complete, as when a group before it is dropped."""
-    _last_drop: str = ""
 
     def hand_out(self) -> None:
         """Give lapsed groups, then free slots, to the actor with the most free credits."""
@@ -79,7 +78,6 @@ class Grants:
 
     def _dropped(self, grant: int, reason: str) -> None:
         self.journal.append(Dropped(grant=grant, reason=reason))
-        self._last_drop = reason
         self.arrived.set()  # a later group may now be among the oldest
 
     def _check_drops(self) -> None:
@@ -87,7 +85,7 @@ class Grants:
         if counts.drops_in_a_row >= self.rules.max_drops_in_a_row:
             raise DeterministicFailure(
                 f"{counts.drops_in_a_row} groups in a row were dropped; the last one: "
-                f"{self._last_drop}"
+                f"{counts.last_drop}"
             )
 
     def _next(self, peer: Peer) -> GroupGrant | None:

@@ -115,6 +115,9 @@ def _facts(summary: dict[str, Any]) -> list[str]:
             f"trials: {trials['granted']} granted = {trials['trained']} trained"
             f" + {trials['dropped']} dropped + {trials['in_flight']} in flight"
         )
+    if reasons := summary.get("dropped_by_reason"):
+        reason, count = max(reasons.items(), key=lambda item: item[1])
+        lines.append(f"{count} of {sum(reasons.values())} dropped groups: {reason}")
     return lines
 
 
