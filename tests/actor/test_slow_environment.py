@@ -111,7 +111,7 @@ def test_a_call_that_fails_costs_its_group_and_names_the_turn(
     [
         ("time.sleep(2.2)", "", 1.5),
         ("await asyncio.sleep(2.2)", "async", 1.5),
-        ("time.sleep(1.1)", "async", 30),  # a coroutine that blocks delays those of its class
+        ("time.sleep(2.2)", "async", 30),  # a coroutine that blocks delays those of its class
     ],
 )
 def test_a_step_of_seconds_delays_neither_heartbeats_nor_other_trials(
@@ -123,7 +123,7 @@ def test_a_step_of_seconds_delays_neither_heartbeats_nor_other_trials(
         results, beats = await _all_heard(site, began)
         assert max(after for result, after in results if result.grant) < others_s
         assert max(after for result, after in results if not result.grant) > 2.2
-        assert all(later - beat < 1.3 for beat, later in pairwise(beats))
+        assert all(later - beat < 2.0 for beat, later in pairwise(beats))
 
     begin(main, trouble, kind)
 
