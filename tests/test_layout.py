@@ -40,6 +40,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.policy": {
         *NOUNS, "assembly", "config", "inference", "learning", "results", "trials",
     },
+    "mage_async.preflight": {
+        *NOUNS, "assembly", "config", "inference", "policy", "trials",
+    },
     "mage_async.algorithm": {
         *NOUNS, "assembly", "config", "environments", "inference", "learning", "policy", "results",
         "tasks", "trials",
@@ -82,6 +85,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_async.learning": COMPUTING,
     "mage_async.policy": COMPUTING,
     "mage_async.algorithm": COMPUTING,
+    "mage_async.preflight": COMPUTING,
     "mage_kernels": STANDARD - WAITING | {"torch", "triton"},
     "mage_services": SERVING,
     "mage_services.transport": SERVING | {"zmq"},

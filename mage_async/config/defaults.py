@@ -45,19 +45,49 @@ WITH_TINY: Table = {
     "journal": {"max_bytes": 8_000_000_000},
     "supervision": {"silence_s": 20.0},
 }
-"""Defaults where `policy.kind = "tiny"`; all others are the schema's."""
+"""Defaults where `policy.kind = "tiny"`."""
+
+ON_CORES: Table = {
+    "policy": {"lora": {}},
+    "transcript": {"forced_tags": "both", "max_action_tokens": 8, "max_reflection_tokens": 64},
+    "engine": {"max_tokens": 2048, "threads": 1, "turn_deadline_s": 1800.0},
+    "admission": {"groups_per_step": 4, "grant_deadline_s": 3600.0},
+    "learner": {
+        "minibatches": 2,
+        "learning_rate": 0.0002,
+        "warmup_steps": 2,
+        "entropy": 0.01,
+        "tokens_per_pass": 2048,
+        "activation_checkpointing": True,
+        "threads": 1,
+    },
+    "evaluation": {"every": 0, "trials": 16, "final_trials": 32},
+}
+"""Defaults of a pretrained policy whose learner and engines compute on processor cores, for a model
+of a hundred million weights on two: a step of 32 trials with adapters, in passes of little memory,
+and no evaluation before the end. All other defaults are the schema's."""
 
 
 def completed(tree: Table) -> Table:
     """A tree with all kinds stated, a tiny policy's defaults, and None for absent sections."""
     whole = _with_kinds(tree, Config)
-    policy = whole["policy"]
-    if isinstance(policy, dict) and policy.get("kind") == "tiny":
-        whole = over(WITH_TINY, whole, Config)
+    whole = over(_defaults(whole), whole, Config)
     for table, key, hint in tables(Config, whole):
         if table.get(key) == NONE and may_be_absent(hint):
             table[key] = None
     return whole
+
+
+def _defaults(whole: Table) -> Table:
+    """Defaults that hold instead of the schema's."""
+    policy, engine, learner = (
+        table if isinstance(table := whole.get(name, {}), dict) else {}
+        for name in ("policy", "engine", "learner")
+    )
+    if policy.get("kind") == "tiny":
+        return WITH_TINY
+    is_on_cores = engine.get("kind") == "embedded" and learner.get("device", "cpu") == "cpu"
+    return ON_CORES if policy.get("kind") == "pretrained" and is_on_cores else {}
 
 
 def stated_absent(tree: Table) -> Table:

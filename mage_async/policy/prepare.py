@@ -30,14 +30,14 @@ def prepare_policy(
     """Make `directory` the model directory of version 0; says in a few words where it came from."""
     policy, warm = config.policy, config.warm_start
     if warm is None and isinstance(policy, Pretrained):
-        directory.symlink_to(_source(policy.source), target_is_directory=True)
+        directory.symlink_to(source_directory(policy.source), target_is_directory=True)
         return f"{policy.source}, as it is"
     cached = cache_folder() / _key(config, build)
     if warm and warm.cache and (cached / "config.json").is_file():
         shutil.copytree(cached, directory)
         return "from the cache of an earlier warm start"
     is_tiny = isinstance(policy, Tiny)
-    source = _built(config, policy, directory) if is_tiny else _source(policy.source)
+    source = _built(config, policy, directory) if is_tiny else source_directory(policy.source)
     if warm is None:
         return "built here"
     _clone(config, warm, source, directory, report)
@@ -95,7 +95,7 @@ def _demonstrations(
     return trials, word_tokens(environment, chat)
 
 
-def _source(name: str) -> Path:
+def source_directory(name: str) -> Path:
     """A local directory, or a model of the hub, downloaded once."""
     if folder := local_policy(name):
         return folder

@@ -7,7 +7,7 @@ from typing import Any
 from mage_async.admission.counts import LedgerCounts
 from mage_async.policy_version import PROVENANCES, tokens_by_provenance
 from mage_async.tasks.population import version_of
-from mage_async.trajectory import Group, Trial
+from mage_async.trajectory import Group, Kind, Trial
 
 INJECTIONS = {side: f"injections_by_{side}" for side in ("environment", "opponent")}
 """Names of metrics, by the side that wrote the text of a special token."""
@@ -20,6 +20,7 @@ METRICS: dict[str, tuple[str, str]] = {
         "reached repeats the last.",
     ),
     "invalid_actions_per_trial": ("1", "Actions that were refused or could not be parsed."),
+    "valid_action_share": ("share", "Actions that were neither, of all actions."),
     "injections_by_environment": (
         "observations",
         "Observations that held the text of a special token of the chat; the agent was told it as "
@@ -104,6 +105,7 @@ def batch_metrics(
     return {
         "return_by_episode": [sum(row) / len(row) / units for row in zip(*rows, strict=True)],
         "invalid_actions_per_trial": _mean([trial.num_invalid() for trial in trials]),
+        "valid_action_share": _valid_share(trials),
         **_injections(trials),
         "trials_per_s": len(trials) / elapsed_s,
         "generated_tokens_per_s": sum(trial.num_sampled() for trial in trials) / elapsed_s,
@@ -135,6 +137,11 @@ def injections_by_source(
         for side, source in sources.items()
     }
     return {source: count for source, count in counts.items() if count}
+
+
+def _valid_share(trials: Sequence[Trial]) -> float:
+    num_actions = sum(turn.kind is Kind.ACT for trial in trials for turn in trial.turns)
+    return 1.0 - sum(trial.num_invalid() for trial in trials) / max(1, num_actions)
 
 
 def prefix_rates(trials: Sequence[Trial]) -> dict[str, float]:

@@ -39,6 +39,7 @@ def step(number, blocked_s=None, faults=(), returns=(0.0, 0.4, 0.5)):
         "prefix_hit_rate": 0.86,
         "entropy": 0.7,
         "invalid_actions_per_trial": 0.1,
+        "valid_action_share": 0.992,
     }
     return "learner", {"event": "step", "metrics": metrics, **seen(blocked_s or {}, faults)}
 

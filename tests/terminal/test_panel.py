@@ -47,6 +47,7 @@ def test_the_panel_says_all_that_is_known(config, run):
         "0.60 mean  1 max of 1 allowed",
         "86.0% hit",
         "0.700 nats entropy",
+        "99.2% valid actions",
         "0.10 invalid",
         "432 granted = 144 trained + 0 dropped + 288 in flight",
         "80% training",

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from mage_async.config.schema import Config
 
 HELP = "Train a language agent: actors play, a learner trains, and a report is written."
-DEFAULT_ACTORS = 4
+DEFAULT_ACTORS, DEFAULT_PRETRAINED_ACTORS = 4, 1
+"""An actor of a pretrained policy holds a copy of its weights, and plays many trials at once."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--actors",
         type=int,
         metavar="N",
-        help=f"actor processes ({DEFAULT_ACTORS}; a resumed run has as many as before)",
+        help=f"actor processes ({DEFAULT_ACTORS}, or {DEFAULT_PRETRAINED_ACTORS} with a pretrained "
+        "policy; a resumed run has as many as before)",
     )
     parser.add_argument("--learner", type=int, default=1, metavar="N", help="learner processes (1)")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is written")
@@ -68,6 +70,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.config import config_file
     from mage_async.config.policy_source import check_source
     from mage_services.cli.supervised_run import run_to_end
+    from mage_services.processes.preflight import look_at_policy
 
     config = _config(given)
     if given.print_config:
@@ -80,6 +83,7 @@ def run(given: argparse.Namespace) -> int:
     _rehearse(config)
     if not given.resume:  # a resumed run keeps the policy it began from
         check_source(config.policy)
+        config = look_at_policy(config, given.actors or _default_actors(config), say=print)
     with _opened(given, config) as (directory, num_actors):
         return run_to_end(directory, config, num_actors=num_actors, is_resumed=given.resume)
 
@@ -144,6 +148,12 @@ def _opened(given: argparse.Namespace, config: "Config") -> Iterator[tuple[RunDi
         yield directory, num_actors
 
 
+def _default_actors(config: "Config") -> int:
+    from mage_async.config.schema import Pretrained
+
+    return DEFAULT_PRETRAINED_ACTORS if isinstance(config.policy, Pretrained) else DEFAULT_ACTORS
+
+
 def _write_start(directory: RunDirectory, given: argparse.Namespace, config: "Config") -> int:
     """Write the resolved configuration and the number of actors, which is returned."""
     from mage_async.config import config_file
@@ -156,7 +166,9 @@ def _write_start(directory: RunDirectory, given: argparse.Namespace, config: "Co
         )
     directory.logs.mkdir(exist_ok=True)
     directory.checkpoints.mkdir(exist_ok=True)
-    num_actors = given.actors or read_document(directory.launch).get("actors", DEFAULT_ACTORS)
+    num_actors = given.actors or read_document(directory.launch).get(
+        "actors", _default_actors(config)
+    )
     write_whole(directory.config, config_file.dump(config))
     write_whole(directory.launch, json.dumps({"actors": num_actors}) + "\n")
     return num_actors

@@ -186,7 +186,8 @@ def _rows(state: RunState) -> list[tuple[str, str]]:
             (
                 "policy",
                 f"{last['entropy']:.3f} [dim]nats entropy[/]  "
-                f"{last['invalid_actions_per_trial']:.2f} [dim]invalid actions/trial[/]",
+                f"{last['valid_action_share']:.1%} [dim]valid actions,[/] "
+                f"{last['invalid_actions_per_trial']:.2f} [dim]invalid/trial[/]",
             ),
         ]
     for source, count in state.injections().items():

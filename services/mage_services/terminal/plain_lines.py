@@ -94,6 +94,7 @@ class PlainView:
             f" staleness_max={metrics['staleness_max']:.0f}"
             f" prefix_hit_rate={metrics['prefix_hit_rate']:.3f}"
             f" entropy={metrics['entropy']:.3f}"
+            f" valid={metrics['valid_action_share']:.1%}"
             f" invalid={metrics['invalid_actions_per_trial']:.2f}"
             + "".join(f" {name}={metrics[name]}" for name in INJECTIONS.values() if name in metrics)
             + ("" if left is None else f" left_s={left:.0f}")

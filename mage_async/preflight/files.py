@@ -1,0 +1,97 @@
+"""What the files of a model directory say, before anything is loaded; torch is not imported.
+
+The tokenizer and the chat template are used as a trial uses them, on trials that a script plays:
+so a context that is too short, or an action that is cut off, is known in words of this model.
+"""
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mage_async.assembly import environment_of, rules_of
+from mage_async.config.schema import Config
+from mage_async.errors import ConfigError, PolicyError
+from mage_async.inference.chat_files import load_chat
+from mage_async.trajectory import Kind, Trial
+from mage_async.trials.scripted import random_task, scripted_trial
+
+NUM_TRIALS = 3
+"""Scripted trials that are measured."""
+MAX_HEADER_BYTES = 1 << 27
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Lengths of trials in the tokens of a policy."""
+
+    scripted: int
+    """Tokens of the longest context of the shortest scripted trial."""
+    longest: int
+    """The same, with every action as long as it may be."""
+    num_turns: int
+    """Turns of the longest scripted trial."""
+
+
+def check_files(config: Config, directory: Path) -> Contexts:
+    """Read tokenizer and chat template, and measure scripted trials in their tokens.
+
+    Raises:
+        PolicyError: there is none of them, or the template drops words.
+        ConfigError: no trial has room in the engine, or no action in its tokens.
+    """
+    environment = environment_of(config)
+    chat = load_chat(directory, thinking=config.transcript.thinking)
+    rules = rules_of(config, environment, chat, config.trial.episodes)
+    source, members = random.Random(0), environment.members("train")
+    tasks = [random_task(environment, members, source) for _ in range(NUM_TRIALS)]
+    trials = [scripted_trial(environment, task, 0, rules, chat) for task in tasks]
+    _check_actions(config, trials)
+    scripted = min(max(turn.start for turn in trial.turns) + 1 for trial in trials)
+    if scripted > config.engine.max_tokens:
+        raise ConfigError(
+            f"engine.max_tokens must be at least {scripted}, which a trial of "
+            f"{config.trial.episodes} episodes takes in the tokens of {directory}; "
+            f"got {config.engine.max_tokens}"
+        )
+    num_turns = max(len(trial.turns) for trial in trials)
+    longest = max(len(segment.tokens) for trial in trials for segment in trial.segments)
+    sampled = num_turns * config.transcript.max_action_tokens
+    return Contexts(scripted, longest + sampled, num_turns)
+
+
+def num_weights(directory: Path) -> int:
+    """Numbers in the safetensors files of a directory, from their headers; 0 where there are none.
+
+    Raises:
+        PolicyError: a file is cut short or is no safetensors file.
+    """
+    return sum(
+        math.prod(entry["shape"])
+        for file in sorted(directory.glob("*.safetensors"))
+        for name, entry in _header(file)
+        if name != "__metadata__"
+    )
+
+
+def _header(file: Path) -> Iterator[tuple[str, dict[str, list[int]]]]:
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            yield from json.loads(opened.read(min(size, MAX_HEADER_BYTES))).items()
+    except (OSError, ValueError, AttributeError) as error:
+        raise PolicyError(f"{file}: cannot be read as safetensors: {error}") from error
+
+
+def _check_actions(config: Config, trials: list[Trial]) -> None:
+    longest = max(
+        turn.stop - turn.start for trial in trials for turn in trial.turns if turn.kind is Kind.ACT
+    )
+    if longest > config.transcript.max_action_tokens:
+        raise ConfigError(
+            f"transcript.max_action_tokens must be at least {longest}, which an action of "
+            f"{config.environment.name!r} has in this policy's tokens; "
+            f"got {config.transcript.max_action_tokens}"
+        )

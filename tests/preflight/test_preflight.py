@@ -1,0 +1,109 @@
+"""What is known of a pretrained policy before a run begins."""
+
+import json
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from mage_async.assembly import WORDS
+from mage_async.config import config_file
+from mage_async.config.schema import Config, Tiny
+from mage_async.environments.catalogue import load
+from mage_async.errors import ConfigError, DeterministicFailure, PolicyError
+from mage_async.policy.load import build_tiny
+from mage_async.preflight.files import check_files, num_weights
+from mage_async.preflight.first_turns import play_first_turns
+from mage_async.preflight.size import check_size, with_deadlines
+from mage_services.processes.preflight import look_at_policy
+
+GB = 10**9
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A model of random weights, whose answers are hardly ever actions."""
+    build_tiny(Tiny(), [*load("rps").facts.words, *WORDS], 0, tmp_path)
+    return tmp_path
+
+
+def pretrained(directory: Path, *changes: str) -> Config:
+    changes = (f"policy.source={directory}", "engine.max_tokens=2048", *changes)
+    return config_file.load(config_file.find(None), list(changes))
+
+
+def test_a_policy_without_a_chat_template_is_one_sentence(directory: Path) -> None:
+    for file in ("chat_template.jinja", "tokenizer_config.json"):
+        (directory / file).unlink(missing_ok=True)
+    with pytest.raises(PolicyError, match="has no chat template"):
+        look_at_policy(pretrained(directory), 1, say=print)
+
+
+def test_a_context_too_short_for_the_policys_own_tokens_is_refused(directory: Path) -> None:
+    found = check_files(pretrained(directory), directory)
+    assert found.num_turns == 3 * load("rps").facts.max_turns
+    assert found.scripted < found.longest
+    short = f"engine.max_tokens={found.scripted - 1}"
+    with pytest.raises(ConfigError, match=f"max_tokens must be at least {found.scripted}"):
+        check_files(pretrained(directory, short), directory)
+
+
+def test_actions_that_would_be_cut_off_are_refused(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="max_action_tokens must be at least"):
+        check_files(pretrained(directory, "transcript.max_action_tokens=1"), directory)
+
+
+def test_weights_are_counted_from_headers_alone(directory: Path) -> None:
+    assert num_weights(directory) == 94_592
+    (directory / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nothing!")
+    with pytest.raises(PolicyError, match="cannot be read as safetensors"):
+        num_weights(directory)
+
+
+def test_a_policy_that_is_larger_than_the_memory_is_refused(directory: Path) -> None:
+    config = pretrained(directory, "policy.lora=none")
+    check_size(config, num_weights=GB, num_actors=1, memory_bytes=24 * GB)
+    with pytest.raises(ConfigError, match=r"learner needs 32\.0 GB .* set policy\.lora\.rank = 16"):
+        check_size(config, num_weights=2 * GB, num_actors=1, memory_bytes=24 * GB)
+    adapted = pretrained(directory, "policy.lora.rank=16")
+    check_size(adapted, num_weights=2 * GB, num_actors=1, memory_bytes=24 * GB)
+
+
+def test_first_turns_count_valid_actions_and_show_one(directory: Path) -> None:
+    seconds = count()
+    seen = play_first_turns(pretrained(directory), directory, lambda: float(next(seconds)))
+    assert seen is not None
+    assert (seen.num_actions, seen.turn_s) == (16, 0.5)
+    assert seen.sentence().startswith(f"{seen.num_valid} of 16 actions were valid; here is one")
+    assert seen.example
+
+
+def test_deadlines_follow_what_a_turn_takes(directory: Path) -> None:
+    config = pretrained(directory, "engine.max_contexts=8")
+    kept, notes = with_deadlines(config, turn_s=0.1, num_turns=10)
+    assert (kept, notes) == (config, [])
+    raised, notes = with_deadlines(config, turn_s=100.0, num_turns=10)
+    assert (raised.engine.turn_deadline_s, raised.admission.grant_deadline_s) == (500.0, 5000.0)
+    assert [note.split()[0] for note in notes] == [
+        "engine.turn_deadline_s",
+        "admission.grant_deadline_s",
+    ]
+
+
+def test_the_supervisor_looks_at_a_policy_through_a_process(directory: Path) -> None:
+    said: list[str] = []
+    config = pretrained(directory)
+    assert look_at_policy(config, 1, said.append) == config
+    assert any("of 16 actions were valid" in line for line in said)
+
+
+def test_what_the_process_finds_is_one_sentence(directory: Path) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"logit_scale": 2.0}))
+    with pytest.raises(DeterministicFailure, match="because of its logit scale"):
+        look_at_policy(pretrained(directory), 1, say=print)
+
+
+def test_a_tiny_policy_is_not_looked_at() -> None:
+    config = config_file.load(config_file.find(None), [])
+    assert look_at_policy(config, 1, say=pytest.fail) is config
