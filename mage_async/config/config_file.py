@@ -84,7 +84,7 @@ def _parsed(written: Assignments, where: str, *, is_recorded: bool = False) -> C
     """Turn plain data into a `Config`; `where` begins the error of what no assignment says."""
     if fault := unwritable(written.tree):
         raise _error(fault, written, where)
-    tree = completed(written.tree)
+    tree = completed(written.tree, is_recorded=is_recorded)
     try:
         return without_empty(msgspec.convert(tree, Config))
     except msgspec.ValidationError as error:

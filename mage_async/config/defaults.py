@@ -57,7 +57,7 @@ ON_CORES: Table = {
         "learning_rate": 0.0002,
         "warmup_steps": 2,
         "entropy": 0.01,
-        "tokens_per_pass": 2048,
+        "tokens_per_pass": 8192,
         "activation_checkpointing": True,
         "threads": 1,
     },
@@ -68,17 +68,23 @@ of a hundred million weights on two: a step of 32 trials with adapters, in passe
 and no evaluation before the end. All other defaults are the schema's."""
 
 
-def completed(tree: Table) -> Table:
-    """A tree with all kinds stated, a tiny policy's defaults, and None for absent sections."""
+def completed(tree: Table, *, is_recorded: bool = False) -> Table:
+    """A tree with all kinds stated, the defaults of its kind of policy, and None for absent
+    sections.
+
+    Args:
+        is_recorded: a run wrote the tree: a key that it lacks is newer than the run and gets the
+            schema's default.
+    """
     whole = _with_kinds(tree, Config)
-    whole = over(_defaults(whole), whole, Config)
+    whole = over(_defaults(whole, is_recorded), whole, Config)
     for table, key, hint in tables(Config, whole):
         if table.get(key) == NONE and may_be_absent(hint):
             table[key] = None
     return whole
 
 
-def _defaults(whole: Table) -> Table:
+def _defaults(whole: Table, is_recorded: bool) -> Table:
     """Defaults that hold instead of the schema's."""
     policy, engine, learner = (
         table if isinstance(table := whole.get(name, {}), dict) else {}
@@ -87,7 +93,8 @@ def _defaults(whole: Table) -> Table:
     if policy.get("kind") == "tiny":
         return WITH_TINY
     is_on_cores = engine.get("kind") == "embedded" and learner.get("device", "cpu") == "cpu"
-    return ON_CORES if policy.get("kind") == "pretrained" and is_on_cores else {}
+    is_pretrained = policy.get("kind") == "pretrained"
+    return ON_CORES if is_pretrained and is_on_cores and not is_recorded else {}
 
 
 def stated_absent(tree: Table) -> Table:

@@ -68,10 +68,15 @@ def read_weights(
 ) -> Weights:
     """Read a safetensors file, or all those of a model directory.
 
+    float32 tensors that the forward takes as they are stay in the file's mapping: processes of one
+    machine share these pages, and a deleted file is kept by them. A file that is published must be
+    replaced as a whole and never written into.
+
     Raises:
         PolicyError: a file cannot be read, or holds another model's tensors.
     """
-    return as_weights(_read(weight_files(path)), architecture, str(path), arithmetic)
+    named = _read(weight_files(path))
+    return as_weights(named, architecture, str(path), arithmetic, copies=False)
 
 
 def as_weights(
@@ -79,14 +84,19 @@ def as_weights(
     architecture: Architecture,
     where: str,
     arithmetic: Arithmetic = ARITHMETICS["float32"],
+    *,
+    copies: bool = True,
 ) -> Weights:
-    """Arrange copies of a model's tensors; `where` they come from begins the error.
+    """Arrange a model's tensors; `where` they come from begins the error.
+
+    Args:
+        copies: what is read may change later, so all of it is copied.
 
     Raises:
         PolicyError: they are another model's.
     """
     tensors = {
-        name: tensor.to(torch.float32, copy=True)  # what is read may be gone tomorrow
+        name: tensor.to(torch.float32, copy=copies)
         for name, tensor in named
         if not name.endswith("rotary_emb.inv_freq")
     }

@@ -8,11 +8,13 @@ import pytest
 import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded, Pretrained, Sglang, Tiny
 from mage_async.config.sections.corrections import AnyCorrection
+from mage_async.config.sections.policy import Lora
 from mage_async.config.shape import kinds
 from mage_async.errors import ConfigError
 
@@ -51,24 +53,34 @@ def test_every_combination_of_kinds_is_read_back_as_written(
 def test_a_source_alone_is_a_pretrained_policy_with_its_own_defaults() -> None:
     tiny, config = quickstart(), quickstart("policy.source=models/mine", "environment.name=rps")
     assert isinstance(tiny.policy, Tiny)
-    assert config.policy == Pretrained(source="models/mine")
+    assert config.policy == Pretrained(source="models/mine", lora=Lora())
     assert config.warm_start is None
     assert config.transcript.rules
     assert config.transcript.max_action_tokens > 1
-    assert config.learner.learning_rate < 1e-4
+    assert config.learner.learning_rate < 1e-3
     assert config.engine.max_tokens > 1000
     assert config.trial == tiny.trial
     check(config)
 
 
 def test_a_source_in_a_file_is_a_pretrained_policy(tmp_path: Path) -> None:
-    config = mine(tmp_path, '[policy]\nsource = "models/mine"\n')
+    config = mine(tmp_path, '[policy]\nsource = "models/mine"\nlora = "none"\n')
     assert config.policy == Pretrained(source="models/mine")
     assert mine(tmp_path, '[policy]\nsource = "tiny"\n').policy == Tiny()
 
 
 def test_a_file_that_says_nothing_is_a_run_of_a_pretrained_policy(tmp_path: Path) -> None:
-    assert mine(tmp_path, "") == Config()
+    assert mine(tmp_path, "").policy == Pretrained(lora=Lora())
+    assert mine(tmp_path, '[engine]\nkind = "sglang"\n') == Config(engine=Sglang())
+
+
+def test_a_pretrained_policy_on_cores_has_defaults_that_fit_two_of_them(tmp_path: Path) -> None:
+    config, on_gpu = mine(tmp_path, ""), mine(tmp_path, "", "learner.device=cuda:0")
+    assert 0 < config.engine.max_tokens <= config.learner.tokens_per_pass
+    assert config.learner.activation_checkpointing
+    assert config.evaluation.every == 0
+    assert on_gpu == replace(Config(), learner=replace(Config().learner, device="cuda:0"))
+    assert config_file.load_recorded(tmp_path / "mine.toml") == Config()
 
 
 def test_a_warm_start_that_the_file_says_of_its_policy_goes_with_it() -> None:
@@ -103,7 +115,8 @@ def test_a_changed_kind_keeps_what_both_kinds_have_and_drops_the_rest(
 def test_a_changed_engine_drops_the_other_engines_keys(tmp_path: Path) -> None:
     text = '[engine]\nthreads = 2\narithmetic = "exact"\n'
     assert mine(tmp_path, text, "engine.kind=sglang").engine == Sglang(threads=2)
-    assert mine(tmp_path, text).engine == Embedded(threads=2, arithmetic="exact")
+    found = mine(tmp_path, text, "engine.max_tokens=8192", "engine.turn_deadline_s=300")
+    assert found.engine == Embedded(threads=2, arithmetic="exact")
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
