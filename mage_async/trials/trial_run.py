@@ -92,14 +92,15 @@ class TrialRun:
         self._acted: _Acted | None = None
         self._call: Call | None = None
         self._closings: list[Call] = []
-        self._play = self._begin(self._episode)
+        self._slow: SlowPlay | None = None
+        self._play = self._begun()
 
     def next_call(self) -> Call | None:
         """What a slow environment has to be asked before there is a next prompt; None: nothing."""
         if self._closings:
             self._call = self._closings.pop()
-        elif isinstance(self._play, SlowPlay) and not self._is_done:
-            self._call = self._play.next_call()
+        elif self._slow is not None and not self._is_done:
+            self._call = self._slow.next_call()
         else:
             self._call = None
         return self._call
@@ -228,9 +229,15 @@ class TrialRun:
         self._kind = Kind.ACT
         self._transcript.tell(self._rules.prompts.act, Kind.ACT)
 
+    def _begun(self) -> Play:
+        """The play of the next episode; a fast one is never asked for calls."""
+        play = self._begin(self._episode)
+        self._slow = play if isinstance(play, SlowPlay) else None
+        return play
+
     def _retire(self) -> None:
         """Nothing more is asked of the play."""
-        if isinstance(self._play, SlowPlay) and (call := self._play.closing()) is not None:
+        if self._slow is not None and (call := self._slow.closing()) is not None:
             self._closings.append(call)
 
     def _end_episode(self, outcome: Outcome) -> None:
@@ -259,7 +266,7 @@ class TrialRun:
         self._episode, self._index_in_episode, self._kind = self._episode + 1, 0, Kind.ACT
         self._earned = 0.0
         self._last_words = last_words
-        self._play = self._begin(self._episode)
+        self._play = self._begun()
 
     def _open(self, last_words: str) -> None:
         """Say how the episode begins, once it is the agent's turn."""
