@@ -30,7 +30,10 @@ def prepare_policy(
     """Make `directory` the model directory of version 0; says in a few words where it came from."""
     policy, warm = config.policy, config.warm_start
     if warm is None and isinstance(policy, Pretrained):
-        directory.symlink_to(source_directory(policy.source), target_is_directory=True)
+        source = source_directory(policy.source)
+        if tools := environment_of(config).tools:
+            load_chat(source).offering(tools)  # a template that offers none is refused here
+        directory.symlink_to(source, target_is_directory=True)
         return f"{policy.source}, as it is"
     cached = cache_folder() / _key(config, build)
     if warm and warm.cache and (cached / "config.json").is_file():

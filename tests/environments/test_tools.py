@@ -23,6 +23,7 @@ from mage_async.environments.tools.parse import NoCall, ToolCall, parse_calls
 from mage_async.environments.tools.steps import MAX_CALLS, with_step
 from mage_async.errors import CallFault, ConfigError, PolicyError
 from mage_async.inference.chat_files import load_chat
+from mage_async.policy.prepare import prepare_policy
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
@@ -33,6 +34,7 @@ from tests.helpers.scripted_engine import Answer, ScriptedEngine, at_once
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "tests" / "inference" / "chat_templates"
 TASK = Task("boxes", "0", 5)
+BOXES = "tests.environments.test_tools:Boxes"
 
 
 class Boxes:
@@ -350,6 +352,18 @@ def test_an_answer_of_a_tool_forges_no_turn(chat: ChatFormat) -> None:
 def test_a_template_without_tools_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"the chat template offers no tools, .* has look, move"):
         trial_of(Boxes, chat_of(tmp_path, "smollm2.jinja"), "x")
+
+
+def test_a_run_is_refused_before_it_plays_where_its_model_takes_no_tools(
+    tmp_path: Path,
+) -> None:
+    chat_of(tmp_path, "smollm2.jinja")
+    (tmp_path / "config.json").write_text("{}")
+    given = ["policy.kind=pretrained", f"policy.source={tmp_path}", f"environment.name={BOXES}"]
+    config = config_file.load(config_file.find(None), given)
+    with pytest.raises(PolicyError, match="the chat template offers no tools"):
+        prepare_policy(config, tmp_path / "policy", "build", print)
+    assert not (tmp_path / "policy").exists()
 
 
 def test_the_example_of_the_documentation_is_an_environment(
