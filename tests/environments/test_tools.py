@@ -218,6 +218,73 @@ def test_what_a_tool_raises_is_the_environments_fault() -> None:
         outcomes(Boxes, call("fall"))
 
 
+SHAKE = {
+    "type": "function",
+    "function": {
+        "name": "shake",
+        "description": "Shake boxes.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "boxes": {"type": "array", "items": {"type": "integer", "minimum": 1}},
+                "how": {"enum": ["hard", "softly"]},
+                "by": {"type": "object", "properties": {"hand": {"type": "string"}}},
+            },
+            "required": ["boxes"],
+        },
+    },
+}
+
+
+class Given(Boxes):
+    """A schema in OpenAI's form."""
+
+    @tool(schema=SHAKE)
+    def shake(self, boxes, how="softly", by=None):  # type: ignore[no-untyped-def]
+        return {"boxes": boxes, "how": how, "by": by}
+
+
+def test_a_given_schema_is_offered_and_checked_as_it_is() -> None:
+    assert tools_of(Given)["shake"].schema == SHAKE
+    said = (
+        call("shake", boxes=[1], by={"hand": "left"}),
+        call("shake", boxes=[0]),
+        call("shake", boxes=[1], how="well"),
+        call("shake", boxes=[1], by={"hand": 1}),
+    )
+    right, *wrong = outcomes(Given, *said)
+    assert right.observation == '{"boxes":[1],"how":"softly","by":{"hand":"left"}}'
+    assert [each.observation for each in wrong] == [
+        "Error: shake: Expected `int` >= 1 - at `$.boxes[0]`.",
+        "Error: shake: Invalid enum value 'well' - at `$.how`.",
+        "Error: shake: Expected `str`, got `int` - at `$.by.hand`.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"name": "look"}, "its schema must have `parameters`, and the method's name, got 'look'"),
+        (
+            {"parameters": {"properties": {"a": {"anyOf": []}}}},
+            "the schema's anyOf would not be checked",
+        ),
+        (
+            {"parameters": {"properties": {"a": {"type": "text"}}}},
+            "'text' is no type of JSON",
+        ),
+    ],
+)
+def test_a_schema_that_would_not_be_checked_is_refused(schema: dict[str, Any], said: str) -> None:
+    class Own(Boxes):
+        @tool(schema=schema)
+        def shake(self, a: str) -> str:
+            return a
+
+    with pytest.raises(ConfigError, match=said):
+        with_step(Own)
+
+
 class Untyped(Boxes):
     """A parameter has no type."""
 

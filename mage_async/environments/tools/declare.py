@@ -2,12 +2,13 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints, overload
 
 import msgspec
 
+from mage_async.environments.tools.given_schema import arguments_of
 from mage_async.errors import ConfigError
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -15,12 +16,24 @@ _MARK = "is_offered_tool"
 _ARGUMENT = re.compile(r"(\w+)(?: \(.*?\))?: (.+)")
 
 
-def tool(method: _Method) -> _Method:
+@overload
+def tool(method: _Method) -> _Method: ...
+@overload
+def tool(*, schema: Mapping[str, Any]) -> Callable[[_Method], _Method]: ...
+def tool(method: Any = None, *, schema: Mapping[str, Any] | None = None) -> Any:
     """Offer a method, plain or `async`, to the agent: its parameters are typed, its docstring says
     what it does, and lines `name: text` below `Args:` say what its parameters are.
+
+    Args:
+        schema: says all that instead, as OpenAI's form of a function does in `parameters`,
+            `description` and `name`, which has to be the method's.
     """
-    setattr(method, _MARK, True)
-    return method
+
+    def mark(marked: _Method) -> _Method:
+        setattr(marked, _MARK, schema)
+        return marked
+
+    return mark if method is None else mark(method)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,8 @@ class Tool:
     name: str
     arguments: type[msgspec.Struct]
     """What a call's arguments have to be."""
+    is_given: bool
+    """The user gave the schema, so the method takes what JSON holds."""
     schema: dict[str, Any]
     """As chat templates take it: OpenAI's form of a function."""
     is_async: bool
@@ -41,6 +56,8 @@ class Tool:
             msgspec.ValidationError: they do not follow the schema.
         """
         read = msgspec.convert(arguments, self.arguments)
+        if self.is_given and isinstance(arguments, dict):
+            return arguments
         return {name: getattr(read, name) for name in read.__struct_fields__}
 
 
@@ -62,16 +79,36 @@ def tools_of(kind: type) -> dict[str, Tool]:
 
 def _tool(kind: type, method: Any) -> Tool:
     place = f"{kind.__name__}.{method.__name__}"
+    if given := getattr(method, _MARK):
+        function = _given(place, method.__name__, given)
+        arguments = arguments_of(place, function["parameters"])
+    else:
+        arguments = _arguments(place, method)
+        function = _function(place, method, arguments)
+    schema = {"type": "function", "function": function}
+    is_async = inspect.iscoroutinefunction(method)
+    return Tool(method.__name__, arguments, bool(given), schema, is_async)
+
+
+def _function(place: str, method: Any, arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    """What a signature and a docstring say."""
     says, says_of_arguments = _documented(place, method)
-    arguments = _arguments(place, method)
     parameters = _schema(place, arguments)
     for name, said in says_of_arguments.items():
         if name in parameters["properties"]:
             parameters["properties"][name]["description"] = said
-    function = {"name": method.__name__, "description": says, "parameters": parameters}
-    is_async = inspect.iscoroutinefunction(method)
-    schema = {"type": "function", "function": function}
-    return Tool(method.__name__, arguments, schema, is_async)
+    return {"name": method.__name__, "description": says, "parameters": parameters}
+
+
+def _given(place: str, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The function of a given schema, with or without OpenAI's envelope."""
+    function = schema.get("function", schema)
+    named = function.get("name", name)
+    if named != name or not isinstance(function.get("parameters"), Mapping):
+        raise ConfigError(
+            f"tool {place}: its schema must have `parameters`, and the method's name, got {named!r}"
+        )
+    return {"name": name, **function}
 
 
 def _arguments(place: str, method: Any) -> type[msgspec.Struct]:
