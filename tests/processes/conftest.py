@@ -12,6 +12,12 @@ from mage_async.config import config_file
 from mage_services.processes import supervisor as supervisor_module
 from tests.helpers.supervised_runs import OUTER, STAND_IN, Outer, Site, resume
 
+BESIDE_THE_REAL_ONES = """
+from pkgutil import extend_path
+__path__ = extend_path(__path__, __name__)
+"""
+"""Of a package of stand-ins: modules that have no stand-in are the real ones."""
+
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
@@ -19,7 +25,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     for module in ("learner/learner", "actor/actor", "actor/evaluator"):
         file = stand_ins / "mage_services" / f"{module}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.with_name("__init__.py").touch()
+        file.with_name("__init__.py").write_text(BESIDE_THE_REAL_ONES)
         file.write_text(STAND_IN)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stand_ins), *sys.path]))
     monkeypatch.setattr(supervisor_module, "BACK_OFF_S", (0.0,))
