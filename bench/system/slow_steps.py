@@ -1,6 +1,6 @@
 """Environments that wait: how many trials one actor keeps in flight, and what a slow step delays.
 
-    python -m bench.system.slow_steps                  3 minutes
+    python -m bench.system.slow_steps                  4 minutes
 
 A real actor on an engine without a model; the learner is in memory. First 512 trials at once, whose
 every step waits 1 s, in a thread or as a coroutine: steps a second from the first grant to the last
