@@ -72,7 +72,9 @@ def measure(model: Path, variant: str, threads: int) -> dict[str, Any]:
         add_adapters(policy, Lora(), 0)
     trainer = Trainer(policy, rules, 1.0, 0, max_staleness=1)
     trained = sum(one.nbytes for one in policy.parameters() if one.requires_grad)
-    loaded, weights = _resident("VmRSS"), sum(one.nbytes for one in policy.parameters())
+    weights = sum(one.nbytes for one in policy.parameters())
+    assert all(one.isfinite().all() for one in policy.parameters())  # a mapped file is read so
+    loaded = _resident("VmRSS")
     vocabulary, source = trainer.model.config.vocab_size, np.random.default_rng(0)
     took_s = []
     for _ in range(NUM_STEPS):
