@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *NOUNS, "assembly", "config", "inference", "learning", "results", "trials",
     },
     "mage_async.preflight": {
-        *NOUNS, "assembly", "config", "inference", "policy", "trials",
+        *NOUNS, "environments", "assembly", "config", "inference", "policy", "trials",
     },
     "mage_async.algorithm": {
         *NOUNS, "assembly", "config", "environments", "inference", "learning", "policy", "results",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config.schema import Config
+from mage_async.environments.reset_step import ResetStep
 from mage_async.errors import ConfigError, PolicyError
 from mage_async.inference.chat_files import load_chat
 from mage_async.trajectory import Kind, Trial
@@ -38,12 +39,18 @@ class Contexts:
 def check_files(config: Config, directory: Path) -> Contexts:
     """Read tokenizer and chat template, and measure scripted trials in their tokens.
 
+    Where an environment has no script, or makes calls that may wait, its trials are not measured
+    here: the longest is taken to have all turns, and its observations are known when it is played.
+
     Raises:
         PolicyError: there is none of them, or the template drops words.
         ConfigError: no trial has room in the engine, or no action in its tokens.
     """
     environment = environment_of(config)
     chat = load_chat(directory, thinking=config.transcript.thinking)
+    num_turns = config.trial.episodes * environment.facts.max_turns
+    if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
+        return Contexts(0, num_turns * config.transcript.max_action_tokens, num_turns)
     rules = rules_of(config, environment, chat, config.trial.episodes)
     source, members = random.Random(0), environment.members("train")
     tasks = [random_task(environment, members, source) for _ in range(NUM_TRIALS)]

@@ -15,7 +15,7 @@ from mage_async.inference.scheduler import Scheduler
 from mage_async.policy.guards import check_trainable
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duel_run import Run, begin_trial, settle
+from mage_async.trials.duel_run import Run, begin_trial
 from mage_async.trials.scripted import random_task
 
 NUM_TURNS = 2
@@ -45,12 +45,13 @@ class FirstTurns:
 
 
 def play_first_turns(
-    config: Config, directory: Path, now: Callable[[], float]
+    config: Config, directory: Path, now: Callable[[], float], settle: Callable[[Run], None]
 ) -> FirstTurns | None:
     """Check that the policy can be trained, and play a group of trials for `NUM_TURNS` turns.
 
     Args:
         now: a clock, in seconds.
+        settle: makes the calls that a trial waits for, and hands over what they returned.
 
     Returns:
         What was seen; None where another engine than the embedded one serves the policy.
@@ -68,7 +69,7 @@ def play_first_turns(
     runs = _runs(config, chat, size)
     began = now()
     for _ in range(NUM_TURNS):
-        _play_turn(runs, Scheduler(model))
+        _play_turn(runs, Scheduler(model), settle)
     return _seen(runs, chat, (now() - began) / NUM_TURNS)
 
 
@@ -83,7 +84,7 @@ def _runs(config: Config, chat: ChatFormat, count: int) -> list[Run]:
     ]
 
 
-def _play_turn(runs: Sequence[Run], engine: Scheduler) -> None:
+def _play_turn(runs: Sequence[Run], engine: Scheduler, settle: Callable[[Run], None]) -> None:
     """One completion for each trial that is not over."""
     asked: dict[str, Run] = {}
     for run in runs:

@@ -1,6 +1,7 @@
 """What is known of a pretrained policy before a run begins."""
 
 import json
+import sys
 from itertools import count
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from mage_async.policy.load import build_tiny
 from mage_async.preflight.files import check_files, num_weights
 from mage_async.preflight.first_turns import play_first_turns
 from mage_async.preflight.size import check_size, with_deadlines
-from mage_services.processes.preflight import look_at_policy
+from mage_async.trials.duel_run import settle
+from mage_services.actor.preflight import look_at_policy
 
 GB = 10**9
 
@@ -73,7 +75,7 @@ def test_a_policy_that_is_larger_than_the_memory_is_refused(directory: Path) -> 
 
 def test_first_turns_count_valid_actions_and_show_one(directory: Path) -> None:
     seconds = count()
-    seen = play_first_turns(pretrained(directory), directory, lambda: float(next(seconds)))
+    seen = play_first_turns(pretrained(directory), directory, lambda: float(next(seconds)), settle)
     assert seen is not None
     assert (seen.num_actions, seen.turn_s) == (16, 0.5)
     assert seen.sentence().startswith(f"{seen.num_valid} of 16 actions were valid; here is one")
@@ -109,3 +111,31 @@ def test_what_the_process_finds_is_one_sentence(directory: Path) -> None:
 def test_a_tiny_policy_is_not_looked_at() -> None:
     config = config_file.load(config_file.find(None), [])
     assert look_at_policy(config, 1, say=pytest.fail) is config
+
+
+LOCK = '''
+import asyncio, random
+
+class Lock:
+    """Guess a digit."""
+
+    async def reset(self, seed, task):
+        await asyncio.sleep(0.01)
+        self.code = random.Random(task).choice("123")
+        return "The lock is closed."
+
+    def step(self, action):
+        return "no", float(action == self.code), action == self.code
+'''
+
+
+def test_a_policy_is_looked_at_in_a_class_that_waits_and_has_no_script(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "waiting_lock.py").write_text(LOCK)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    said: list[str] = []
+    look_at_policy(pretrained(directory, "environment.name=waiting_lock:Lock"), 1, say=said.append)
+    assert any("actions were valid; here is one" in line for line in said)

@@ -4,6 +4,7 @@ The supervisor imports no torch. The process that does loads the policy once, pl
 prints one line of JSON and ends, and its memory is free again before the run begins.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -20,8 +21,10 @@ from mage_async.config.schema import Config, Pretrained
 from mage_async.errors import DeterministicFailure, MageError
 from mage_async.preflight.files import Contexts, check_files, num_weights
 from mage_async.preflight.size import check_size, with_deadlines
+from mage_async.trials.duel_run import Run
+from mage_services.actor.workers import Workers
 
-MODULE = "mage_services.processes.preflight"
+MODULE = "mage_services.actor.preflight"
 
 
 def look_at_policy(config: Config, num_actors: int, say: Callable[[str], None]) -> Config:
@@ -98,9 +101,22 @@ def _look(config: Config, num_actors: int) -> dict:
     assert isinstance(config.policy, Pretrained), "a tiny policy is not looked at"
     directory = source_directory(config.policy.source)
     found: dict = {"contexts": asdict(_check(config, directory, num_actors))}
-    if (seen := play_first_turns(config, directory, time.monotonic)) is not None:
+    with asyncio.Runner() as runner:
+        workers = Workers(config.environment.step_deadline_s)
+
+        def settle(run: Run) -> None:
+            runner.run(_settle(run, workers))
+
+        seen = play_first_turns(config, directory, time.monotonic, settle)
+    if seen is not None:
         found |= {"sentence": seen.sentence(), "turn_s": seen.turn_s}
     return found
+
+
+async def _settle(run: Run, workers: Workers) -> None:
+    """Make the calls that a trial waits for."""
+    while (call := run.next_call()) is not None:
+        run.answer(await workers.perform(call))
 
 
 def main() -> None:
