@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tasks", "trials",
     },
     "mage_async.launch": {"mage_services.cli"},
+    "mage_async.evaluate": {"launch"},
     "mage_kernels": set(),
     "mage_services.terminal": {"mage_async"},
     "mage_services.processes": {"mage_async", "mage_services.terminal"},

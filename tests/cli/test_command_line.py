@@ -215,3 +215,10 @@ def test_the_completion_of_bash_is_a_script_that_bash_reads(
     main(["completion", "bash"])
     script = capsys.readouterr().out
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_the_older_spelling_of_evaluate_evaluates(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mage_async.evaluate", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == EXIT_USAGE
+    assert done.stderr.startswith("mage evaluate: ")
