@@ -24,7 +24,7 @@ from mage_async.results.ablation import Finished
 from mage_async.results.ablation_matrix import Ablation
 from mage_async.results.ablation_means import by_setting
 from mage_async.results.intervals import interval, paired, standard_error
-from mage_services.cli.ablate import ablation_of
+from mage_services.cli.ablation.ablate import ablation_of
 from mage_services.cli.ablation.runs import run_ablation
 from mage_services.cli.main import command_tree
 

@@ -11,8 +11,8 @@ from mage_async.errors import RunError
 from mage_async.results.ablation import Cell, Finished, Setting
 from mage_async.results.ablation_matrix import Ablation
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.ablate import ablation_of
 from mage_services.cli.ablation import runs
+from mage_services.cli.ablation.ablate import ablation_of
 from mage_services.cli.ablation.plots import write_png
 from mage_services.cli.main import command_tree
 from mage_services.processes.run_lock import take_lock

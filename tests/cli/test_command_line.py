@@ -13,14 +13,16 @@ from mage_async import launch
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli import replay, supervised_run
-from mage_services.cli.completion import SHELLS
-from mage_services.cli.main import COMMANDS, EXIT_FAILED, EXIT_USAGE, main
+from mage_services.cli.commands import COMMANDS
+from mage_services.cli.main import EXIT_FAILED, EXIT_USAGE, main
+from mage_services.cli.running import replay, supervised_run
+from mage_services.cli.settings.completion import SHELLS
 
 HELP_OF_ALL = """
 import sys
-from mage_services.cli.completion import SHELLS
-from mage_services.cli.main import COMMANDS, main
+from mage_services.cli.settings.completion import SHELLS
+from mage_services.cli.commands import COMMANDS
+from mage_services.cli.main import main
 for arguments in ([], *([name] for name in COMMANDS)):
     try:
         main([*arguments, "--help"])

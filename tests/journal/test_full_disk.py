@@ -17,8 +17,8 @@ from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
 from mage_services.actor.evaluator import Follower
-from mage_services.cli import supervised_run
 from mage_services.cli.main import EXIT_USAGE, main
+from mage_services.cli.running import supervised_run
 from mage_services.learner.resume import _forget_after
 from mage_services.processes.json_lines import append_lines
 from mage_services.processes.process import Status

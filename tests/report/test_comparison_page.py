@@ -12,8 +12,8 @@ from mage_async.report.experiment_arms import arms, paired, read_run
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
-from mage_services.cli.evaluate import positive
-from mage_services.cli.report import write_report
+from mage_services.cli.looking.report import write_report
+from mage_services.cli.running.evaluate import positive
 
 LAST = ("evaluation", "heldout", "return_by_episode", -1)
 

@@ -18,7 +18,7 @@ from mage_async.results.ablation import (
 )
 from mage_async.results.intervals import interval, paired, standard_error
 from mage_async.results.summary import summarise, write_summary
-from mage_services.cli.ablate import ablation_of
+from mage_services.cli.ablation.ablate import ablation_of
 from mage_services.cli.ablation.progress import Progress
 from mage_services.cli.main import command_tree
 

@@ -1,1 +1,1 @@
-"""The `mage` command line, one file a command."""
+"""The `mage` command line: one room for each kind of command, one file a command."""

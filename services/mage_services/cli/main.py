@@ -8,60 +8,13 @@ imports what it computes with when it runs.
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from mage_async.errors import MageError, RunFailed
-from mage_services.cli import (
-    ablate,
-    actor,
-    completion,
-    config,
-    evaluate,
-    journal,
-    keys,
-    play,
-    replay,
-    report,
-    train,
-)
+from mage_services.cli.commands import COMMANDS
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 OLDER_NAMES = {"launch": "train"}
-
-
-class Command(Protocol):
-    """What a module of a command has."""
-
-    HELP: str
-    """One sentence."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the command's arguments; `parser` has a description already."""
-        ...
-
-    def run(self, given: argparse.Namespace) -> int:
-        """Do what the command says and return the exit status.
-
-        Raises:
-            RunFailed: what had begun ended badly.
-            MageError: the command cannot be carried out.
-        """
-        ...
-
-
-COMMANDS: dict[str, Command] = {
-    "train": train,
-    "evaluate": evaluate,
-    "play": play,
-    "report": report,
-    "replay": replay,
-    "journal": journal,
-    "ablate": ablate,
-    "keys": keys,
-    "actor": actor,
-    "config": config,
-    "completion": completion,
-}
 
 
 class Parser(argparse.ArgumentParser):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mage_async.errors import RunError, RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.journal import check_journal
+from mage_services.cli.looking.journal import check_journal
 
 if TYPE_CHECKING:
     from mage_async.config.schema import Config

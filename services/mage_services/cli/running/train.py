@@ -70,7 +70,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.config import config_file
     from mage_async.config.policy_source import check_source
     from mage_services.actor.preflight import look_at_policy
-    from mage_services.cli.supervised_run import run_to_end
+    from mage_services.cli.running.supervised_run import run_to_end
 
     config = _config(given)
     if given.print_config:

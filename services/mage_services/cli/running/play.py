@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mage_async.errors import ConfigError, RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.evaluate import check_policy, newest, positive
+from mage_services.cli.running.evaluate import check_policy, newest, positive
 
 if TYPE_CHECKING:
     from mage_async.environments.environment import Environment

@@ -1,0 +1,44 @@
+"""The commands of `mage` by name, and what a module of a command has."""
+
+import argparse
+from typing import Protocol
+
+from mage_services.cli.ablation import ablate
+from mage_services.cli.looking import journal, report
+from mage_services.cli.running import actor, evaluate, play, replay, train
+from mage_services.cli.settings import completion, config, keys
+
+
+class Command(Protocol):
+    """What a module of a command has."""
+
+    HELP: str
+    """One sentence."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's arguments; `parser` has a description already."""
+        ...
+
+    def run(self, given: argparse.Namespace) -> int:
+        """Do what the command says and return the exit status.
+
+        Raises:
+            RunFailed: what had begun ended badly.
+            MageError: the command cannot be carried out.
+        """
+        ...
+
+
+COMMANDS: dict[str, Command] = {
+    "train": train,
+    "evaluate": evaluate,
+    "play": play,
+    "report": report,
+    "replay": replay,
+    "journal": journal,
+    "ablate": ablate,
+    "keys": keys,
+    "actor": actor,
+    "config": config,
+    "completion": completion,
+}

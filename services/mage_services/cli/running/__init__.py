@@ -1,0 +1,1 @@
+"""Commands that play or train: `mage train`, `evaluate`, `play`, `replay`, `actor`."""

@@ -1,0 +1,1 @@
+"""Commands about settings and the command line: `mage config`, `keys`, `completion`."""
