@@ -18,6 +18,7 @@ from mage_async.environments.user_code import own_code
 from mage_async.errors import ConfigError
 
 _CLASSES = {
+    "boxes": "mage_async.environments.boxes.game:Boxes",
     "kuhn": "mage_async.environments.kuhn.game:Kuhn",
     "minesweeper": "mage_async.environments.minesweeper.game:MineSweeper",
     "openspiel": "mage_async.environments.openspiel.game:OpenSpielGame",

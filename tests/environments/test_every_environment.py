@@ -15,6 +15,8 @@ from mage_async.environments.environment import Environment, Outcome, Play, Spli
 from mage_async.trajectory import Task
 
 ENVIRONMENTS = {
+    "boxes": catalogue.load("boxes"),
+    "five boxes": catalogue.load("boxes", boxes=5, scripted="guesses"),
     "rps": catalogue.load("rps"),
     "scout": catalogue.load("scout"),
     "cheap scout": catalogue.load("scout", cost=0.7, safe=0.2),

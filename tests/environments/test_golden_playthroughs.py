@@ -19,6 +19,7 @@ NUM_EPISODES = 3
 # Members without a search by sampling: that one's luck is the C++ library's. Nor are there games of
 # engines that may not be installed: their text is theirs.
 TASKS = {
+    "boxes": [("left-right-left-left", 1, 0), ("left-left-left-left", 2, 0)],
     "rps": [("seq-rock-paper-scissors", 1, 0), ("lose-paper", 2, 0), ("beat-rock", 3, 0)],
     "scout": [("red-blue-gold", 6, 0), ("green-green-red", 4, 0)],
     "kuhn": [("bet-jack-king-call-queen-king", 1, 0), ("bet-none-call-king", 2, 1)],
