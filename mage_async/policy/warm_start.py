@@ -74,10 +74,12 @@ def warm_start(
         _set_rate(optimizer, rules, step)
         loss = _step(model, optimizer, [examples[i] for i in chosen], sums)
         step += 1
+        gate = progress.gate
         if step % GATE_EVERY == 0 or step == rules.steps:
-            progress = Progress(step, max(rules.steps, step), loss, _gate(sums))
-            report(progress)
+            gate = _gate(sums)
             sums[:] = 0
+        progress = Progress(step, max(rules.steps, step), loss, gate)
+        report(progress)
     return progress
 
 

@@ -1,5 +1,6 @@
 """The policy a run begins from, where it is cloned from scripts under adapters."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -7,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from mage_async.config import config_file
 from mage_async.policy.prepare import prepare_policy
+from mage_async.policy.warm_start import Progress
 
 WARM_START = (
     *("warm_start.steps=2", "warm_start.trials=4", "warm_start.batch_size=4"),
@@ -19,7 +21,12 @@ def test_a_pretrained_model_is_cloned_under_adapters_and_merged(tmp_path: Path) 
     assert prepare_policy(tiny, tmp_path / "tiny", "build", print) == "built here"
     changes = [f"policy.source={tmp_path / 'tiny'}", "policy.lora.rank=2", *WARM_START]
     config = config_file.load(config_file.find(None), [*changes, "transcript.forced_tags=both"])
-    prepare_policy(config, tmp_path / "cloned", "build", lambda progress: None)
+    said: list[Progress] = []
+    prepare_policy(config, tmp_path / "cloned", "build", said.append)
+    assert [(progress.step, math.isfinite(progress.gate)) for progress in said] == [
+        (1, False),
+        (2, True),
+    ]
     before, after = (
         AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
         for name in ("tiny", "cloned")

@@ -3,6 +3,7 @@
 Values are written `key=value`, to be grepped.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +82,8 @@ class PlainView:
 
     def _warm(self, event: Event) -> str:
         at = f"{event['step']}/{event['steps']}"
-        return f"warm_start step={at} loss={event['loss']:.3f} gate={event['gate']:.2f}"
+        gate = f" gate={event['gate']:.2f}" if math.isfinite(event["gate"]) else ""
+        return f"warm_start step={at} loss={event['loss']:.3f}{gate}"
 
     def _step(self, metrics: Event) -> str:
         left = self._state.seconds_left(self._clock())
