@@ -2,13 +2,16 @@
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from mage_async.config import config_file
 from mage_async.policy.prepare import prepare_policy
-from mage_async.policy.warm_start import Progress
+
+if TYPE_CHECKING:
+    from mage_async.policy.warm_start import Progress
 
 WARM_START = (
     *("warm_start.steps=2", "warm_start.trials=4", "warm_start.batch_size=4"),
