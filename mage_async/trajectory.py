@@ -63,6 +63,8 @@ class Turn:
     """
     num_reused: int = 0
     """How many of the `start` prompt tokens the engine took from its prefix cache."""
+    info: str = ""
+    """What the environment said of the step beside the observation: a JSON object, or empty."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

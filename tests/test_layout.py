@@ -37,6 +37,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.report": {*NOUNS, "config", "results", "tasks"},
     "mage_async.inference": {*NOUNS, "trials"},
     "mage_async.learning": {*NOUNS, "admission", "assembly", "config", "credit", "mage_kernels"},
+    "mage_async.attribution": {
+        *NOUNS, "admission", "config", "learning", "protocol", "tasks", "trials",
+    },
     "mage_async.policy": {
         *NOUNS, "assembly", "config", "inference", "learning", "results", "trials",
     },

@@ -68,6 +68,10 @@ class Outcome:
     is_done: bool = False
     tool_answers: tuple[str, ...] = ()
     """The observation as answers to the calls of the turn, where the environment has tools."""
+    info: str = field(default="", compare=False)
+    """What a reader of the run may want to know of the step, which the agent is not told: a JSON
+    object made by `info.info_text`, or empty.
+    """
 
 
 PENDING = Outcome("", 0.0)

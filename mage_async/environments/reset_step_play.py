@@ -9,6 +9,7 @@ from typing import Any
 
 from mage_async.environments.calls import Call, SlowPlay
 from mage_async.environments.environment import PENDING, Chance, Outcome
+from mage_async.environments.info import info_text
 from mage_async.environments.step_values import reset_value, step_value
 from mage_async.trajectory import Task
 
@@ -16,6 +17,8 @@ INVALID = "invalid"
 _NO_ACTION = "No action was found: write one between <action> and </action>."
 _MOST_ANCHOR_CHARS = 200
 _MOST_SHOWN = 20
+_READ_HERE = ("is_valid", "tool_answers")
+"""Parts of `info` that say something to us; the record of a turn has them elsewhere."""
 Take = Callable[[str, Any], Outcome | None]
 """Takes the place of a call and what it returned."""
 
@@ -133,7 +136,9 @@ class ResetStepPlay(SlowPlay):
         self.history.append((action, step.observation))
         is_valid = bool(step.info.get("is_valid", True))
         answers = tuple(step.info["tool_answers"]) if self._rules.has_tools else ()
-        return Outcome(step.observation, step.reward, is_valid, self.is_done, answers)
+        info = {key: value for key, value in step.info.items() if key not in _READ_HERE}
+        said = info_text(info)
+        return Outcome(step.observation, step.reward, is_valid, self.is_done, answers, said)
 
     def _refusal(self, action: str) -> str:
         """Why an action is not handed to `step`; empty where it is."""

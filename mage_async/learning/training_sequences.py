@@ -8,7 +8,7 @@ from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
 from mage_async.credit.exploration_bonus import bonuses
 from mage_async.credit.returns import CREDITS
-from mage_async.credit.turn_table import build_table
+from mage_async.credit.turn_table import TurnTable, build_table
 from mage_async.learning.advantages import turn_advantages
 from mage_async.learning.packing import Sequenced, sequences
 from mage_async.trajectory import Group
@@ -19,14 +19,27 @@ def training_sequences(
 ) -> list[Sequenced]:
     """The segments of all trials, with the advantages of their turns, which `device` computes."""
     trials = [trial for group in groups for trial in group.trials]
+    return sequences(trials, batch_advantages(credited(groups, config), config, device))
+
+
+def credited(groups: Sequence[Group], config: Config) -> TurnTable:
+    """All turns of a batch with their returns, as a configuration credits them."""
+    trials = [trial for group in groups for trial in group.trials]
     weight = config.credit.information_bonus
-    table = build_table(
+    return build_table(
         groups,
         CREDITS[config.credit.kind],
         turn_discount=config.credit.turn_discount,
         episode_discount=config.credit.episode_discount,
         bonuses=bonuses(trials, environment_of(config), weight) if weight else None,
     )
+
+
+def batch_advantages(table: TurnTable, config: Config, device: torch.device | str) -> torch.Tensor:
+    """What a step multiplies the tokens of each turn with: float32 `[N]`, computed by `device`.
+
+    The table has to be that of the whole batch: scales are pooled over more than a group.
+    """
     values = turn_advantages(
         table,
         config.advantage,
@@ -34,4 +47,4 @@ def training_sequences(
         max_reflection_tokens=config.transcript.max_reflection_tokens,
         device=device,
     )
-    return sequences(trials, values.float())
+    return values.float()

@@ -45,6 +45,8 @@ class Limits:
     """Version runs of one trial."""
     max_text_chars: int = 2**15
     """Characters of one action, reflection or anchor."""
+    max_info_chars: int = 2**12
+    """Characters of what an environment said of one turn beside the observation."""
     max_chunk_bytes: int = 2**22
     """Bytes of a piece of a file; only peers accept them."""
 
@@ -274,3 +276,15 @@ def _check_turns(header: TrialHeader, limits: Limits) -> None:
             raise WireError(f"turn {number} has reward {turn.reward}, expected a finite number")
         if max(len(turn.action), len(turn.anchor)) > limits.max_text_chars:
             raise WireError(f"turn {number} has over {limits.max_text_chars} characters of text")
+        if turn.info:
+            _check_info(number, turn.info, limits)
+
+
+def _check_info(number: int, info: str, limits: Limits) -> None:
+    """What an environment said is data: a JSON object, whoever reads it later."""
+    if len(info) > limits.max_info_chars:
+        raise WireError(f"turn {number} has over {limits.max_info_chars} characters of info")
+    try:
+        msgspec.json.decode(info, type=dict)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as fault:
+        raise WireError(f"turn {number} has an info that is no JSON object: {fault}") from fault

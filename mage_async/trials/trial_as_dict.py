@@ -23,6 +23,7 @@ def trial_as_dict(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any
                 "action": turn.action,
                 "reward": turn.reward,
                 "is_valid": turn.is_valid,
+                "info": turn.info,
             }
             for turn in trial.turns
         ],

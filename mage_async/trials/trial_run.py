@@ -16,6 +16,7 @@ from mage_async.environments.environment import (
     Play,
     fault_of_text,
 )
+from mage_async.environments.info import MAX_INFO_CHARS, MAX_TRIAL_INFO_CHARS, TRIAL_IS_FULL
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.chat_format import ChatFormat
@@ -85,7 +86,7 @@ class TrialRun:
         self._remarks: list[str] = []
         self._counts = _Counts()
         self._episode, self._index_in_episode, self._kind = 0, 0, Kind.ACT
-        self._earned = 0.0
+        self._earned, self._info_room = 0.0, MAX_TRIAL_INFO_CHARS
         self._is_done = False
         self._cut_at: int | None = None
         self._last_words: str | None = ""
@@ -202,7 +203,10 @@ class TrialRun:
             raise EnvironmentFault(f"{_place(self._task)}{self._turn_name()}: act() {fault}")
         self._counts.num_injections += self._chat.holds_special_token(outcome.observation)
         self._turns.append(
-            self._turn(start, completion, outcome.reward, outcome.is_valid, action, anchor)
+            replace(
+                self._turn(start, completion, outcome.reward, outcome.is_valid, action, anchor),
+                info=self._kept(outcome.info),
+            )
         )
         self._index_in_episode += 1
         self._earned += outcome.reward
@@ -311,6 +315,11 @@ class TrialRun:
             completion.num_reused,
         )
 
+    def _kept(self, info: str) -> str:
+        """What the trial's record has room for."""
+        self._info_room -= len(info)
+        return info if not info or self._info_room >= 0 else TRIAL_IS_FULL
+
     def _turn_name(self) -> str:
         return f", episode {self._episode + 1}, turn {self._index_in_episode + 1}"
 
@@ -359,4 +368,6 @@ def _fault_of(outcome: Outcome) -> str | None:
     reward: object = outcome.reward
     if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
         return f"must return a finite reward, got {reward!r:.60}"
+    if len(outcome.info) > MAX_INFO_CHARS:
+        return f"gave {len(outcome.info):,} characters of info: at most {MAX_INFO_CHARS:,} fit"
     return fault_of_text(outcome.observation)

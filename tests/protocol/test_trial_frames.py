@@ -21,6 +21,11 @@ from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
+infos = st.dictionaries(texts, st.floats(-9, 9) | texts, max_size=3).map(
+    lambda said: msgspec.json.encode(said).decode()
+)
+
+
 @st.composite
 def segments(draw: st.DrawFn) -> Segment:
     num_tokens = draw(st.integers(1, 40))
@@ -55,6 +60,7 @@ def turns(draw: st.DrawFn, played: list[Segment], num_episodes: int) -> Turn:
         action=draw(texts),
         anchor=draw(texts),
         num_reused=draw(st.integers(0, start)),
+        info=draw(st.one_of(st.just(""), infos)),
     )
 
 
@@ -88,7 +94,7 @@ def example() -> TrialResult:
         versions=(VersionRun(2, 3, 3), VersionRun(6, 4, 3)),
     )
     played = (
-        Turn(Kind.ACT, 0, 0, 0, 2, 4, -1.0, True, "rock", "start"),
+        Turn(Kind.ACT, 0, 0, 0, 2, 4, -1.0, True, "rock", "start", info='{"hint":[1,"é"]}'),
         Turn(Kind.ACT, 1, 0, 0, 6, 8, 1 / 3, True, "paper", "start"),
     )
     return TrialResult(7, 1, Trial(Task("rps", "cycle-1", 5), 2, 2, (segment,), played))
@@ -151,15 +157,17 @@ def as_mage_1(frames: list[bytes]) -> list[bytes]:
     """A trial's frames as a build wrote them that knew fewer fields."""
     fields = msgspec.msgpack.decode(frames[1])
     for turn in fields["turns"]:
-        del turn["num_reused"]
+        del turn["num_reused"], turn["info"]
     for run in (run for runs in fields["versions"] for run in runs):
         del run["provenance"]
     return sealed([b"mage/1", msgspec.msgpack.encode(fields), *frames[2:-1]])
 
 
 def test_a_journal_may_hold_trials_of_the_protocol_before_but_no_peer_may_send_them() -> None:
+    first, second = example().trial.turns
+    known = with_trial(example(), turns=(dataclasses.replace(first, info=""), second))
     old = as_mage_1(frames_of(example()))
-    assert plain(decode_kept(old)) == plain(example())
+    assert plain(decode_kept(old)) == plain(known)
     with pytest.raises(WireError, match="peer speaks `mage/1`, this build mage/2"):
         decode(old)
 
@@ -261,6 +269,10 @@ UNSOUND = [
     (with_turn(reward=float("nan")), "turn 1 has reward nan, expected a finite number"),
     (with_turn(num_reused=7), "turn 1 reused 7 tokens of a prompt of 6"),
     (with_turn(action="x" * 40_000), "turn 1 has over 32768 characters of text"),
+    (with_turn(info='"' + "x" * 5000 + '"'), "turn 1 has over 4096 characters of info"),
+    (with_turn(info="__import__('os')"), "turn 1 has an info that is no JSON object"),
+    (with_turn(info="[1]"), "turn 1 has an info that is no JSON object: Expected `object`"),
+    (with_turn(info='{"a":' + "[" * 4000 + "]" * 80 + "}"), "info that is no JSON object"),
     (with_trial(example(), segments=()), "1 to 256 segments, got 0"),
     (with_trial(example(), cut_at=1), "cut at episode 1 counts in evaluations alone"),
     (with_trial(example(), duration_s=float("nan")), "Expected `float`"),

@@ -79,7 +79,7 @@ class RunLog:
         """One trial of the batch as text, ten times a run, for people to read."""
         version, steps = self._training.trainer.version, self._config.learner.steps
         if version % max(1, steps // 10) == 0:
-            await self._worker.call(self._training.sample, groups[0].trials[0], version)
+            await self._worker.call(self._training.sample, groups, version)
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint has to remember."""

@@ -15,6 +15,9 @@ from mage_async.admission.recovery import (
     Committed,
     first_difference,
 )
+from mage_async.attribution.journal_steps import JournalStep
+from mage_async.attribution.rows import row_of
+from mage_async.attribution.turns import attributed
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
@@ -34,8 +37,7 @@ from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import overall, tensor_digests
 from mage_async.protocol.journal_records import Commit
 from mage_async.results.run_directory import RunDirectory
-from mage_async.trajectory import Group, Trial
-from mage_async.trials.trial_as_dict import trial_as_dict
+from mage_async.trajectory import Group
 from mage_services.processes.json_lines import append_lines
 
 
@@ -163,9 +165,12 @@ class Training:
         with writing(f"a line to {file}"):
             append_lines(file, [line])
 
-    def sample(self, trial: Trial, version: int) -> None:
-        """Write a trial down as text, for people to read."""
-        self.record(self.run.samples, trial_as_dict(trial, load_chat(self.run.policy), version))
+    def sample(self, groups: Sequence[Group], version: int) -> None:
+        """Write the first trial of a step down, for people to read."""
+        chat = load_chat(self.run.policy)
+        step = JournalStep(version, groups, self._config, is_whole=True)
+        row = row_of(next(attributed(step, chat.decode)), chat)
+        self.record(self.run.samples, row | {"version": version})
 
 
 def is_on_gpu(config: Config) -> bool:

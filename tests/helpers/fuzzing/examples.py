@@ -24,7 +24,7 @@ def example_trial(num_tokens: int = 24) -> messages.TrialResult:
             versions,
         )
 
-    first = Turn(Kind.ACT, 0, 0, 0, 2, 6, 0.5, True, "rock", "a1")
+    first = Turn(Kind.ACT, 0, 0, 0, 2, 6, 0.5, True, "rock", "a1", info='{"near":[1,null]}')
     last = replace(first, kind=Kind.REFLECT, episode=1, segment=1, start=0, reward=-1.0, action="π")
     segments = segment((VersionRun(0, 3, 2), VersionRun(5, 4, 4))), segment((VersionRun(0, 4, 4),))
     task = Task("rps", "cycle-1", 5, 1)

@@ -1,11 +1,17 @@
 """`mage journal`: list what a run's journal holds, or export its trials."""
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.terminal.printing import printing
+
+if TYPE_CHECKING:
+    from mage_async.attribution.turns import AttributedTrial, Decode
+    from mage_services.journal.reader import JournalOnDisk
 
 HELP = "List what a run's journal holds, a line a record, or export its trials."
 KINDS = ("head", "grant", "trial", "drop", "commit", "publication")
@@ -29,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--export",
         type=Path,
         metavar="FILE",
-        help="write the trials asked for, with their text, to FILE.jsonl, or with their tokens too "
-        "to FILE.parquet (extra `export`: pyarrow)",
+        help="write the trials asked for, with text, returns, advantages and the environment's "
+        "info, to FILE.jsonl, or with their tokens too to FILE.parquet (extra `export`: pyarrow)",
     )
 
 
@@ -56,22 +62,17 @@ def check_journal(run: RunDirectory) -> None:
 
 
 def _list(run: RunDirectory, given: argparse.Namespace) -> None:
-    from mage_async.inference.chat_files import load_chat
     from mage_async.protocol.journal_listing import RecordFilter, line_of, trained_in
     from mage_async.protocol.journal_records import Commit
-    from mage_async.protocol.messages import TrialResult
-    from mage_services.journal.export import export
     from mage_services.journal.reader import open_journal
 
     journal = open_journal(run.journal)
+    if given.export is not None:
+        _export(run, journal, given)
+        return
     trained = frozenset() if given.step is None else trained_in(journal.records(0), given.step)
     wanted = RecordFilter(tuple(given.kind), given.grant, given.step, trained)
     records = filter(wanted.wants, journal.records(0))
-    if given.export is not None:
-        results = (record for record in records if isinstance(record, TrialResult))
-        count = export(results, load_chat(run.policy), given.export)
-        print(f"{count} trials in {given.export}")
-        return
     is_empty = True
     for record in records:
         is_empty = False
@@ -83,3 +84,28 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
         print(f"nothing matches; the journal has {there}")
     if journal.torn is not None:
         print(f"{journal.torn.name} has a torn tail, from byte {journal.torn_at} on")
+
+
+def _export(run: RunDirectory, journal: "JournalOnDisk", given: argparse.Namespace) -> None:
+    from mage_async.inference.chat_files import load_chat
+    from mage_services.journal.export import export
+
+    if given.kind and "trial" not in given.kind:
+        raise RunError(f"an export is made of trials, and --kind asks for {', '.join(given.kind)}")
+    chat = load_chat(run.policy)
+    count = export(_wanted(journal, given, chat.decode), chat, given.export)
+    print(f"{count} trials in {given.export}")
+
+
+def _wanted(
+    journal: "JournalOnDisk", given: argparse.Namespace, decode: "Decode"
+) -> Iterator["AttributedTrial"]:
+    """The trials asked for, step by step; a step whose trials are not asked for costs nothing."""
+    from mage_async.attribution.journal_steps import steps_of
+    from mage_async.attribution.turns import attributed
+
+    for step in steps_of(journal.records(0)):
+        is_wanted = given.grant is None or any(each.grant == given.grant for each in step.groups)
+        if is_wanted and given.step in (None, step.step):
+            trials = attributed(step, decode)
+            yield from (each for each in trials if given.grant in (None, each.grant))

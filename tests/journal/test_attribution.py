@@ -1,0 +1,129 @@
+"""Returns, advantages and staleness read from a journal are those that the learner used."""
+
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.recovery import replay
+from mage_async.attribution.journal_steps import JournalStep, steps_of
+from mage_async.attribution.rows import row_of, token_columns
+from mage_async.attribution.turns import attributed
+from mage_async.config import config_file
+from mage_async.inference.chat_files import load_chat
+from mage_async.learning.packing import Sequenced
+from mage_async.protocol.journal_records import Commit, Dropped, Granted, Record
+from mage_async.protocol.messages import TrialResult
+from mage_async.results.run_directory import RunDirectory
+from mage_async.tasks.population import League
+from mage_services.journal.reader import open_journal
+from mage_services.learner.training import Training
+
+RECORDED = Path(__file__).parents[1] / "end_to_end" / "recorded"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """An older run that was killed: five steps."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with tarfile.open(RECORDED / "killed.tar.xz") as recorded:
+        recorded.extractall(folder, filter="data")
+    return RunDirectory(folder / "killed")
+
+
+@pytest.fixture(scope="module")
+def records(run: RunDirectory) -> list[Record]:
+    return list(open_journal(run.journal).records(0))
+
+
+def trained(run: RunDirectory, records: Sequence[Record]) -> Iterator[tuple[int, list[Sequenced]]]:
+    """What the trainer was given, step by step, and the version it had; nothing is computed."""
+    config = config_file.load_recorded(run.config)
+    training, given = Training.of(run, config, None), list[list[Sequenced]]()
+    step: Callable[[Any], Any] = given.append
+    training.trainer.step = step  # type: ignore[method-assign]
+    for version, committed in zip(count(), replay(records, SlotLedger(4, 1, 6), League())):
+        training.adopt(config_file.loads(committed.config))
+        assert committed.groups is not None
+        training.trainer.step(training._sequences(committed.groups))
+        yield version, given.pop()
+
+
+def test_advantages_and_staleness_are_those_that_the_trainer_was_given(
+    run: RunDirectory, records: list[Record]
+) -> None:
+    chat = load_chat(run.policy)
+    steps = [step for step in steps_of(records) if step.step is not None]
+    for step, (version, sequences) in zip(steps, trained(run, records), strict=True):
+        assert step.step == version + 1
+        found = [token_columns(trial) for trial in attributed(step, chat.decode)]
+        for column, sequence in zip(found, sequences, strict=True):
+            (advantages,), (staleness,) = column["advantages"], column["staleness"]
+            given = np.repeat(sequence.advantages.numpy(), sequence.turn_lengths)
+            assert np.array_equal(advantages[sequence.places], given)
+            assert given.any()
+            age = version - sequence.sampled.policy_versions
+            assert np.array_equal(staleness[sequence.places], age)
+
+
+def test_every_trial_of_a_journal_is_in_one_step_or_in_none(records: list[Record]) -> None:
+    last = max(n for n, each in enumerate(records) if isinstance(each, Commit))
+    *steps, rest = steps_of(records[:last])
+    found = [
+        (group.grant, trial.index)
+        for step in (*steps, rest)
+        for group in step.groups
+        for trial in group.trials
+    ]
+    trials = [each for each in records[:last] if isinstance(each, TrialResult)]
+    assert sorted(found) == sorted((each.grant, each.trial.index) for each in trials)
+    assert [step.step for step in steps] == [1, 2, 3, 4]
+    assert rest.step is None
+    assert rest.groups
+
+
+def test_a_trial_is_told_in_full_turn_by_turn(run: RunDirectory, records: list[Record]) -> None:
+    chat = load_chat(run.policy)
+    step = next(steps_of(records))
+    for trial in attributed(step, chat.decode):
+        pieces = [piece for each in trial.turns for piece in (each.told, each.said)]
+        whole = "".join((*pieces, trial.ending)).replace(" ", "")
+        assert whole == chat.decode(trial.trial.segments[0].tokens.tolist()).replace(" ", "")
+        assert [len(turns) for turns in trial.episodes()] == [4, 4, 4]
+        rewards = [sum(each.turn.reward for each in turns) for turns in trial.episodes()]
+        assert rewards == trial.trial.episode_rewards()
+
+
+def dropped_or_lost(records: Sequence[Record], lost: int) -> Iterator[Record]:
+    """A group of step 2 is dropped as it is complete, and a trial of step 1 is not there."""
+    second = next(each for each in records if isinstance(each, Commit) and each.version == 2)
+    for record in records:
+        if isinstance(record, Commit) and record.version == 1:
+            yield Dropped(grant=second.grants[0], reason="too old")
+        if isinstance(record, TrialResult) and (record.grant, record.trial.index) == (lost, 0):
+            continue
+        yield record
+
+
+def test_what_no_whole_batch_holds_has_returns_and_no_advantages(
+    run: RunDirectory, records: list[Record]
+) -> None:
+    chat = load_chat(run.policy)
+    lost = next(each.grant.grant for each in records if isinstance(each, Granted))
+    dropped, first, second, *_ = steps_of(dropped_or_lost(records, lost))
+    assert [each.step for each in (dropped, first, second)] == [None, 1, 2]
+
+    def rows(step: JournalStep) -> list[dict[str, Any]]:
+        return [row_of(trial, chat) for trial in attributed(step, chat.decode)]
+
+    assert {row["grant"] for row in rows(dropped)} == {dropped.groups[0].grant}
+    for row in (*rows(dropped), *rows(first), *rows(second)):
+        assert {turn["advantage"] for turn in row["turns"]} == {None}
+        assert row["turns"][-1]["return"] == row["turns"][-1]["reward"]
+    assert {turn["staleness"] for turn in rows(dropped)[0]["turns"]} == {None}
+    assert {turn["staleness"] for turn in rows(first)[0]["turns"]} == {0}
