@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config.schema import Config
+from mage_async.environments.catalogue import file_name
 from mage_async.environments.environment import Split
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
@@ -47,7 +48,7 @@ Look = Callable[[list[Group]], None]
 
 def prepare(config: Config, folder: Path) -> Path:
     """The warm-started policy of a configuration as a model directory, made once a folder."""
-    policy = folder / f"policy-{config.environment.name}-{config.seed}"
+    policy = folder / f"policy-{file_name(config.environment.name)}-{config.seed}"
     if not policy.exists():
         prepare_policy(config, policy, "in one process", lambda progress: None)
     return policy

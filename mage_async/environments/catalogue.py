@@ -4,6 +4,7 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -30,16 +31,28 @@ _CLASSES = {
 }
 _EXTRAS = {
     "alfworld": "mage_async.environments.text_games.alfworld:AlfWorld",
-    "textarena": "mage_async.environments.text_games.textarena:TextArena",
     "textworld": "mage_async.environments.text_games.textworld:TextWorld",
 }
 """Environments on engines that have to be installed too: `pip install 'mage_async[textworld]'`."""
+_LOADERS = {
+    "gymnasium": ("mage_async.environments.loaders.gymnasium:load", "Taxi-v4"),
+    "openenv": ("mage_async.environments.loaders.openenv:load", "http://127.0.0.1:8000"),
+    "reasoning-gym": ("mage_async.environments.loaders.reasoning_gym:load", "chain_sum"),
+    "textarena": ("mage_async.environments.loaders.textarena:load", "Mastermind-v0"),
+}
+"""Libraries of environments, each with the function that makes a class for a name of the library,
+and with such a name: `gymnasium:Taxi-v4`.
+"""
 _KNOWN = _CLASSES | _EXTRAS
 _ADVICE = (
     "inherit mage_async.environments.environment.Environment and see what it asks for, "
     "or write `reset(seed, task)` and `step(action)`"
 )
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_NO_OPTION = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+)
 _PROTOCOL = (
     "members",
     "family",
@@ -64,19 +77,32 @@ def extras() -> tuple[str, ...]:
     return tuple(_EXTRAS)
 
 
+def loaders() -> tuple[str, ...]:
+    """Names of the libraries whose environments are loaded by `library:name`."""
+    return tuple(_LOADERS)
+
+
+def file_name(name: str) -> str:
+    """An environment's name as a part of a file's."""
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
 def load(name: str, **options: Any) -> Environment:
     """The environment of a name, or of your own class as `module:Class`, made with its options.
 
     Raises:
         ConfigError: there is none, it does not follow the protocol, or has no such option.
     """
+    library, _, identity = name.partition(":")
+    if library in _LOADERS:
+        return _loaded(name, library, identity, options)
     if name not in _KNOWN and ":" not in name:
         raise ConfigError(_unknown(name))
     found = _find(name, _KNOWN.get(name, name))
     is_small = _is_small(found)
     if not is_small:
         _check_protocol(name, found)
-    _check_options(name, found, options)
+    _check_options(name, _parameters(found), options)
     with nullcontext() if name in _KNOWN else own_code(name):
         if is_small:
             return ResetStep(with_step(found) if has_tools(found) else found, options)
@@ -86,10 +112,21 @@ def load(name: str, **options: Any) -> Environment:
     return cast("Environment", environment)
 
 
+def _loaded(name: str, library: str, identity: str, options: dict[str, Any]) -> Environment:
+    """An environment of another library."""
+    address, example = _LOADERS[library]
+    if not identity:
+        raise ConfigError(f"environment {name!r}: say which, such as {library}:{example}")
+    module_name, _, function = address.partition(":")
+    loader = getattr(importlib.import_module(module_name), function)
+    _check_options(name, inspect.signature(loader).parameters, options)
+    return ResetStep(loader(identity, **options), {})
+
+
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), _KNOWN, n=2)
+    near = difflib.get_close_matches(name.lower(), [*_KNOWN, *_LOADERS], n=2)
     hint = f" (did you mean {' or '.join(f'`{match}`' for match in near)}?)" if near else ""
-    known = ", ".join(_KNOWN)
+    known = ", ".join([*_KNOWN, *(f"{library}:…" for library in _LOADERS)])
     return f"no environment {name!r}{hint}; there are {known}, or your own class as `module:Class`"
 
 
@@ -135,11 +172,12 @@ def _is_missing(module_name: str, not_found: str | None) -> bool:
     return not_found is not None and f"{module_name}.".startswith(f"{not_found}.")
 
 
-def _check_options(name: str, found: type, options: dict[str, Any]) -> None:
+def _check_options(
+    name: str, parameters: Mapping[str, inspect.Parameter], options: dict[str, Any]
+) -> None:
     """Options must be arguments of the class; arguments without a default must be options."""
-    parameters = _parameters(found)
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    named = {key: each for key, each in parameters.items() if each.kind not in _VARIADIC}
+    named = {key: each for key, each in parameters.items() if each.kind not in _NO_OPTION}
     for option in options:
         if option not in named and not takes_any:
             near = difflib.get_close_matches(option, named, n=1)

@@ -15,7 +15,9 @@ from mage_async.environments.rps.game import Rps
 from mage_async.environments.scout.game import Scout
 from mage_async.errors import ConfigError
 
-KNOWN = ", ".join(catalogue.names() + catalogue.extras()) + ", or your own class as `module:Class`"
+LIBRARIES = (f"{library}:…" for library in catalogue.loaders())
+KNOWN = ", ".join((*catalogue.names(), *catalogue.extras(), *LIBRARIES))
+KNOWN += ", or your own class as `module:Class`"
 
 
 class Quiet(Rps):

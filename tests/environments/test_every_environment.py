@@ -39,7 +39,6 @@ ENVIRONMENTS = {
     "tictactoe careless": catalogue.load("tictactoe", opponents="careless", view="news"),
 }
 OPTIONAL = {
-    "textarena": {"game": "GuessTheNumber-v0", "games": 40},
     "textworld": {"games": 8},
 }
 """Environments of engines that may not be installed; `test_text_engines.py` says so."""

@@ -1,4 +1,4 @@
-"""Engines of others: TextArena and TextWorld, where they are installed."""
+"""Engines of others: TextWorld and ALFWorld, where they are installed."""
 
 import importlib.util
 import json
@@ -11,7 +11,6 @@ from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
 from mage_async.environments.text_games.alfworld_problems import NEEDS, Household
 from mage_async.environments.text_games.text_game import OwnLuck, TextPlay
-from mage_async.environments.text_games.textarena import ACTIONS
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -52,50 +51,6 @@ def test_an_engine_has_luck_of_its_own() -> None:
         assert random.getstate() == outside
     with OwnLuck(3):
         assert [random.random() for _ in range(3)] == drawn
-
-
-@pytest.mark.parametrize(
-    ("game", "message"),
-    [
-        ("Wordle-v0", "fetches word lists from the network"),
-        ("Debate-v0", "asks a judge over the network"),
-        ("Chess-v0", "is not on the list of games that were tried; there are FifteenPuzzle-v0"),
-    ],
-)
-def test_games_that_need_a_network_are_refused(game: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        catalogue.load("textarena", game=game)
-
-
-@needs("textarena")
-@pytest.mark.parametrize("game", ACTIONS)
-def test_every_allowed_game_is_played_and_begins_again_alike(game: str) -> None:
-    environment = catalogue.load("textarena", game=game)
-    first, again = begin(environment), begin(environment)
-    assert first.observation == again.observation
-    assert len(first.observation) > 100
-    assert finish(first, 1) == finish(again, 1)
-    assert 0.0 <= first.earned <= 1.0
-
-
-@needs("textarena")
-def test_a_code_that_was_broken_is_broken_again() -> None:
-    environment = catalogue.load("textarena", game="Mastermind-v0")
-    play = begin(environment)
-    while not play.earned:
-        play = begin(environment)
-        finish(play, random.getrandbits(30))
-    code, play = play.done[-1], begin(environment)
-    outcome = play.act(code)
-    assert (outcome.reward, outcome.is_done) == (1.0, True) or play.earned < 1.0
-
-
-@needs("textarena")
-def test_what_a_game_does_not_understand_is_not_told_to_it() -> None:
-    play = begin(catalogue.load("textarena", game="GuessTheNumber-v0", turns=2))
-    outcome = play.act("seven")
-    assert (outcome.observation, outcome.is_valid, outcome.reward) == ("invalid", False, 0.0)
-    assert play.act("seven").observation == "invalid over"
 
 
 @needs("textworld")

@@ -133,10 +133,11 @@ def _opened(given: argparse.Namespace, config: "Config") -> Iterator[tuple[RunDi
 
     Yields: the run, and its number of actors.
     """
+    from mage_async.environments.catalogue import file_name
     from mage_services.processes.run_lock import take_lock
 
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{config.environment.name.replace(':', '-')}-{stamp}"
+    name = f"{file_name(config.environment.name)}-{stamp}"
     directory = RunDirectory((given.run_dir or Path("runs") / name).resolve())
     with ExitStack() as held:
         try:

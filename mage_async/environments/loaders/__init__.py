@@ -1,0 +1,1 @@
+"""Environments of other libraries, by `library:name`: each is a class with `reset` and `step`."""

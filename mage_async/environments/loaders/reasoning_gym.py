@@ -1,0 +1,106 @@
+"""`reasoning-gym:DATASET`: an episode is a question of a dataset, scored by the dataset itself.
+
+A task is an index of the dataset. Both methods are coroutines that never wait, because some
+datasets draw from the global random state: all coroutines share one thread.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mage_async.environments.environment import Split
+from mage_async.environments.loaders.loaded import declared, library
+from mage_async.environments.options import check_whole
+from mage_async.environments.text_games.text_game import OwnLuck
+from mage_async.environments.user_code import own_code
+from mage_async.errors import ConfigError
+
+HELDOUT_SHARE = 5
+"""One question in so many is held out, the last ones of the dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What all episodes share."""
+
+    dataset: Any
+    size: int
+
+
+class Episode:
+    """One question; see `load`."""
+
+    made: _Made
+
+    def members(self, split: Split) -> range:
+        """Indices of the questions."""
+        num_train = self.made.size - self.made.size // HELDOUT_SHARE
+        return range(num_train) if split == "train" else range(num_train, self.made.size)
+
+    async def reset(self, seed: int, task: int) -> str:
+        """Ask the question of an index."""
+        self._luck = OwnLuck(task)
+        with self._luck:
+            self._entry = self.made.dataset[task]
+        return self._entry["question"]
+
+    async def step(self, action: str) -> tuple[str, float, bool]:
+        """Score an answer."""
+        with self._luck:
+            score = float(self.made.dataset.score_answer(action, self._entry))
+        return f"Score: {score:.2f}", score, True
+
+
+def load(
+    dataset: str,
+    /,
+    *,
+    size: int = 1280,
+    seed: int = 0,
+    rules: str = "Answer the question. An answer is scored from 0 to 1.",
+    config: Mapping[str, Any] | None = None,
+) -> type:
+    """A class of questions.
+
+    Args:
+        dataset: a name of reasoning-gym's, such as `chain_sum`.
+        size: questions of both splits.
+        seed: of the dataset.
+        rules: in words.
+        config: of the dataset, such as `min_terms`.
+
+    Raises:
+        ConfigError: there is no such dataset, its configuration is refused, or the library is
+            missing.
+    """
+    name = f"reasoning-gym:{dataset}"
+    library("reasoning_gym", "reasoning-gym")
+    check_whole(name, "size", size, HELDOUT_SHARE, 10_000_000)
+    check_whole(name, "seed", seed, 0, 2**31)
+    return declared(
+        Episode,
+        name,
+        made=_Made(_dataset(name, dataset, {"size": size, "seed": seed, **(config or {})}), size),
+        rules=rules,
+        max_turns=1,
+        min_return=0.0,
+        max_return=1.0,
+        wins_above=0.99,
+    )
+
+
+def _dataset(name: str, dataset: str, config: Mapping[str, Any]) -> Any:
+    factory = library("reasoning_gym.factory", "reasoning-gym")
+    if dataset not in factory.DATASETS:
+        known = ", ".join(sorted(factory.DATASETS))
+        raise ConfigError(
+            f"environment {name!r}: reasoning-gym has no such dataset; it has {known}"
+        )
+    keys = [field.name for field in fields(factory.DATASETS[dataset][1])]
+    if unknown := sorted(set(config) - set(keys)):
+        raise ConfigError(
+            f"environment {name!r}: `config` has the unknown key {unknown[0]!r}; the dataset's "
+            f"keys: {', '.join(keys)}"
+        )
+    with own_code(name), OwnLuck(0):
+        return factory.create_dataset(dataset, **config)

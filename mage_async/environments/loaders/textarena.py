@@ -1,0 +1,110 @@
+"""`textarena:GAME`: games of TextArena for one player, by an allow-list of those that were tried.
+
+A task is a seed. TextArena draws from the global random state, which is its own here while it runs;
+both methods are coroutines that never wait, because all coroutines share one thread.
+"""
+
+import itertools
+from typing import Any
+
+from mage_async.environments.loaders.loaded import TURNS, ListedActions, declared, library
+from mage_async.environments.options import check_whole
+from mage_async.environments.text_games.text_game import OwnLuck
+from mage_async.environments.user_code import own_code
+from mage_async.errors import ConfigError
+
+TITLES = (
+    *("2048", "Bandit", "Blackjack", "Crosswords", "FifteenPuzzle", "FrozenLake"),
+    *("GuessTheNumber", "LightsOut", "LogicPuzzle", "Mastermind", "Minesweeper", "PegJump"),
+    *("RushHour", "Secretary", "Set", "Sokoban", "Sudoku", "TowerOfHanoi"),
+)
+"""Games without their versions, such as `-v0-hard`."""
+_CELLS = tuple(f"[{row} {column}]" for row in range(5) for column in range(5))
+_WAYS = ("[up]", "[down]", "[left]", "[right]")
+ACTIONS: dict[str, tuple[str, ...]] = {
+    "FifteenPuzzle-v0": _WAYS,
+    "FrozenLake-v0": _WAYS,
+    "GuessTheNumber-v0": tuple(f"[{number}]" for number in range(1, 21)),
+    "LightsOut-v0": _CELLS,
+    "Mastermind-v0": tuple(f"[{' '.join(code)}]" for code in itertools.permutations("123456", 4)),
+    "TowerOfHanoi-v0": tuple(f"[{a} {b}]" for a, b in itertools.permutations("ABC", 2)),
+}
+"""What may be answered, where that is a short list; any text goes to the other games."""
+
+_WORD_LISTS = (
+    *("Wordle", "Hangman", "WordSearch", "WordLadder", "WordChains", "SpellingBee"),
+    *("Codenames", "LetterAuction", "DontSayIt"),
+)
+_JUDGED = ("Debate", "TwentyQuestions", "GuessWho", "ScenarioPlanning")
+
+
+class Episode(ListedActions):
+    """One game; every call of the engine has the game's own luck. See `load`."""
+
+    identity: str
+
+    async def reset(self, seed: int, task: int) -> str:
+        """Begin the game of a seed."""
+        self._luck = OwnLuck(task)
+        with self._luck:
+            self._game = _arena().make(self.identity)
+            self._game.reset(num_players=1, seed=task)
+            said, _ = self._heard()
+        return said
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Answer; the game pays at its end."""
+        with self._luck:
+            is_over, _ = self._game.step(action)
+            said, is_valid = self._heard()
+        reward = float(self._game.state.rewards[0]) if is_over else 0.0
+        return said, reward, bool(is_over), False, {"is_valid": is_valid}
+
+    def _heard(self) -> tuple[str, bool]:
+        """What the game has said since the last turn, and whether it took that turn's action."""
+        _, messages = self._game.get_observation()
+        refusal = _arena().ObservationType.GAME_ADMIN
+        is_refused = any(kind is refusal for _, _, kind in messages)
+        ends_by_it = self._game.state.game_info[0]["invalid_move"]
+        said = "\n".join(text for sender, text, _ in messages if sender < 0)
+        return said, not (is_refused or ends_by_it)
+
+
+def load(game: str, /, *, turns: int = TURNS) -> type:
+    """A class of games; its hidden beginning is what a trial has to find out.
+
+    Args:
+        game: a version of one of `TITLES`, such as `Mastermind-v0`.
+        turns: most turns of an episode.
+
+    Raises:
+        ConfigError: the game is not on the list, or TextArena is not installed.
+    """
+    name, title = f"textarena:{game}", game.partition("-")[0]
+    check_whole(name, "turns", turns, 1, 100_000)
+    if title not in TITLES:
+        raise ConfigError(f"environment {name!r} {_why_not(title)}; there are {', '.join(TITLES)}")
+    with own_code(name), OwnLuck(0):
+        _arena().make(f"{game}-raw")
+    return declared(
+        Episode,
+        name,
+        identity=f"{game}-raw",
+        max_turns=turns,
+        legal_actions=ACTIONS.get(game, ()),
+        rules=f"You play {title}, which says its own rules. Answer with what it asks for, brackets "
+        "included. The game begins in the same way in all episodes.",
+    )
+
+
+def _why_not(title: str) -> str:
+    """Why a game is not on the list."""
+    if title in _WORD_LISTS:
+        return "fetches word lists from the network (python -m nltk.downloader words)"
+    if title in _JUDGED:
+        return "asks a judge over the network"
+    return "is not on the list of games for one player that were tried"
+
+
+def _arena() -> Any:
+    return library("textarena", "textarena")
