@@ -58,6 +58,7 @@ ON_CORES: Table = {
         "warmup_steps": 2,
         "entropy": 0.01,
         "tokens_per_pass": 8192,
+        "shared_opening": True,
         "activation_checkpointing": True,
         "threads": 1,
     },

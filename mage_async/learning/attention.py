@@ -6,11 +6,15 @@ invisible under a causal mask), calls torch's scaled-dot-product attention, and 
 one environment have nearly equal lengths, so this costs little more than its tokens; a
 block-diagonal mask over `T` would cost `T / L` times as much.
 
-Shapes: `T` packed tokens, `S` sequences, `L` the longest of them, `N` heads, `K` key-value heads,
-`D` head size.
+What all sequences begin with may stand once at the beginning of the row, as their opening; each
+sequence's own tokens then attend to the opening's keys as to earlier ones of their own.
+
+Shapes: `T` packed tokens, of which the first `P` are the opening; `S` sequences, `L` own tokens of
+the longest of them, `N` heads, `K` key-value heads, `D` head size.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -32,16 +36,25 @@ class Boundaries:
     0.
     """
     unfold: torch.Tensor
-    """int64 [T]: the place of each packed position, counted over S * L."""
+    """int64 [T - P]: the place of each packed position past the opening, counted over S * L."""
+    opening: int = 0
+    """P: tokens at the row's beginning that every sequence begins with."""
+    visible: torch.Tensor | None = None
+    """bool [L, P + L]: the keys that each own token sees; None without an opening."""
 
     @staticmethod
-    def of(lengths: torch.Tensor) -> "Boundaries":
-        """Boundaries of sequences with the given lengths, int64 [S]."""
-        starts = torch.cumsum(lengths, 0) - lengths
-        places = torch.arange(int(lengths.max()), device=lengths.device)
+    def of(lengths: torch.Tensor, opening: int = 0) -> "Boundaries":
+        """Boundaries of sequences with the given lengths past their opening, int64 [S]."""
+        starts = opening + torch.cumsum(lengths, 0) - lengths
+        longest, device = int(lengths.max()), lengths.device
+        places = torch.arange(longest, device=device)
         exists = places < lengths[:, None]
         fold = torch.where(exists, starts[:, None] + places, 0)
-        return Boundaries(fold, exists.flatten().nonzero()[:, 0])
+        visible = None
+        if opening:
+            visible = torch.ones(longest, opening + longest, dtype=torch.bool, device=device)
+            visible = visible.tril(opening)
+        return Boundaries(fold, exists.flatten().nonzero()[:, 0], opening, visible)
 
 
 def packed_attention(
@@ -75,31 +88,57 @@ def packed_attention(
             f"{type(module).__name__} asks for {', '.join(sorted(asked))}, which attention over "
             "packed sequences does not know: take a model without"
         )
+    attend = partial(_attend, scale=scaling, dropout_p=dropout)
     folded = [_fold(tensor, boundaries) for tensor in (query, key, value)]
-    is_grouped = query.shape[1] != key.shape[1]
-    if is_grouped and lacks_grouped_kernel(query.device, query.dtype):
-        each = query.shape[1] // key.shape[1]
-        folded[1:] = (tensor.repeat_interleave(each, dim=1) for tensor in folded[1:])
-        is_grouped = False
-    out = functional.scaled_dot_product_attention(
-        *folded, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=is_grouped
-    )
-    places = out.transpose(1, 2).flatten(0, 1)
-    return places[boundaries.unfold][None], None
+    if not boundaries.opening:
+        return _unfold(attend(*folded), boundaries)[None], None
+    first = [tensor[:, :, : boundaries.opening] for tensor in (query, key, value)]
+    seen = [
+        torch.cat((shared.expand(len(own), -1, -1, -1), own), dim=2)
+        for shared, own in zip(first[1:], folded[1:], strict=True)
+    ]
+    later = _unfold(attend(folded[0], *seen, visible=boundaries.visible), boundaries)
+    return torch.cat((attend(*first)[0].transpose(0, 1), later))[None], None
 
 
-def lacks_grouped_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+def lacks_grouped_kernel(
+    device: torch.device, dtype: torch.dtype, *, is_masked: bool = False
+) -> bool:
     """Whether torch, for fewer key heads than heads, would keep all weights, [S, N, L, L] a layer.
 
-    On CUDA only its flash kernel shares key heads, which takes 16 bits; keys and values that are
-    repeated instead go to a kernel that keeps none.
+    On CUDA only its flash kernel shares key heads, which takes 16 bits and no mask; keys and values
+    that are repeated instead go to a kernel that keeps none.
     """
-    return device.type == "cuda" and dtype not in (torch.bfloat16, torch.float16)
+    return device.type == "cuda" and (is_masked or dtype not in (torch.bfloat16, torch.float16))
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor | None = None,
+    **options: float,
+) -> torch.Tensor:
+    """torch's attention, causal where nothing says which keys are `visible`: [S, N, L, D]."""
+    is_grouped = query.shape[1] != key.shape[1]
+    is_masked = visible is not None
+    if is_grouped and lacks_grouped_kernel(query.device, query.dtype, is_masked=is_masked):
+        each = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(each, dim=1) for tensor in (key, value))
+        is_grouped = False
+    return functional.scaled_dot_product_attention(
+        query, key, value, visible, is_causal=not is_masked, enable_gqa=is_grouped, **options
+    )
 
 
 def _fold(tensor: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
     """[1, N, T, D] -> [S, N, L, D]"""
     return tensor[0].transpose(0, 1)[boundaries.fold].transpose(1, 2)
+
+
+def _unfold(tensor: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
+    """[S, N, L, D] -> [T - P, N, D]"""
+    return tensor.transpose(1, 2).flatten(0, 1)[boundaries.unfold]
 
 
 AttentionInterface.register(NAME, packed_attention)

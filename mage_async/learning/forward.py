@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mage_async.learning.attention import Boundaries
+from mage_async.learning.layout import Layout
 from mage_async.learning.packing import Packed
 from mage_async.learning.token_loss import HeadInputs
 from mage_kernels import backend_report, linear_logprob
@@ -36,6 +37,15 @@ class Row:
     """int64 [1, T]"""
     boundaries: Boundaries
 
+    @classmethod
+    def of(cls, layout: Layout, device: torch.device) -> Self:
+        """Copy a row to a device."""
+        tokens, positions, lengths = (
+            torch.from_numpy(values).to(device)
+            for values in (layout.tokens, layout.positions, layout.lengths)
+        )
+        return cls(tokens[None], positions[None], Boundaries.of(lengths, layout.opening))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelInputs:
@@ -56,8 +66,7 @@ class ModelInputs:
         def put(values: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(values).to(device)
 
-        boundaries = Boundaries.of(put(packed.lengths))
-        row = Row(put(packed.tokens)[None], put(packed.positions)[None], boundaries)
+        row = Row.of(packed.layout, device)
         own = None if sharpness is None else put(sharpness.astype(np.float32))
         return cls(row, put(packed.sources), put(packed.targets), own)
 

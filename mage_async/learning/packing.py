@@ -1,6 +1,6 @@
-"""Trials to flat arrays: sequence after sequence without padding, and the data of sampled tokens.
+"""Trials to flat arrays: one row of tokens, and the data of sampled tokens.
 
-Shapes: `T` packed tokens, `S` sequences (segments), `N` sampled tokens.
+Shapes: `N` sampled tokens.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mage_async.learning.layout import Layout
 from mage_async.policy_version import PROVENANCES, VersionRun
 from mage_async.trajectory import Segment, Trial, Turn
 
@@ -36,14 +37,9 @@ class SampledTokens:
 class Packed:
     """Sequences in one row, and their sampled tokens."""
 
-    tokens: np.ndarray
-    """int64 [T]"""
-    positions: np.ndarray
-    """int64 [T]: place in its own sequence"""
-    lengths: np.ndarray
-    """int64 [S]"""
+    layout: Layout
     sources: np.ndarray
-    """int64 [N]: the packed position whose hidden state predicts the sampled token"""
+    """int64 [N]: the place in the row whose hidden state predicts the sampled token"""
     targets: np.ndarray
     """int64 [N]: the sampled tokens"""
     sampled: SampledTokens
@@ -91,21 +87,16 @@ def sequences(trials: Sequence[Trial], advantages: Tensor) -> list[Sequenced]:
     return [_sequence(*part, piece) for part, piece in zip(parts, pieces, strict=True)]
 
 
-def pack(parts: Sequence[Sequenced]) -> Packed:
-    """Lay sequences one after the other."""
-    lengths = np.array([len(part.tokens) for part in parts], np.int64)
-    starts = np.cumsum(lengths) - lengths
-    tokens = np.concatenate([part.tokens for part in parts]).astype(np.int64)
-    places = np.concatenate(
-        [part.places + start for part, start in zip(parts, starts, strict=True)]
-    )
+def pack(parts: Sequence[Sequenced], *, shares_opening: bool = False) -> Packed:
+    """Lay sequences one after the other, behind their opening where it is shared."""
+    layout = Layout.of([part.tokens for part in parts], shares_opening=shares_opening)
+    sources = [layout.where(number, part.places - 1) for number, part in enumerate(parts)]
+    targets = np.concatenate([part.tokens[part.places] for part in parts])
     turns = np.concatenate([part.turn_lengths for part in parts])
     return Packed(
-        tokens,
-        np.arange(len(tokens)) - np.repeat(starts, lengths),
-        lengths,
-        places - 1,
-        tokens[places],
+        layout,
+        np.concatenate(sources),
+        targets.astype(np.int64),
         _joined([part.sampled for part in parts]),
         np.repeat(np.arange(len(turns)), turns),
         turns,

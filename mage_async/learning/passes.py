@@ -3,11 +3,17 @@
 from collections.abc import Sequence
 
 from mage_async.errors import RunError
+from mage_async.learning.layout import alike
 from mage_async.learning.packing import Sequenced
 
 
-def cut(sequences: Sequence[Sequenced], tokens_per_pass: int) -> list[list[Sequenced]]:
+def cut(
+    sequences: Sequence[Sequenced], tokens_per_pass: int, *, shares_opening: bool = False
+) -> list[list[Sequenced]]:
     """Whole sequences, in their order, in passes of at most `tokens_per_pass` tokens; 0 is one.
+
+    Args:
+        shares_opening: what the sequences of a pass begin with is counted once.
 
     Raises:
         RunError: a sequence alone has more tokens.
@@ -15,7 +21,7 @@ def cut(sequences: Sequence[Sequenced], tokens_per_pass: int) -> list[list[Seque
     if not tokens_per_pass:
         return [list(sequences)]
     passes: list[list[Sequenced]] = []
-    room = 0
+    opening = own = 0
     for sequence in sequences:
         length = len(sequence.tokens)
         if length > tokens_per_pass:
@@ -23,9 +29,18 @@ def cut(sequences: Sequence[Sequenced], tokens_per_pass: int) -> list[list[Seque
                 f"a segment of {length} tokens does not fit into learner.tokens_per_pass = "
                 f"{tokens_per_pass}: set it to at least engine.max_tokens"
             )
-        if length > room:
+        shared = _shared(passes[-1], opening, sequence) if passes and shares_opening else 0
+        count = len(passes[-1]) if passes else 0
+        if not passes or own + length - count * shared > tokens_per_pass:
             passes.append([])
-            room = tokens_per_pass
+            opening, own = length, 0
+        else:
+            opening = shared
         passes[-1].append(sequence)
-        room -= length
+        own += length
     return passes
+
+
+def _shared(sequences: Sequence[Sequenced], opening: int, other: Sequenced) -> int:
+    """What is left of an opening that one more sequence shares."""
+    return min(opening, alike(sequences[0].tokens, other.tokens))

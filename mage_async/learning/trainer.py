@@ -164,12 +164,14 @@ class Trainer:
         return [order[number::count] for number in range(count)]
 
     def _passes(self, sequences: Sequence[Sequenced]) -> list[_Pass]:
-        return [self._pass(each) for each in cut(sequences, self._rules.tokens_per_pass)]
+        rules = self._rules
+        cuts = cut(sequences, rules.tokens_per_pass, shares_opening=rules.shared_opening)
+        return [self._pass(each) for each in cuts]
 
     @torch.no_grad()
     def _pass(self, sequences: Sequence[Sequenced]) -> _Pass:
         device = self.model.device
-        packed = pack(sequences)
+        packed = pack(sequences, shares_opening=self._rules.shared_opening)
         sampled = packed.sampled
         inputs = ModelInputs.of(packed, device, self._sharpened(sampled.kinds))
         proximal, entropy = token_logprobs(self.model, inputs, self._temperature)

@@ -78,7 +78,8 @@ def _clone(
     if config.policy.lora and isinstance(config.policy, Pretrained):
         add_adapters(model, config.policy.lora, config.seed)
     trials, known = _demonstrations(config, warm, source)
-    warm_start(model, trials, known, warm, config.seed, report)
+    shares = config.learner.shared_opening
+    warm_start(model, trials, known, warm, config.seed, report, shares_opening=shares)
     export_hf(model, source, directory)
 
 
@@ -120,6 +121,7 @@ def _key(config: Config, build: str) -> str:
         config.transcript,
         config.policy,
         config.warm_start,
+        config.learner.shared_opening,
         build,
     )
     return blake2s(msgspec.json.encode(parts, order="sorted"), digest_size=12).hexdigest()

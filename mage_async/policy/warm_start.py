@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from mage_async.config.schema import WarmStart
 from mage_async.errors import DeterministicFailure
-from mage_async.learning.attention import Boundaries
 from mage_async.learning.forward import Row, hidden_states
+from mage_async.learning.layout import Layout
 from mage_async.trajectory import Trial
 
 GATE_EVERY = 25
@@ -53,8 +53,13 @@ def warm_start(
     rules: WarmStart,
     seed: int,
     report: Callable[[Progress], None],
+    *,
+    shares_opening: bool = False,
 ) -> Progress:
     """Clone scripted trials, in place; go on past `rules.steps` until the gate opens.
+
+    Args:
+        shares_opening: what all examples of a step begin with goes through the model once.
 
     Raises:
         DeterministicFailure: the gate is still shut after `rules.max_steps`.
@@ -72,7 +77,8 @@ def warm_start(
             raise DeterministicFailure(_shut(progress, rules))
         chosen = source.integers(len(examples), size=rules.batch_size)
         _set_rate(optimizer, rules, step)
-        loss = _step(model, optimizer, [examples[i] for i in chosen], sums)
+        predicted = _losses(model, [examples[i] for i in chosen], shares_opening=shares_opening)
+        loss = _step(model, optimizer, predicted, sums)
         step += 1
         gate = progress.gate
         if step % GATE_EVERY == 0 or step == rules.steps:
@@ -112,10 +118,10 @@ def _set_rate(optimizer: torch.optim.Optimizer, rules: WarmStart, step: int) -> 
 def _step(
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
-    examples: Sequence[_Example],
+    predicted: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     sums: np.ndarray,
 ) -> float:
-    losses, weights, episodes = _losses(model, examples)
+    losses, weights, episodes = predicted
     loss = (losses * weights).sum() / weights.sum()
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -129,20 +135,23 @@ def _step(
 
 
 def _losses(
-    model: PreTrainedModel, examples: Sequence[_Example]
+    model: PreTrainedModel, examples: Sequence[_Example], *, shares_opening: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Cross-entropy of each predicted token, its weight and its episode: three [T - S]."""
-    lengths = torch.tensor([len(example.tokens) for example in examples])
-    tokens = torch.from_numpy(np.concatenate([example.tokens for example in examples]))
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    row = Row(tokens[None], positions[None], Boundaries.of(lengths))
-    target = (positions > 0).nonzero()[:, 0]
-    hidden = hidden_states(model, row)[target - 1]
+    tokens = [example.tokens for example in examples]
+    layout = Layout.of(tokens, shares_opening=shares_opening)
+    after = [np.arange(1, len(each)) for each in tokens]
+    targets = np.concatenate([layout.where(i, places) for i, places in enumerate(after)])
+    sources = np.concatenate([layout.where(i, places - 1) for i, places in enumerate(after)])
+    _, first, again = np.unique(targets, return_index=True, return_inverse=True)
+    row = Row.of(layout, torch.device("cpu"))
+    hidden = hidden_states(model, row)[torch.from_numpy(sources[first])]
     logits = hidden @ model.get_output_embeddings().weight.T
-    losses = functional.cross_entropy(logits, tokens[target], reduction="none")
-    weights = torch.from_numpy(np.concatenate([example.weights for example in examples]))
-    episodes = torch.from_numpy(np.concatenate([example.episodes for example in examples]))
-    return losses, weights[target], episodes[target]
+    predicted = row.tokens[0, torch.from_numpy(targets[first])]
+    losses = functional.cross_entropy(logits, predicted, reduction="none")
+    weights = torch.from_numpy(np.concatenate([example.weights[1:] for example in examples]))
+    episodes = torch.from_numpy(np.concatenate([example.episodes[1:] for example in examples]))
+    return losses[torch.from_numpy(again)], weights, episodes
 
 
 def _examples(trial: Trial, words: Collection[int], template_weight: float) -> list[_Example]:

@@ -78,6 +78,7 @@ def test_a_pretrained_policy_on_cores_has_defaults_that_fit_two_of_them(tmp_path
     config, on_gpu = mine(tmp_path, ""), mine(tmp_path, "", "learner.device=cuda:0")
     assert 0 < config.engine.max_tokens <= config.learner.tokens_per_pass
     assert config.learner.activation_checkpointing
+    assert config.learner.shared_opening
     assert config.evaluation.every == 0
     assert on_gpu == replace(Config(), learner=replace(Config().learner, device="cuda:0"))
     assert config_file.load_recorded(tmp_path / "mine.toml") == Config()

@@ -1,11 +1,13 @@
 """Models of random weights of any architecture that transformers knows, and segments."""
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mage_async.learning.packing import SampledTokens, Sequenced
@@ -46,3 +48,16 @@ def sequence(length: int) -> Sequenced:
         np.array([4, 3]),
         torch.tensor([1.0, -0.7]),
     )
+
+
+def in_double(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, in place, in float64 throughout: transformers' norms compute in float32."""
+    for norm in model.double().modules():
+        if type(norm).__name__.endswith("RMSNorm"):
+            norm.forward = partial(
+                rms_norm,
+                normalized_shape=norm.weight.shape,
+                weight=norm.weight,
+                eps=norm.variance_epsilon,
+            )
+    return model

@@ -8,11 +8,12 @@ from mage_async.learning import attention
 from mage_async.learning.attention import Boundaries, lacks_grouped_kernel, packed_attention
 
 
-def attend():
-    """Seven tokens of two sequences, four heads that share two key heads."""
+def attend(opening=0):
+    """Seven tokens of two sequences or their opening, four heads that share two key heads."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 7, 8) for heads in (4, 2, 2))
-    boundaries = Boundaries.of(torch.tensor([3, 4]))
+    own = torch.tensor([3, 4] if not opening else [1, 6 - opening])
+    boundaries = Boundaries.of(own, opening)
     module = torch.nn.Module()
     return packed_attention(module, query, key, value, None, scaling=0.3, boundaries=boundaries)[0]
 
@@ -28,17 +29,19 @@ def attend():
 )
 def test_only_16_bits_on_a_gpu_share_key_heads_without_keeping_all_weights(device, dtype, lacks):
     assert lacks_grouped_kernel(torch.device(device), dtype) == lacks
+    assert lacks_grouped_kernel(torch.device(device), dtype, is_masked=True) == (device == "cuda")
 
 
-def test_repeated_key_heads_attend_as_shared_ones_do(monkeypatch):
-    shared, asked = attend(), []
+@pytest.mark.parametrize("opening", [0, 2])
+def test_repeated_key_heads_attend_as_shared_ones_do(opening, monkeypatch):
+    shared, asked = attend(opening), []
     kernel = functional.scaled_dot_product_attention
 
-    def watched(query, key, value, **options):
+    def watched(query, key, value, mask, **options):
         asked.append((query.shape[1], key.shape[1], value.shape[1], options["enable_gqa"]))
-        return kernel(query, key, value, **options)
+        return kernel(query, key, value, mask, **options)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
-    monkeypatch.setattr(attention, "lacks_grouped_kernel", lambda device, dtype: True)
-    assert torch.allclose(attend(), shared, atol=1e-6)
-    assert asked == [(4, 4, 4, False)]
+    monkeypatch.setattr(attention, "lacks_grouped_kernel", lambda *_, **__: True)
+    assert torch.allclose(attend(opening), shared, atol=1e-6)
+    assert set(asked) == {(4, 4, 4, False)}

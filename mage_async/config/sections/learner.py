@@ -37,6 +37,9 @@ class Learner(Section):
     tokens_per_pass: Natural = 0
     """Most tokens that go through the model at once; a minibatch of more is trained in several
     passes, whose gradients add up. 0 is no bound; otherwise at least `engine.max_tokens`."""
+    shared_opening: bool = False
+    """What all sequences of a pass begin with (the chat's first turn, the rules, the first
+    observation) goes through the model once, in the warm start too; the gradient is the same."""
     activation_checkpointing: bool = False
     """Keep one activation a layer and compute the others again in the backward pass: a small part
     of the memory for a third more time."""
