@@ -3,12 +3,13 @@
 import random
 from dataclasses import replace
 
-from mage_async.assembly.parts import environment_of, rules_of
+from mage_async.assembly.parts import environment_of, named_parts, rules_of
 from mage_async.config.schema import Config, Embedded
 from mage_async.config.sections import corrections, policy
 from mage_async.config.sections.policy import Tiny
 from mage_async.credit import estimators, exploration_bonus
 from mage_async.environments.environment import Environment
+from mage_async.environments.mix.parts import Mixed
 from mage_async.environments.rehearsal import check_declared, rehearse
 from mage_async.environments.reset_step import ResetStep
 from mage_async.errors import ConfigError
@@ -24,15 +25,9 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: with the keys, what was got and what to write.
     """
-    environment, name = environment_of(config), config.environment.name
-    if isinstance(environment, ResetStep):
-        check_declared(name, environment, config.evaluation.episodes)
-        _check_open(config, environment)
-    elif ":" in name:
-        rehearse(name, environment, config.evaluation.episodes)
-    for split in ("train", "heldout"):
-        if not environment.members(split):
-            raise ConfigError(f"environment {environment.facts.name!r} has no {split} members")
+    environment = environment_of(config)
+    for name, part in named_parts(config):
+        _check_environment(config, name, part)
     _check_population(config, environment)
     _check_engine(config)
     curriculum.check(config.curriculum, config.trial)
@@ -44,8 +39,22 @@ def check(config: Config) -> None:
     corrections.check(config.learner.correction)
     _check_passes(config)
     policy.check(config.policy)
-    if environment.script(random.Random(0)) is not None:
-        _check_room(config, environment)
+    for name, part in named_parts(config):
+        if part.script(random.Random(0)) is not None:
+            _check_room(config, name, part)
+
+
+def _check_environment(config: Config, name: str, environment: Environment) -> None:
+    """One environment is as it declares: ours are tested, a user's own is played a little."""
+    num_episodes = config.evaluation.episodes
+    if isinstance(environment, ResetStep):
+        check_declared(name, environment, num_episodes)
+        _check_open(config, name, environment)
+    elif ":" in name:
+        rehearse(name, environment, num_episodes)
+    for split in ("train", "heldout"):
+        if not environment.members(split):
+            raise ConfigError(f"environment {environment.facts.name!r} has no {split} members")
 
 
 def _check_engine(config: Config) -> None:
@@ -72,9 +81,9 @@ def _check_passes(config: Config) -> None:
         )
 
 
-def _check_open(config: Config, environment: ResetStep) -> None:
+def _check_open(config: Config, name: str, environment: ResetStep) -> None:
     """What a class with `reset` and `step` has to declare for a tiny model and a warm start."""
-    name, facts = config.environment.name, environment.facts
+    facts = environment.facts
     if isinstance(config.policy, Tiny) and not facts.words:
         raise ConfigError(
             f'environment {name!r} has no `words`, of which policy.kind = "tiny" is built: declare '
@@ -93,7 +102,7 @@ def _check_open(config: Config, environment: ResetStep) -> None:
         )
 
 
-def _check_room(config: Config, environment: Environment) -> None:
+def _check_room(config: Config, name: str, environment: Environment) -> None:
     """A trial has room in the engine, at least one that a script plays, as training ends."""
     chat, stops = chat_in_words(), config.trial.stop_on_success
     last = curriculum.horizon(config.curriculum, config.learner.steps, config.trial.episodes)
@@ -105,7 +114,7 @@ def _check_room(config: Config, environment: Environment) -> None:
     if config.engine.max_tokens < least:
         raise ConfigError(
             f"engine.max_tokens must be at least {least}, which a trial of {last.num_episodes} "
-            f"episodes of {config.environment.name!r} needs for its words alone; "
+            f"episodes of {name!r} needs for its words alone; "
             f"got {config.engine.max_tokens}"
         )
 
@@ -114,6 +123,11 @@ def _check_population(config: Config, environment: Environment) -> None:
     """No train member is held out, and rivals have a seat, weights and an engine."""
     name, rules = environment.facts.name, config.population
     train, heldout = (environment.members(split) for split in ("train", "heldout"))
+    if isinstance(environment, Mixed) and (rules.rivals or rules.matchmaker != "decks"):
+        raise ConfigError(
+            "a mix has no population: its parts are not rated against each other; set "
+            'population.rivals = 0 and population.matchmaker = "decks"'
+        )
     if shared := set(train) & set(heldout):
         raise ConfigError(f"{name}: {min(shared)!r} cannot be trained on and held out")
     if taken := [each for each in (*train, *heldout) if version_of(each) is not None]:

@@ -6,6 +6,7 @@ from mage_async.completion import Sampling
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
+from mage_async.environments.mix.parts import Mixed
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.prompts import prompts_for
@@ -24,6 +25,14 @@ WORDS = ("episode", "reflect", "remark", "opp")
 def environment_of(config: Config) -> Environment:
     """The environment, with its options."""
     return load(config.environment.name, **config.environment.options)
+
+
+def named_parts(config: Config) -> list[tuple[str, Environment]]:
+    """The environment, or each part of a mix, by the name that the configuration has for it."""
+    environment = environment_of(config)
+    if isinstance(environment, Mixed):
+        return [(part.name, part.environment) for part in environment.parts]
+    return [(config.environment.name, environment)]
 
 
 def rules_of(

@@ -43,7 +43,9 @@ _LOADERS = {
 """Libraries of environments, each with the function that makes a class for a name of the library,
 and with such a name: `gymnasium:Taxi-v4`.
 """
-_KNOWN = _CLASSES | _EXTRAS
+_COMPOSED = {"mix": "mage_async.environments.mix.game:Mix"}
+"""Made of others, which are the option `parts`."""
+_KNOWN = _CLASSES | _EXTRAS | _COMPOSED
 _ADVICE = (
     "inherit mage_async.environments.environment.Environment and see what it asks for, "
     "or write `reset(seed, task)` and `step(action)`"

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from mage_async.assembly import WORDS, environment_of, rules_of
+from mage_async.assembly import WORDS, environment_of, named_parts, rules_of
 from mage_async.config.policy_source import local_policy
 from mage_async.config.schema import Config, Pretrained, Tiny, WarmStart
 from mage_async.errors import PolicyError
@@ -31,7 +31,7 @@ def prepare_policy(
     policy, warm = config.policy, config.warm_start
     if warm is None and isinstance(policy, Pretrained):
         source = source_directory(policy.source)
-        if tools := environment_of(config).tools:
+        for tools in (part.tools for _, part in named_parts(config) if part.tools):
             load_chat(source).offering(tools)  # a template that offers none is refused here
         directory.symlink_to(source, target_is_directory=True)
         return f"{policy.source}, as it is"
@@ -91,9 +91,8 @@ def _demonstrations(
     chat = load_chat(directory, thinking=config.transcript.thinking)
     rules = rules_of(config, environment, chat, warm.episodes)
     source = random.Random(f"{config.seed}/demonstrations")
-    members = environment.members("train")
     trials = [
-        scripted_trial(environment, random_task(environment, members, source), index, rules, chat)
+        scripted_trial(environment, random_task(environment, "train", source), index, rules, chat)
         for index in range(warm.trials)
     ]
     return trials, word_tokens(environment, chat)

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import named_parts, rules_of
 from mage_async.config.schema import Config
+from mage_async.environments.environment import Environment
 from mage_async.environments.reset_step import ResetStep
 from mage_async.errors import ConfigError, PolicyError
 from mage_async.inference.chat_files import load_chat
 from mage_async.trajectory import Kind, Trial
+from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial
 
 NUM_TRIALS = 3
@@ -46,21 +48,32 @@ def check_files(config: Config, directory: Path) -> Contexts:
         PolicyError: there is none of them, or the template drops words.
         ConfigError: no trial has room in the engine, or no action in its tokens.
     """
-    environment = environment_of(config)
     chat = load_chat(directory, thinking=config.transcript.thinking)
+    parts = [_contexts(config, directory, chat, *named) for named in named_parts(config)]
+    return Contexts(
+        max(part.scripted for part in parts),
+        max(part.longest for part in parts),
+        max(part.num_turns for part in parts),
+    )
+
+
+def _contexts(
+    config: Config, directory: Path, chat: ChatFormat, name: str, environment: Environment
+) -> Contexts:
+    """Lengths of the trials of one environment, which the configuration calls `name`."""
     num_turns = config.trial.episodes * environment.facts.max_turns
     if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
         return Contexts(0, num_turns * config.transcript.max_action_tokens, num_turns)
     rules = rules_of(config, environment, chat, config.trial.episodes)
-    source, members = random.Random(0), environment.members("train")
-    tasks = [random_task(environment, members, source) for _ in range(NUM_TRIALS)]
+    source = random.Random(0)
+    tasks = [random_task(environment, "train", source) for _ in range(NUM_TRIALS)]
     trials = [scripted_trial(environment, task, 0, rules, chat) for task in tasks]
-    _check_actions(config, trials)
+    _check_actions(config, name, trials)
     scripted = min(max(turn.start for turn in trial.turns) + 1 for trial in trials)
     if scripted > config.engine.max_tokens:
         raise ConfigError(
             f"engine.max_tokens must be at least {scripted}, which a trial of "
-            f"{config.trial.episodes} episodes takes in the tokens of {directory}; "
+            f"{config.trial.episodes} episodes of {name!r} takes in the tokens of {directory}; "
             f"got {config.engine.max_tokens}"
         )
     num_turns = max(len(trial.turns) for trial in trials)
@@ -92,13 +105,13 @@ def _header(file: Path) -> Iterator[tuple[str, dict[str, list[int]]]]:
         raise PolicyError(f"{file}: cannot be read as safetensors: {error}") from error
 
 
-def _check_actions(config: Config, trials: list[Trial]) -> None:
+def _check_actions(config: Config, name: str, trials: list[Trial]) -> None:
     longest = max(
         turn.stop - turn.start for trial in trials for turn in trial.turns if turn.kind is Kind.ACT
     )
     if longest > config.transcript.max_action_tokens:
         raise ConfigError(
             f"transcript.max_action_tokens must be at least {longest}, which an action of "
-            f"{config.environment.name!r} has in this policy's tokens; "
+            f"{name!r} has in this policy's tokens; "
             f"got {config.transcript.max_action_tokens}"
         )

@@ -76,8 +76,8 @@ def play_first_turns(
 def _runs(config: Config, chat: ChatFormat, count: int) -> list[Run]:
     environment = environment_of(config)
     rules = rules_of(config, environment, chat, config.trial.episodes)
-    source, members = random.Random(config.seed), environment.members("train")
-    tasks = [random_task(environment, members, source) for _ in range(count)]
+    source = random.Random(config.seed)
+    tasks = [random_task(environment, "train", source) for _ in range(count)]
     return [
         begin_trial(environment, task, 0, rules, chat, name=f"{number}")
         for number, task in enumerate(tasks)

@@ -31,6 +31,31 @@ def sets_tables(
     }
 
 
+def environment_tables(
+    sets: Mapping[str, Any], environments: Mapping[str, Any]
+) -> list[dict[str, PageTable | str]]:
+    """Of a mix, a table for each environment: every set beside the environment's references."""
+    return [
+        {"label": _titled(name, known), "table": _environment_table(name, sets, known)}
+        for name, known in environments.items()
+    ]
+
+
+def _environment_table(name: str, sets: Mapping[str, Any], known: Mapping[str, Any]) -> PageTable:
+    facts, references = known["environment"], known["references"]["heldout"]
+    played = {each: sets[each]["parts"]["environment"][name] for each in SETS if each in sets}
+    largest = max(abs(facts["min_return"] or 0.0), abs(facts["max_return"] or 0.0))
+    bound = largest / facts["units"] or 1.0
+    rows = [_set_row(SETS[each][0], part, bound) for each, part in played.items()]
+    quiet = [_row(words(each), values, bound, "quiet") for each, values in references.items()]
+    num_episodes = len(next(iter(played.values()))["return_by_episode"])
+    return _table(num_episodes, "set", [*rows, *quiet])
+
+
+def _titled(name: str, known: Mapping[str, Any]) -> str:
+    return name if known["is_trained_on"] else f"{name}, never trained on"
+
+
 def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, PageTable | str]]:
     """Held-out and train, by family and by member."""
     return [

@@ -7,6 +7,7 @@ from mage_async.config import config_file
 from mage_async.report.charts.learning_curves import (
     SETS,
     adaptation,
+    environment_curves,
     episode_css,
     learning_curves,
 )
@@ -15,7 +16,7 @@ from mage_async.report.charts.stacked_bars import FATES, fate_bar, time_bars
 from mage_async.report.charts.step_metrics import POLICY, THROUGHPUT, metric_charts, staleness
 from mage_async.report.headline import facts, headline
 from mage_async.report.population_table import population_table
-from mage_async.report.return_tables import family_tables, sets_tables
+from mage_async.report.return_tables import environment_tables, family_tables, sets_tables
 from mage_async.report.templating import fill
 from mage_async.report.trial_chat import trial_chat
 from mage_async.results.run_directory import RunDirectory
@@ -41,6 +42,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         adaptation=_adaptation(records, summary),
         set_names={css: label for label, css in SETS.values()},
         curves=learning_curves(records),
+        environment_curves=environment_curves(records),
         episode_names=_episode_names(config.trial.episodes),
         population=population_table(population, units) if population else None,
         time_bars=time_bars(_blocked_s(records)),
@@ -65,6 +67,7 @@ def _adaptation(records: RunRecords, summary: Mapping[str, Any]) -> Record | Non
         "chart": adaptation(evaluation, references.get("heldout", {})),
         **sets_tables(evaluation, references, bound),
         "families": family_tables(records.evaluation["sets"], bound),
+        "environments": environment_tables(evaluation, summary.get("environments", {})),
     }
 
 

@@ -5,10 +5,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mage_async.admission.counts import LedgerCounts
+from mage_async.environments.environment import Environment
+from mage_async.environments.mix.parts import label_of, part_of
 from mage_async.policy_version import PROVENANCES, tokens_by_provenance
 from mage_async.tasks.population import version_of
 from mage_async.trajectory import Group, Kind, Trial
 
+IN = "_in_"
 INJECTIONS = {side: f"injections_by_{side}" for side in ("environment", "opponent")}
 """Names of metrics, by the side that wrote the text of a special token."""
 METRICS: dict[str, tuple[str, str]] = {
@@ -87,12 +90,13 @@ METRICS: dict[str, tuple[str, str]] = {
 }
 """A metric that ends in `_episode_N` is about episode N. One that ends in `_age_N` is about tokens
 that are N steps old, or N and more for the largest N (`admission/staleness.py`, `OLDEST_AGE`). Both
-have the unit of their stem.
+have the unit of their stem. So has one that ends in `_in_NAME`, which is about one environment of
+a mix.
 """
 
 
 def batch_metrics(
-    groups: Sequence[Group], units: int, elapsed_s: float, num_episodes: int
+    groups: Sequence[Group], environment: Environment, elapsed_s: float, num_episodes: int
 ) -> dict[str, object]:
     """What a batch says of itself, trained `elapsed_s` after the one before.
 
@@ -100,10 +104,8 @@ def batch_metrics(
         num_episodes: of a trial; what a curriculum has not reached repeats the last episode played.
     """
     trials = [trial for group in groups for trial in group.trials]
-    rows = [trial.episode_rewards() for trial in trials]
-    rows = [row + row[-1:] * (num_episodes - len(row)) for row in rows]
     return {
-        "return_by_episode": [sum(row) / len(row) / units for row in zip(*rows, strict=True)],
+        **_returns(trials, environment, num_episodes),
         "invalid_actions_per_trial": _mean([trial.num_invalid() for trial in trials]),
         "valid_action_share": _valid_share(trials),
         **_injections(trials),
@@ -115,6 +117,32 @@ def batch_metrics(
         **prefix_rates(trials),
         **_reuse_by_episode(trials),
         **_provenance_shares(trials),
+    }
+
+
+def _returns(
+    trials: Sequence[Trial], environment: Environment, num_episodes: int
+) -> dict[str, list[float]]:
+    """Mean returns by episode of all trials and, where several are mixed, of each environment."""
+    alike: dict[str, list[list[float]]] = {}
+    for trial in trials:
+        row, units = trial.episode_rewards(), part_of(environment, trial.task.member).facts.units
+        row = [reward / units for reward in row + row[-1:] * (num_episodes - len(row))]
+        alike.setdefault(label_of(environment, trial.task.member) or "", []).append(row)
+    every = [row for rows in alike.values() for row in rows]
+    means = {f"return_by_episode{IN}{label}": alike[label] for label in sorted(alike) if label}
+    return {name: _columns(rows) for name, rows in ({"return_by_episode": every} | means).items()}
+
+
+def _columns(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(column) / len(column) for column in zip(*rows, strict=True)]
+
+
+def returns_by_environment(record: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The returns of a step's line by environment; empty where nothing is mixed."""
+    stem = f"return_by_episode{IN}"
+    return {
+        name.removeprefix(stem): value for name, value in record.items() if name.startswith(stem)
     }
 
 
@@ -221,7 +249,7 @@ def trial_counts(counts: LedgerCounts) -> dict[str, int]:
 def check_names(record: Mapping[str, object]) -> None:
     """A record holds nothing that `METRICS` does not explain."""
     for name in record:
-        stem = name.rsplit("_episode_", 1)[0].rsplit("_age_", 1)[0]
+        stem = name.split(IN, 1)[0].rsplit("_episode_", 1)[0].rsplit("_age_", 1)[0]
         assert name in METRICS or stem in METRICS, f"metric {name!r} is not in METRICS"
 
 

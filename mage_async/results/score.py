@@ -3,12 +3,14 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import or_
 
 import msgspec
 
 from mage_async.environments.environment import Environment, Facts
+from mage_async.environments.mix.parts import Mixed, part_of
 from mage_async.results.intervals import wilson
 from mage_async.tasks.population import ITSELF, version_of
 from mage_async.trajectory import Kind, Trial
@@ -17,8 +19,22 @@ MOST_MEMBERS = 64
 """With more of them, members are boards or rooms, and a family says how hard they are."""
 
 
+ENVIRONMENT = "environment"
+"""The key of `Score.parts` for the parts of a mix."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One trial by episode."""
+
+    returns: list[float]
+    """Per unit."""
+    won: list[bool]
+    lost: list[bool]
+
+
 class Part(msgspec.Struct, frozen=True):
-    """The trials against one opponent, in one seat, or of one difficulty."""
+    """The trials against one opponent, in one seat, of one difficulty, or of one part of a mix."""
 
     num_trials: int
     return_by_episode: list[float]
@@ -30,7 +46,7 @@ class Part(msgspec.Struct, frozen=True):
 
 class Score(msgspec.Struct, frozen=True):
     """Returns are per unit of the environment (round, hand, dial); intervals are half-widths at 95
-    %.
+    %. Of a mix they are means over the trials of all parts, each per unit of its own.
 
     A trial that outgrew the engine's context counts: its unfinished episodes, and those that it
     could not begin, earn the least that the environment can pay.
@@ -56,8 +72,8 @@ class Score(msgspec.Struct, frozen=True):
     """Returns, as in the next."""
     by_member: dict[str, list[float]]
     parts: dict[str, dict[str, Part]]
-    """By "family" (which says the difficulty where there is one), "seat", and "member" where there
-    are at most `MOST_MEMBERS`.
+    """By "family" (which says the difficulty where there is one), "seat", "member" where there are
+    at most `MOST_MEMBERS`, and "environment" where several are mixed.
     """
     invalid_actions_per_trial: float
     probes_by_episode: list[float]
@@ -69,24 +85,24 @@ class Score(msgspec.Struct, frozen=True):
 
 def score(trials: Sequence[Trial], environment: Environment) -> Score:
     """Score trials of equal length that were played independently of each other."""
-    facts = environment.facts
-    least = _least(trials, facts)
-    rewards = [_rewards(trial, least) for trial in trials]
+    rows = _rows(trials, environment)
     members = [trial.task.member for trial in trials]
     names = {
         "family": [family_of(member, environment) for member in members],
         "seat": [str(trial.task.seat) for trial in trials],
         "member": members,
     }
-    parts = {kind: _parts(each, rewards, facts) for kind, each in names.items()}
+    if isinstance(environment, Mixed):
+        names[ENVIRONMENT] = [environment.part(member)[0].label for member in members]
+    parts = {kind: _parts(each, rows) for kind, each in names.items()}
     by_member = _returns(parts["member"])
     if len(by_member) > MOST_MEMBERS:
         del parts["member"]
-    whole = _part(rewards, facts)
+    whole = _part(rows)
     counts = [round(share * len(trials)) for share in whole.won_by_episode]
     return Score(
         **msgspec.structs.asdict(whole),
-        best_within=_means([list(accumulate(row, max)) for row in _per_unit(rewards, facts)]),
+        best_within=_means([list(accumulate(row.returns, max)) for row in rows]),
         won_bounds_by_episode=[wilson(count, len(trials)) for count in counts],
         by_family=_returns(parts["family"]),
         by_member=by_member,
@@ -94,6 +110,27 @@ def score(trials: Sequence[Trial], environment: Environment) -> Score:
         invalid_actions_per_trial=_mean([trial.num_invalid() for trial in trials]),
         probes_by_episode=_probes(trials, environment),
         cut_short=_mean([trial.cut_at is not None for trial in trials]),
+    )
+
+
+def _rows(trials: Sequence[Trial], environment: Environment) -> list[_Row]:
+    """A row a trial, each by the facts of the environment that it played."""
+    facts = [part_of(environment, trial.task.member).facts for trial in trials]
+    alike: dict[str, list[Trial]] = defaultdict(list)
+    for trial, each in zip(trials, facts, strict=True):
+        alike[each.name].append(trial)
+    least = {each.name: _least(alike[each.name], each) for each in facts}
+    return [
+        _row(_rewards(trial, least[each.name]), each)
+        for trial, each in zip(trials, facts, strict=True)
+    ]
+
+
+def _row(rewards: Sequence[float], facts: Facts) -> _Row:
+    return _Row(
+        [reward / facts.units for reward in rewards],
+        [facts.is_won(reward) for reward in rewards],
+        [facts.is_lost(reward) for reward in rewards],
     )
 
 
@@ -115,32 +152,32 @@ def _rewards(trial: Trial, least: float) -> list[float]:
     return rewards[: trial.cut_at] + [least] * (trial.num_episodes - trial.cut_at)
 
 
-def _parts(names: Sequence[str], rewards: Sequence[list[float]], facts: Facts) -> dict[str, Part]:
-    grouped: dict[str, list[list[float]]] = defaultdict(list)
-    for name, row in zip(names, rewards, strict=True):
+def _parts(names: Sequence[str], rows: Sequence[_Row]) -> dict[str, Part]:
+    grouped: dict[str, list[_Row]] = defaultdict(list)
+    for name, row in zip(names, rows, strict=True):
         grouped[name].append(row)
-    return {name: _part(grouped[name], facts) for name in sorted(grouped)}
+    return {name: _part(grouped[name]) for name in sorted(grouped)}
 
 
-def _part(rewards: Sequence[list[float]], facts: Facts) -> Part:
-    rows = _per_unit(rewards, facts)
-    won = [[facts.is_won(reward) for reward in row] for row in rewards]
+def _part(rows: Sequence[_Row]) -> Part:
+    returns = [row.returns for row in rows]
     return Part(
         num_trials=len(rows),
-        return_by_episode=_means(rows),
-        ci95_by_episode=[_half_width(column) for column in zip(*rows, strict=True)],
-        won_by_episode=_means(won),
-        won_within=_means([list(accumulate(row, or_)) for row in won]),
-        lost_by_episode=_means([[facts.is_lost(reward) for reward in row] for row in rewards]),
+        return_by_episode=_means(returns),
+        ci95_by_episode=[_half_width(column) for column in zip(*returns, strict=True)],
+        won_by_episode=_means([row.won for row in rows]),
+        won_within=_means([list(accumulate(row.won, or_)) for row in rows]),
+        lost_by_episode=_means([row.lost for row in rows]),
     )
-
-
-def _per_unit(rewards: Sequence[list[float]], facts: Facts) -> list[list[float]]:
-    return [[reward / facts.units for reward in row] for row in rewards]
 
 
 def _returns(parts: Mapping[str, Part]) -> dict[str, list[float]]:
     return {name: part.return_by_episode for name, part in parts.items()}
+
+
+def environment_returns(score: Score) -> dict[str, list[float]]:
+    """Returns by environment; empty where nothing is mixed."""
+    return _returns(score.parts.get(ENVIRONMENT, {}))
 
 
 def family_of(member: str, environment: Environment) -> str:
@@ -156,10 +193,11 @@ def _probes(trials: Sequence[Trial], environment: Environment) -> list[float]:
     acts = [0] * trials[0].num_episodes
     probes = [0] * trials[0].num_episodes
     for trial in trials:
+        played = part_of(environment, trial.task.member)
         for turn in trial.turns:
             if turn.kind is Kind.ACT:
                 acts[turn.episode] += 1
-                probes[turn.episode] += environment.is_probe(turn.action)
+                probes[turn.episode] += played.is_probe(turn.action)
     return [probe / max(1, count) for probe, count in zip(probes, acts, strict=True)]
 
 

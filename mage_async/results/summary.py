@@ -50,6 +50,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "warm_start_s": records.learner.get("warm_start_s"),
         "evaluation": _evaluation(records.evaluation),
         "references": records.evaluation.get("references"),
+        "environments": records.evaluation.get("environments"),
         "throughput": _throughput(records),
         "staleness": _staleness(records),
         "prefix_cache": _prefix_cache(records),

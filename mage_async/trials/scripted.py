@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Collection
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
 from mage_async.completion import Completion, Prompt
-from mage_async.environments.environment import Environment, Script
+from mage_async.environments.environment import Environment, Script, Split
+from mage_async.environments.mix.parts import Mixed, part_of
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.action_parser import NAMES, ActionParser
@@ -25,10 +27,11 @@ def scripted_trial(
     A remark repeats the last words of the game that its context holds: short, and true.
     """
     source = random.Random(f"{task.seed}/{index}/script")
-    script = environment.script(source)
+    part = part_of(environment, task.member)
+    script = part.script(source)
     assert script is not None, "a warm start and a measured script are checked to have one"
     run = TrialRun(environment, task, index, rules, chat, name="script")
-    words = word_tokens(environment, chat)
+    words = word_tokens(part, chat)
     settle(run)
     while (prompt := run.next_prompt()) is not None:
         run.receive(_completion(_answer(run, prompt, script, words, chat, rules.parser)))
@@ -42,15 +45,16 @@ def word_tokens(environment: Environment, chat: ChatFormat) -> frozenset[int]:
     return frozenset(ids[0] for ids in encoded if len(ids) == 1)
 
 
-def random_task(
-    environment: Environment,
-    members: tuple[str, ...],
-    source: random.Random,
-    seat: int | None = None,
-) -> Task:
-    """A task drawn uniformly over members and seats."""
+def random_task(environment: Environment, split: Split, source: random.Random) -> Task:
+    """A task drawn uniformly over members and seats; of a mix, over those of a part that is drawn
+    by the shares.
+    """
     name = environment.facts.name
-    seats = environment.seats()
+    if isinstance(environment, Mixed):
+        (part,) = source.choices(environment.parts, [part.share for part in environment.parts])
+        task = random_task(part.environment, split, source)
+        return replace(task, environment=name, member=part.member(task.member))
+    members, seats = environment.members(split), environment.seats()
     return Task(name, source.choice(members), source.getrandbits(40), source.choice(seats))
 
 

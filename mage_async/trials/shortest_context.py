@@ -26,8 +26,8 @@ def shortest_context(environment: Environment, rules: TrialRules, chat: ChatForm
     Args:
         chat: `chat_in_words()`, as is that of the rules.
     """
-    source, members = random.Random(0), environment.members("train")
-    tasks = [random_task(environment, members, source) for _ in range(NUM_TRIALS)]
+    source = random.Random(0)
+    tasks = [random_task(environment, "train", source) for _ in range(NUM_TRIALS)]
     trials = [scripted_trial(environment, task, 0, rules, chat) for task in tasks]
     return min(max(turn.start for turn in trial.turns) + 1 for trial in trials)
 

@@ -37,6 +37,12 @@ class TrialRules:
     """
     strategy_temperature: float = 1.0
 
+    def told_by(self, environment: Environment) -> "TrialRules":
+        """The same rules in the words, and with the tools, of one part of a mix."""
+        said = prompts_for(environment, self.num_episodes, rules=bool(self.prompts.rules))
+        parser = replace(self.parser, has_tools=bool(environment.tools))
+        return replace(self, prompts=said, parser=parser)
+
     def under(self, environment: Environment, num_episodes: int, max_turns: int) -> "TrialRules":
         """The same rules with another horizon, which is also what the agent is told."""
         if (num_episodes, max_turns) == (self.num_episodes, self.max_turns):

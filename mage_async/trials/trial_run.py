@@ -17,6 +17,7 @@ from mage_async.environments.environment import (
     fault_of_text,
 )
 from mage_async.environments.info import MAX_INFO_CHARS, MAX_TRIAL_INFO_CHARS, TRIAL_IS_FULL
+from mage_async.environments.mix.parts import part_of
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.chat_format import ChatFormat
@@ -78,9 +79,12 @@ class TrialRun:
         swap: Task | None = None,
         begin: Callable[[int], Play] | None = None,
     ) -> None:
-        self._environment, self._task, self._index, self._rules = environment, task, index, rules
+        self._environment, self._task, self._index = environment, task, index
+        part = part_of(environment, task.member)
+        self._rules = rules = rules if part is environment else rules.told_by(part)
+        self._facts = part.facts
         self._name, self._swap, self._begin = name, swap, begin or self._begin_alone
-        self._chat = chat.offering(environment.tools)
+        self._chat = chat.offering(part.tools)
         self._transcript = Transcript(self._chat, rules.parser)
         self._turns: list[Turn] = []
         self._remarks: list[str] = []
@@ -258,8 +262,7 @@ class TrialRun:
             self._next_episode(outcome.observation)
 
     def _succeeded(self) -> bool:
-        facts = self._environment.facts
-        return self._rules.stops_on_success and facts.is_won(self._earned)
+        return self._rules.stops_on_success and self._facts.is_won(self._earned)
 
     def _reflect(self, start: int, completion: Completion, remark: str | None) -> None:
         self._turns.append(self._turn(start, completion, 0.0, remark is not None, remark or "", ""))

@@ -48,8 +48,7 @@ def test_its_first_prompt_says_the_rules(file, tmp_path):
     save_tokenizer(build_tokenizer((*environment.facts.words, *WORDS)), tmp_path)
     chat = load_chat(tmp_path)
     rules = rules_of(config, environment, chat, config.trial.episodes)
-    members = environment.members("train")[:3]
-    task = random_task(environment, members, random.Random(0))
+    task = random_task(environment, "train", random.Random(0))
     run = TrialRun(environment, task, 0, rules, chat, name="t")
     prompt = run.next_prompt()
     said = chat.decode(prompt.tokens.tolist())

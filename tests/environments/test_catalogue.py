@@ -16,7 +16,7 @@ from mage_async.environments.scout.game import Scout
 from mage_async.errors import ConfigError
 
 LIBRARIES = (f"{library}:…" for library in catalogue.loaders())
-KNOWN = ", ".join((*catalogue.names(), *catalogue.extras(), *LIBRARIES))
+KNOWN = ", ".join((*catalogue.names(), *catalogue.extras(), "mix", *LIBRARIES))
 KNOWN += ", or your own class as `module:Class`"
 
 

@@ -52,7 +52,7 @@ def rehearsed(config: Config) -> list[str]:
     said: list[str] = []
     environment = environment_of(config)
     assert isinstance(environment, ResetStep)
-    asyncio.run(rehearse(config, environment, said.append))
+    asyncio.run(rehearse(config, config.environment.name, environment, said.append))
     return said
 
 

@@ -185,7 +185,7 @@ def _samples(run, config, environment, source, finished):
     rules = rules_of(config, environment, chat, config.trial.episodes)
 
     def sample(split, version):
-        task = random_task(environment, environment.members(split), source)
+        task = random_task(environment, split, source)
         return trial_as_dict(scripted_trial(environment, task, 0, rules, chat), chat, version)
 
     early = [sample("train", version) for version in range(6, config.learner.steps + 1, 6)]

@@ -5,10 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mage_async.environments import catalogue
 from mage_async.policy_version import VersionRun
 from mage_async.results.metrics import batch_metrics, check_names, injections_by_source
 from mage_async.tasks.population import name_of
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
+
+BOXES = catalogue.load("boxes")
+"""An environment whose unit is an episode."""
 
 
 def turn(episode: int, start: int, num_reused: int) -> Turn:
@@ -28,7 +32,7 @@ def trial(*versions: VersionRun) -> Trial:
 
 
 def metrics(*trials: Trial) -> dict[str, object]:
-    found = batch_metrics([Group(0, 0, trials)], units=1, elapsed_s=1.0, num_episodes=3)
+    found = batch_metrics([Group(0, 0, trials)], BOXES, elapsed_s=1.0, num_episodes=3)
     check_names(found)
     return found
 

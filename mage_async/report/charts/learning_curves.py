@@ -27,6 +27,33 @@ def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
     return [(said, _curve(records, split, said, span)) for split, said in captions.items()]
 
 
+def environment_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
+    """Held-out returns of each environment of a mix, by caption; each on its own scale."""
+    points = curve_points(records, "heldout")
+    names = points[0][1].get("parts", {}).get("environment", {}) if points else {}
+    return [(name, _environment_curve(points, name)) for name in names]
+
+
+def _environment_curve(points: Sequence[tuple[int, Mapping[str, Any]]], name: str) -> Chart | None:
+    own = [(version, score["parts"]["environment"][name]) for version, score in points]
+    return line_chart(_episodes(own), described=f"return of each episode against steps, {name}")
+
+
+def _episodes(points: Sequence[tuple[int, Mapping[str, Any]]]) -> list[Series]:
+    """A line an episode through versions and what was measured of them."""
+    num_episodes = len(points[0][1]["return_by_episode"]) if points else 0
+    return [
+        Series(
+            f"episode {episode + 1}",
+            [(float(version), score["return_by_episode"][episode]) for version, score in points],
+            episode_css(episode, num_episodes),
+            [score["ci95_by_episode"][episode] for _, score in points],
+            has_dots=True,
+        )
+        for episode in range(num_episodes)
+    ]
+
+
 def adaptation(
     evaluation: Mapping[str, Any], references: Mapping[str, Sequence[float]]
 ) -> Chart | None:
@@ -58,14 +85,8 @@ def _numbered(values: Sequence[float]) -> list[Point]:
 
 
 def _curve(records: RunRecords, split: str, title: str, span: tuple[float, float]) -> Chart | None:
-    points = curve_points(records, split)
-    num_episodes = len(points[0][1]["return_by_episode"]) if points else 0
     series = [*_levels(records, split), *(_batches(records) if split == "train" else [])]
-    for episode in range(num_episodes):
-        rows = [(float(v), score["return_by_episode"][episode]) for v, score in points]
-        halves = [score["ci95_by_episode"][episode] for _, score in points]
-        css = episode_css(episode, num_episodes)
-        series.append(Series(f"episode {episode + 1}", rows, css, halves, has_dots=True))
+    series += _episodes(curve_points(records, split))
     described = f"return of each episode against steps, {title}"
     return line_chart(series, described=described, y_span=span)
 

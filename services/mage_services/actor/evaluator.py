@@ -21,12 +21,13 @@ import msgspec
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment, Split
+from mage_async.environments.mix.parts import Mixed
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_async.results.durable_files import write_whole
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.score import Score, score
+from mage_async.results.score import Score, environment_returns, score
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
@@ -115,6 +116,21 @@ def references(environment: Environment, num_episodes: int) -> dict[str, Any]:
     return {split: environment.references(split, num_episodes) for split in ("train", "heldout")}
 
 
+def by_environment(environment: Environment, num_episodes: int) -> dict[str, Any]:
+    """References and facts of each part of a mix; nothing of an environment alone."""
+    if not isinstance(environment, Mixed):
+        return {}
+    parts = {
+        part.label: {
+            "is_trained_on": part.share > 0,
+            "references": references(part.environment, num_episodes),
+            "environment": asdict(part.environment.facts),
+        }
+        for part in environment.parts
+    }
+    return {"environments": parts}
+
+
 def write_evaluation(
     run: RunDirectory,
     sets: dict[str, Score],
@@ -129,6 +145,7 @@ def write_evaluation(
         "sets": {name: msgspec.to_builtins(value) for name, value in sets.items()},
         "references": references(environment, num_episodes),
         "environment": asdict(environment.facts),
+        **by_environment(environment, num_episodes),
         "blocked_s": blocked_s,
     }
     write_whole(run.evaluation, json.dumps(document, indent=2))
@@ -234,7 +251,10 @@ class Follower:
         }
         append_lines(self._run.curve, [line])
         self._status.send(
-            "curve", version=version, sets={n: s.return_by_episode for n, s in sets.items()}
+            "curve",
+            version=version,
+            sets={n: s.return_by_episode for n, s in sets.items()},
+            environments=environment_returns(sets["heldout"]),
         )
 
 

@@ -5,6 +5,7 @@ from functools import partial
 
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.calls import Call
+from mage_async.environments.mix.parts import part_of
 from mage_async.errors import RunError
 from mage_async.tasks.population import name_of, version_of
 from mage_async.trajectory import Task, Trial
@@ -67,7 +68,7 @@ async def play_person_and_agent(
             given = {"rules": rules, "chat": stage.chat, "name": "person", "version": version}
             meet = partial(RivalSide, environment, task, **given)
         if ask is not None:
-            print(environment.rules())
+            print(part_of(environment, task.member).rules())
             play = human_play(environment, task, rules.num_episodes, meet)
             rewards = await play_by_person(play, ask, engine.complete, stage.workers)
         return rewards, await play_trial(stage.begin(task, 0, "play"), engine, stage.workers)

@@ -18,14 +18,16 @@ TEMPLATE_TOKENS = 12
 """About as many around a turn, in the chat templates of today's models."""
 
 
-async def rehearse(config: Config, environment: ResetStep, say: Callable[[str], None]) -> None:
-    """Play a little, restart and compare; `say` is given lines for a person.
+async def rehearse(
+    config: Config, name: str, environment: ResetStep, say: Callable[[str], None]
+) -> None:
+    """Play an environment called `name` a little, restart and compare; `say` is given lines for a
+    person.
 
     Raises:
         ConfigError: the class raised, took too long, returned what it may not, or does not repeat
             itself.
     """
-    name = config.environment.name
     say(f"rehearsal: playing {name} twice with the same seeds")
     seconds: dict[str, list[float]] = defaultdict(list)
     playing = rehearsal(name, environment, compares=config.trial.repeats == "same")

@@ -39,7 +39,7 @@ class RunLog:
         self._run, self._config = startup.run, startup.config
         self._coordinator, self._league = coordinator, league
         self._training, self._worker, self._warm_start_s = training, worker, warm_start_s
-        self._units = environment_of(startup.config).facts.units
+        self._environment = environment_of(startup.config)
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
         self._last = time.monotonic()
         self._totals: dict[str, float] = dict(training.counters.get("totals", {}))
@@ -134,7 +134,7 @@ class RunLog:
         record = {
             "step": step,
             "time_s": time_s,
-            **batch_metrics(groups, self._units, elapsed_s, shape.episodes),
+            **batch_metrics(groups, self._environment, elapsed_s, shape.episodes),
             **metrics,
             "waiting_s": waited_s,
             "groups_in_flight": self._coordinator.counts().groups.in_flight,

@@ -45,8 +45,25 @@ def _returns(summary: dict[str, Any], plus_minus: str) -> Table:
     table.add_section()
     for name, values in references.get("heldout", {}).items():
         table.add_row(name.replace("_", " "), *_aligned([values[k] for k in shown]), style="dim")
+    _add_environments(table, summary, shown, plus_minus)
     _add_probes(table, evaluation, shown)
     return table
+
+
+def _add_environments(
+    table: Table, summary: dict[str, Any], shown: Sequence[int], plus_minus: str
+) -> None:
+    """Of a mix, held-out returns of each environment, with the best that is known of them."""
+    heldout = summary["evaluation"].get("heldout", {}).get("parts", {}).get("environment", {})
+    for name, part in heldout.items():
+        known = summary["environments"][name]
+        table.add_section()
+        label = name if known["is_trained_on"] else f"{name} (not trained on)"
+        cells = _with_interval(part, plus_minus)
+        table.add_row(label, *(cells[k] for k in shown), style="bold green")
+        for reference, values in known["references"]["heldout"].items():
+            cells = _aligned([values[k] for k in shown])
+            table.add_row(f"  {reference.replace('_', ' ')}", *cells, style="dim")
 
 
 def _shown(num_episodes: int) -> list[int]:

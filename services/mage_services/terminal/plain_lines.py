@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mage_async.results.metrics import INJECTIONS
+from mage_async.results.metrics import INJECTIONS, returns_by_environment
 from mage_async.results.run_directory import RunDirectory
 from mage_services.terminal.final_table import print_final
 from mage_services.terminal.run_state import Event, RunState, fact
@@ -67,7 +67,7 @@ class PlainView:
         self._notes = list(self._state.notes)
         for point in self._state.curve[self._num_points :]:
             returns = " ".join(f"{name}={_numbers(row)}" for name, row in point["sets"].items())
-            self.line(f"curve version={point['version']} {returns}")
+            self.line(f"curve version={point['version']} {returns}{_by_name(point)}")
         self._num_points = len(self._state.curve)
 
     def _progress(self, event: Event, now: float) -> None:
@@ -90,6 +90,7 @@ class PlainView:
         return (
             f"step={metrics['step']}/{self._state.config.learner.steps}"
             f" return={_numbers(metrics['return_by_episode'])}"
+            f"{_by_name({'environments': returns_by_environment(metrics)})}"
             f" trials_per_s={metrics['trials_per_s']:.1f}"
             f" tokens_per_s={metrics['generated_tokens_per_s']:.0f}"
             f" staleness_mean={metrics['staleness_mean']:.2f}"
@@ -101,6 +102,12 @@ class PlainView:
             + "".join(f" {name}={metrics[name]}" for name in INJECTIONS.values() if name in metrics)
             + ("" if left is None else f" left_s={left:.0f}")
         )
+
+
+def _by_name(point: Event) -> str:
+    """Returns of each environment of a mix, held-out ones in a point of the curve."""
+    returns = point.get("environments", {})
+    return "".join(f" {name}={_numbers(row)}" for name, row in returns.items())
 
 
 def _numbers(values: list[float]) -> str:

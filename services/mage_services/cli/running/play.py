@@ -96,12 +96,14 @@ def _check_member(environment: "Environment", member: str) -> None:
 
 def drawn_task(environment: "Environment", member: str | None, seed: int | None) -> "Task":
     """A held-out task, or the one asked for; a seed decides what was not."""
+    from mage_async.environments.mix.parts import part_of
     from mage_async.trajectory import Task
 
     seed = random.SystemRandom().getrandbits(31) if seed is None else seed
     source = random.Random(seed)
     chosen = member or source.choice(environment.members("heldout"))
-    return Task(environment.facts.name, chosen, seed, source.choice(environment.seats()))
+    seats = part_of(environment, chosen).seats()
+    return Task(environment.facts.name, chosen, seed, source.choice(seats))
 
 
 def read_line(prompt: str) -> str:

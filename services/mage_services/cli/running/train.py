@@ -108,13 +108,13 @@ def _rehearse(config: "Config") -> None:
     Raises:
         ConfigError: as `mage_services.actor.rehearsing.rehearse`.
     """
-    from mage_async.assembly import environment_of
+    from mage_async.assembly import named_parts
     from mage_async.environments.reset_step import ResetStep
     from mage_services.actor.rehearsing import rehearse
 
-    environment = environment_of(config)
-    if isinstance(environment, ResetStep):
-        asyncio.run(rehearse(config, environment, print))
+    for name, part in named_parts(config):
+        if isinstance(part, ResetStep):
+            asyncio.run(rehearse(config, name, part, print))
 
 
 def _recorded_config(given: argparse.Namespace) -> Path:
