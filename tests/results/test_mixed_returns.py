@@ -1,0 +1,96 @@
+"""Returns by environment, from trials to the terminal's table and the report's."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from mage_async.assembly import rules_of
+from mage_async.config import config_file
+from mage_async.environments import catalogue
+from mage_async.environments.environment import Split
+from mage_async.report.return_tables import environment_tables
+from mage_async.results.metrics import batch_metrics, check_names, returns_by_environment
+from mage_async.results.score import environment_returns, score
+from mage_async.tasks.task_stream import FINAL_SEED, evaluation_tasks
+from mage_async.trajectory import Group, Trial
+from mage_async.trials.scripted import scripted_trial
+from mage_async.trials.shortest_context import chat_in_words
+from mage_services.actor.evaluator import by_environment, references
+from mage_services.terminal.final_table import final_table
+
+MIX = catalogue.load("mix", parts=[{"name": "boxes"}, {"name": "rps", "share": 0}])
+
+
+def trials(split: Split) -> list[Trial]:
+    config, chat = config_file.load(config_file.find(None)), chat_in_words()
+    rules = rules_of(config, MIX, chat, 3)
+    tasks = evaluation_tasks(MIX, split, 8, FINAL_SEED)
+    return [scripted_trial(MIX, task, 0, rules, chat) for task in tasks]
+
+
+PLAYED = trials("heldout")
+ROUNDS = 4
+
+
+def own(label: str) -> list[list[float]]:
+    rows = [each.episode_rewards() for each in PLAYED if each.task.member.startswith(f"{label}/")]
+    assert len(rows) == 4
+    return rows
+
+
+def means(rows: list[list[float]], units: int) -> list[float]:
+    return [sum(column) / len(column) / units for column in zip(*rows, strict=True)]
+
+
+def test_a_score_has_each_environments_returns_in_its_own_unit() -> None:
+    found = environment_returns(score(PLAYED, MIX))
+    assert found["boxes"] == pytest.approx(means(own("boxes"), 1))
+    assert found["rps"] == pytest.approx(means(own("rps"), ROUNDS))
+
+
+def test_an_environment_alone_has_no_returns_by_environment() -> None:
+    boxes = catalogue.load("boxes")
+    config, chat = config_file.load(config_file.find(None)), chat_in_words()
+    (task,) = evaluation_tasks(boxes, "heldout", 1, FINAL_SEED)
+    alone = scripted_trial(boxes, task, 0, rules_of(config, boxes, chat, 3), chat)
+    assert environment_returns(score([alone], boxes)) == {}
+    found = batch_metrics([Group(0, 0, (alone,))], boxes, 1.0, 3)
+    assert returns_by_environment(found) == {}
+
+
+def test_a_steps_line_says_the_returns_of_each_environment() -> None:
+    found = batch_metrics([Group(0, 0, tuple(PLAYED))], MIX, 1.0, 3)
+    check_names(found)
+    by_name = returns_by_environment(found)
+    assert by_name["rps"] == pytest.approx(means(own("rps"), ROUNDS))
+    halves = zip(by_name["boxes"], by_name["rps"], strict=True)
+    assert found["return_by_episode"] == pytest.approx([(a + b) / 2 for a, b in halves])
+
+
+def summary() -> dict[str, Any]:
+    return {
+        "seed": 0,
+        "steps": 1,
+        "complete": True,
+        "wall_s": 1.0,
+        "environment": {"name": "mix"},
+        "evaluation": {"heldout": msgspec.to_builtins(score(PLAYED, MIX))},
+        "references": references(MIX, 3),
+        **by_environment(MIX, 3),
+    }
+
+
+def test_the_final_table_and_the_report_show_each_environment_beside_its_references() -> None:
+    console = Console(width=100, record=True, file=None)
+    with console.capture() as captured:
+        console.print(final_table(summary()))
+    said = captured.get()
+    assert "rps (not trained on)" in said
+    assert "with memory" in said
+    assert "bayes" in said
+    boxes, rps = environment_tables(summary()["evaluation"], summary()["environments"])
+    assert (boxes["label"], rps["label"]) == ("boxes", "rps, never trained on")
+    rows = [row.label for row in boxes["table"].rows]
+    assert rows == ["held-out", "random", "without memory", "with memory"]
