@@ -28,7 +28,7 @@ from mage_kernels import advantage_report, at_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pass:
+class Pass:
     """Sequences that go through the model at once, a minibatch or a piece of one, with the
     advantages of their tokens and log-probs under other policies.
     """
@@ -129,7 +129,7 @@ class Trainer:
 
     def step(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """Train on a batch; the version grows by one. Returns metrics by name."""
-        minibatches = [self._passes(chunk) for chunk in self._chunks(sequences)]
+        minibatches = [self.passes(chunk) for chunk in self._chunks(sequences)]
         passes = [each for minibatch in minibatches for each in minibatch]
         num_tokens = sum(len(each.packed.targets) for each in passes)
         scale = len(minibatches) / max(1, num_tokens)
@@ -146,7 +146,7 @@ class Trainer:
     @torch.no_grad()
     def parity(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """How far the engine's log-probs are from this model's, at equal weights and keys."""
-        return _mismatch(self._passes(sequences), self.version)
+        return _mismatch(self.passes(sequences), self.version)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the weights."""
@@ -163,13 +163,14 @@ class Trainer:
         count = min(self._rules.minibatches, len(order))
         return [order[number::count] for number in range(count)]
 
-    def _passes(self, sequences: Sequence[Sequenced]) -> list[_Pass]:
+    def passes(self, sequences: Sequence[Sequenced]) -> list[Pass]:
+        """A minibatch as it goes through the model, before its gradient is known."""
         rules = self._rules
         cuts = cut(sequences, rules.tokens_per_pass, shares_opening=rules.shared_opening)
         return [self._pass(each) for each in cuts]
 
     @torch.no_grad()
-    def _pass(self, sequences: Sequence[Sequenced]) -> _Pass:
+    def _pass(self, sequences: Sequence[Sequenced]) -> Pass:
         device = self.model.device
         packed = pack(sequences, shares_opening=self._rules.shared_opening)
         sampled = packed.sampled
@@ -184,7 +185,7 @@ class Trainer:
             torch.from_numpy(packed.turns),
         ]
         reference = self._apart(inputs)
-        return _Pass(packed, inputs, *(column.to(device) for column in columns), reference)
+        return Pass(packed, inputs, *(column.to(device) for column in columns), reference)
 
     def _explores(self, kinds: np.ndarray, entropy: torch.Tensor) -> torch.Tensor:
         """Which tokens get the bonus: those of actions whose entropy, at the beginning of the step,
@@ -209,18 +210,26 @@ class Trainer:
         assert self.reference is not None
         return token_logprobs(self.reference, inputs, self._temperature)[0]
 
-    def _update(self, passes: Sequence[_Pass], scale: float) -> tuple[np.ndarray, list[Surrogate]]:
-        """One optimizer update; sums over tokens, in the order of `_named`, and what the correction
-        did in each pass.
+    def _update(self, passes: Sequence[Pass], scale: float) -> tuple[np.ndarray, list[Surrogate]]:
+        """One optimizer update; sums as `_named` orders them, and what the correction did."""
+        sums, norm, made = self.update(passes, scale)
+        total = np.sum([each.cpu().numpy() for each in sums], axis=0)
+        return np.append(total, np.float32(norm.item())), made
+
+    def update(
+        self, passes: Sequence[Pass], scale: float
+    ) -> tuple[list[torch.Tensor], torch.Tensor, list[Surrogate]]:
+        """One optimizer update, which waits for no GPU: sums over the tokens of each pass, float32
+        [6], the gradient's norm, and what the correction did in each pass.
         """
         self._optimizer.zero_grad(set_to_none=True)
         sums, made = zip(*[self._backward(each, scale) for each in passes], strict=True)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._rules.grad_clip)
         self._optimizer.step()
-        return np.append(np.sum(sums, axis=0), np.float32(norm.item())), list(made)
+        return list(sums), norm, list(made)
 
-    def _backward(self, each: _Pass, scale: float) -> tuple[np.ndarray, Surrogate]:
-        """Add a pass's gradient; its sums as `_named` orders them, and what the correction did."""
+    def _backward(self, each: Pass, scale: float) -> tuple[torch.Tensor, Surrogate]:
+        """Add a pass's gradient; its sums, and what the correction did."""
         inputs = head_inputs(self.model, each.inputs, self._temperature)
         rates = self._entropy_rate() * each.explores
         found = self._loss(inputs, each.tokens(), rates, scale, each.reference)
@@ -228,7 +237,7 @@ class Trainer:
         made = replace(found.made, losses=found.made.losses.detach())
         sums = [made.losses.sum(), found.entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
         sums += [made.is_masked.sum(), found.reference_k3]
-        return torch.stack([value.detach().float() for value in sums]).cpu().numpy(), made
+        return torch.stack([value.detach().float() for value in sums]), made
 
     def _progress(self) -> float:
         return min(1.0, self.version / max(1, self._rules.steps - 1))
@@ -257,7 +266,7 @@ def _named(sums: np.ndarray, num_tokens: int, num_updates: int) -> dict[str, flo
     }
 
 
-def _mismatch(passes: Sequence[_Pass], version: int) -> dict[str, float]:
+def _mismatch(passes: Sequence[Pass], version: int) -> dict[str, float]:
     """How far the engine's log-probs are from the learner's: over all tokens, and over those of
     equal weights and keys.
     """
@@ -275,12 +284,12 @@ def _mismatch(passes: Sequence[_Pass], version: int) -> dict[str, float]:
     return metrics
 
 
-def _log_ratios(passes: Sequence[_Pass]) -> np.ndarray:
+def _log_ratios(passes: Sequence[Pass]) -> np.ndarray:
     """Proximal minus behaviour log-prob: float32 [N]."""
     return torch.cat([each.proximal - each.behaviour for each in passes]).cpu().numpy()
 
 
-def _ages(passes: Sequence[_Pass], made: Sequence[Surrogate]) -> TokenAges:
+def _ages(passes: Sequence[Pass], made: Sequence[Surrogate]) -> TokenAges:
     return TokenAges(
         torch.cat([each.staleness for each in passes]).cpu().numpy(),
         np.concatenate([each.packed.sampled.episodes for each in passes]),
