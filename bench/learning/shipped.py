@@ -30,8 +30,8 @@ from mage_async.results.intervals import interval
 
 def run(case: Case, seed: int, folder: Path, actors: int) -> Summary:
     """One whole run; its summary. One that is in the folder is not run again."""
-    run_dir = _run_dir(case, seed, folder)
-    if not _is_measured(run_dir):
+    run_dir = run_dir_of(case, seed, folder)
+    if not is_measured(run_dir):
         shutil.rmtree(run_dir, ignore_errors=True)  # it was interrupted
         command = [sys.executable, "-m", "mage_async.launch", "--config", case.config]
         command += ["--actors", str(actors), "--seed", str(seed), "--run-dir", str(run_dir)]
@@ -52,7 +52,7 @@ def main() -> None:
             (case.name, seed): pool.submit(run, case, seed, folder, given.actors)
             for case in cases
             for seed in given.seeds
-            if not given.only_report or _is_measured(_run_dir(case, seed, folder))
+            if not given.only_report or is_measured(run_dir_of(case, seed, folder))
         }
         summaries: dict[str, dict[int, Summary]] = {case.name: {} for case in cases}
         for (name, seed), ended in runs.items():
@@ -67,11 +67,13 @@ def main() -> None:
     sys.exit(not all(row["ok"] for row in rows))
 
 
-def _run_dir(case: Case, seed: int, folder: Path) -> Path:
+def run_dir_of(case: Case, seed: int, folder: Path) -> Path:
+    """Where a case's run of a seed lies."""
     return folder / f"{case.name}-{seed}".replace(",", "").replace(" ", "_")
 
 
-def _is_measured(run_dir: Path) -> bool:
+def is_measured(run_dir: Path) -> bool:
+    """Whether the run has ended with its final evaluation."""
     return (run_dir / "evaluation.json").exists()
 
 

@@ -28,12 +28,18 @@ class ActionParser:
         return "" if self.forced == "none" or self._is_whole(kind) else f"<{NAMES[kind]}>"
 
     def closing(self, kind: Kind, completion: str) -> str:
-        """Text the transcript adds after a completion that does not close its tag."""
+        """Text the transcript adds after a completion that does not close its tag: the whole tag, or
+        its rest where the completion ends with a beginning of it, as one cut off by
+        `max_action_tokens` may.
+        """
         if self._is_whole(kind):
             return ""
         wanted = f"</{NAMES[kind]}>"
         is_forced = self.forced == "both" or (kind is not Kind.ACT and self.forced == "open")
-        return wanted if is_forced and wanted not in completion else ""
+        if not is_forced or wanted in completion:
+            return ""
+        begun = next(n for n in range(len(wanted) - 1, -1, -1) if completion.endswith(wanted[:n]))
+        return wanted[begun:]
 
     def parse(self, kind: Kind, completion: str) -> str | None:
         """What stands between the tags, stripped; None where there is no such thing."""

@@ -144,6 +144,10 @@ def test_versions_of_a_segment_are_runs_at_their_own_positions(chat: ChatFormat)
     ("forced", "completion", "action"),
     [
         ("both", " rock", "rock"),
+        ("both", " rock</", "rock"),
+        ("both", " rock</action", "rock"),
+        ("both", " rock</action> ", "rock"),
+        ("both", " a < b </b>", "a < b </b>"),
         ("open", " rock </action>", "rock"),
         ("open", " rock", None),
         ("none", "I think <action>rock</action> wins", "rock"),
