@@ -1,6 +1,6 @@
 """Does a real language model learn to adapt? Runs of SmolLM2 and of single-episode RL beside them.
 
-    python -m bench.learning.real_model MODEL_DIR [--seeds 0 1 2] [--only boxes rps]
+    python -m bench.models.real_model MODEL_DIR [--seeds 0 1 2] [--only boxes rps]
         [--run-dir DIR] [--parallel 1] [--only-report]
 
 MODEL_DIR holds SmolLM2-135M-Instruct. Every run is `mage train` with one actor; its control has the

@@ -1,6 +1,6 @@
 """How much memory a step of a pretrained model takes.
 
-    python -m bench.learning.step_memory MODEL         15 minutes, 5 GB
+    python -m bench.models.step_memory MODEL         15 minutes, 5 GB
 
 Batches of 32 made-up trials, 340 tokens each give or take 40, of which a quarter was sampled, in
 four minibatches: `Trainer.step` on the processor in float32, two steps a variant. `MODEL` is a
@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def _apart(name: str, model: Path, threads: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.learning.step_memory", str(model), "--variant", name]
+    command = [sys.executable, "-m", "bench.models.step_memory", str(model), "--variant", name]
     environment = {**os.environ, **LARGE_TENSORS, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(
         [*command, "--threads", str(threads)],

@@ -47,7 +47,7 @@ LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "
 """For glibc, in bytes, where a pretrained model is trained. Its own thresholds grow with what is
 freed: activations, whose sizes change with every pass, then tear holes into a heap that never
 shrinks (17 GB where 6 are in use). The first one is below an activation of a small model, 3 MB
-for 1,360 tokens of width 576: `bench/learning/step_memory.py`."""
+for 1,360 tokens of width 576: `bench/models/step_memory.py`."""
 
 
 @dataclass(frozen=True, slots=True)
