@@ -36,6 +36,8 @@ class GroupsInFlight:
     """The grants of each batch taken and not published, oldest first."""
     _first_grant: int = field(default=0, init=False)
     _dropped: Counter[str] = field(default_factory=Counter, init=False)
+    _dropped_lately: Counter[str] = field(default_factory=Counter, init=False)
+    """By member, what `take_drops` has not returned yet."""
     _events: Counter[str] = field(default_factory=Counter, init=False)
     _drops_in_a_row: int = field(default=0, init=False)
     _last_drop: str = field(default="", init=False)
@@ -110,10 +112,16 @@ class GroupsInFlight:
             last_drop=self._last_drop,
         )
 
+    def take_drops(self) -> dict[str, int]:
+        """Groups given up since the last call, by what was hidden in them."""
+        drops, self._dropped_lately = self._dropped_lately, Counter()
+        return dict(sorted(drops.items()))
+
     def _end(self, slot: Slot, reason: str) -> None:
         """Free the slot of a group that is given up, and count the drop."""
         known = reason in self._dropped or len(self._dropped) < MAX_REASONS
         self._dropped[reason if known else "other reasons"] += 1
+        self._dropped_lately[slot.task.member] += 1
         self._drops_in_a_row += 1
         self._last_drop = reason
         del self._slots[slot.grant]

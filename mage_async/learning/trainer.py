@@ -137,6 +137,7 @@ class Trainer:
         sums, made = zip(*[self._update(each, scale) for each in minibatches], strict=True)
         metrics = _named(np.sum(sums, axis=0), num_tokens, len(minibatches))
         metrics |= _mismatch(passes, self.version)
+        metrics["zero_advantage_share"] = _zero_share(passes)
         surrogates = [surrogate for each in made for surrogate in each]
         metrics |= staleness_metrics(_ages(passes, surrogates), self._max_staleness)
         metrics["learning_rate"] = self._optimizer.param_groups[0]["lr"]
@@ -282,6 +283,11 @@ def _mismatch(passes: Sequence[Pass], version: int) -> dict[str, float]:
         metrics["logprob_mismatch_mean"] = float(gap[is_equal].mean())
         metrics["logprob_mismatch_max"] = float(gap[is_equal].max())
     return metrics
+
+
+def _zero_share(passes: Sequence[Pass]) -> float:
+    """Share of tokens whose advantage is 0."""
+    return float((torch.cat([each.advantages for each in passes]) == 0).float().mean())
 
 
 def _log_ratios(passes: Sequence[Pass]) -> np.ndarray:

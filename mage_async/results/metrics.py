@@ -24,6 +24,11 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "invalid_actions_per_trial": ("1", "Actions that were refused or could not be parsed."),
     "valid_action_share": ("share", "Actions that were neither, of all actions."),
+    "truncated_action_share": (
+        "share",
+        "Actions that are invalid and used up `transcript.max_action_tokens`; 0 where the "
+        "transcript closes their tags itself.",
+    ),
     "injections_by_environment": (
         "observations",
         "Observations that held the text of a special token of the chat; the agent was told it as "
@@ -87,6 +92,26 @@ METRICS: dict[str, tuple[str, str]] = {
     "train_s": ("s", "Of this step, computing."),
     "waiting_s": ("s", "Of this step, waiting for the batch."),
     "groups_in_flight": ("groups", "Groups that hold a slot."),
+    "zero_advantage_share": (
+        "share",
+        "Sampled tokens with advantage 0: they teach nothing. All of a group are where its trials "
+        "earned the same.",
+    ),
+    "actors_idle_share": (
+        "share",
+        "Time that actors had nothing to play, since they were last heard. Left out where none was "
+        "heard since.",
+    ),
+    "disk_free_bytes": ("bytes", "Free on the disk of the run's directory."),
+    "dropped_by_member": (
+        "groups",
+        "Groups given up since the last step, by what is hidden in them. Left out where there were "
+        "none.",
+    ),
+    "over_bound_by_actor": (
+        "share",
+        "Of `over_bound_share`, what each actor played. Left out where it is 0.",
+    ),
 }
 """A metric that ends in `_episode_N` is about episode N. One that ends in `_age_N` is about tokens
 that are N steps old, or N and more for the largest N (`admission/staleness.py`, `OLDEST_AGE`). Both

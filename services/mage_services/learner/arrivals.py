@@ -28,6 +28,8 @@ class Arrivals:
     """Set whenever a batch may have become complete."""
     lengths: Lengths = field(default_factory=Lengths)
     """Lengths of trials since this learner began."""
+    _actors: dict[int, str] = field(default_factory=dict)
+    """Which actor finished each group that holds a slot, by grant."""
 
     def take(self, peer: Peer, result: TrialResult) -> None:
         """Take a result in, or answer that it is a duplicate, or that it was not granted."""
@@ -48,13 +50,19 @@ class Arrivals:
         else:
             self.registry.send_when_durable(peer, answer)  # the first may not be durable yet
         if is_first and verdict.is_complete:
-            self._complete(result.grant)
+            self._complete(peer, result.grant)
 
     def keep_pace(self, busy_s: float) -> None:
         """A step kept the trainer busy so long: perhaps another number of groups may be in play."""
         if self.pace is not None:
             self.pace.trained(busy_s)
             self.ledger.concurrency = self.pace.limit
+
+    def take_actors(self) -> dict[int, str]:
+        """Which actor finished each group, by grant; those that hold no slot are forgotten."""
+        known, in_flight = self._actors, self.ledger.grants_with_slots()
+        self._actors = {grant: actor for grant, actor in known.items() if grant in in_flight}
+        return known
 
     def fates(self) -> dict[str, float]:
         """What became of the long ones among the trials that came in since this learner began, and
@@ -66,7 +74,9 @@ class Arrivals:
             "wasted_share": self.lengths.wasted_share(in_flight),
         }
 
-    def _complete(self, grant: int) -> None:
+    def _complete(self, peer: Peer, grant: int) -> None:
+        if (known := self.registry.peers.get(peer)) is not None:
+            self._actors[grant] = known.hello.name
         if self.pace is not None:
             self.pace.completed(*self.ledger.life(grant, self.clock()))
         self.arrived.set()

@@ -4,6 +4,7 @@ Everything is read here on the loop, where nothing changes meanwhile, and writte
 """
 
 import json
+import shutil
 import time
 from typing import Any
 
@@ -13,6 +14,12 @@ from mage_async.assembly import environment_of
 from mage_async.results.durable_files import write_whole
 from mage_async.results.metrics import batch_metrics, batch_totals, check_names, trial_counts
 from mage_async.results.run_files import read_lines
+from mage_async.results.warning_metrics import (
+    Seconds,
+    idle_share,
+    over_bound_by_actor,
+    truncated_share,
+)
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator
@@ -42,6 +49,7 @@ class RunLog:
         self._environment = environment_of(startup.config)
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
         self._last = time.monotonic()
+        self._heard: Seconds = {}
         self._totals: dict[str, float] = dict(training.counters.get("totals", {}))
         self.time = time_accounting
 
@@ -72,6 +80,9 @@ class RunLog:
         elapsed, self._last = now - self._last, now
         version = self._training.trainer.version
         record = self._record(version, groups, metrics, waited_s, elapsed, now - self._began)
+        disk = await self._worker.call(shutil.disk_usage, self._run.root)
+        record |= {"disk_free_bytes": disk.free, **self._of_peers(groups, version)}
+        check_names(record)
         await self._worker.call(self._training.record, self._run.metrics, record)
         return record
 
@@ -120,6 +131,22 @@ class RunLog:
             "faults": self._coordinator.faults[-3:],
         }
 
+    def _of_peers(self, groups: list[Group], version: int) -> dict[str, Any]:
+        """What a step says of the actors and of groups that were given up, where it says any."""
+        coordinator, rules = self._coordinator, self._config.admission
+        before, self._heard = self._heard, coordinator.registry.shares()
+        found = {
+            "actors_idle_share": idle_share(before, self._heard),
+            "dropped_by_member": coordinator.ledger.take_drops(),
+            "over_bound_by_actor": over_bound_by_actor(
+                groups,
+                coordinator.arrivals.take_actors(),
+                version=version - 1,
+                bound=rules.max_staleness + rules.lag,
+            ),
+        }
+        return {name: value for name, value in found.items() if value not in (None, {})}
+
     def _record(
         self,
         step: int,
@@ -130,11 +157,15 @@ class RunLog:
         time_s: float,
     ) -> dict[str, Any]:
         """A step's line; the totals grow by it."""
-        shape = self._config.trial
+        shape, transcript = self._config.trial, self._config.transcript
+        is_closed = transcript.forced_tags == "both"
         record = {
             "step": step,
             "time_s": time_s,
             **batch_metrics(groups, self._environment, elapsed_s, shape.episodes),
+            "truncated_action_share": truncated_share(
+                groups, None if is_closed else transcript.max_action_tokens
+            ),
             **metrics,
             "waiting_s": waited_s,
             "groups_in_flight": self._coordinator.counts().groups.in_flight,
