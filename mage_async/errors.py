@@ -14,7 +14,8 @@ MageError
 ├── PeerRefused         a peer of another build or configuration
 └── RunError            a run cannot begin, go on or be read
     ├── DeterministicFailure  a run cannot go on, and no retry can change that
-    └── RunFailed           a run, or a replay, that had begun ended badly
+    ├── RunFailed           a run, or a replay, that had begun ended badly
+    └── Halted              the doctor ended a run; it can be resumed
 """
 
 
@@ -89,3 +90,7 @@ class DeterministicFailure(RunError):
 
 class RunFailed(RunError):
     """A run, or a replay of one, that had begun ended badly; `mage` ends with status 1, not 2."""
+
+
+class Halted(RunError):
+    """The doctor ended a run because of a signature that `doctor.halt` names; it can be resumed."""

@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.admission": {*NOUNS, "config", "protocol", "tasks"},
     "mage_async.assembly": {*NOUNS, "config", "credit", "environments", "tasks", "trials"},
     "mage_async.results": {*NOUNS, "admission", "assembly", "config", "environments", "tasks"},
-    "mage_async.report": {*NOUNS, "config", "results", "tasks"},
+    "mage_async.doctor": {*NOUNS, "admission", "assembly", "config", "results"},
+    "mage_async.report": {*NOUNS, "config", "doctor", "results", "tasks"},
     "mage_async.inference": {*NOUNS, "trials"},
     "mage_async.learning": {*NOUNS, "admission", "assembly", "config", "credit", "mage_kernels"},
     "mage_async.attribution": {

@@ -13,7 +13,7 @@ from mage_async.config.sections.credit import Advantage, Credit
 from mage_async.config.sections.engines import Embedded, Sglang
 from mage_async.config.sections.learner import Learner
 from mage_async.config.sections.policy import Pretrained, Tiny, WarmStart
-from mage_async.config.sections.run import Evaluation, Journal, Supervision, Transport
+from mage_async.config.sections.run import Doctor, Evaluation, Journal, Supervision, Transport
 from mage_async.config.sections.section import Natural, Section
 from mage_async.config.sections.trials import (
     Curriculum,
@@ -46,8 +46,16 @@ class Config(Section):
     transport: Transport = Transport()
     journal: Journal = Journal()
     supervision: Supervision = Supervision()
+    doctor: Doctor = Doctor()
+
+
+NOT_COMPARED = {"doctor"}
+"""Sections that change nothing of what peers do together."""
 
 
 def digest(config: Config) -> str:
     """Eight hex digits that peers compare before they work together."""
-    return blake2s(msgspec.json.encode(config, order="sorted"), digest_size=4).hexdigest()
+    compared = {
+        name: getattr(config, name) for name in config.__struct_fields__ if name not in NOT_COMPARED
+    }
+    return blake2s(msgspec.json.encode(compared, order="sorted"), digest_size=4).hexdigest()

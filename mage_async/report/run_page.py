@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mage_async.config import config_file
+from mage_async.doctor import examine
 from mage_async.report.charts.learning_curves import (
     SETS,
     adaptation,
@@ -39,6 +40,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         title=f"{summary['environment']['name']} · seed {summary['seed']} · mage",
         headline=headline(records, summary),
         facts=facts(summary, config.admission),
+        findings=examine(records),
         adaptation=_adaptation(records, summary),
         set_names={css: label for label, css in SETS.values()},
         curves=learning_curves(records),

@@ -2,7 +2,26 @@
 
 from typing import Literal
 
+from msgspec import field
+
 from mage_async.config.sections.section import Count, Natural, Positive, Section
+
+SignatureName = Literal[
+    "no_variance",
+    "truncation",
+    "invalid_actions",
+    "entropy_collapse",
+    "entropy_runaway",
+    "off_policy",
+    "engine_mismatch",
+    "over_bound",
+    "format_gaming",
+    "member_failing",
+    "disk_soon_full",
+    "learner_starving",
+    "actors_starving",
+]
+"""Signatures that show while a run trains; `mage_async/doctor/catalogue.py` explains each."""
 
 
 class Evaluation(Section):
@@ -47,3 +66,12 @@ class Supervision(Section):
     """Restarts of one process, after which the run ends."""
     silence_s: Positive = 60.0
     """Seconds of silence after which a process is taken for dead."""
+
+
+class Doctor(Section):
+    """What the doctor may do, who looks after every step for signs that a run goes wrong. Peers of
+    a run need not agree in this table."""
+
+    halt: list[SignatureName] = field(default_factory=list)
+    """Signatures that end a run when they are found, so that it can be resumed with other keys; []
+    is none. What is found before a run is resumed does not end it again."""

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mage_async.config.schema import Config, Pretrained
-from mage_async.errors import DeterministicFailure, RunError
+from mage_async.doctor import Doctor
+from mage_async.errors import DeterministicFailure, Halted, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.processes.child import Child, Spec
 from mage_services.processes.process import EXIT_DETERMINISTIC
@@ -73,6 +74,8 @@ class Supervisor:
     address: str
     view: View
     resume: bool = False
+    doctor: Doctor | None = None
+    """Asked after every step; None: no step is looked at."""
     _children: set[Child] = field(default_factory=set)
     _is_over: bool = False
     """The learner has ended well, and actors had time to do so too."""
@@ -91,6 +94,7 @@ class Supervisor:
             DeterministicFailure: a process failed of what would fail again.
             RunError: a process failed more often than its budget allows. Either sentence says
                 which process and why.
+            Halted: the doctor found what `doctor.halt` names.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -150,6 +154,8 @@ class Supervisor:
                 is_starting = False
                 made_progress |= event["event"] in PROGRESS
                 self._show(spec.name, event)
+                if event["event"] == "step":
+                    self._examine(event["metrics"])
             code = await child.wait()
         finally:
             self._num_starting -= is_starting
@@ -178,6 +184,16 @@ class Supervisor:
         self.time.enter("view")
         self.view.event(process, event)
         self._book()
+
+    def _examine(self, metrics: dict[str, Any]) -> None:
+        """Ask the doctor about a step, and show what is found.
+
+        Raises: Halted: the run is to end of it.
+        """
+        for finding in self.doctor.step(metrics) if self.doctor else ():
+            self._show("doctor", {"event": "finding", "text": finding.sentence()})
+            if finding.name in self.config.doctor.halt:
+                raise Halted(f"the doctor halted the run: {finding.sentence()}")
 
     def _book(self) -> None:
         """Say what is waited for from here on."""

@@ -17,9 +17,12 @@ MAX_NOTES = 50
 
 
 def fact(process: str, event: Event) -> str | None:
-    """What a process says once, of what it runs on; of the actors, which are alike, the first."""
+    """What is said once, in a line that stays: what a process runs on, of the actors, which are
+    alike, the first; and what the doctor found.
+    """
     is_first = not process.startswith("actor-") or process == "actor-0"
-    return event["text"] if event["event"] == "fact" and is_first else None
+    is_said = event["event"] == "finding" or (event["event"] == "fact" and is_first)
+    return event["text"] if is_said else None
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""Commands that look at what a run left: `mage report`, `journal`."""
+"""Commands that look at what a run left: `mage report`, `doctor`, `journal`."""

@@ -11,10 +11,12 @@ from pathlib import Path
 import uvloop
 
 from mage_async.config.schema import Config
-from mage_async.errors import MageError, RunError, RunFailed
+from mage_async.doctor import Doctor
+from mage_async.errors import Halted, MageError, RunError, RunFailed
 from mage_async.report import render
 from mage_async.results.durable_files import write_whole
 from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines, read_records
 from mage_async.results.summary import summarise, write_summary
 from mage_services.engines.sglang.versions import installed
 from mage_services.processes.process import first_failure
@@ -23,23 +25,26 @@ from mage_services.terminal.view import View, make_view
 from mage_services.transport.authentication import actor_keys, keys_in, learner_keys
 from mage_services.transport.sockets import check_address, ipc_address
 
+EXIT_HALTED = 3
+"""The doctor ended the run."""
+
 
 def run_to_end(
     run: RunDirectory, config: Config, *, num_actors: int, is_resumed: bool = False
 ) -> int:
     """Supervise a run whose lock this process holds, then write its summary and report.
 
-    Returns: 0, or 128 + N where signal N ended the run.
+    Returns: 0, `EXIT_HALTED`, or 128 + N where signal N ended the run.
 
     Raises:
         RunFailed: a process failed more often than its budget allows, or the summary and report
             cannot be written.
     """
     view = make_view(config, run, is_terminal=sys.stdout.isatty())
-    began = time.monotonic()
+    began, doctor = time.monotonic(), _doctor(run, config)
     try:
-        code = _supervise(run, config, view, num_actors=num_actors, is_resumed=is_resumed)
-        _finish(run, view, time.monotonic() - began)
+        code = _supervise(run, config, doctor, view, num_actors=num_actors, is_resumed=is_resumed)
+        _finish(run, doctor, view, time.monotonic() - began)
     except MageError as error:
         view.close(None)
         raise RunFailed(str(error)) from error
@@ -47,9 +52,17 @@ def run_to_end(
 
 
 def _supervise(
-    run: RunDirectory, config: Config, view: View, *, num_actors: int, is_resumed: bool
+    run: RunDirectory,
+    config: Config,
+    doctor: Doctor,
+    view: View,
+    *,
+    num_actors: int,
+    is_resumed: bool,
 ) -> int:
-    """Run the processes; the exit code is 128 + N where signal N ended the run."""
+    """Run the processes; the exit code is `EXIT_HALTED` where the doctor ended the run, and 128 + N
+    where signal N did.
+    """
     address, keys = config.transport.address, config.transport.keys
     is_ours = address == "ipc"
     keys_in(learner_keys, keys)  # what is wrong with them is said before any process starts
@@ -59,9 +72,12 @@ def _supervise(
     if is_ours:
         address = ipc_address(run.root)
     check_address(address, has_keys=bool(keys))
-    supervisor = Supervisor(run, config, num_actors, address, view, is_resumed)
+    supervisor = Supervisor(run, config, num_actors, address, view, is_resumed, doctor)
+    number, halt = None, ""
     try:
         number = uvloop.run(until_signalled(supervisor))
+    except* Halted as group:
+        halt = str(first_failure(group))
     except* MageError as group:
         raise first_failure(group) from None
     finally:
@@ -69,10 +85,21 @@ def _supervise(
         if is_ours:
             shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
         _write_time(run, supervisor, view)
+    if halt:
+        view.line(f"{halt} Go on with --resume --run-dir {run.root}")
+        return EXIT_HALTED
     if number is None:
         return 0
     view.line(f"ended by {signal.Signals(number).name}; go on with --resume --run-dir {run.root}")
     return 128 + number
+
+
+def _doctor(run: RunDirectory, config: Config) -> Doctor:
+    """The doctor of a run, who knows the steps of its earlier lives."""
+    doctor = Doctor.of(config)
+    for record in read_lines(run.metrics):
+        doctor.step(record)
+    return doctor
 
 
 def _write_time(run: RunDirectory, supervisor: Supervisor, view: View) -> None:
@@ -86,7 +113,7 @@ def _write_time(run: RunDirectory, supervisor: Supervisor, view: View) -> None:
         view.line(f"{run.supervisor} cannot be written: {error.strerror}")
 
 
-def _finish(run: RunDirectory, view: View, wall_s: float) -> None:
+def _finish(run: RunDirectory, doctor: Doctor, view: View, wall_s: float) -> None:
     """Write what is known of the run, finished or not.
 
     Raises: RunError: its disk is full, or some file of it is damaged.
@@ -94,6 +121,8 @@ def _finish(run: RunDirectory, view: View, wall_s: float) -> None:
     summary = summarise(run, wall_s=wall_s, processor_s=sum(os.times()[:4]))
     page = render(run, summary)
     view.close(summary)
+    for finding in doctor.conclude(read_records(run)):
+        view.line(f"doctor: {finding.sentence()}")
     try:
         write_summary(run, summary)
         run.report.write_text(page)

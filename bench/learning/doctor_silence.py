@@ -1,0 +1,82 @@
+"""Does the doctor keep silent on runs that are well?
+
+    python -m bench.learning.doctor_silence [--configs quickstart scout kuhn] [--seeds 0 1 2 3 4]
+        [--run-dir DIR] [--actors 4] [--only-report]
+
+Every run is `python -m mage_async.launch` in a process of its own; those that have ended in DIR are
+not run again, and `--only-report` runs none and takes those there are. Prints a line a run, then
+its findings, writes one JSON, and exits with status 1 where there is any.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.doctor import examine
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_records
+
+
+def ran(config: str, seed: int, folder: Path, actors: int) -> RunDirectory:
+    """One whole run; one that has ended in the folder is not run again."""
+    run = RunDirectory(folder / f"{config}-{seed}")
+    if not _has_ended(run):
+        shutil.rmtree(run.root, ignore_errors=True)  # it was interrupted
+        command = [sys.executable, "-m", "mage_async.launch", "--config", config]
+        command += ["--actors", str(actors), "--seed", str(seed), "--run-dir", str(run.root)]
+        own_cache = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=own_cache)
+    return run
+
+
+def main() -> None:
+    """Examine every run and print what is found."""
+    given = _arguments()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.run_dir or Path(temporary)
+        rows = [
+            _row(config, seed, ran(config, seed, folder, given.actors))
+            for config in given.configs
+            for seed in given.seeds
+            if not given.only_report or _has_ended(RunDirectory(folder / f"{config}-{seed}"))
+        ]
+    num_findings = sum(len(row["findings"]) for row in rows)
+    print(f"{len(rows)} runs, {num_findings} findings: {'MISSED' if num_findings else 'ok'}")
+    write_baseline("doctor_silence", {"rows": rows})
+    sys.exit(num_findings > 0)
+
+
+def _row(config: str, seed: int, run: RunDirectory) -> dict[str, Any]:
+    """What is found on a run; printed too."""
+    records = read_records(run)
+    sentences = [finding.sentence() for finding in examine(records)]
+    print(f"{config:12} seed {seed}  {len(records.metrics)} steps  {len(sentences)} findings")
+    for sentence in sentences:
+        print(f"    {sentence}")
+    steps = len(records.metrics)
+    return {"config": config, "seed": seed, "steps": steps, "findings": sentences}
+
+
+def _has_ended(run: RunDirectory) -> bool:
+    return run.evaluation.exists()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = option_parser(__doc__)
+    parser.add_argument("--configs", nargs="+", default=["quickstart", "scout", "kuhn"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--run-dir", type=Path, help="where the runs stay, and are found again")
+    parser.add_argument("--actors", type=int, default=4, help="of each run")
+    parser.add_argument("--only-report", action="store_true", help="of the runs there are")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Runs made to have a signature: a recorded run is well until a step, and then is not.
+
+A sickness changes the record of a step, `k` steps after the first sick one (k = 0 there).
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mage_async.config import config_file
+from mage_async.doctor import Doctor
+from mage_async.doctor.finding import Case
+
+RECORDED = Path(__file__).parent / "recorded"
+ONSET = 31
+Record = dict[str, Any]
+Sickness = Callable[[Record, int], Record]
+
+
+def healthy(name: str = "quickstart") -> list[Record]:
+    """The steps of a whole run that was well, seed 0 of a shipped configuration: what the doctor
+    looks at of them.
+    """
+    return [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
+
+
+def made_sick(name: str) -> list[Record]:
+    """The recorded quickstart with a sickness from step `ONSET` on."""
+    return [
+        record
+        | BEFORE.get(name, {})
+        | (SICKNESSES[name](record, record["step"] - ONSET) if record["step"] >= ONSET else {})
+        for record in healthy()
+    ]
+
+
+def doctor(*assignments: str, config: str = "quickstart") -> Doctor:
+    """A doctor who has seen no step yet of a run whose returns are between -1 and 1."""
+    loaded = config_file.load(config_file.find(config), list(assignments))
+    return Doctor(Case(loaded, (-1.0, 1.0)))
+
+
+def _returning(record: Record, last: float) -> Record:
+    """The step's returns with another one of the last episode."""
+    return {"return_by_episode": [*record["return_by_episode"][:-1], last]}
+
+
+def _unlike_what_was_said(record: Record, k: int) -> Record:
+    ages = (name for name in record if name.startswith("k3_mean_age_"))
+    return {name: 0.08 * k for name in ages}
+
+
+SICKNESSES: dict[str, Sickness] = {
+    "no_variance": lambda r, k: {"zero_advantage_share": 1.0, **_returning(r, -0.8)},
+    "truncation": lambda r, k: {"truncated_action_share": 0.2},
+    "invalid_actions": lambda r, k: {"valid_action_share": 0.97 - 0.03 * k},
+    "entropy_collapse": lambda r, k: {"entropy": 0.5 * 0.5**k, **_returning(r, 0.5)},
+    "entropy_runaway": lambda r, k: {"entropy": r["entropy"] + 0.15 * k},
+    "off_policy": lambda r, k: {"effective_share": max(0.05, 0.9 - 0.15 * k)},
+    "engine_mismatch": _unlike_what_was_said,
+    "over_bound": lambda r, k: {"over_bound_by_actor": {"actor-2": 0.05}},
+    "format_gaming": lambda r, k: {"valid_action_share": 0.99, **_returning(r, 0.2)},
+    "member_failing": lambda r, k: {"dropped_by_member": {"beat-rock": 1}},
+    "disk_soon_full": lambda r, k: {"disk_free_bytes": 30_000_000_000 - 1_500_000_000 * k},
+    "learner_starving": lambda r, k: {"waiting_s": 20.0},
+    "actors_starving": lambda r, k: {"actors_idle_share": 0.95},
+}
+"""A sickness for each signature that steps show."""
+BEFORE = {
+    "format_gaming": {"valid_action_share": 0.85},
+    "disk_soon_full": {"disk_free_bytes": 30_000_000_000},
+}
+"""What a sickness needs to have been before."""

@@ -1,0 +1,65 @@
+"""`mage doctor`, the report's section and the line of the terminal."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mage_async.doctor import SIGNATURES
+from mage_async.report import render
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.summary import summarise
+from mage_services.cli.main import main
+from tests.doctor.sick_runs import made_sick
+from tests.helpers.made_up_runs import make_run
+
+
+def make_sick_run(root: Path, name: str) -> RunDirectory:
+    """A made-up run whose steps have a signature."""
+    run = RunDirectory(root)
+    make_run(run)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    sick = [line | record for line, record in zip(lines, made_sick(name), strict=True)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in sick))
+    return run
+
+
+def test_a_run_that_is_well_ends_with_status_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(RunDirectory(tmp_path / "run"))
+    assert main(["doctor", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'run'}: 60 steps, no findings\n"
+
+
+def test_a_folder_of_runs_is_looked_through(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(RunDirectory(tmp_path / "a"))
+    make_sick_run(tmp_path / "deeper" / "b", "truncation")
+    assert main(["doctor", str(tmp_path)]) == 1
+    well, sick, finding = capsys.readouterr().out.splitlines()
+    assert (well.endswith("no findings"), sick.endswith("1 findings")) == (True, True)
+    assert finding.startswith("  truncation since step 31: 20% of actions")
+    assert finding.endswith(SIGNATURES["truncation"].remedy)
+
+
+def test_a_folder_without_a_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "neither a run nor a folder with runs" in capsys.readouterr().err
+
+
+def test_the_report_shows_findings_as_text(tmp_path: Path) -> None:
+    run = make_sick_run(tmp_path / "run", "over_bound")
+    run.metrics.write_text(run.metrics.read_text().replace("actor-2", "<script>"))
+    page = render(run, summarise(run, wall_s=1.0, processor_s=1.0))
+    assert "What the doctor found" in page
+    assert "<b>over_bound</b> of &lt;script&gt; since step 31" in page
+
+
+def test_the_page_has_a_row_for_every_signature() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "doctor.md").read_text()
+    rows = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert rows == list(SIGNATURES)

@@ -1,0 +1,81 @@
+"""The doctor's memory: what is new, what comes back, and what evaluations show."""
+
+import pytest
+
+from mage_async.doctor import Doctor, examine
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_records
+from tests.doctor.sick_runs import Record, doctor, healthy
+from tests.helpers.made_up_runs import make_run
+
+TRUNCATED = {"truncated_action_share": 0.5}
+
+
+def onsets(looks: Doctor, records: list[Record]) -> list[int]:
+    return [finding.onset for record in records for finding in looks.step(record)]
+
+
+def test_a_signature_that_lasts_is_found_once() -> None:
+    assert onsets(doctor(), [record | TRUNCATED for record in healthy()]) == [1]
+
+
+def test_a_signature_that_was_gone_for_ten_steps_is_found_again() -> None:
+    sick = {*range(5, 10), *range(30, 40)}
+    records = [each | (TRUNCATED if each["step"] in sick else {}) for each in healthy()]
+    assert onsets(doctor(), records) == [5, 30]
+
+
+def test_a_step_that_a_restarted_learner_trains_again_counts_once() -> None:
+    looks = doctor()
+    sick = [record | TRUNCATED for record in healthy()]
+    assert onsets(looks, sick[:2] + sick[:2] + sick[1:2]) == []
+    assert onsets(looks, sick[2:3]) == [1]
+
+
+def score(last: float, **more: float) -> Record:
+    return {"return_by_episode": [0.0, last], "ci95_by_episode": [0.02, 0.02], **more}
+
+
+def evaluation(heldout: float, blind: float, swapped: float) -> Record:
+    sets = {"heldout": score(heldout), "heldout_blind": score(blind)}
+    return {"version": 60, "sets": sets | {"heldout_swapped": score(swapped)}}
+
+
+@pytest.mark.parametrize(
+    ("returns", "names"),
+    [
+        ((0.7, 0.0, -0.2), []),
+        ((0.7, 0.69, 0.1), ["memory_unused"]),
+        ((0.7, 0.0, 0.71), ["swap_harmless"]),
+        ((0.7, 0.67, 0.67), []),  # 0.03 is more than the interval of the difference
+    ],
+)
+def test_a_control_that_takes_nothing_away_is_found(
+    returns: tuple[float, float, float], names: list[str]
+) -> None:
+    found = doctor().evaluated(evaluation(*returns))
+    assert [(each.name, each.onset) for each in found] == [(name, 60) for name in names]
+
+
+def test_memory_that_was_switched_off_is_not_missed() -> None:
+    assert doctor("trial.memory=none").evaluated(evaluation(0.7, 0.7, 0.1)) == []
+
+
+def test_trials_that_outgrow_the_context_are_truncation() -> None:
+    document = {"version": 10, "sets": {"train": score(0.5), "heldout": score(0.5, cut_short=0.3)}}
+    (finding,) = doctor().evaluated(document)
+    assert finding.name == "truncation"
+    assert "30% of the trials of heldout" in finding.evidence
+
+
+def test_a_made_up_run_that_learned_is_well(tmp_path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    make_run(run)
+    assert examine(read_records(run)) == []
+
+
+def test_a_recorded_run_is_examined_whose_environment_is_not_here(tmp_path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    make_run(run, finished=False)
+    run.config.write_text(run.config.read_text().replace('name = "rps"', 'name = "gone:Game"'))
+    assert examine(read_records(run)) == []

@@ -1,0 +1,76 @@
+"""Every signature is found on a run made to have it, soon, and on no run that is well."""
+
+from typing import get_args
+
+import pytest
+
+from mage_async.config.sections.run import SignatureName
+from mage_async.doctor import SIGNATURES, Finding
+from tests.doctor.sick_runs import ONSET, SICKNESSES, Record, doctor, healthy, made_sick
+
+SOON = 10
+"""Steps from the first sick one."""
+
+
+def found_in(records: list[Record], config: str = "quickstart") -> list[Finding]:
+    looks = doctor(config=config)
+    return [finding for record in records for finding in looks.step(record)]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "scout", "kuhn"])
+def test_nothing_is_found_on_a_run_that_was_well(name: str) -> None:
+    assert found_in(healthy(name), name) == []
+
+
+@pytest.mark.parametrize("name", SICKNESSES)
+def test_a_signature_is_found_within_ten_steps_of_its_onset(name: str) -> None:
+    first, *others = found_in(made_sick(name))
+    assert (first.name, others) == (name, [])
+    assert ONSET - 2 <= first.onset <= first.found <= ONSET + SOON
+    assert first.remedy == SIGNATURES[name].remedy
+
+
+def test_there_is_a_made_run_for_every_signature_that_can_halt_one() -> None:
+    shown_by_steps = {name for name, each in SIGNATURES.items() if each.watch is not None}
+    assert SICKNESSES.keys() == shown_by_steps == set(get_args(SignatureName))
+
+
+def test_a_finding_names_the_member_or_the_actor() -> None:
+    (member,), (actor,) = (found_in(made_sick(name)) for name in ("member_failing", "over_bound"))
+    assert (member.subject, actor.subject) == ("beat-rock", "actor-2")
+
+
+def test_where_many_members_fail_the_environment_is_named_once() -> None:
+    sick = [record | {"dropped_by_member": dict.fromkeys("abcde", 1)} for record in healthy()]
+    (finding,) = found_in(sick)
+    assert finding.subject == ""
+    assert "15 groups of 5 members" in finding.evidence
+
+
+def test_an_actor_is_not_blamed_where_all_are_over_the_bound() -> None:
+    both = {"over_bound_by_actor": {"actor-0": 0.2, "actor-1": 0.2}}
+    assert found_in([record | both for record in healthy()]) == []
+
+
+def test_old_weights_show_at_equal_version_too() -> None:
+    sick = [record | {"logprob_mismatch_mean": 0.2} for record in healthy()]
+    (finding,) = found_in(sick)
+    assert (finding.name, finding.onset) == ("engine_mismatch", 1)
+    assert "0.2 nats at equal version" in finding.evidence
+
+
+def test_a_solved_task_may_lose_its_entropy_and_its_variance() -> None:
+    solved = {"entropy": 1e-3, "zero_advantage_share": 1.0, "return_by_episode": [0.0, 1.0, 1.0]}
+    assert found_in([*healthy()[:20], *(record | solved for record in healthy()[20:])]) == []
+
+
+def test_metrics_that_an_older_run_does_not_have_are_not_judged() -> None:
+    bare = [{"step": each["step"], "return_by_episode": [0.0]} for each in healthy()]
+    assert found_in(bare) == []
+
+
+def test_control_characters_of_a_name_do_not_reach_the_terminal() -> None:
+    hostile = {"dropped_by_member": {"\x1b[2Jrock\n": 3}}
+    (finding,) = found_in([record | hostile for record in healthy()[:5]])
+    assert finding.subject == "\x1b[2Jrock\n"
+    assert "of \\x1b[2Jrock\\n since step 1" in finding.sentence()
