@@ -35,6 +35,12 @@ def test_there_is_a_made_run_for_every_signature_that_can_halt_one() -> None:
     assert SICKNESSES.keys() == shown_by_steps == set(get_args(SignatureName))
 
 
+def test_a_scout_that_never_begins_to_explore_is_found() -> None:
+    """Recorded: `credit.episode_discount=0.6` makes probing worth nothing."""
+    found = found_in(healthy("scout_0.6"), "scout")
+    assert [(each.name, each.onset) for each in found] == [("entropy_collapse", 16)]
+
+
 def test_a_finding_names_the_member_or_the_actor() -> None:
     (member,), (actor,) = (found_in(made_sick(name)) for name in ("member_failing", "over_bound"))
     assert (member.subject, actor.subject) == ("beat-rock", "actor-2")

@@ -29,7 +29,7 @@ PATIENCE_S = 30.0
 """For a loaded machine; nothing here takes two seconds on an idle one."""
 
 STAND_IN = """
-import asyncio, os, signal, subprocess, sys, time
+import asyncio, json, os, signal, subprocess, sys, time
 from pathlib import Path
 from mage_async.errors import DeterministicFailure, RunError
 from mage_services.processes.process import run_process
@@ -51,6 +51,9 @@ async def main(status):
         case "progresses":
             status.send("played")
             raise RunError("the disk is full")
+        case "says":
+            for line in (root / f"{name}.says").read_text().splitlines():
+                status.send(**json.loads(line))
         case "fails":
             raise RunError("the disk is full")
         case "dies":
@@ -121,6 +124,11 @@ class Site:
     def plan(self, name: str, *lives: str) -> None:
         """What a process does in each of its lives; the last goes for all later ones."""
         (self.run.root / f"{name}.plan").write_text(" ".join(lives))
+
+    def says(self, name: str, *events: dict[str, Any]) -> None:
+        """What a process sends, in the life that is planned for that, before it ends well."""
+        lines = "".join(json.dumps(event) + "\n" for event in events)
+        (self.run.root / f"{name}.says").write_text(lines)
 
     def lives(self, name: str) -> list[str]:
         """The arguments after its name of each life that a process had."""
