@@ -19,15 +19,22 @@ from mage_async.environments.user_code import own_code
 from mage_async.errors import ConfigError
 
 _CLASSES = {
+    "bandit": "mage_async.environments.bandit.game:Bandit",
+    "blackjack": "mage_async.environments.blackjack.game:Blackjack",
     "boxes": "mage_async.environments.boxes.game:Boxes",
+    "hangman": "mage_async.environments.hangman.game:Hangman",
     "kuhn": "mage_async.environments.kuhn.game:Kuhn",
+    "mastermind": "mage_async.environments.guessing.mastermind:Mastermind",
+    "maze": "mage_async.environments.maze.game:MazeGame",
     "minesweeper": "mage_async.environments.minesweeper.game:MineSweeper",
+    "numberlock": "mage_async.environments.guessing.numberlock:NumberLock",
     "openspiel": "mage_async.environments.openspiel.game:OpenSpielGame",
     "rps": "mage_async.environments.rps.game:Rps",
     "scout": "mage_async.environments.scout.game:Scout",
     "shop": "mage_async.environments.shop.game:Shop",
     "sokoban": "mage_async.environments.sokoban.game:Sokoban",
     "tictactoe": "mage_async.environments.tictactoe.game:TicTacToe",
+    "wordle": "mage_async.environments.guessing.wordle:Wordle",
 }
 _EXTRAS = {
     "alfworld": "mage_async.environments.text_games.alfworld:AlfWorld",

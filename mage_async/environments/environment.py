@@ -42,6 +42,8 @@ class Facts:
     """An episode with a larger return is won."""
     loses_below: float = 0.0
     """An episode with a smaller return is lost; what is neither is drawn."""
+    example: str = ""
+    """An action, where the first word alone is none."""
 
     def bounds(self) -> tuple[float, float]:
         """Least and most return of an episode, where that has been checked to be known."""

@@ -53,7 +53,7 @@ def prompts_for(environment: Environment, num_episodes: int, *, rules: bool) -> 
     if not rules:
         return Prompts("", "reflect")
     form = _TOOLS if environment.tools else _FORMAT
-    example = next(iter(environment.facts.words), "your action")
+    example = environment.facts.example or next(iter(environment.facts.words), "your action")
     text = f"{environment.rules()}\n{form.format(episodes=num_episodes, example=example)}\n"
     return Prompts(text, _REFLECT, _STRATEGY, _ACT)
 

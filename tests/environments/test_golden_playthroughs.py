@@ -19,14 +19,21 @@ NUM_EPISODES = 3
 # Members without a search by sampling: that one's luck is the C++ library's. Nor are there games of
 # engines that may not be installed: their text is theirs.
 TASKS = {
+    "bandit": [("red-green-blue-red", 1, 0), ("blue-blue-red-green", 2, 0)],
+    "blackjack": [("deck-3", 1, 0), ("deck-300", 4, 0)],
     "boxes": [("left-right-left-left", 1, 0), ("left-left-left-left", 2, 0)],
     "rps": [("seq-rock-paper-scissors", 1, 0), ("lose-paper", 2, 0), ("beat-rock", 3, 0)],
     "scout": [("red-blue-gold", 6, 0), ("green-green-red", 4, 0)],
+    "hangman": [("frog", 1, 0), ("wind", 5, 0)],
     "kuhn": [("bet-jack-king-call-queen-king", 1, 0), ("bet-none-call-king", 2, 1)],
+    "mastermind": [("red-blue-red", 1, 0), ("gold-green-blue", 2, 0)],
+    "maze": [("maze-3", 1, 0), ("maze-300", 3, 0)],
     "minesweeper": [("cc-dc-fb", 1, 0), ("cc-dc-fb", 4, 0)],
+    "numberlock": [("one-three-five", 1, 0), ("five-two-one", 4, 0)],
     "openspiel": [("random", 1, 0), ("random", 2, 1)],
     "shop": [("B00017", 3, 0), ("B00311", 5, 0)],
     "sokoban": [("room-0", 5, 0), ("room-600", 8, 0)],
+    "wordle": [("stone", 1, 0), ("tiger", 4, 0)],
     "tictactoe": [("preferred-edges", 1, 0), ("random", 2, 1), ("minimax", 3, 1)],
 }
 

@@ -1,0 +1,1 @@
+"""Blackjack with a stacked deck: the same cards come in every episode."""

@@ -1,0 +1,1 @@
+"""Games of guessing a hidden code: Wordle, Mastermind, and a number lock."""

@@ -1,0 +1,47 @@
+"""A number lock: how many digits are in place, and nothing else."""
+
+import itertools
+
+from mage_async.environments.guessing.game import REWARDS, Guessing
+from mage_async.environments.guessing.puzzle import Code, Puzzle, in_place
+from mage_async.environments.options import check_whole
+from mage_async.errors import ConfigError
+
+DIGITS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+COUNTS = ("none", *DIGITS)
+_RULES = """A lock opens with {dials} different digits from one to {last}.
+Guess all {dials}, such as: {example}. You are told how many of them are in place.
+"""
+
+
+class NumberLock(Guessing):
+    """A code of different digits.
+
+    Args:
+        dials: digits of a code.
+        digits: that there are; more than dials.
+        turns: guesses of an episode.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    def __init__(self, dials: int = 3, digits: int = 5, turns: int = 6) -> None:
+        check_whole("numberlock", "dials", dials, 2, 5)
+        check_whole("numberlock", "digits", digits, 3, len(DIGITS))
+        check_whole("numberlock", "turns", turns, 1, 20)
+        if digits <= dials:
+            raise ConfigError(
+                f"numberlock: `digits` must be more than `dials` = {dials}, got {digits}"
+            )
+        used = DIGITS[:digits]
+        puzzle = Puzzle(tuple(itertools.permutations(used, dials)), " ", _answer, turns)
+        rules = _RULES.format(dials=dials, last=used[-1], example=" ".join(used[:dials]))
+        words = (*used, *(word for word in COUNTS[: dials + 1] if word not in used), "place")
+        super().__init__(
+            "numberlock", puzzle, words, rules + REWARDS.format(turns=turns, what="code")
+        )
+
+
+def _answer(code: Code, guess: Code) -> str:
+    return f"place {COUNTS[in_place(code, guess)]}"
