@@ -18,7 +18,7 @@ ENVIRONMENTS = {
     "bandit": catalogue.load("bandit"),
     "large bandit": catalogue.load("bandit", contexts=6, arms=2, rounds=12),
     "blackjack": catalogue.load("blackjack"),
-    "hangman": catalogue.load("hangman"),
+    "hangman": catalogue.load("hangman", lives=20),
     "mastermind": catalogue.load("mastermind"),
     "large mastermind": catalogue.load("mastermind", pegs=4, colours=5, turns=8),
     "maze": catalogue.load("maze"),
