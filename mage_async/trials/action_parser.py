@@ -28,9 +28,9 @@ class ActionParser:
         return "" if self.forced == "none" or self._is_whole(kind) else f"<{NAMES[kind]}>"
 
     def closing(self, kind: Kind, completion: str) -> str:
-        """Text the transcript adds after a completion that does not close its tag: the whole tag, or
-        its rest where the completion ends with a beginning of it, as one cut off by
-        `max_action_tokens` may.
+        """Text the transcript adds after a completion that does not close its tag: the tag, or its
+        rest where the completion ends with a beginning of it, as one cut off by `max_action_tokens`
+        may.
         """
         if self._is_whole(kind):
             return ""
