@@ -1,10 +1,64 @@
 """A minibatch cut into passes, so that the memory of a step does not grow with the minibatch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
 
 from mage_async.errors import RunError
+from mage_async.learning.corrections.surrogate import Tokens
+from mage_async.learning.forward import ModelInputs
 from mage_async.learning.layout import alike
-from mage_async.learning.packing import Sequenced
+from mage_async.learning.packing import Packed, Sequenced
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """What the weights at the beginning of a step say of the tokens of a pass: all float32 [N]."""
+
+    proximal: torch.Tensor
+    """Log-probs in nats."""
+    explores: torch.Tensor
+    """1 for tokens that get the entropy bonus, 0 for others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """Sequences that go through the model at once, a minibatch or a piece of one, with the
+    advantages of their `N` sampled tokens and log-probs under other policies.
+    """
+
+    packed: Packed
+    inputs: ModelInputs
+    advantages: torch.Tensor
+    """float32 [N]"""
+    behaviour: torch.Tensor
+    """float32 [N]: log-probs in nats under the policy that drew them"""
+    staleness: torch.Tensor
+    """int32 [N]: steps"""
+    turns: torch.Tensor
+    """int64 [N]"""
+    reference: torch.Tensor | None
+    """float32 [N]: log-probs in nats under the frozen policy, where there is a KL term"""
+    beginning: Start | None = None
+    """None until a forward of the step's first weights is made."""
+
+    @property
+    def start(self) -> Start:
+        """What is known since that forward."""
+        assert self.beginning is not None
+        return self.beginning
+
+    def tokens(self) -> Tokens:
+        """What the correction is given, at the beginning of the step."""
+        return Tokens(
+            self.start.proximal,
+            self.start.proximal,
+            self.behaviour,
+            self.advantages,
+            self.staleness,
+            self.turns,
+        )
 
 
 def cut(

@@ -3,57 +3,27 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.admission.staleness import TokenAges, staleness_metrics
 from mage_async.config.schema import Learner
 from mage_async.learning.adapters import adapted_layers, without_adapters
-from mage_async.learning.corrections.surrogate import Surrogate, Tokens
 from mage_async.learning.forward import (
     ModelInputs,
     checkpoint_activations,
     head_inputs,
     token_logprobs,
 )
-from mage_async.learning.packing import Packed, Sequenced, pack
-from mage_async.learning.passes import cut
-from mage_async.learning.token_loss import loss_pass
+from mage_async.learning.packing import Sequenced, pack
+from mage_async.learning.passes import Pass, Start, cut
+from mage_async.learning.step_metrics import TrainedPass, Update, mismatch, step_metrics
+from mage_async.learning.token_loss import HeadInputs, loss_pass
 from mage_async.trajectory import Kind
-from mage_kernels import advantage_report, at_tokens
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pass:
-    """Sequences that go through the model at once, a minibatch or a piece of one, with the
-    advantages of their tokens and log-probs under other policies.
-    """
-
-    packed: Packed
-    inputs: ModelInputs
-    advantages: torch.Tensor
-    behaviour: torch.Tensor
-    explores: torch.Tensor
-    """float32 [N]: 1 for tokens that get the entropy bonus, 0 for others"""
-    proximal: torch.Tensor
-    staleness: torch.Tensor
-    turns: torch.Tensor
-    reference: torch.Tensor | None
-
-    def tokens(self) -> Tokens:
-        """What the correction is given, at the beginning of the step."""
-        return Tokens(
-            self.proximal,
-            self.proximal,
-            self.behaviour,
-            self.advantages,
-            self.staleness,
-            self.turns,
-        )
+from mage_kernels import advantage_report, at_tokens, linear_logprob
 
 
 class Trainer:
@@ -62,6 +32,9 @@ class Trainer:
     A step trains one batch and makes one policy version; inside it the batch is cut into
     `minibatches`, one optimizer update each, and a minibatch into passes of `tokens_per_pass`,
     whose gradients add up. Segments are never cut; their order is drawn from (seed, version).
+
+    Log-probs under the weights at the beginning of the step come from the forward that trains the
+    first minibatch, and from a forward of their own for the others.
     """
 
     def __init__(
@@ -129,25 +102,20 @@ class Trainer:
 
     def step(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """Train on a batch; the version grows by one. Returns metrics by name."""
-        minibatches = [self.passes(chunk) for chunk in self._chunks(sequences)]
-        passes = [each for minibatch in minibatches for each in minibatch]
-        num_tokens = sum(len(each.packed.targets) for each in passes)
-        scale = len(minibatches) / max(1, num_tokens)
+        first, *others = [self.passes(chunk) for chunk in self._chunks(sequences)]
+        minibatches = [first, *([self.begun(each) for each in passes] for passes in others)]
+        num_tokens = sum(len(each.packed.targets) for passes in minibatches for each in passes)
         self._set_rate()
-        sums, made = zip(*[self._update(each, scale) for each in minibatches], strict=True)
-        metrics = _named(np.sum(sums, axis=0), num_tokens, len(minibatches))
-        metrics |= _mismatch(passes, self.version)
-        metrics["zero_advantage_share"] = _zero_share(passes)
-        surrogates = [surrogate for each in made for surrogate in each]
-        metrics |= staleness_metrics(_ages(passes, surrogates), self._max_staleness)
+        scale = len(minibatches) / max(1, num_tokens)
+        updates = [self.update(passes, scale) for passes in minibatches]
+        metrics = step_metrics(updates, self.version, self._max_staleness)
         metrics["learning_rate"] = self._optimizer.param_groups[0]["lr"]
         self.version += 1
         return metrics
 
-    @torch.no_grad()
     def parity(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """How far the engine's log-probs are from this model's, at equal weights and keys."""
-        return _mismatch(self.passes(sequences), self.version)
+        return mismatch([self.begun(each) for each in self.passes(sequences)], self.version)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the weights."""
@@ -165,28 +133,38 @@ class Trainer:
         return [order[number::count] for number in range(count)]
 
     def passes(self, sequences: Sequence[Sequenced]) -> list[Pass]:
-        """A minibatch as it goes through the model, before its gradient is known."""
+        """A minibatch as it goes through the model, before any forward of the policy."""
         rules = self._rules
         cuts = cut(sequences, rules.tokens_per_pass, shares_opening=rules.shared_opening)
         return [self._pass(each) for each in cuts]
 
-    @torch.no_grad()
     def _pass(self, sequences: Sequence[Sequenced]) -> Pass:
         device = self.model.device
         packed = pack(sequences, shares_opening=self._rules.shared_opening)
         sampled = packed.sampled
         inputs = ModelInputs.of(packed, device, self._sharpened(sampled.kinds))
-        proximal, entropy = token_logprobs(self.model, inputs, self._temperature)
         columns = [
             at_tokens(packed.advantages, torch.from_numpy(packed.turn_lengths)),
             torch.from_numpy(sampled.logprobs),
-            self._explores(sampled.kinds, entropy),
-            proximal,
             torch.from_numpy(self.version - sampled.policy_versions),
             torch.from_numpy(packed.turns),
         ]
         reference = self._apart(inputs)
         return Pass(packed, inputs, *(column.to(device) for column in columns), reference)
+
+    @torch.no_grad()
+    def begun(self, each: Pass, inputs: HeadInputs | None = None) -> Pass:
+        """A pass with what the weights of this moment say of its tokens.
+
+        Args:
+            inputs: what the transformer's forward of these weights gave, where it was made already.
+        """
+        inputs = inputs or head_inputs(self.model, each.inputs, self._temperature)
+        logprobs, entropy = linear_logprob(
+            inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
+        )
+        explores = self._explores(each.packed.sampled.kinds, entropy)
+        return replace(each, beginning=Start(logprobs, explores))
 
     def _explores(self, kinds: np.ndarray, entropy: torch.Tensor) -> torch.Tensor:
         """Which tokens get the bonus: those of actions whose entropy, at the beginning of the step,
@@ -201,6 +179,7 @@ class Trainer:
             return None
         return np.where(kinds == Kind.STRATEGY, self._sharpness, 1.0)
 
+    @torch.no_grad()
     def _apart(self, inputs: ModelInputs) -> torch.Tensor | None:
         """Log-probs under the reference policy, where there is one: float32 [N]."""
         if not self._rules.kl:
@@ -211,34 +190,25 @@ class Trainer:
         assert self.reference is not None
         return token_logprobs(self.reference, inputs, self._temperature)[0]
 
-    def _update(self, passes: Sequence[Pass], scale: float) -> tuple[np.ndarray, list[Surrogate]]:
-        """One optimizer update; sums as `_named` orders them, and what the correction did."""
-        sums, norm, made = self.update(passes, scale)
-        total = np.sum([each.cpu().numpy() for each in sums], axis=0)
-        return np.append(total, np.float32(norm.item())), made
-
-    def update(
-        self, passes: Sequence[Pass], scale: float
-    ) -> tuple[list[torch.Tensor], torch.Tensor, list[Surrogate]]:
-        """One optimizer update, which waits for no GPU: sums over the tokens of each pass, float32
-        [6], the gradient's norm, and what the correction did in each pass.
-        """
+    def update(self, passes: Sequence[Pass], scale: float) -> Update:
+        """One optimizer update, which waits for no GPU."""
         self._optimizer.zero_grad(set_to_none=True)
-        sums, made = zip(*[self._backward(each, scale) for each in passes], strict=True)
+        trained = [self._backward(each, scale) for each in passes]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._rules.grad_clip)
         self._optimizer.step()
-        return list(sums), norm, list(made)
+        return Update(trained, norm)
 
-    def _backward(self, each: Pass, scale: float) -> tuple[torch.Tensor, Surrogate]:
-        """Add a pass's gradient; its sums, and what the correction did."""
+    def _backward(self, each: Pass, scale: float) -> TrainedPass:
+        """Add a pass's gradient."""
         inputs = head_inputs(self.model, each.inputs, self._temperature)
-        rates = self._entropy_rate() * each.explores
+        each = each if each.beginning else self.begun(each, inputs)
+        rates = self._entropy_rate() * each.start.explores
         found = self._loss(inputs, each.tokens(), rates, scale, each.reference)
         found.loss.backward()
         made = replace(found.made, losses=found.made.losses.detach())
         sums = [made.losses.sum(), found.entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
         sums += [made.is_masked.sum(), found.reference_k3]
-        return torch.stack([value.detach().float() for value in sums]), made
+        return TrainedPass(each, torch.stack([one.detach().float() for one in sums]), made)
 
     def _progress(self) -> float:
         return min(1.0, self.version / max(1, self._rules.steps - 1))
@@ -252,55 +222,3 @@ class Trainer:
         warm = min(1.0, (self.version + 1) / max(1, self._rules.warmup_steps))
         for group in self._optimizer.param_groups:
             group["lr"] = warm * (start + (end - start) * self._progress())
-
-
-def _named(sums: np.ndarray, num_tokens: int, num_updates: int) -> dict[str, float]:
-    loss, entropy, clipped, weights, masked, apart = sums[:6] / max(1, num_tokens)
-    return {
-        "loss": float(loss),
-        "entropy": float(entropy),
-        "clipped_share": float(clipped),
-        "mean_weight": float(weights),
-        "masked_share": float(masked),
-        "reference_k3": float(apart),
-        "grad_norm": float(sums[6] / num_updates),
-    }
-
-
-def _mismatch(passes: Sequence[Pass], version: int) -> dict[str, float]:
-    """How far the engine's log-probs are from the learner's: over all tokens, and over those of
-    equal weights and keys.
-    """
-    keys = np.concatenate([each.packed.sampled.kv_versions for each in passes])
-    drawn = np.concatenate([each.packed.sampled.policy_versions for each in passes])
-    gap = np.abs(_log_ratios(passes))
-    is_equal = (drawn == version) & (keys == version)
-    metrics = {
-        "logprob_gap_mean": float(gap.mean()),
-        "equal_version_tokens": float(is_equal.sum()),
-    }
-    if is_equal.any():
-        metrics["logprob_mismatch_mean"] = float(gap[is_equal].mean())
-        metrics["logprob_mismatch_max"] = float(gap[is_equal].max())
-    return metrics
-
-
-def _zero_share(passes: Sequence[Pass]) -> float:
-    """Share of tokens whose advantage is 0."""
-    return float((torch.cat([each.advantages for each in passes]) == 0).float().mean())
-
-
-def _log_ratios(passes: Sequence[Pass]) -> np.ndarray:
-    """Proximal minus behaviour log-prob: float32 [N]."""
-    return torch.cat([each.proximal - each.behaviour for each in passes]).cpu().numpy()
-
-
-def _ages(passes: Sequence[Pass], made: Sequence[Surrogate]) -> TokenAges:
-    return TokenAges(
-        torch.cat([each.staleness for each in passes]).cpu().numpy(),
-        np.concatenate([each.packed.sampled.episodes for each in passes]),
-        _log_ratios(passes),
-        torch.cat([surrogate.is_clipped for surrogate in made]).cpu().numpy(),
-        torch.cat([surrogate.is_masked for surrogate in made]).cpu().numpy(),
-        np.concatenate([each.packed.sampled.provenances for each in passes]),
-    )

@@ -77,9 +77,9 @@ def test_strategies_are_learned_at_the_temperature_they_were_drawn_at():
     taught = trainer("decoupled")
     part = sequence(3)
     part.sampled.kinds[:4] = Kind.STRATEGY
-    plain = taught._pass([part]).proximal
+    plain = taught.begun(taught._pass([part])).start.proximal
     taught.adopt(taught._rules, 1.0, 0, max_staleness=1, strategy_temperature=1.6)
-    hot = taught._pass([part]).proximal
+    hot = taught.begun(taught._pass([part])).start.proximal
     states = head_inputs(taught.model, ModelInputs.of(pack([part]), torch.device("cpu")), 1.0)
     logits = states.hidden @ states.head.T
     expected = (logits / 1.6).log_softmax(-1).gather(1, states.targets[:, None])[:, 0]
