@@ -21,6 +21,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from mage_async.errors import PolicyError
+from mage_async.learning.fold import Fold, Unfold
 
 NAME = "mage_packed"
 WITHOUT_EFFECT = {"position_ids", "use_cache"}
@@ -32,8 +33,8 @@ class Boundaries:
     """Where the sequences of a packed row lie."""
 
     fold: torch.Tensor
-    """int64 [S, L]: the packed position of each place; places past a sequence's end repeat position
-    0.
+    """int64 [S, L]: the packed position of each place, counted from the opening's end; places past
+    a sequence's end repeat position 0.
     """
     unfold: torch.Tensor
     """int64 [T - P]: the place of each packed position past the opening, counted over S * L."""
@@ -45,7 +46,7 @@ class Boundaries:
     @staticmethod
     def of(lengths: torch.Tensor, opening: int = 0) -> "Boundaries":
         """Boundaries of sequences with the given lengths past their opening, int64 [S]."""
-        starts = opening + torch.cumsum(lengths, 0) - lengths
+        starts = torch.cumsum(lengths, 0) - lengths
         longest, device = int(lengths.max()), lengths.device
         places = torch.arange(longest, device=device)
         exists = places < lengths[:, None]
@@ -89,10 +90,13 @@ def packed_attention(
             "packed sequences does not know: take a model without"
         )
     attend = partial(_attend, scale=scaling, dropout_p=dropout)
-    folded = [_fold(tensor, boundaries) for tensor in (query, key, value)]
+    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
     if not boundaries.opening:
+        folded = [_fold(each, boundaries) for each in rows]
         return _unfold(attend(*folded), boundaries)[None], None
-    first = [tensor[:, :, : boundaries.opening] for tensor in (query, key, value)]
+    split = [each.tensor_split((boundaries.opening,)) for each in rows]
+    first = [opening.transpose(0, 1)[None] for opening, _ in split]
+    folded = [_fold(own, boundaries) for _, own in split]
     seen = [
         torch.cat((shared.expand(len(own), -1, -1, -1), own), dim=2)
         for shared, own in zip(first[1:], folded[1:], strict=True)
@@ -131,14 +135,14 @@ def _attend(
     )
 
 
-def _fold(tensor: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
-    """[1, N, T, D] -> [S, N, L, D]"""
-    return tensor[0].transpose(0, 1)[boundaries.fold].transpose(1, 2)
+def _fold(rows: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
+    """[T - P, N, D] -> [S, N, L, D]"""
+    return Fold.apply(rows, boundaries.fold, boundaries.unfold).transpose(1, 2)
 
 
-def _unfold(tensor: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
+def _unfold(folded: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
     """[S, N, L, D] -> [T - P, N, D]"""
-    return tensor.transpose(1, 2).flatten(0, 1)[boundaries.unfold]
+    return Unfold.apply(folded.transpose(1, 2), boundaries.unfold)
 
 
 AttentionInterface.register(NAME, packed_attention)
