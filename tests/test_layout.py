@@ -59,14 +59,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_services.transport": {"mage_async"},
     "mage_services.weights": {"mage_async"},
     "mage_services.journal": {"mage_async"},
+    "mage_services.environments": {"mage_async", "mage_services.processes"},
     "mage_services.engines": {"mage_async", "mage_services.processes", "mage_services.weights"},
     "mage_services.learner": {
         "mage_async", "mage_services.journal", "mage_services.processes",
         "mage_services.transport", "mage_services.weights",
     },
     "mage_services.actor": {
-        "mage_async", "mage_services.engines", "mage_services.learner",
-        "mage_services.processes", "mage_services.transport", "mage_services.weights",
+        "mage_async", "mage_services.engines", "mage_services.environments",
+        "mage_services.learner", "mage_services.processes", "mage_services.transport",
+        "mage_services.weights",
     },
     "mage_services.cli": {"mage_async", "mage_services"},
 }  # fmt: skip

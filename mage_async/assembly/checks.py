@@ -28,6 +28,7 @@ def check(config: Config) -> None:
     environment = environment_of(config)
     for name, part in named_parts(config):
         _check_environment(config, name, part)
+    _check_workers(config)
     _check_population(config, environment)
     _check_engine(config)
     curriculum.check(config.curriculum, config.trial)
@@ -55,6 +56,15 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
     for split in ("train", "heldout"):
         if not environment.members(split):
             raise ConfigError(f"environment {environment.facts.name!r} has no {split} members")
+
+
+def _check_workers(config: Config) -> None:
+    has_small = any(isinstance(part, ResetStep) for _, part in named_parts(config))
+    if config.environment.workers and not has_small:
+        raise ConfigError(
+            "environment.workers plays classes with `reset` and `step` in processes of their own, "
+            f"and {config.environment.name!r} is none: set it to 0"
+        )
 
 
 def _check_engine(config: Config) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mage_async.environments.environment import Outcome, Play
+from mage_async.environments.hosted.user_object import Answered, Hosted, Request
 from mage_async.errors import CallFault
 
 
@@ -16,16 +17,25 @@ from mage_async.errors import CallFault
 class Call:
     """One call that a play waits for."""
 
-    place: str
-    """The environment, task, episode and turn, and what is called; every fault begins with it."""
-    method: str
-    function: Callable[[], Any]
-    """A coroutine function where `is_async`."""
-    is_async: bool
-    take: Callable[[Any], Outcome | None]
-    """Takes what the function returned: an outcome where an action was answered. Raises
-    `CallFault` where the value is not what the protocol asks for.
-    """
+    hosted: Hosted
+    """The object that is called, where the call is made in this process."""
+    request: Request
+    take: Callable[[Answered], Outcome | None]
+    """Takes what the call returned: an outcome where an action was answered."""
+
+    @property
+    def place(self) -> str:
+        """The environment, task, episode and turn, and what is called."""
+        return self.request.place
+
+    @property
+    def is_async(self) -> bool:
+        """`function` is a coroutine function."""
+        return self.hosted.is_async(self.request.method)
+
+    def function(self) -> Any:
+        """Make the call, where a thread or an event loop may wait for it."""
+        return (self.hosted.awaited if self.is_async else self.hosted.asked)(self.request)
 
     def now(self) -> Any:
         """Make the call here and wait for it, where there is no event loop; what it returned.
@@ -44,7 +54,9 @@ class Call:
             raise self.fault(error) from error
 
     def fault(self, error: BaseException) -> CallFault:
-        """The function raised."""
+        """The function raised; what is a fault already says so itself."""
+        if isinstance(error, CallFault):
+            return error
         said, *_ = str(error).splitlines() or [""]
         return CallFault(f"{self.place} raised {type(error).__name__}: {said}")
 

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from mage_async.environments.environment import Environment, Facts
+from mage_async.environments.hosted.user_object import Origin
 from mage_async.environments.reset_step import ResetStep
 from mage_async.environments.tools.declare import has_tools
 from mage_async.environments.tools.steps import with_step
@@ -114,7 +115,8 @@ def load(name: str, **options: Any) -> Environment:
     _check_options(name, _parameters(found), options)
     with nullcontext() if name in _KNOWN else own_code(name):
         if is_small:
-            return ResetStep(with_step(found) if has_tools(found) else found, options)
+            kind = with_step(found) if has_tools(found) else found
+            return ResetStep(kind, options, Origin(name, options))
         environment = found(**options)
     if not isinstance(getattr(environment, "facts", None), Facts):
         raise ConfigError(f"environment {name!r}: its `facts` must be a `Facts`; {_ADVICE}")
@@ -129,7 +131,7 @@ def _loaded(name: str, library: str, identity: str, options: dict[str, Any]) -> 
     module_name, _, function = address.partition(":")
     loader = getattr(importlib.import_module(module_name), function)
     _check_options(name, inspect.signature(loader).parameters, options)
-    return ResetStep(loader(identity, **options), {})
+    return ResetStep(loader(identity, **options), {}, Origin(name, options))
 
 
 def _unknown(name: str) -> str:

@@ -72,7 +72,7 @@ class Outcome:
     """The observation as answers to the calls of the turn, where the environment has tools."""
     info: str = field(default="", compare=False)
     """What a reader of the run may want to know of the step, which the agent is not told: a JSON
-    object made by `info.info_text`, or empty.
+    object made by `info_text`, or empty.
     """
 
 
@@ -90,6 +90,10 @@ def fault_of_text(said: object) -> str | None:
         return f"must return text as observation, got a value of type {type(said).__name__}"
     if len(said) > MAX_OBSERVATION_CHARS:
         return f"returned {len(said):,} characters of text: at most {MAX_OBSERVATION_CHARS:,} fit"
+    try:
+        said.encode()
+    except UnicodeEncodeError:
+        return "returned text with half of a surrogate pair, which no tokenizer reads"
     return None
 
 

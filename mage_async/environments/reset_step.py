@@ -21,6 +21,7 @@ from mage_async.environments.environment import (
     Script,
     Split,
 )
+from mage_async.environments.hosted.user_object import HostedClass, Origin
 from mage_async.environments.reset_step_play import INVALID, ResetStepPlay, Rules
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -38,12 +39,15 @@ class ResetStep(Environment):
     Args:
         kind: the class.
         options: what its objects are made with.
+        origin: what another process loads to have the same class; None: it cannot.
 
     Raises:
         ConfigError: what it declares is of a wrong type.
     """
 
-    def __init__(self, kind: type, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, kind: type, options: Mapping[str, Any], origin: Origin | None = None
+    ) -> None:
         self.kind, self._make = kind, partial(kind, **options)
         self._name = str(self._declared("name", kind.__name__.lower()))
         words = self._words()
@@ -62,16 +66,15 @@ class ResetStep(Environment):
             loses_below=self._declared("loses_below", 0.0),
         )
         parameters = inspect.signature(kind.reset).parameters
-        wants_episode = "episode" in parameters
-        self._rules = Rules(
+        self.hosted = HostedClass(
             kind,
             self._make,
-            self._name,
-            self.facts.max_turns,
-            bool(words),
-            wants_episode,
-            bool(self.tools),
+            self._value,
+            wants_episode="episode" in parameters,
+            has_tools=bool(self.tools),
+            origin=origin,
         )
+        self._rules = Rules(self.hosted, self._name, self.facts.max_turns, bool(words))
 
     @cached_property
     def values(self) -> dict[Split, dict[str, Any]]:
@@ -106,7 +109,7 @@ class ResetStep(Environment):
 
     def begin(self, task: Task, episode: int) -> ResetStepPlay:
         """An episode; its first call is `reset`, with the same seed in every episode."""
-        return ResetStepPlay(self._rules, task, episode, self._seed(task), self._value(task.member))
+        return ResetStepPlay(self._rules, task, episode, self._seed(task))
 
     def script(self, source: random.Random) -> Script | None:
         """`script(source)`, a function from what was observed last to the next action."""

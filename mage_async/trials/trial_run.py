@@ -16,7 +16,7 @@ from mage_async.environments.environment import (
     Play,
     fault_of_text,
 )
-from mage_async.environments.info import MAX_INFO_CHARS, MAX_TRIAL_INFO_CHARS, TRIAL_IS_FULL
+from mage_async.environments.hosted.info import MAX_INFO_CHARS, MAX_TRIAL_INFO_CHARS, TRIAL_IS_FULL
 from mage_async.environments.mix.parts import part_of
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Kind, Task, Trial, Turn
@@ -111,11 +111,7 @@ class TrialRun:
         return self._call
 
     def answer(self, value: Any) -> None:
-        """Take what the last call returned.
-
-        Raises:
-            EnvironmentFault: the value is not what the environment's protocol asks for.
-        """
+        """Take what the last call returned."""
         assert self._call is not None, "nothing was called"
         outcome = self._call.take(value)
         if outcome is not None:

@@ -37,15 +37,17 @@ def run(chat: ChatFormat) -> Run:
         pace: Pace = at_once,
         answers: Answers | None = None,
         step_deadline_s: float = math.inf,
+        num_processes: int = 0,
     ) -> None:
         async def whole() -> None:
-            site = Site(load(environment), chat, pace, answers, step_deadline_s)
+            site = Site(load(environment), chat, pace, answers, step_deadline_s, num_processes)
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await main(site)
             finally:
                 site.actor.cancel()
                 await asyncio.wait([site.actor])
+                await site.workers.close()
 
         asyncio.run(whole())
 

@@ -28,7 +28,7 @@ from mage_async.trials.prompts import prompts_for
 from mage_async.trials.trial_rules import TrialRules
 from mage_async.trials.trial_run import TrialRun
 from mage_services.actor.rollout import Stage, play_all, play_trial
-from mage_services.actor.workers import Workers
+from mage_services.environments.workers import Workers
 from tests.helpers.scripted_engine import (
     Answer,
     Answers,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mage_async.protocol.messages import GroupDrop, Message, TrialResult
-from mage_services.actor.workers import STUCK_S
+from mage_services.environments.workers import STUCK_S
 from tests.helpers.actor_site import Run, Site, grant
 
 OWN = '''
@@ -77,6 +77,7 @@ def sorted_out(heard: list[Message]) -> tuple[list[str], set[int]]:
         ("raise asyncio.CancelledError", "raised CancelledError: "),
         ("raise TimeoutError('no answer')", "raised TimeoutError: no answer"),
         ("return 7, 0.0, False", "must return text as observation, got a value of type int"),
+        ("return chr(0xD800), 0.0, False", "of a surrogate pair, which no tokenizer reads"),
         ("return 'on', math.nan, False", "must return a finite reward, got nan"),
         ("return 'on', math.inf, False", "must return a finite reward, got inf"),
         (

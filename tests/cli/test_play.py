@@ -9,8 +9,8 @@ from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.human_play import MAX_SHOWN, human_play, shown
 from mage_async.trials.trial_text import episode_lines, reward_table
 from mage_services.actor.human_player import play_by_person
-from mage_services.actor.workers import Workers
 from mage_services.cli.running.play import drawn_task
+from mage_services.environments.workers import Workers
 
 RPS = load("rps")
 MEMBER = "seq-rock-scissors-scissors"

@@ -274,3 +274,43 @@ def test_a_class_with_neither_protocol_is_told_both(
     write("class Own:\n    def reset(self): ...\n")
     with pytest.raises(ConfigError, match=r"or write `reset\(seed, task\)` and `step\(action\)`"):
         load("own:Own")
+
+
+LATE = """
+class Own:
+    \"\"\"Rules.\"\"\"
+
+    closed = []
+
+    def reset(self, seed, task):
+        return "begun"
+
+    def step(self, action):
+        return "on", 0.0, False
+
+    def close(self):
+        self.closed.append(self)
+"""
+
+
+def test_an_object_that_was_closed_before_reset_returned_is_closed_once(
+    write: Callable[..., Config],
+) -> None:
+    environment = environment_of(write(LATE))
+    assert isinstance(environment, ResetStep)
+    play = environment.begin(Task("own", "0", 5), 0)
+    reset = play.next_call()
+    closing = play.closing()
+    assert reset is not None
+    assert closing is not None
+    closing.now()
+    assert environment.kind.closed == []
+    reset.now()
+    assert len(environment.kind.closed) == 1
+    assert play.closing() is None
+
+
+def test_worker_processes_for_what_is_no_small_class_are_refused() -> None:
+    config = config_file.load(config_file.find(None), ["environment.workers=2"])
+    with pytest.raises(ConfigError, match=r"environment\.workers plays classes with `reset` and"):
+        check(config)

@@ -27,7 +27,7 @@ from mage_async.trials.prompts import prompts_for
 from mage_async.trials.trial_rules import TrialRules
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
-from mage_services.actor.workers import Workers
+from mage_services.environments.workers import Workers
 from tests.helpers.memory_channels import MemoryLearnerChannel
 from tests.helpers.scripted_engine import (
     Answers,
@@ -91,6 +91,7 @@ class Site:
         pace: Pace,
         answers: Answers | None,
         step_deadline_s: float = math.inf,
+        num_processes: int = 0,
     ) -> None:
         self.began = asyncio.get_running_loop().time()
         parser = ActionParser("both")
@@ -102,8 +103,8 @@ class Site:
         self.learner = MemoryLearnerChannel()
         hello = Hello(role="actor", name="actor-0", build="test", config_digest="test", credits=8)
         self._peer = self.learner.connect(hello)
-        workers = Workers(step_deadline_s)
-        stage = Stage(environment, rules, chat, self.engine, workers)
+        self.workers = Workers(step_deadline_s, num_processes)
+        stage = Stage(environment, rules, chat, self.engine, self.workers)
         self.actor = asyncio.ensure_future(Actor(self._peer, stage, "actor-0").run(welcome()))
 
     def say(self, *messages: Message) -> None:

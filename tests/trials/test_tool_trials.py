@@ -24,7 +24,7 @@ from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.actor.rollout import Stage, play_trial
-from mage_services.actor.workers import Workers
+from mage_services.environments.workers import Workers
 from tests.environments.boxes import TASK, Boxes, Waiting, call
 from tests.helpers.scripted_engine import Answer, ScriptedEngine, at_once
 

@@ -17,6 +17,9 @@ class Environment(Section):
     step_deadline_s: Positive = 60.0
     """Seconds that `reset`, `step` or `close` of a class with `reset` and `step` may take; what
     takes longer costs its group."""
+    workers: Natural = 0
+    """Processes of each actor in which a class with `reset` and `step` is played: what ends one of
+    them costs the groups it plays, and not the actor; 0 plays in the actor itself."""
 
 
 class TrialShape(Section):

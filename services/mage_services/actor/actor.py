@@ -42,9 +42,9 @@ from mage_async.protocol.messages import (
 )
 from mage_async.trajectory import Task
 from mage_services.actor.rollout import Stage, play_trial
-from mage_services.actor.workers import Workers
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
+from mage_services.environments.workers import Workers
 from mage_services.processes.priority import ACTOR, give_way
 from mage_services.processes.process import Status, run_process, ticks
 from mage_services.processes.startup import Startup, read_startup
@@ -291,9 +291,9 @@ async def play(channel: Channel, config: Config, policy: Path, name: str, status
     chat = load_chat(policy, thinking=config.transcript.thinking)
     stops = config.trial.stop_on_success
     rules = rules_of(config, environment, chat, config.trial.episodes, stops_on_success=stops)
-    workers = Workers(config.environment.step_deadline_s)
     made = await _made_engine(channel, config, policy, name)
-    async with made as engine, workers, asyncio.TaskGroup() as tasks:
+    own = Workers.of(config.environment)
+    async with made as engine, own as workers, asyncio.TaskGroup() as tasks:
         introduction = tasks.create_task(_introduce(engine, status), name="introduction")
         stage = Stage(environment, rules, chat, engine, workers)
         actor = Actor(channel, stage, name, partial(status.send, "played"))

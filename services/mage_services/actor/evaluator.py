@@ -33,9 +33,9 @@ from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.actor.rollout import Stage, play_all
-from mage_services.actor.workers import Workers
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
+from mage_services.environments.workers import Workers
 from mage_services.processes.json_lines import append_lines
 from mage_services.processes.priority import EVALUATOR, give_way
 from mage_services.processes.process import Status, run_process, ticks
@@ -57,11 +57,11 @@ class Evaluator:
         environment: Environment,
         chat: ChatFormat,
         engine: Engine,
+        workers: Workers,
         episodes: int,
     ) -> None:
         self._environment, self._chat, self._engine = environment, chat, engine
         rules = rules_of(config, environment, chat, episodes)
-        workers = Workers(config.environment.step_deadline_s)
         self._stage = Stage(environment, rules, chat, engine, workers)
         blind = replace(rules, keeps_history=False, reflects=False)
         self._blind = Stage(environment, blind, chat, engine, workers)
@@ -280,9 +280,10 @@ async def main(startup: Startup, status: Status) -> None:
         environment = environment_of(config)
         chat = load_chat(startup.run.policy, thinking=config.transcript.thinking)
         made = await asyncio.to_thread(make_engine, config, startup.run.policy, startup.name)
-        async with made as engine:
+        async with made as engine, Workers.of(config.environment) as workers:
             status.send("ready")
-            evaluator = Evaluator(config, environment, chat, engine, config.evaluation.episodes)
+            episodes = config.evaluation.episodes
+            evaluator = Evaluator(config, environment, chat, engine, workers, episodes)
             if finished is None and not is_idle:
                 await follower.load(engine, version, weights)
             if finished is None:

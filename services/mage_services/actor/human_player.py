@@ -12,7 +12,7 @@ from mage_async.trajectory import Task, Trial
 from mage_async.trials.duel_run import RivalSide
 from mage_async.trials.human_play import HumanPlay, human_play, shown
 from mage_services.actor.rollout import Stage, play_trial
-from mage_services.actor.workers import Workers
+from mage_services.environments.workers import Workers
 from mage_services.weights.weight_transport import WeightFiles
 
 Ask = Callable[[str], str]
@@ -59,7 +59,7 @@ async def play_person_and_agent(
     """
     version, stage, rewards, meet = version_of(task.member), make(), list[float](), None
     environment, rules = stage.environment, stage.rules
-    async with stage.engine as engine:
+    async with stage.engine as engine, stage.workers:
         if version is not None:
             if not (file := weights.file(version)).is_file():
                 kept = ", ".join(map(name_of, weights.versions()))

@@ -22,7 +22,7 @@ from mage_async.errors import DeterministicFailure, MageError
 from mage_async.preflight.files import Contexts, check_files, num_weights
 from mage_async.preflight.size import check_size, with_deadlines
 from mage_async.trials.duel_run import Run
-from mage_services.actor.workers import Workers
+from mage_services.environments.workers import Workers
 
 MODULE = "mage_services.actor.preflight"
 
@@ -102,12 +102,13 @@ def _look(config: Config, num_actors: int) -> dict:
     directory = source_directory(config.policy.source)
     found: dict = {"contexts": asdict(_check(config, directory, num_actors))}
     with asyncio.Runner() as runner:
-        workers = Workers(config.environment.step_deadline_s)
+        workers = Workers.of(config.environment)
 
         def settle(run: Run) -> None:
             runner.run(_settle(run, workers))
 
         seen = play_first_turns(config, directory, time.monotonic, settle)
+        runner.run(workers.close())
     if seen is not None:
         found |= {"sentence": seen.sentence(), "turn_s": seen.turn_s}
     return found

@@ -10,7 +10,7 @@ from mage_async.config.schema import Config
 from mage_async.environments.reset_step import ResetStep
 from mage_async.environments.restarts import Rehearsed, rehearsal
 from mage_async.errors import CallFault, ConfigError
-from mage_services.actor.workers import Workers
+from mage_services.environments.workers import Workers
 
 CHARS_PER_TOKEN = 4
 """About as many in English text, for the tokenizers of language models."""
@@ -31,14 +31,14 @@ async def rehearse(
     say(f"rehearsal: playing {name} twice with the same seeds")
     seconds: dict[str, list[float]] = defaultdict(list)
     playing = rehearsal(name, environment, compares=config.trial.repeats == "same")
-    async with Workers(config.environment.step_deadline_s) as workers:
+    async with Workers.of(config.environment) as workers:
         value, seen = None, None
         while seen is None:
             try:
                 call = playing.send(value)
                 began = time.monotonic()
                 value = await workers.perform(call)
-                seconds[call.method].append(time.monotonic() - began)
+                seconds[call.request.method].append(time.monotonic() - began)
             except StopIteration as end:
                 seen = end.value
             except CallFault as fault:

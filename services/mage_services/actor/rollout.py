@@ -14,8 +14,8 @@ from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duel_run import Run, begin_trial
 from mage_async.trials.trial_rules import TrialRules
-from mage_services.actor.workers import Workers
 from mage_services.engines.engine import Engine
+from mage_services.environments.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 
+PARENT = "MAGE_PAIRED_PARENT"
+"""Names the variable with the process id of the process that started a paired one."""
 _PR_SET_PDEATHSIG = 1
 EXIT_ORPHANED = 2
 

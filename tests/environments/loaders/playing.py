@@ -55,5 +55,5 @@ def rehearsed(name: str, *assignments: str) -> list[str]:
     said: list[str] = []
     environment = environment_of(config)
     assert isinstance(environment, ResetStep)
-    asyncio.run(rehearse(config, environment, said.append))
+    asyncio.run(rehearse(config, name, environment, said.append))
     return said

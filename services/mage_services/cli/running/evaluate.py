@@ -123,11 +123,14 @@ async def _play(
     from mage_async.inference.chat_files import load_chat
     from mage_services.actor.evaluator import Evaluator
     from mage_services.engines.choice import make_engine
+    from mage_services.environments.workers import Workers
 
     chat = load_chat(policy, thinking=config.transcript.thinking)
     environment = environment_of(config)
-    async with make_engine(config, policy, "evaluate") as engine:
-        return await Evaluator(config, environment, chat, engine, episodes).final(num_trials)
+    made = make_engine(config, policy, "evaluate")
+    async with made as engine, Workers.of(config.environment) as workers:
+        evaluator = Evaluator(config, environment, chat, engine, workers, episodes)
+        return await evaluator.final(num_trials)
 
 
 def _cost_of(run: RunDirectory) -> tuple[float, float | None] | None:

@@ -67,6 +67,7 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     from mage_services.actor.human_player import play_person_and_agent
     from mage_services.actor.rollout import Stage
     from mage_services.engines.choice import make_engine
+    from mage_services.environments.workers import Workers
     from mage_services.weights.weight_transport import WeightFiles
 
     task = drawn_task(environment, given.member, given.seed)
@@ -75,7 +76,8 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     rules = rules_of(config, environment, chat, given.episodes or config.trial.episodes)
 
     def make() -> "Stage":
-        return Stage(environment, rules, chat, make_engine(config, policy, "play"))
+        engine, workers = make_engine(config, policy, "play"), Workers.of(config.environment)
+        return Stage(environment, rules, chat, engine, workers)
 
     ask = None if given.watch else read_line
     rewards, trial = uvloop.run(play_person_and_agent(make, task, WeightFiles(run.weights), ask))

@@ -6,10 +6,7 @@ their lives to their parent's before they import anything that takes long.
 
 import os
 
-from mage_services.processes.parent_death_signal import die_with_parent
-
-PARENT = "MAGE_ENGINE_PARENT"
-"""Process id of the process that started this one."""
+from mage_services.processes.parent_death_signal import PARENT, die_with_parent
 
 if __name__ in ("__main__", "__mp_main__"):
     die_with_parent(int(os.environ[PARENT]))

@@ -12,19 +12,16 @@
     Load             ->
                      <-   Loaded
 
-A message is its length, four bytes in little endian, and msgpack of a tagged record; arrays are raw
-bytes in it. Both ends are of one installation, so nothing is negotiated.
+A message is msgpack of a tagged record; arrays are raw bytes in it.
 """
 
 import asyncio
-import struct
 from typing import Any
 
 import msgspec
 
 from mage_async.protocol.messages import Fields
-
-_LENGTH = struct.Struct("<I")
+from mage_services.processes import paired_process
 
 
 class Start(Fields):
@@ -153,12 +150,13 @@ Message = (
 )
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+packed = _ENCODER.encode
+unpacked = _DECODER.decode
 
 
 def write(writer: asyncio.StreamWriter, message: Message) -> None:
     """Send a message; it waits in memory while the other side does not read."""
-    body = _ENCODER.encode(message)
-    writer.write(_LENGTH.pack(len(body)) + body)
+    paired_process.write(writer, packed(message))
 
 
 async def read(reader: asyncio.StreamReader) -> Message | None:
@@ -166,8 +164,5 @@ async def read(reader: asyncio.StreamReader) -> Message | None:
 
     Cancellation may lose the message under way, so it is for ending only.
     """
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return _DECODER.decode(await reader.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionResetError):
-        return None
+    body = await paired_process.read(reader)
+    return None if body is None else unpacked(body)

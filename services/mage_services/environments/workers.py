@@ -6,7 +6,8 @@ coroutine            one event loop in a thread of its own, shared by all corout
                      there delays other coroutines of the class, and nothing else; one that stays
                      blocked is left behind and replaced
 
-All threads are daemons: a process ends although a user's code hangs.
+All threads are daemons: a process ends although a user's code hangs. With `environment.workers` all
+of this happens in worker processes, which may die without the actor (`pool.py`).
 """
 
 import asyncio
@@ -17,9 +18,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from mage_async.config.sections.trials import Environment
 from mage_async.environments.calls import Call
+from mage_async.environments.hosted.user_object import Answered
 from mage_async.errors import CallFault
-from mage_services.actor.callers import Answer, Coroutines, Handover, Made, Thread
+from mage_services.environments.callers import Answer, Coroutines, Handover, Made, Thread
+from mage_services.environments.pool import Pool
 
 CLOSING_S = 5.0
 """As long the end of a process waits for environments to be closed."""
@@ -32,30 +36,46 @@ class Workers:
 
     Args:
         deadline_s: of one call.
+        num_processes: 0: calls are made in threads and an event loop of this process.
     """
 
-    def __init__(self, deadline_s: float = math.inf) -> None:
+    def __init__(self, deadline_s: float = math.inf, num_processes: int = 0) -> None:
         self._deadline_s = deadline_s
+        self._pool = Pool(num_processes) if num_processes else None
         self._idle: list[Thread] = []
         self._coroutines: Coroutines | None = None
         self._returns: Handover | None = None
         self._background: set[asyncio.Task[None]] = set()
 
-    async def perform(self, call: Call) -> Any:
+    @classmethod
+    def of(cls, rules: Environment) -> Self:
+        """As a configuration has them."""
+        return cls(rules.step_deadline_s, rules.workers)
+
+    async def perform(self, call: Call) -> Answered:
         """What a call returned. Cancellation abandons the call: a coroutine is cancelled, and a
         thread goes on alone until it returns.
 
         Raises:
             CallFault: the call raised, or took longer than the deadline.
         """
-        make = self._in_loop if call.is_async else self._in_thread
+        if self._pool is not None:
+            await self._pool.admit(call.hosted, call.request)
         try:
             async with asyncio.timeout(None if math.isinf(self._deadline_s) else self._deadline_s):
-                made = await make(call.function)
-        except TimeoutError:  # of ours: what the call raised is in `made`
-            if call.is_async:
+                return await self._answer(call)
+        except TimeoutError:  # of ours: what the call raised is a `CallFault`
+            if self._pool is not None:
+                self._in_background(self._pool.look_after(call.hosted), "looking after a process")
+            elif call.is_async:
                 self._in_background(self._leave_if_stuck(), "looking after coroutines")
             raise call.overdue(self._deadline_s) from None
+
+    async def _answer(self, call: Call) -> Answered:
+        if self._pool is not None:
+            return await self._pool.perform(call.hosted, call.request)
+        make = self._in_loop if call.is_async else self._in_thread
+        made = await make(call.function)
         if made.error is not None:
             raise call.fault(made.error) from made.error
         return made.value
@@ -74,9 +94,17 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait a little for what is being closed."""
+        """As `close`."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Wait a little for what is being closed, and end the worker processes. Cancellation leaves
+        them to end with this process.
+        """
         if self._background:
             await asyncio.wait(self._background, timeout=CLOSING_S)
+        if self._pool is not None:
+            await self._pool.close()
 
     def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)

@@ -1,0 +1,1 @@
+"""Where calls into users' classes are made: threads, an event loop, and processes of their own."""

@@ -1,0 +1,162 @@
+"""A user's class in worker processes: what fails there, and what dies there, costs its group alone.
+
+`begin` is as in `test_slow_environment.py`: a bad task makes trouble in its second turn.
+"""
+
+import asyncio
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mage_async.protocol.messages import GroupDrop, Message, TrialResult
+from mage_services.environments.worker import STUCK_S
+from tests.helpers.actor_site import Run, Site, grant
+
+OWN = '''
+import asyncio, ctypes, math, os, pathlib, signal, threading, time
+
+pathlib.Path(__file__).with_name(f"pid-{{os.getpid()}}").touch()
+
+
+class Own:
+    """Rules."""
+
+    def members(self, split):
+        return ("good", "bad") if split == "train" else ("first", "second")
+
+    def reset(self, seed, task):
+        self.is_bad, self.turns = task == "bad", 0
+        return "rock"
+
+    {define} step(self, action):
+        self.turns += 1
+        if self.is_bad and self.turns == 2:
+            {trouble}
+        return "paper", 1.0, self.turns == 4, False, {{"turns": self.turns, "of": object()}}
+
+    {define} close(self):
+        if getattr(self, "is_closed", False):
+            pathlib.Path(__file__).with_name("closed-twice").touch()
+        self.is_closed = True
+'''
+Begin = Callable[..., None]
+
+
+@pytest.fixture
+def begin(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
+    """Run a test beside an actor with worker processes."""
+
+    def begun(main: Callable[[Site], object], trouble: str, kind: str = "", **given: float) -> None:
+        source = OWN.format(trouble=trouble, define=f"{kind} def".strip())
+        monkeypatch.delitem(sys.modules, "perilous", raising=False)
+        (tmp_path / "perilous.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+        run(main, environment="perilous:Own", **{"num_processes": 1} | given)
+        assert not (tmp_path / "closed-twice").exists()
+
+    return begun
+
+
+def sorted_out(heard: list[Message]) -> tuple[list[str], set[int]]:
+    """The reasons of what was dropped, and the grants whose trials came."""
+    reasons = [message.reason for message in heard if isinstance(message, GroupDrop)]
+    return reasons, {message.grant for message in heard if isinstance(message, TrialResult)}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind", "sentence"),
+    [
+        ("1 / 0", "", "raised ZeroDivisionError: division by zero"),
+        ("return 'on', math.nan, False", "async", "must return a finite reward, got nan"),
+        ("return 'x' * 10_000_000, 0.0, False", "", "of text: at most 100,000 fit"),
+        ("threading.Event().wait()", "", "longer than environment.step_deadline_s = 1"),
+        ("await asyncio.Event().wait()", "async", "longer than environment.step_deadline_s = 1"),
+    ],
+)
+def test_a_call_that_fails_in_a_process_costs_its_group_and_names_the_turn(
+    begin: Begin, trouble: str, kind: str, sentence: str
+) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0, member="bad", environment="own"), grant(1, member="good"))
+        reasons, played = sorted_out([await site.hear() for _ in range(3)])
+        (reason,) = reasons
+        assert reason.startswith("own, task bad, seed 5, episode 1, turn 2: step('")
+        assert reason.endswith(sentence)
+        assert played == {1}
+
+    begin(main, trouble, kind, step_deadline_s=1.0 if "deadline" in sentence else math.inf)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "end"),
+    [
+        ("os._exit(3)", "ended with exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("ctypes.string_at(0)", "was killed by SIGSEGV"),
+    ],
+)
+def test_an_environment_that_dies_with_its_process_costs_its_group_and_not_the_actor(
+    begin: Begin, tmp_path: Path, trouble: str, end: str
+) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0, member="good"))
+        await site.results(2)
+        site.say(grant(1, member="bad"))
+        (reason,), _ = sorted_out([await site.hear()])
+        assert reason.startswith("own, task bad, seed 5, episode 1, turn 2: step('")
+        assert reason.endswith(f": the worker process of the episode {end}")
+        site.say(grant(2, member="good"))  # a new process plays it
+        assert {result.grant for result in await site.results(2)} == {2}
+
+    begin(main, trouble)
+    assert len(list(tmp_path.glob("pid-*"))) == 3  # this process, and two worker processes
+
+
+def test_a_process_that_dies_takes_no_other_process_along(begin: Begin) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0, member="bad", num_trials=1), grant(1, member="good", num_trials=1))
+        reasons, played = sorted_out([await site.hear() for _ in range(2)])
+        assert len(reasons) == 1
+        assert played == {1}
+
+    begin(main, "os._exit(3)", num_processes=2)
+
+
+def test_a_process_that_lets_nothing_else_run_is_killed_and_replaced(begin: Begin) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0, member="bad"))
+        (reason,), _ = sorted_out([await site.hear()])
+        assert reason.endswith("took longer than environment.step_deadline_s = 0.5")
+        await asyncio.sleep(1.5 * STUCK_S)  # until the process is known to be stuck
+        site.say(grant(1, member="good"))
+        assert {result.grant for result in await site.results(2)} == {1}
+
+    begin(main, "ctypes.PyDLL(None).sleep(60)", step_deadline_s=0.5)  # holds the interpreter
+
+
+def test_what_a_class_says_crosses_as_plain_data(begin: Begin) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0, member="good"))
+        for result in await site.results(2):
+            first, second, *_ = result.trial.turns
+            assert first.info == '{"turns":1,"of":"<object>"}'
+            assert second.reward == 1.0
+
+    begin(main, "pass")
+
+
+def test_steps_that_wait_in_one_process_wait_together(begin: Begin) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0, member="good"))
+        await site.results(2)
+        began = time.monotonic()
+        site.say(*(grant(number, member="bad") for number in range(1, 9)))
+        assert len(await site.results(16)) == 16
+        assert time.monotonic() - began < 8 * 3 * 0.3  # three episodes of eight groups in a row
+
+    begin(main, "time.sleep(0.3)")
