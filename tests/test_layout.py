@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.results": {*NOUNS, "admission", "assembly", "config", "environments", "tasks"},
     "mage_async.doctor": {*NOUNS, "admission", "assembly", "config", "results"},
     "mage_async.report": {*NOUNS, "config", "doctor", "results", "tasks"},
+    "mage_async.pages": {*NOUNS, "config", "doctor", "report", "results", "tasks"},
     "mage_async.inference": {*NOUNS, "trials"},
     "mage_async.learning": {*NOUNS, "admission", "assembly", "config", "credit", "mage_kernels"},
     "mage_async.attribution": {
@@ -70,6 +71,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "mage_services.learner", "mage_services.processes", "mage_services.transport",
         "mage_services.weights",
     },
+    "mage_services.view": {
+        "mage_async", "mage_services.actor", "mage_services.processes", "mage_services.weights",
+    },
     "mage_services.cli": {"mage_async", "mage_services"},
 }  # fmt: skip
 """Packages by what they may import, below one another: a package appears after those it imports.
@@ -89,6 +93,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_async.environments": DECIDING | {"pyspiel"},
     "mage_async.environments.loaders": DECIDING | {"aiohttp", "gymnasium"},
     "mage_async.report": DECIDING | {"jinja2", "markupsafe"},
+    "mage_async.pages": DECIDING | {"markupsafe"},
     "mage_async.inference": COMPUTING,
     "mage_async.learning": COMPUTING,
     "mage_async.policy": COMPUTING,
@@ -98,6 +103,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_services": SERVING,
     "mage_services.transport": SERVING | {"zmq"},
     "mage_services.journal": SERVING | {"pyarrow"},
+    "mage_services.view": SERVING | {"aiohttp", "markupsafe"},
     "mage_services.cli": SERVING | {"matplotlib", "shtab"},
     "mage_services.engines.sglang": SERVING | {"sglang"},
 }

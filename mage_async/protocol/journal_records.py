@@ -23,13 +23,20 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
 from mage_async.errors import WireError
 from mage_async.protocol.codec import decode_kept, encode
 from mage_async.protocol.messages import Fields, GroupGrant, Number
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits, TrialResult
+from mage_async.protocol.trial_frames import (
+    DEFAULT_LIMITS,
+    Frame,
+    Limits,
+    TrialHeader,
+    TrialResult,
+)
 from mage_async.tasks.population import Table
 
 MAGIC = b"mage-journal/1\n"
@@ -107,6 +114,7 @@ Record = Head | Granted | TrialResult | Dropped | Commit | Published
 _Structs = Head | Granted | Dropped | Commit | Published
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[_Structs] = msgspec.msgpack.Decoder(_Structs)
+_HEADER: msgspec.msgpack.Decoder[TrialHeader] = msgspec.msgpack.Decoder(TrialHeader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +181,15 @@ def scan(data: Frame, most: int | None = None) -> Scan:
     view = memoryview(data)
     if bytes(view[: len(MAGIC)]) != MAGIC:
         return Scan([], 0)
-    bodies: list[memoryview] = []
-    start = len(MAGIC)
-    while len(bodies) != most and (body := _body_at(view, start)) is not None:
-        bodies.append(body)
+    found = list(islice(placed(view, len(MAGIC)), most))
+    return Scan([body for _, body in found], found[-1][0] if found else len(MAGIC))
+
+
+def placed(view: memoryview, start: int) -> Iterator[tuple[int, memoryview]]:
+    """The whole records of a segment's bytes from `start` on, each before the place of its end."""
+    while (body := _body_at(view, start)) is not None:
         start += _PREFIX.size + len(body)
-    return Scan(bodies, start)
+        yield start, body
 
 
 def read(body: Frame, limits: Limits = DEFAULT_LIMITS) -> Record:
@@ -195,6 +206,22 @@ def read(body: Frame, limits: Limits = DEFAULT_LIMITS) -> Record:
         return _DECODER.decode(body[_KIND_BYTES:])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
         raise WireError(f"no record of this build: {fault}") from fault
+
+
+def read_header(body: Frame) -> TrialHeader | None:
+    """All of a trial's record but its arrays; None for a record of another kind.
+
+    Raises:
+        WireError: no header of this build.
+    """
+    if body[0] != _TRIAL:
+        return None
+    sizes = _SIZES.unpack_from(body, _KIND_BYTES)
+    start = _KIND_BYTES + _SIZES.size + sizes[0]
+    try:
+        return _HEADER.decode(body[start : start + sizes[1]])
+    except msgspec.MsgspecError as fault:
+        raise WireError(f"no header of this build: {fault}") from fault
 
 
 def first_needed(segments: Sequence[Segment], checkpoint_version: int) -> int | None:

@@ -41,15 +41,15 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         headline=headline(records, summary),
         facts=facts(summary, config.admission),
         findings=examine(records),
-        adaptation=_adaptation(records, summary),
+        adaptation=adaptation_part(records, summary),
         set_names={css: label for label, css in SETS.values()},
         curves=learning_curves(records),
         environment_curves=environment_curves(records),
-        episode_names=_episode_names(config.trial.episodes),
+        episode_names=episode_names(config.trial.episodes),
         population=population_table(population, units) if population else None,
-        time_bars=time_bars(_blocked_s(records)),
+        time_bars=time_bars(blocked_s(records)),
         staleness=staleness(records.metrics, config.admission.max_staleness),
-        fates=_fates(records.learner),
+        fates=fates_part(records.learner),
         throughput=metric_charts(records, THROUGHPUT),
         policy=metric_charts(records, POLICY),
         **_trials(records.samples, units),
@@ -57,7 +57,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     )
 
 
-def _adaptation(records: RunRecords, summary: Mapping[str, Any]) -> Record | None:
+def adaptation_part(records: RunRecords, summary: Mapping[str, Any]) -> Record | None:
     """The final evaluation as a chart and tables; None where there was none."""
     evaluation = summary.get("evaluation", {})
     if not evaluation:
@@ -78,7 +78,7 @@ def _measured(evaluation: Record) -> str:
     return f"version {evaluation['version']}, {trials:,} trials a set; bands: 95 % intervals"
 
 
-def _blocked_s(records: RunRecords) -> dict[str, dict[str, float]]:
+def blocked_s(records: RunRecords) -> dict[str, dict[str, float]]:
     """Seconds by state of each process; two book to their own ends, which are later ones."""
     booked = dict(records.learner.get("blocked_s", {}))
     for name, record in (("evaluator", records.evaluation), ("supervisor", records.supervisor)):
@@ -87,7 +87,7 @@ def _blocked_s(records: RunRecords) -> dict[str, dict[str, float]]:
     return booked
 
 
-def _fates(learner: Record) -> Record | None:
+def fates_part(learner: Record) -> Record | None:
     """What became of the trials: granted = trained + dropped + in flight; None before the end."""
     trials = learner.get("trials", {})
     if not trials:
@@ -128,7 +128,7 @@ def _task(sample: Record) -> tuple[str, int, int]:
     return sample["member"], sample["seed"], sample["seat"]
 
 
-def _episode_names(count: int) -> dict[str, str]:
+def episode_names(count: int) -> dict[str, str]:
     return {episode_css(k, count): f"episode {k + 1}" for k in range(count)}
 
 

@@ -1,5 +1,6 @@
 """Templates filled with plain data: autoescaped, so that no text of a run can become markup."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -19,17 +20,24 @@ def svg(chart: Chart | None) -> Markup:
     return fill("chart.svg", chart=chart)
 
 
-def _short(value: object) -> object:
+def short(value: object) -> object:
     """Numbers to a hundredth, which is enough for a drawing."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
 
 
-_TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).with_name("templates")),
-    autoescape=True,
-    finalize=_short,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_TEMPLATES.filters |= {"figure": figure, "signed": signed, "svg": svg}
+def environment(*folders: Path, finalize: Callable[[object], object] = short) -> Environment:
+    """Templates of some folders, the first that has one, and then of ours."""
+    made = Environment(
+        loader=FileSystemLoader([*folders, Path(__file__).with_name("templates")]),
+        autoescape=True,
+        finalize=finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"figure": figure, "signed": signed, "svg": svg}
+    return made
+
+
+STYLE = Path(__file__).with_name("templates") / "style.css"
+_TEMPLATES = environment()

@@ -11,7 +11,7 @@ from typing import Any
 from mage_async.report.charts.number_format import signed
 
 _ANSWER = re.compile(r"<(action|remark)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
-_TEMPLATE = re.compile(
+TEMPLATE_MARKS = re.compile(
     r"<\|im_start\|>\w+\n?|<\|start_header_id\|>\w+<\|end_header_id\|>|<start_of_turn>\w+\n?"
     r"|<end_of_turn>|<\|[^|<>]*\|>|</?think>"
 )
@@ -122,7 +122,7 @@ def _at_episode(text: str, number: int, num_episodes: int) -> tuple[str, str]:
 
 
 def _tell(scene: Scene, text: str) -> None:
-    shown = _TEMPLATE.sub(" ", text).strip()
+    shown = TEMPLATE_MARKS.sub(" ", text).strip()
     if shown:
         scene.lines.append(shown)
 

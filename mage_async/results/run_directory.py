@@ -83,6 +83,21 @@ class RunDirectory:
         return self.root / "learner.json"
 
     @property
+    def events(self) -> Path:
+        """Births, ends, faults and remarks of the run's processes, a line of JSON each."""
+        return self.root / "events.jsonl"
+
+    @property
+    def times(self) -> Path:
+        """Where the time of each process went until now; written anew while a run goes on."""
+        return self.root / "times.json"
+
+    @property
+    def index(self) -> Path:
+        """Where each trial lies in the journal; `mage view` makes it, and makes it anew."""
+        return self.root / "index.sqlite"
+
+    @property
     def supervisor(self) -> Path:
         """Where the supervisor's time went, in its last life."""
         return self.root / "supervisor.json"

@@ -9,7 +9,7 @@ from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.human_play import MAX_SHOWN, human_play, shown
 from mage_async.trials.trial_text import episode_lines, reward_table
 from mage_services.actor.human_player import play_by_person
-from mage_services.cli.running.play import drawn_task
+from mage_services.actor.play_session import drawn_task
 from mage_services.environments.workers import Workers
 
 RPS = load("rps")
@@ -62,9 +62,9 @@ def test_every_environment_can_be_played_by_a_person(environment, capsys):
     task = drawn_task(found, None, 5)
     prompts = []
 
-    def first_choice(prompt):
-        prompts.append(prompt)
-        return prompt[1:].split(" | ")[0].partition("] > ")[0]
+    def first_choice(wanted):
+        prompts.append(wanted)
+        return wanted.choices[0]
 
     async def nobody(prompt):
         raise AssertionError("a script needs no engine")

@@ -1,12 +1,24 @@
 """Line charts: series with their intervals, references and labels, and where each is drawn."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from mage_async.report.charts.line_labels import LineLabel, line_labels, room
 from mage_async.report.charts.number_format import figure, ticks
 from mage_async.report.charts.plot_area import PlotArea, Point, Series
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A stretch of the x axis that leads somewhere when it is clicked."""
+
+    left: float
+    width: float
+    """Both in units of the drawing."""
+    address: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +31,19 @@ class Chart:
     y_ticks: Sequence[float]
     x_ticks: Sequence[tuple[float, str]] = ()
     labels: Sequence[LineLabel] = ()
+    places: Sequence[Place] = ()
+
+    def leading(self, address: Callable[[int], str], said: str, xs: Sequence[int]) -> "Chart":
+        """The same, where a click near one of some whole `xs`, in order, leads to its address."""
+        ends = [self.area.across(x) for x in xs]
+        left, right = self.area.left, self.area.width - self.area.right
+        middles = [(one + other) / 2 for one, other in pairwise(ends)]
+        edges = [min(max(edge, left), right) for edge in (left, *middles, right)]
+        places = [
+            Place(start, stop - start, address(x), f"{said} {x}")
+            for x, (start, stop) in zip(xs, pairwise(edges), strict=True)
+        ]
+        return replace(self, places=places)
 
 
 def line_chart(

@@ -10,15 +10,15 @@ from mage_async.errors import RunError
 from mage_async.tasks.population import name_of, version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.duel_run import RivalSide
-from mage_async.trials.human_play import HumanPlay, human_play, shown
+from mage_async.trials.human_play import HumanPlay, HumanPrompt, human_play
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.environments.workers import Workers
 from mage_services.weights.weight_transport import WeightFiles
 
-Ask = Callable[[str], str]
-"""Shows a prompt and returns the line that was typed, as `input` does; nothing else goes on
-meanwhile.
-"""
+Ask = Callable[[HumanPrompt], str]
+"""Returns what the person answers, having shown what may be; nothing else goes on meanwhile."""
+Tell = Callable[[str], None]
+"""Shows the person a text."""
 
 
 async def play_by_person(
@@ -26,6 +26,7 @@ async def play_by_person(
     ask: Ask,
     complete: Callable[[Prompt], Awaitable[Completion]],
     workers: Workers,
+    tell: Tell = print,
 ) -> list[float]:
     """Let a person play; the rewards of the episodes. Cancellation leaves nothing.
 
@@ -41,15 +42,18 @@ async def play_by_person(
             elif isinstance(wanted, Prompt):
                 wanted = play.send(await complete(wanted))
             else:
-                print(wanted.text)
-                asked = f"[{shown(wanted.choices)}] > "
-                wanted = play.send(ask(asked).strip() if wanted.is_question else "")
+                tell(wanted.text)
+                wanted = play.send(ask(wanted).strip() if wanted.is_question else "")
         except StopIteration as end:
             return end.value
 
 
 async def play_person_and_agent(
-    make: Callable[[], Stage], task: Task, weights: WeightFiles, ask: Ask | None = None
+    make: Callable[[], Stage],
+    task: Task,
+    weights: WeightFiles,
+    ask: Ask | None = None,
+    tell: Tell = print,
 ) -> tuple[list[float], Trial]:
     """The rewards of a person, who plays first where there is one to `ask`; and the agent's trial
     on the same task. Cancellation abandons both.
@@ -68,7 +72,7 @@ async def play_person_and_agent(
             given = {"rules": rules, "chat": stage.chat, "name": "person", "version": version}
             meet = partial(RivalSide, environment, task, **given)
         if ask is not None:
-            print(part_of(environment, task.member).rules())
+            tell(part_of(environment, task.member).rules())
             play = human_play(environment, task, rules.num_episodes, meet)
-            rewards = await play_by_person(play, ask, engine.complete, stage.workers)
+            rewards = await play_by_person(play, ask, engine.complete, stage.workers, tell)
         return rewards, await play_trial(stage.begin(task, 0, "play"), engine, stage.workers)

@@ -4,7 +4,7 @@ import argparse
 from typing import Protocol
 
 from mage_services.cli.ablation import ablate
-from mage_services.cli.looking import doctor, journal, report
+from mage_services.cli.looking import doctor, journal, report, view
 from mage_services.cli.running import actor, evaluate, play, replay, train
 from mage_services.cli.settings import completion, config, keys
 
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     "train": train,
     "evaluate": evaluate,
     "play": play,
+    "view": view,
     "report": report,
     "doctor": doctor,
     "replay": replay,

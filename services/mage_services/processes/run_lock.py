@@ -40,3 +40,19 @@ def hold(file: Path, refusal: str) -> int:
         os.close(descriptor)
         raise RunError(refusal) from None
     return descriptor
+
+
+def is_held(file: Path) -> bool | None:
+    """Whether a process of this machine holds the lock of a file, which is not touched; None where
+    the system does not list locks.
+    """
+    locks = Path("/proc/locks")
+    if not locks.is_file() or not file.is_file():
+        return None
+    node = str(file.stat().st_ino)
+    return any(_is_of(line.split(), node) for line in locks.read_text().splitlines())
+
+
+def _is_of(fields: list[str], node: str) -> bool:
+    """Whether a line such as `1: FLOCK ADVISORY WRITE 815 fe:01:1311 0 EOF` is of a file."""
+    return len(fields) > 5 and fields[1] == "FLOCK" and fields[5].split(":")[-1] == node

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -55,21 +54,11 @@ def positive(text: str) -> int:
 
 def run(given: argparse.Namespace) -> int:
     """Play the sets, and print and write what they measured."""
+    from mage_services.actor.play_session import check_policy
+
     check_policy(RunDirectory(given.run_dir))
     _evaluate(RunDirectory(given.run_dir.resolve()), given.trials, given.episodes)
     return 0
-
-
-def check_policy(run: RunDirectory) -> None:
-    """Refuse a directory that is no run with a policy.
-
-    Raises:
-        RunError: it has no configuration, or no policy.
-    """
-    if not run.config.is_file():
-        raise RunError(f"{run.root}: no config.toml, so this is no run directory")
-    if not run.policy.exists():
-        raise RunError(f"{run.root}: the run has no policy yet")
 
 
 def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
@@ -80,6 +69,7 @@ def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
     from mage_async.report import render
     from mage_async.results.summary import summarise, write_summary
     from mage_services.actor.evaluator import write_evaluation
+    from mage_services.actor.play_session import newest
     from mage_services.terminal.view import make_view
 
     config = config_file.load_recorded(run.config)
@@ -139,15 +129,3 @@ def _cost_of(run: RunDirectory) -> tuple[float, float | None] | None:
 
     summary = read_document(run.summary)
     return (summary["wall_s"], summary.get("processor_s")) if "wall_s" in summary else None
-
-
-def newest(run: RunDirectory, config: "Config") -> tuple[Path, int]:
-    """The newest checkpoint as a model directory and its version, or the policy the run began
-    from.
-    """
-    found = sorted(run.checkpoints.glob("step_*"))
-    if not found:
-        return run.policy, 0
-    from mage_services.actor.evaluator import model_directory
-
-    return model_directory(run, config, found[-1]), int(found[-1].name.removeprefix("step_"))

@@ -1,19 +1,16 @@
 """`mage play`: sit in the agent's place, or watch the agent."""
 
 import argparse
-import random
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mage_async.errors import ConfigError, RunFailed
+from mage_async.errors import RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.running.evaluate import check_policy, newest, positive
+from mage_services.cli.running.evaluate import positive
 
 if TYPE_CHECKING:
-    from mage_async.environments.environment import Environment
-    from mage_async.trajectory import Task
-    from mage_services.actor.rollout import Stage
+    from mage_async.trials.human_play import HumanPrompt
 
 HELP = "Play a trial in the agent's place, then see what the agent makes of the same task."
 
@@ -39,6 +36,8 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         RunFailed: the person left in the middle of the trial.
     """
+    from mage_services.actor.play_session import check_policy
+
     run_dir = RunDirectory(given.run_dir)
     check_policy(run_dir)
     try:
@@ -52,60 +51,29 @@ def run(given: argparse.Namespace) -> int:
 def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     import uvloop
 
-    from mage_async.assembly import environment_of, rules_of
-    from mage_async.config import config_file
     from mage_async.tasks.population import version_of
     from mage_async.trials.trial_text import episode_lines, reward_table, whole_text
-
-    config = config_file.load_recorded(run.config)
-    environment = environment_of(config)
-    if given.member is not None:
-        _check_member(environment, given.member)
-
-    # imported last: a wrong member is refused before torch is imported, which takes seconds
-    from mage_async.inference.chat_files import load_chat
-    from mage_services.actor.human_player import play_person_and_agent
-    from mage_services.actor.rollout import Stage
-    from mage_services.engines.choice import make_engine
-    from mage_services.environments.workers import Workers
+    from mage_services.actor.play_session import prepare
     from mage_services.weights.weight_transport import WeightFiles
 
-    task = drawn_task(environment, given.member, given.seed)
-    policy, version = newest(run, config)
-    chat = load_chat(policy, thinking=config.transcript.thinking)
-    rules = rules_of(config, environment, chat, given.episodes or config.trial.episodes)
+    session = prepare(run, given.member, given.seed, given.episodes)
+    from mage_services.actor.human_player import play_person_and_agent
 
-    def make() -> "Stage":
-        engine, workers = make_engine(config, policy, "play"), Workers.of(config.environment)
-        return Stage(environment, rules, chat, engine, workers)
-
-    ask = None if given.watch else read_line
-    rewards, trial = uvloop.run(play_person_and_agent(make, task, WeightFiles(run.weights), ask))
-    print(f"\nthe agent (version {version}) on the same task, against {task.member}:")
+    task, ask = session.task, None if given.watch else ask_in_terminal
+    playing = play_person_and_agent(session.make, task, WeightFiles(run.weights), ask)
+    rewards, trial = uvloop.run(playing)
+    print(f"\nthe agent (version {session.version}) on the same task, against {task.member}:")
     is_duel = version_of(task.member) is not None
-    print(whole_text(trial, chat) if given.watch and is_duel else episode_lines(trial))
+    print(whole_text(trial, session.chat) if given.watch and is_duel else episode_lines(trial))
     if rewards:
         print(reward_table(rewards, trial.episode_rewards()))
 
 
-def _check_member(environment: "Environment", member: str) -> None:
-    from mage_async.tasks.population import version_of
+def ask_in_terminal(wanted: "HumanPrompt") -> str:
+    """Show what may be answered, and read a line."""
+    from mage_async.trials.human_play import shown
 
-    known = (*environment.members("train"), *environment.members("heldout"))
-    if version_of(member) is None and member not in known:
-        raise ConfigError(f"no member {member!r}; there are {', '.join(sorted(known))}")
-
-
-def drawn_task(environment: "Environment", member: str | None, seed: int | None) -> "Task":
-    """A held-out task, or the one asked for; a seed decides what was not."""
-    from mage_async.environments.mix.parts import part_of
-    from mage_async.trajectory import Task
-
-    seed = random.SystemRandom().getrandbits(31) if seed is None else seed
-    source = random.Random(seed)
-    chosen = member or source.choice(environment.members("heldout"))
-    seats = part_of(environment, chosen).seats()
-    return Task(environment.facts.name, chosen, seed, source.choice(seats))
+    return read_line(f"[{shown(wanted.choices)}] > ")
 
 
 def read_line(prompt: str) -> str:

@@ -19,6 +19,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines, read_records
 from mage_async.results.summary import summarise, write_summary
 from mage_services.engines.sglang.versions import installed
+from mage_services.processes.event_log import RecordedView
 from mage_services.processes.process import first_failure
 from mage_services.processes.supervisor import Supervisor, until_signalled
 from mage_services.terminal.view import View, make_view
@@ -40,7 +41,7 @@ def run_to_end(
         RunFailed: a process failed more often than its budget allows, or the summary and report
             cannot be written.
     """
-    view = make_view(config, run, is_terminal=sys.stdout.isatty())
+    view = RecordedView(make_view(config, run, is_terminal=sys.stdout.isatty()), run)
     began, doctor = time.monotonic(), _doctor(run, config)
     try:
         code = _supervise(run, config, doctor, view, num_actors=num_actors, is_resumed=is_resumed)

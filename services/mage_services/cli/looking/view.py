@@ -1,0 +1,33 @@
+"""`mage view`: runs in a browser of this machine, live."""
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+HELP = "Look at runs in a browser: from a curve to the tokens of one turn, live."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the folder, and where it is served."""
+    parser.epilog = (
+        "The page is served to this machine alone, at an address with a secret in it. A run may go "
+        "on meanwhile. From another machine: ssh -L PORT:127.0.0.1:PORT, with --port PORT."
+    )
+    parser.add_argument("runs_dir", type=Path, help="a run, or a folder of runs")
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="(any free one)")
+    parser.add_argument("--open", action="store_true", help="open a browser")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    import uvloop
+
+    from mage_services.view.server import serve
+
+    def told(address: str) -> None:
+        print(f"{given.runs_dir}: {address}\nCtrl-C ends it", flush=True)
+        if given.open:
+            webbrowser.open(address)
+
+    uvloop.run(serve(given.runs_dir, given.port, told))
+    return 0

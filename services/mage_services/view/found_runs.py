@@ -1,0 +1,115 @@
+"""Which runs lie below a folder, and what a list says of each."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mage_async.config import config_file
+from mage_async.errors import MageError, RunError
+from mage_async.pages.processes import Lives, lives_of, state_of
+from mage_async.pages.run_lists import ListedRun
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_document, read_lines
+from mage_services.processes.run_lock import is_held
+
+DEEPEST = 3
+"""Folders between the one that was named and a run."""
+TAIL_BYTES = 1 << 16
+_listed: dict[tuple[Path, tuple[float, ...], bool | None], ListedRun] = {}
+"""What a list said of a run, by what its files were then."""
+
+
+def found_runs(root: Path) -> dict[str, RunDirectory]:
+    """Runs by name, which is their path below `root`; of a run itself its own name.
+
+    Raises:
+        RunError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise RunError(f"{root}: no such folder of runs")
+    if RunDirectory(root).config.is_file():
+        return {root.resolve().name: RunDirectory(root)}
+    return {
+        str(path.relative_to(root)).replace("/", "~"): RunDirectory(path)
+        for path in sorted(_runs_below(root, DEEPEST))
+    }
+
+
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if not path.is_dir() or path.name.startswith("."):
+            continue
+        if RunDirectory(path).config.is_file():
+            yield path
+        elif depth > 1:
+            yield from _runs_below(path, depth - 1)
+
+
+def listed_run(name: str, run: RunDirectory) -> ListedRun:
+    """A run in a list; one that cannot be read says why."""
+    files = (run.config, run.metrics, run.curve, run.summary, run.events)
+    key = (run.root, tuple(map(changed_at, files)), is_held(run.lock))
+    if key not in _listed:
+        for stale in [each for each in _listed if each[0] == run.root]:
+            del _listed[stale]
+        _listed[key] = _list(name, run)
+    return _listed[key]
+
+
+def _list(name: str, run: RunDirectory) -> ListedRun:
+    try:
+        config = config_file.load_recorded(run.config)
+        curve = read_lines(run.curve)
+        last = last_line(run.metrics)
+        state = run_state(run, lives(run))
+    except MageError as error:
+        return ListedRun(name, fault=str(error))
+    return ListedRun(
+        name,
+        config.environment.name,
+        config.seed,
+        state,
+        last.get("step", 0),
+        config.learner.steps,
+        [_point(line) for line in curve if "heldout" in line["sets"]],
+        changed_at(run.metrics),
+    )
+
+
+def _point(line: dict[str, Any]) -> tuple[int, float, float]:
+    score = line["sets"]["heldout"]
+    halves = score.get("ci95_by_episode") or [0.0]
+    return line["version"], score["return_by_episode"][-1], halves[-1]
+
+
+def lives(run: RunDirectory) -> Lives:
+    """What became of the processes of a run."""
+    return lives_of(read_lines(run.events))
+
+
+def run_state(run: RunDirectory, lives: Lives) -> str:
+    """What a run does now, in a word or two."""
+    is_whole = bool(read_document(run.summary).get("complete"))
+    return state_of(is_held(run.lock), is_whole, lives)
+
+
+def last_line(file: Path) -> dict[str, Any]:
+    """The last whole line of a file of JSON lines; empty where there is none."""
+    if not file.is_file():
+        return {}
+    with file.open("rb") as source:
+        source.seek(max(0, source.seek(0, 2) - TAIL_BYTES))
+        *lines, _ = source.read().split(b"\n")
+    try:
+        return json.loads(lines[-1]) if lines else {}
+    except ValueError as error:
+        raise RunError(f"{file}: damaged in its last line: {error}") from error
+
+
+def changed_at(file: Path) -> float:
+    """When a file was written last; 0 where there is none."""
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

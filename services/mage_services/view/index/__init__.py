@@ -1,0 +1,1 @@
+"""The index of a run: built by a process of its own, read by pages."""

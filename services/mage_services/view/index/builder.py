@@ -1,0 +1,198 @@
+"""Builds the index of a run from its metrics and its journal, a slice at a time, newest first."""
+
+import json
+import mmap
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from mage_async.errors import RunError, WireError
+from mage_async.policy_version import oldest
+from mage_async.protocol.journal_records import (
+    MAGIC,
+    Commit,
+    Dropped,
+    Granted,
+    Head,
+    placed,
+    read,
+    read_header,
+)
+from mage_async.protocol.trial_frames import TrialHeader
+from mage_async.results.run_directory import RunDirectory
+from mage_async.trajectory import Trial
+from mage_services.view.index.index_file import connect
+
+SLICE_S = 0.2
+"""A slice of work ends after so long; then others may look at what is there."""
+CHECKED_BYTES = 4096
+"""The start of a file by which another file of the same name is told from it."""
+
+_GROUP = """
+INSERT INTO groups (number, version, member, seat, seed, peer, epoch, num_trials)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (number) DO UPDATE SET
+version = excluded.version, member = excluded.member, seat = excluded.seat, seed = excluded.seed,
+peer = excluded.peer, epoch = excluded.epoch, num_trials = excluded.num_trials
+WHERE groups.epoch IS NULL OR excluded.epoch >= groups.epoch
+"""
+_TASK = """
+INSERT INTO groups (number, member, seat, seed) VALUES (?, ?, ?, ?)
+ON CONFLICT (number) DO UPDATE SET member = excluded.member, seat = excluded.seat,
+seed = excluded.seed WHERE groups.member IS NULL
+"""
+_STEP = """
+INSERT INTO groups (number, step) VALUES (?, ?)
+ON CONFLICT (number) DO UPDATE SET step = excluded.step
+"""
+_DROPPED = """
+INSERT INTO groups (number, dropped) VALUES (?, ?)
+ON CONFLICT (number) DO UPDATE SET dropped = excluded.dropped
+"""
+_TRIAL = "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class IndexBuilder:
+    """Of one run; the only one that writes to its index."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run, self._index = run, connect(run)
+        self._at_end: dict[str, int] = {}
+        """Sizes of files behind whose last whole record nothing whole was found."""
+
+    def close(self) -> None:
+        """Leave the index as it is."""
+        self._index.close()
+
+    def work(self) -> bool:
+        """Do one slice; False where all is read.
+
+        Raises:
+            RunError: the run is gone, or a record is of another build.
+        """
+        try:
+            for file in self._files():
+                if self._is_unread(file):
+                    self._read(file)
+                    return True
+        except FileNotFoundError as gone:
+            raise RunError(f"{gone.filename} was deleted") from gone
+        except sqlite3.Error as error:
+            raise RunError(f"the index of {self._run.root} cannot be written: {error}") from error
+        return False
+
+    def _files(self) -> list[Path]:
+        """What is read, in the order in which a person wants it."""
+        segments = sorted(self._run.journal.glob("*.log"), reverse=True)
+        lines = [file for file in (self._run.metrics, self._run.curve) if file.is_file()]
+        return [*lines, *segments]
+
+    def _is_unread(self, file: Path) -> bool:
+        size = file.stat().st_size
+        done, checked, digest = self._done(file)
+        if size < done or (checked and _digest(file, checked) != digest):
+            self._begin_anew()  # a file of the same name is another one
+            done = 0
+        return size > done and self._at_end.get(file.name) != size
+
+    def _done(self, file: Path) -> tuple[int, int, int]:
+        found = self._index.execute(
+            "SELECT read, checked, digest FROM files WHERE name = ?", (file.name,)
+        ).fetchone()
+        return tuple(found) if found else (0, 0, 0)
+
+    def _begin_anew(self) -> None:
+        with self._index:
+            for table in ("files", "steps", "curve", "heads", "groups", "trials"):
+                self._index.execute(f"DELETE FROM {table}")
+        self._at_end.clear()
+
+    def _read(self, file: Path) -> None:
+        """Read on in a file for a slice; what was read, and how far, are written together."""
+        done, _, _ = self._done(file)
+        with file.open("rb") as source, self._index:
+            size = source.seek(0, 2)
+            data = mmap.mmap(source.fileno(), size, access=mmap.ACCESS_READ)
+            reader = self._segment if file.suffix == ".log" else self._lines
+            end = done
+            until = time.monotonic() + SLICE_S
+            for reached in reader(file, data, done):
+                end = reached
+                if time.monotonic() > until:
+                    break
+            else:
+                self._at_end[file.name] = size
+            checked = min(CHECKED_BYTES, end)
+            values = (file.name, end, checked, zlib.crc32(data[:checked]))
+            self._index.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", values)
+
+    def _lines(self, file: Path, data: mmap.mmap, start: int) -> Iterator[int]:
+        """Lines of metrics or of the curve; yields how far it has come."""
+        table, key = ("curve", "version") if file == self._run.curve else ("steps", "step")
+        while (end := data.find(b"\n", start)) >= 0:
+            text = data[start:end].decode(errors="replace")
+            try:
+                number = json.loads(text)[key]
+            except (ValueError, KeyError, TypeError) as error:
+                raise RunError(f"{file}: damaged at byte {start}: {error!r}") from error
+            self._index.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (number, text))
+            start = end + 1
+            yield start
+
+    def _segment(self, file: Path, data: mmap.mmap, start: int) -> Iterator[int]:
+        """Records of the journal; yields how far it has come."""
+        if data[: len(MAGIC)] != MAGIC:
+            return
+        for end, body in placed(memoryview(data), start or len(MAGIC)):
+            try:
+                self._take(int(file.stem), end, body)
+            except WireError as fault:
+                raise RunError(f"{file}: {fault}") from fault
+            yield end
+
+    def _take(self, segment: int, end: int, body: memoryview) -> None:
+        if (header := read_header(body)) is not None:
+            self._take_trial(header, (segment, end - len(body), len(body)))
+            return
+        match read(body):
+            case Head(version=version, config=config, groups=groups):
+                head = (segment, version, config)
+                self._index.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", head)
+                for granted in groups:
+                    self._take_group(granted)
+            case Granted() as granted:
+                self._take_group(granted)
+            case Dropped(grant=grant, reason=reason):
+                self._index.execute(_DROPPED, (grant, reason))
+            case Commit(version=version, grants=grants):
+                self._index.executemany(_STEP, [(grant, version) for grant in grants])
+
+    def _take_group(self, granted: Granted) -> None:
+        grant = granted.grant
+        task = (grant.member, grant.seat, str(grant.seed))
+        others = (granted.peer, grant.epoch, grant.num_trials)
+        self._index.execute(_GROUP, (grant.grant, granted.version, *task, *others))
+
+    def _take_trial(self, header: TrialHeader, place: tuple[int, int, int]) -> None:
+        trial = Trial(header.task, header.index, header.num_episodes, (), header.turns)
+        policies = [run.policy for runs in header.versions for run in runs]
+        drawn = [run for runs in header.versions for run in runs]
+        values = (
+            json.dumps(trial.episode_rewards()),
+            len(header.turns),
+            sum(header.num_tokens),
+            trial.num_invalid(),
+            oldest(drawn) if drawn else None,
+            max(policies, default=None),
+            header.duration_s,
+        )
+        self._index.execute(_TRIAL, (header.grant, header.index, *place, *values))
+        if header.index == 0:
+            task = header.task
+            self._index.execute(_TASK, (header.grant, task.member, task.seat, str(task.seed)))
+
+
+def _digest(file: Path, length: int) -> int:
+    with file.open("rb") as source:
+        return zlib.crc32(source.read(length))

@@ -1,0 +1,50 @@
+"""The process that builds indexes, so that no page waits for it.
+
+The server names runs whose files have grown; after every slice of work the process says which run
+was read, and why no more of it can be.
+"""
+
+import os
+from collections import deque
+from pathlib import Path
+
+from mage_async.errors import MageError
+from mage_async.results.run_directory import RunDirectory
+from mage_services.processes.line_process import ServerLines, say
+from mage_services.view.index.builder import IndexBuilder
+
+NICE = 10
+"""A run that is looked at goes on as fast as before."""
+
+
+def main() -> None:
+    """Build until the server ends."""
+    os.nice(NICE)
+    builders: dict[str, IndexBuilder] = {}
+    waiting: deque[str] = deque()
+    server = ServerLines()
+    while not server.has_ended:
+        for message in server.read(waits=not waiting):
+            if message["run"] not in waiting:
+                waiting.append(message["run"])
+        if waiting and _has_more(root := waiting.popleft(), builders):
+            waiting.append(root)
+
+
+def _has_more(root: str, builders: dict[str, IndexBuilder]) -> bool:
+    """Do a slice for a run and say so; whether there is more to read."""
+    has_more, fault = False, ""
+    try:
+        if root not in builders:
+            builders[root] = IndexBuilder(RunDirectory(Path(root)))
+        has_more = builders[root].work()
+    except MageError as error:
+        fault = str(error)
+        if root in builders:
+            builders.pop(root).close()
+    say({"run": root, "fault": fault})
+    return has_more
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The pages of a run by their address: each gathers what it shows, in a thread, and lays it out."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from mage_async.config.schema import Config
+from mage_async.doctor import Doctor, Finding, examine
+from mage_async.doctor.finding import Case
+from mage_async.environments.catalogue import names
+from mage_async.errors import RunError
+from mage_async.pages.overview import MOST_POINTS, Seen, evaluation_page, overview_page
+from mage_async.pages.processes import processes_page
+from mage_async.pages.run_lists import config_page
+from mage_async.report.run_page import blocked_s
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import RunRecords, read_document
+from mage_services.view.asked import Asked, config_of, units_of
+from mage_services.view.found_runs import lives, run_state
+from mage_services.view.index.run_reader import RunReader
+from mage_services.view.trial_pages import group, step, trials, turn
+
+MOST_GROUPS = 8
+"""Groups in play that the overview shows."""
+MOST_NOTES = 5
+LOG_BYTES = 4000
+MOST_EXAMINED = 2000
+"""Steps that the doctor is shown, the newest."""
+_findings: dict[Path, tuple[tuple[int, int, bool], list[Finding]]] = {}
+"""What the doctor found in a run, and what there was of the run then."""
+
+
+def overview(asked: Asked) -> Markup:
+    """Curves and state."""
+    with RunReader(asked.run) as reader:
+        config, times = config_of(asked.run), read_document(asked.run.times)
+        records = _records(reader, config)
+        lived = lives(asked.run)
+        groups = reader.groups_in_flight(MOST_GROUPS)
+        seen = Seen(
+            records=records,
+            state=run_state(asked.run, lived),
+            step=reader.last_step(),
+            blocked_s=_blocked(records, times),
+            trials=times.get("trials") or records.learner.get("trials") or {},
+            findings=_examined(reader, records),
+            notes=[sentence for _, sentence in lived.notes[:MOST_NOTES]],
+            groups=groups,
+            listed=reader.trials_of([group.number for group in groups]),
+            units=units_of(asked.run, config),
+        )
+        return overview_page(asked.frame(reader, asked.name, ""), seen)
+
+
+def evaluation(asked: Asked) -> Markup:
+    """Controls beside held-out tasks."""
+    with RunReader(asked.run) as reader:
+        records = _records(reader, config_of(asked.run))
+        summary = read_document(asked.run.summary)
+        return evaluation_page(asked.frame(reader, "evaluation", "evaluation"), records, summary)
+
+
+def processes(asked: Asked) -> Markup:
+    """Lives, waits and logs."""
+    with RunReader(asked.run) as reader:
+        lived = lives(asked.run)
+        records = _records(reader, config_of(asked.run))
+        return processes_page(
+            asked.frame(None, "processes", "processes"),
+            run_state(asked.run, lived),
+            lived,
+            _blocked(records, read_document(asked.run.times)),
+            _logs(asked.run),
+            time.time(),
+        )
+
+
+def config(asked: Asked) -> Markup:
+    """The configuration beside another run's."""
+    others = [name for name in asked.runs if name != asked.name]
+    other = asked.query.get("other", "")
+    if other and other not in others:
+        raise RunError(f"there is no run {other!r} here")
+    against = config_of(asked.runs[other]) if other else None
+    frame = asked.frame(None, "configuration", "config")
+    return config_page(frame, config_of(asked.run), others, other, against)
+
+
+def _records(reader: RunReader, config: Config) -> RunRecords:
+    run = reader.run
+    return RunRecords(
+        config,
+        reader.metrics(MOST_POINTS),
+        reader.curve(MOST_POINTS),
+        read_document(run.evaluation),
+        read_document(run.learner),
+        [],
+        read_document(run.supervisor),
+    )
+
+
+def _examined(reader: RunReader, records: RunRecords) -> list[Finding]:
+    """What the doctor finds in the newest steps. Looked at anew where something has changed."""
+    key = (reader.last_step(), len(records.curve), bool(records.evaluation))
+    root = reader.run.root
+    if _findings.get(root, (None, []))[0] != key:
+        newest = replace(records, metrics=reader.newest_metrics(MOST_EXAMINED))
+        _findings[root] = key, _examine(newest)
+    return _findings[root][1]
+
+
+def _examine(records: RunRecords) -> list[Finding]:
+    """As the doctor does, without running code of a user's environment."""
+    if records.evaluation or records.config.environment.name in names():
+        return examine(records)
+    doctor = Doctor(Case(records.config, None))
+    for record in records.metrics:
+        doctor.step(record)
+    doctor.conclude(records)
+    return doctor.findings
+
+
+def _blocked(records: RunRecords, times: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Seconds by state of each process: of the end where that is known, else of the last step."""
+    at_the_end = blocked_s(records)
+    return at_the_end if records.supervisor else at_the_end | times.get("blocked_s", {})
+
+
+def _logs(run: RunDirectory) -> dict[str, str]:
+    """The last lines of each process's log."""
+    logs = {}
+    for file in sorted(run.logs.glob("*.log")):
+        with file.open("rb") as source:
+            source.seek(max(0, source.seek(0, 2) - LOG_BYTES))
+            logs[file.stem] = source.read().decode(errors="replace").strip()
+    return logs
+
+
+PAGES: dict[str, Callable[[Asked], Markup]] = {
+    "": overview,
+    "step/{step}": step,
+    "group/{group}": group,
+    "group/{group}/trial/{trial}/turn/{turn}": turn,
+    "trials": trials,
+    "evaluation": evaluation,
+    "processes": processes,
+    "config": config,
+}
+"""Pages by address; what stands in braces is a number."""

@@ -1,0 +1,123 @@
+"""The index of a run: what it says, and that it follows what happens to the run's files."""
+
+import json
+import shutil
+
+import pytest
+
+from mage_async.errors import RunError
+from mage_async.protocol.journal_records import Commit
+from mage_async.protocol.messages import TrialResult
+from mage_services.journal.reader import open_journal
+from mage_services.view.index.builder import IndexBuilder
+from mage_services.view.index.index_file import index_file
+from mage_services.view.index.run_reader import RunReader
+from tests.view.conftest import build, unpack
+
+
+@pytest.fixture
+def run(tmp_path):
+    return unpack("finished", tmp_path)
+
+
+def test_the_index_says_of_every_trial_what_the_journal_does(finished):
+    build(finished)
+    records = list(open_journal(finished.journal).records(0))
+    results = [record for record in records if isinstance(record, TrialResult)]
+    with RunReader(finished) as reader:
+        for commit in (record for record in records if isinstance(record, Commit)):
+            groups = reader.groups_of(commit.version)
+            assert tuple(group.number for group in groups) == commit.grants
+            listed = reader.trials_of(commit.grants)
+            wanted = [each for each in results if each.grant in commit.grants]
+            assert len(listed) == len(wanted)
+        for result in results:
+            (found,) = (
+                each
+                for each in reader.trials_of([result.grant])
+                if each.number == result.trial.index
+            )
+            assert found.rewards == result.trial.episode_rewards()
+            assert found.num_tokens == result.trial.num_tokens()
+            assert found.num_invalid == result.trial.num_invalid()
+            assert found.member == result.trial.task.member
+            loaded = reader.load(found.group, found.number).trial
+            assert loaded.turns == result.trial.turns
+        assert reader.progress().share == 1.0
+        assert reader.last_step() == 4
+        assert [line["step"] for line in reader.metrics(10)] == [1, 2, 3, 4]
+        assert [line["step"] for line in reader.metrics(2)] == [1, 3, 4]
+
+
+def test_the_index_follows_files_that_grow(run):
+    (segment,) = run.journal.glob("*.log")
+    whole, lines = segment.read_bytes(), run.metrics.read_text()
+    segment.write_bytes(whole[: len(whole) // 2])
+    run.metrics.write_text(lines[: len(lines) // 2])
+    build(run)
+    with RunReader(run) as reader:
+        few = len(reader.trials_between(1, 9, 1000))
+        assert len(reader.metrics(10)) < 4
+        assert reader.progress().share > 0.9  # all but the torn ends
+    segment.write_bytes(whole)
+    run.metrics.write_text(lines)
+    build(run)
+    with RunReader(run) as reader:
+        assert len(reader.trials_between(1, 9, 1000)) == 48 > few
+        assert len(reader.metrics(10)) == 4
+
+
+def test_another_run_of_the_same_name_is_read_anew(run, tmp_path):
+    build(run)
+    other = unpack("killed", tmp_path)
+    shutil.rmtree(run.journal)
+    shutil.copytree(other.journal, run.journal)
+    build(run)
+    records = list(open_journal(other.journal).records(0))
+    wanted = {record.version for record in records if isinstance(record, Commit)}
+    with RunReader(run) as reader:
+        assert {n for n in range(1, 99) if reader.groups_of(n)} == wanted
+
+
+def test_a_folder_that_cannot_be_written_is_indexed_in_a_cache(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    build(run)
+    assert index_file(run).is_relative_to(tmp_path / "cache")
+    assert not run.index.exists()
+    with RunReader(run) as reader:
+        assert reader.last_step() == 4
+
+
+def test_an_index_of_another_format_is_made_anew(run):
+    run.index.write_bytes(b"")
+    build(run)
+    with RunReader(run) as reader:
+        assert reader.last_step() == 4
+
+
+def test_a_copied_folder_needs_no_second_index(run, tmp_path):
+    build(run)
+    copied = type(run)(shutil.copytree(run.root, tmp_path / "copy"))
+    builder = IndexBuilder(copied)
+    assert not builder.work()
+    builder.close()
+    with RunReader(copied) as reader:
+        assert len(reader.trials_between(1, 4, 1000)) == 48
+
+
+def test_a_trial_whose_segment_was_deleted_is_listed_and_says_so(run):
+    build(run)
+    shutil.rmtree(run.journal)
+    with RunReader(run) as reader:
+        trial = reader.trials_between(1, 4, 1)[0]
+        with pytest.raises(RunError, match="was deleted, and the trial with it"):
+            reader.load(trial.group, trial.number)
+
+
+def test_damaged_metrics_are_named(run):
+    run.metrics.write_text(json.dumps({"step": 1}) + "\nnot json\n")
+    builder = IndexBuilder(run)
+    with pytest.raises(RunError, match=r"metrics.jsonl: damaged at byte 12"):
+        builder.work()
+    builder.close()

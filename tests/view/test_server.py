@@ -1,0 +1,238 @@
+"""The server, driven by real requests: every page, strangers, faults, and runs that go on."""
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from html.parser import HTMLParser
+
+import pytest
+
+from mage_services.view.index.run_reader import RunReader
+from tests.view.conftest import build, shown, unpack
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e<img src=x onerror=alert(1)>"
+VOID = {"meta", "br", "hr", "link", "input", "base"}
+
+
+class Checker(HTMLParser):
+    """Collects elements and where links lead; fails where an element is not closed in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.links, self.attributes = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+        self.links += [value for name, value in attrs if name in ("href", "src", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def checked(text):
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    return checker
+
+
+@pytest.fixture(scope="module")
+def place(server, finished):
+    """A group of step 2 and its run's address, once the index has it."""
+    server.until("runs/finished/step/2", "group/")
+    with RunReader(finished) as reader:
+        return f"runs/finished/group/{reader.groups_of(2)[0].number}"
+
+
+def test_from_the_curve_to_the_tokens_of_a_turn_is_three_links(server, place):
+    overview = server.page("runs/finished/")
+    assert 'href="runs/finished/step/2"' in overview
+    assert f'href="{place}"' in server.page("runs/finished/step/2")
+    assert f'href="{place}/trial/0/turn/3"' in server.page(place)
+    turn = server.until(f"{place}/trial/0/turn/3", "<h3>advantage</h3>")
+    assert "log-prob" in turn
+    assert "staleness" in turn
+
+
+def test_every_page_is_whole_and_reaches_for_nothing_outside(server, place):
+    pages = [
+        "",
+        "step/1",
+        "step/4?episode=1",
+        "trials",
+        "evaluation",
+        "processes",
+        "config",
+        "play",
+    ]
+    for path in [
+        *(f"runs/finished/{page}" for page in pages),
+        "",
+        place,
+        f"{place}/trial/1/turn/0",
+    ]:
+        found = checked(server.page(path))
+        outside = [link for link in found.links if "//" in link]
+        assert outside == [], path
+        assert found.tags.count("script") == 1
+        assert not any(name.startswith("on") for name in found.attributes)
+
+
+def test_every_link_of_a_page_leads_to_a_page(server, place):
+    seen = set()
+    for path in ("runs/finished/", "runs/finished/step/2", place, f"{place}/trial/0/turn/0"):
+        seen |= {link for link in checked(server.page(path)).links if not link.startswith("/")}
+    for link in sorted(seen)[:120]:
+        status, text, _ = server.get(link.removeprefix("./"))
+        assert status == 200, (link, text)
+
+
+def test_returns_and_advantages_come_when_they_are_computed(server, place):
+    turn = f"{place}/trial/0/turn/0"
+    server.until(turn, r'advantage</h3><p class="big \w+"><b>[+−]?[0-9.]+</b>')
+    assert "are being computed" not in server.page(turn)
+
+
+def test_bins_narrow_the_list_and_the_choice_is_in_the_address(server, place):
+    page = server.page("runs/finished/step/2")
+    bins = re.findall(r'href="(runs/finished/step/2\?[^"]*bin=(\d+)[^"]*)" class="bin', page)
+    counts = [int(n) for n in re.findall(r"<title>[^<]*: (\d+) of 12 trials</title>", page)]
+    assert sum(counts) == 12
+    assert len(bins) == len(counts)
+    for (address, _), count in zip(bins, counts, strict=True):
+        narrowed = server.page(address.replace("&amp;", "&"))
+        assert narrowed.count('title="trial ') == count
+
+
+def test_text_is_found_whatever_its_case(server, place):
+    found = server.page("runs/finished/trials?text=EPISODE")
+    assert "<mark>episode</mark>" in found
+    assert "<mark>" not in server.page("runs/finished/trials?text=zebra")
+    hostile = server.page("runs/finished/trials?text=%3Cscript%3Ealert(1)%3C/script%3E")
+    assert "<script>alert" not in hostile
+
+
+def test_strangers_are_refused(server):
+    own, token = server.address, server.address.split("/")[3]
+    root = f"http://{server.host}/"
+    assert server.get(address=root)[0] == 403
+    assert server.get(address=f"{root}{token[:-1]}x/")[0] == 403
+    for headers in (
+        {"Host": "evil.example"},
+        {"Host": f"evil.example:{server.host.split(':')[1]}"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ):
+        status, text, _ = server.get(address=own, headers=headers)
+        assert status == 403, headers
+        assert token not in text
+    assert (
+        server.get(address=own, headers={"Host": server.host.replace("127.0.0.1", "localhost")})[0]
+        == 200
+    )
+
+
+def test_every_answer_says_what_a_browser_may_do(server):
+    for path in ("", "runs/finished/", "runs/nowhere/", "static/view.js", "static/nothing"):
+        _, _, headers = server.get(path)
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+
+
+def test_what_cannot_be_shown_is_one_sentence(server, place):
+    for path, said in {
+        "runs/nowhere/": "there is no run 'nowhere'",
+        "runs/finished/step/99": "there is no step 99 yet; the newest is 4",
+        "runs/finished/group/99999": "group 99999 is not in the index",
+        f"{place}/trial/0/turn/999": "has 12 turns",
+        f"{place}/trial/77/turn/0": "trial 77 of group",
+        "runs/finished/trials?first=x": "first is a whole number",
+        "runs/finished/config?other=x": "there is no run &#39;x&#39; here",
+        "runs/finished/nonsense": "Nothing is at this address",
+        "runs/damaged/": "config.toml",
+    }.items():
+        status, text, _ = server.get(path)
+        assert status in (404, 410), path
+        assert said in text.replace("&#39;nowhere&#39;", "'nowhere'"), (path, text)
+        assert "Traceback" not in text
+
+
+def test_only_files_of_ours_are_served(server):
+    for name in ("view.js", "view.css", "style.css", "icon.svg"):
+        assert server.get(f"static/{name}")[0] == 200
+    for name in ("..%2fserver.py", "%2e%2e%2fserver.py", "run.html", "/etc/passwd"):
+        assert server.get(f"static/{name}")[0] in (403, 404)
+
+
+def test_hostile_text_is_shown_as_text(tmp_path):
+    run = unpack("finished", tmp_path)
+    run.events.write_text("")
+    (run.logs / "learner.log").write_text(HOSTILE)
+    with shown(tmp_path) as server:
+        page = server.page("runs/finished/processes")
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;␛[2J⟨U+202E⟩&lt;img" in page
+    assert "<script>alert" not in page
+    assert "\x1b" not in page
+
+
+def test_a_new_step_is_told_and_shown(tmp_path):
+    run = unpack("finished", tmp_path)
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text("".join(lines[:3]))
+    build(run)
+    with shown(run.root) as server:
+        assert "finished" in server.page("runs/finished/")
+        request = urllib.request.Request(f"{server.address}events?run=finished")
+        with urllib.request.urlopen(request, timeout=60) as events:
+            assert events.readline() == b": here\n"
+            began = time.monotonic()
+            run.metrics.write_text("".join(lines))
+            while b"changed" not in events.readline():
+                pass
+            server.until("runs/finished/", "batch of step 4")
+            assert time.monotonic() - began < 20  # 2 s where a machine does nothing else
+
+
+def test_a_run_that_is_deleted_while_looked_at_is_said_to_be(tmp_path):
+    run = unpack("finished", tmp_path)
+    with shown(tmp_path) as server:
+        server.page("runs/finished/")
+        shutil.rmtree(run.root)
+        status, text, _ = server.get("runs/finished/")
+        assert status in (404, 410)
+        assert "Traceback" not in text
+        assert "No run is here yet" in server.until("", "No run is here yet")
+
+
+def test_a_port_in_use_and_a_folder_that_is_none_are_a_sentence(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for folder, said in (
+            (tmp_path, f"port {port} of 127.0.0.1 is in use"),
+            (tmp_path / "no", "no such folder of runs"),
+        ):
+            command = [
+                sys.executable,
+                "-m",
+                "mage_async.launch",
+                "view",
+                str(folder),
+                "--port",
+                port,
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 2
+            assert said in done.stderr
+            assert done.stderr.count("\n") == 1
