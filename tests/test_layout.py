@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_services.weights": {"mage_async"},
     "mage_services.journal": {"mage_async"},
     "mage_services.environments": {"mage_async", "mage_services.processes"},
+    "mage_services.tracking": {"mage_async", "mage_services.processes"},
     "mage_services.engines": {"mage_async", "mage_services.processes", "mage_services.weights"},
     "mage_services.learner": {
         "mage_async", "mage_services.journal", "mage_services.processes",
@@ -105,6 +106,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_services.journal": SERVING | {"pyarrow"},
     "mage_services.view": SERVING | {"aiohttp", "markupsafe"},
     "mage_services.cli": SERVING | {"matplotlib", "shtab"},
+    "mage_services.tracking": SERVING | {"mlflow", "tensorboard", "trackio", "wandb"},
     "mage_services.engines.sglang": SERVING | {"sglang"},
 }
 """Libraries by the nearest package named here."""

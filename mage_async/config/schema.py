@@ -13,7 +13,14 @@ from mage_async.config.sections.credit import Advantage, Credit
 from mage_async.config.sections.engines import Embedded, Sglang
 from mage_async.config.sections.learner import Learner
 from mage_async.config.sections.policy import Pretrained, Tiny, WarmStart
-from mage_async.config.sections.run import Doctor, Evaluation, Journal, Supervision, Transport
+from mage_async.config.sections.run import (
+    Doctor,
+    Evaluation,
+    Journal,
+    Supervision,
+    Tracking,
+    Transport,
+)
 from mage_async.config.sections.section import Natural, Section
 from mage_async.config.sections.trials import (
     Curriculum,
@@ -47,9 +54,10 @@ class Config(Section):
     journal: Journal = Journal()
     supervision: Supervision = Supervision()
     doctor: Doctor = Doctor()
+    tracking: Tracking = Tracking()
 
 
-NOT_COMPARED = {"doctor"}
+NOT_COMPARED = {"doctor", "tracking"}
 """Sections that change nothing of what peers do together."""
 
 

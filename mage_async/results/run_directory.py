@@ -112,6 +112,11 @@ class RunDirectory:
         """The run as one page."""
         return self.root / "report.html"
 
+    @property
+    def tracking(self) -> Path:
+        """What trackers write on this machine, and how much each was told: `NAME.json`."""
+        return self.root / "tracking"
+
     def log_of(self, process: str) -> Path:
         """Where a process prints."""
         return self.logs / f"{process}.log"

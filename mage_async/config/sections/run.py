@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import field
 
-from mage_async.config.sections.section import Count, Natural, Positive, Section
+from mage_async.config.sections.section import Count, Natural, NonNegative, Positive, Section
 
 SignatureName = Literal[
     "no_variance",
@@ -75,3 +75,21 @@ class Doctor(Section):
     halt: list[SignatureName] = field(default_factory=list)
     """Signatures that end a run when they are found, so that it can be resumed with other keys; []
     is none. What is found before a run is resumed does not end it again."""
+
+
+class Tracking(Section):
+    """Trackers that are told a run's metrics, each by a process of its own. None by default: then
+    nothing is sent anywhere."""
+
+    wandb: str = ""
+    """Project of Weights & Biases; "" is none. Extra `wandb`; WANDB_MODE=offline sends nothing."""
+    tensorboard: bool = False
+    """Write TensorBoard's events into `tracking/tensorboard` of the run. Extra `tensorboard`."""
+    mlflow: str = ""
+    """Experiment of MLflow, at MLFLOW_TRACKING_URI; "" is none. Extra `mlflow`."""
+    trackio: str = ""
+    """Project of trackio, on this machine unless trackio's own variables say where; "" is none.
+    Extra `trackio`."""
+    wait_s: NonNegative = 0.0
+    """Most seconds that the end of a run waits for trackers. They end behind it within a minute; a
+    container, which ends with the command, wants 30."""

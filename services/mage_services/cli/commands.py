@@ -4,7 +4,7 @@ import argparse
 from typing import Protocol
 
 from mage_services.cli.ablation import ablate
-from mage_services.cli.looking import doctor, journal, report, view
+from mage_services.cli.looking import doctor, journal, report, track, view
 from mage_services.cli.running import actor, evaluate, play, replay, train
 from mage_services.cli.settings import completion, config, keys
 
@@ -38,6 +38,7 @@ COMMANDS: dict[str, Command] = {
     "doctor": doctor,
     "replay": replay,
     "journal": journal,
+    "track": track,
     "ablate": ablate,
     "keys": keys,
     "actor": actor,

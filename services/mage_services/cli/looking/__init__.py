@@ -1,1 +1,1 @@
-"""Commands that look at what a run left: `mage view`, `report`, `doctor`, `journal`."""
+"""Commands that look at what a run left: `mage view`, `report`, `doctor`, `journal`, `track`."""

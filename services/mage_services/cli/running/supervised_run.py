@@ -23,6 +23,8 @@ from mage_services.processes.event_log import RecordedView
 from mage_services.processes.process import first_failure
 from mage_services.processes.supervisor import Supervisor, until_signalled
 from mage_services.terminal.view import View, make_view
+from mage_services.tracking.processes import followed
+from mage_services.tracking.tracker import targets
 from mage_services.transport.authentication import actor_keys, keys_in, learner_keys
 from mage_services.transport.sockets import check_address, ipc_address
 
@@ -41,14 +43,18 @@ def run_to_end(
         RunFailed: a process failed more often than its budget allows, or the summary and report
             cannot be written.
     """
+    tracking = config.tracking
     view = RecordedView(make_view(config, run, is_terminal=sys.stdout.isatty()), run)
     began, doctor = time.monotonic(), _doctor(run, config)
-    try:
-        code = _supervise(run, config, doctor, view, num_actors=num_actors, is_resumed=is_resumed)
-        _finish(run, doctor, view, time.monotonic() - began)
-    except MageError as error:
-        view.close(None)
-        raise RunFailed(str(error)) from error
+    with followed(run, targets(tracking), tracking.wait_s, view.line):
+        try:
+            code = _supervise(
+                run, config, doctor, view, num_actors=num_actors, is_resumed=is_resumed
+            )
+            _finish(run, doctor, view, time.monotonic() - began)
+        except MageError as error:
+            view.close(None)
+            raise RunFailed(str(error)) from error
     return code
 
 

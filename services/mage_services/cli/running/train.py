@@ -71,6 +71,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.config.policy_source import check_source
     from mage_services.actor.preflight import look_at_policy
     from mage_services.cli.running.supervised_run import run_to_end
+    from mage_services.tracking.tracker import targets
 
     config = _config(given)
     if given.print_config:
@@ -80,6 +81,7 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError(f"--learner must be 1 in this version, got {given.learner}")
     if given.actors is not None and given.actors < 1:
         raise ConfigError(f"--actors must be at least 1, got {given.actors}")
+    targets(config.tracking)
     _rehearse(config)
     if not given.resume:  # a resumed run keeps the policy it began from
         check_source(config.policy)

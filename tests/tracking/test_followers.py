@@ -1,0 +1,182 @@
+"""A tracker's process: told everything once, and in nobody's way when the tracker misbehaves."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mage_async.config.sections.run import Tracking
+from mage_async.errors import ConfigError, RunError
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.summary import summarise, write_summary
+from mage_services.cli.main import command_tree, main
+from mage_services.processes.run_lock import hold
+from mage_services.tracking.position import read_position
+from mage_services.tracking.processes import followed, start
+from mage_services.tracking.tracker import targets
+
+PATIENCE_S = 60.0
+Put = Callable[[str], None]
+Make = Callable[..., RunDirectory]
+
+
+def tell(run: RunDirectory, end_s: float = PATIENCE_S) -> int:
+    """Tell W&B of a run that has ended; the exit code."""
+    run.logs.mkdir(exist_ok=True)
+    followers = start(run, {"wandb": "project"}, end_s)
+    followers.end(PATIENCE_S)
+    code = followers.processes["wandb"].returncode
+    assert code is not None
+    return code
+
+
+def track(arguments: list[str]) -> None:
+    """`mage track`, whose errors are raised."""
+    given = command_tree().parse_args(["track", *arguments])
+    given.run(given)
+
+
+def lines(told: Path) -> list:
+    return [json.loads(line) for line in told.read_text().splitlines()]
+
+
+def steps(told: Path) -> list[int]:
+    """Of the points of training, in the order in which they were told."""
+    return [each["step"] for each in lines(told) if "train/loss" in each]
+
+
+def grow(run: RunDirectory, number: int) -> None:
+    """Append a step."""
+    record = json.loads(run.metrics.read_text().splitlines()[-1])
+    with run.metrics.open("a") as out:
+        out.write(json.dumps(record | {"step": number}) + "\n")
+
+
+def test_a_finished_run_is_told_once_and_in_order(
+    make_run: Make, wandb_that: Put, told: Path
+) -> None:
+    wandb_that("records")
+    run = make_run(steps=20)
+    write_summary(run, summarise(run, wall_s=40.0, processor_s=60.0))
+    assert tell(run) == 0
+    first = lines(told)
+    assert first[0][2:] == ["project", 0]
+    assert steps(told) == list(range(1, 21))
+    assert [each["step"] for each in first if "evaluation/heldout/cut_short" in each] == [0, 10]
+    assert first[-2]["final/heldout_blind/return_by_episode_3"] == pytest.approx(0.03, abs=0.1)
+    assert first[-1] == "finish"
+    assert tell(run) == 0
+    assert lines(told)[len(first) :] == [first[0], "finish"]
+
+
+def test_a_resumed_run_goes_on_in_the_trackers_run(
+    make_run: Make, wandb_that: Put, told: Path
+) -> None:
+    wandb_that("records")
+    run = make_run(steps=3, finished=False)
+    tell(run)
+    grow(run, 4)
+    with run.metrics.open("a") as out:
+        out.write('{"step": 5, "time_')  # a line that is being written
+    tell(run)
+    assert steps(told) == [1, 2, 3, 4]
+    assert len({each[1] for each in lines(told) if isinstance(each, list)}) == 1
+
+
+def test_a_step_is_told_while_the_run_goes_on(make_run: Make, wandb_that: Put, told: Path) -> None:
+    wandb_that("records")
+    run = make_run(steps=1, finished=False)
+    run.logs.mkdir()
+    said: list[str] = []
+    with followed(run, {"wandb": "project"}, PATIENCE_S, said.append):
+        wait_for(lambda: told.exists() and steps(told) == [1])
+        grow(run, 2)
+        wait_for(lambda: steps(told) == [1, 2])
+    assert said == []
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_what_raised_is_told_again_by_a_tracker_opened_anew(
+    make_run: Make, wandb_that: Put, told: Path
+) -> None:
+    wandb_that("breaks once")
+    run = make_run(steps=4, finished=False)
+    run.logs.mkdir()
+    with followed(run, {"wandb": "project"}, PATIENCE_S, print):
+        wait_for(lambda: told.exists() and 4 in steps(told))
+    position = read_position(run, "wandb")
+    assert position is not None
+    assert (position.step, position.num_faults, position.fault) == (4, 1, "")
+
+
+def test_a_tracker_that_raises_is_named_and_its_rest_is_not_lost(
+    make_run: Make, wandb_that: Put, told: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wandb_that("raises")
+    run = make_run(steps=4, settings=["tracking.wandb=project"])
+    run.logs.mkdir()
+    assert main(["track", str(run.root)]) == 1
+    said = capsys.readouterr().out
+    assert "told of 0 steps so far (OSError: no route to the tracker), and no more" in said
+    wandb_that("records")
+    assert main(["track", str(run.root)]) == 0
+    assert "wandb: told of the whole run" in capsys.readouterr().out
+    assert steps(told) == [1, 2, 3, 4]
+
+
+def test_a_tracker_that_hangs_delays_no_end(make_run: Make, wandb_that: Put) -> None:
+    wandb_that("hangs")
+    run = make_run(steps=4)
+    run.logs.mkdir()
+    followers = start(run, {"wandb": "project"}, 60.0)
+    began = time.monotonic()
+    followers.end(0.0)
+    (said,) = followers.left(run)
+    assert time.monotonic() - began < 1.0
+    assert "told of 0 steps so far, and is told on for up to 60 s; after that, `mage" in said
+    followers.processes["wandb"].kill()
+    followers.processes["wandb"].wait()
+
+
+def test_the_kernel_ends_a_tracker_that_hangs(make_run: Make, wandb_that: Put) -> None:
+    wandb_that("hangs")
+    assert tell(make_run(steps=4), end_s=0.2) == -signal.SIGALRM
+
+
+def test_a_tracker_without_its_package_is_refused_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, make_run: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mage_services.tracking.tracker.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"tracking.mlflow needs .* 'mage_async\[mlflow\]'"):
+        targets(Tracking(mlflow="experiment"))
+    assert targets(Tracking()) == {}
+    assert main(["train", "--set", "tracking.tensorboard=true"]) == 2
+    assert "'mage_async[tensorboard]'" in capsys.readouterr().err
+
+
+def test_a_run_without_trackers_is_told_to_nobody(make_run: Make) -> None:
+    run = make_run(steps=2)
+    with pytest.raises(ConfigError, match=r"has no tracker: name one by --set, of tracking.wandb"):
+        track([str(run.root)])
+    with followed(run, {}, 0.0, print):
+        assert not run.tracking.exists()
+
+
+def test_two_processes_never_tell_one_tracker(make_run: Make, wandb_that: Put) -> None:
+    wandb_that("records")
+    run = make_run(steps=2)
+    run.tracking.mkdir()
+    lock = hold(run.tracking / "wandb.lock", "")
+    with pytest.raises(RunError, match=r"being told of .* by another process"):
+        track([str(run.root), "--set", "tracking.wandb=project"])
+    os.close(lock)
