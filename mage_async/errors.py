@@ -4,7 +4,9 @@ MageError
 ├── ConfigError         a configuration cannot be run as written
 ├── TrialFault          one trial cannot be played on or sent: costs its group and no more
 │   ├── EnvironmentFault    an environment raised, or broke a fact it declared
-│   │   └── CallFault       a call of `reset`, `step` or `close` did, or took too long
+│   │   ├── CallFault       a call of `reset`, `step` or `close` did, or took too long
+│   │   ├── CapacityReached  a server of environments has no room for another session
+│   │   └── SessionClosed   a server of environments, or the network, ended a session
 │   ├── TurnOverdue         a turn was not drawn by its deadline
 │   ├── TurnLost            the engine died of a turn again and again
 │   └── ContextFull         a trial outgrew the engine's longest context
@@ -44,6 +46,14 @@ class CallFault(EnvironmentFault):
     """A call into a class with `reset` and `step` raised, took too long, or returned what it may
     not: as other people's servers do now and then.
     """
+
+
+class CapacityReached(EnvironmentFault):
+    """A server of environments has no room for another session."""
+
+
+class SessionClosed(EnvironmentFault):
+    """A server of environments, or the network to it, ended a session."""
 
 
 class TurnOverdue(TrialFault):

@@ -75,6 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_services.view": {
         "mage_async", "mage_services.actor", "mage_services.processes", "mage_services.weights",
     },
+    "mage_services.serving": {"mage_async", "mage_services.environments"},
     "mage_services.cli": {"mage_async", "mage_services"},
 }  # fmt: skip
 """Packages by what they may import, below one another: a package appears after those it imports.
@@ -103,6 +104,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_kernels": STANDARD - WAITING | {"torch", "triton"},
     "mage_services": SERVING,
     "mage_services.transport": SERVING | {"zmq"},
+    "mage_services.serving": SERVING | {"aiohttp"},
     "mage_services.journal": SERVING | {"pyarrow"},
     "mage_services.view": SERVING | {"aiohttp", "markupsafe"},
     "mage_services.cli": SERVING | {"matplotlib", "shtab"},

@@ -15,7 +15,7 @@ from mage_async.environments.environment import Outcome
 from mage_async.environments.reset_step import ResetStep
 from mage_async.environments.reset_step_play import ResetStepPlay
 from mage_async.environments.user_code import own_code
-from mage_async.errors import ConfigError
+from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
 
 NUM_ACTS = 8
@@ -35,7 +35,7 @@ class Rehearsed:
 
 
 Rehearsal = Generator[Call, Any, Rehearsed]
-"""Yields calls, takes what they returned."""
+"""Yields calls, takes what they returned; a call that failed is thrown into it."""
 
 
 def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal:
@@ -47,6 +47,7 @@ def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal
 
     Raises:
         ConfigError: the class raised in what is no call, or does not repeat itself.
+        CallFault: a call failed.
     """
     seen: list[str] = []
     num_steps = 0
@@ -74,8 +75,25 @@ class _Played:
 def _played(
     environment: ResetStep, task: Task, actions: Sequence[str] | None
 ) -> Generator[Call, Any, _Played]:
-    """Play by actions, or by actions of the rehearsal's own choice."""
-    play, source = environment.begin(task, 0), random.Random(0)
+    """Play by actions, or by actions of the rehearsal's own choice; the play is closed in any case.
+
+    Raises:
+        CallFault: a call failed.
+    """
+    play = environment.begin(task, 0)
+    try:
+        played = yield from _acted(environment, play, actions)
+    except CallFault:
+        yield from _closed(play)
+        raise
+    yield from _closed(play)
+    return played
+
+
+def _acted(
+    environment: ResetStep, play: ResetStepPlay, actions: Sequence[str] | None
+) -> Generator[Call, Any, _Played]:
+    source = random.Random(0)
     script = environment.script(source) if actions is None else None
     yield from calls_of(play)
     done, outcomes = list[str](), list[Outcome]()
@@ -89,9 +107,12 @@ def _played(
         answered = play.act(action)
         outcomes.append((yield from calls_of(play)) or answered)
         done.append(action)
+    return _Played(play.observation, done, outcomes)
+
+
+def _closed(play: ResetStepPlay) -> Generator[Call, Any, None]:
     if (call := play.closing()) is not None:
         call.take((yield call))
-    return _Played(play.observation, done, outcomes)
 
 
 def _chosen(environment: ResetStep, play: ResetStepPlay, source: random.Random) -> str:

@@ -5,6 +5,7 @@ is said before anything starts.
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from mage_async.config.schema import Config
 from mage_async.environments.reset_step import ResetStep
@@ -32,17 +33,21 @@ async def rehearse(
     seconds: dict[str, list[float]] = defaultdict(list)
     playing = rehearsal(name, environment, compares=config.trial.repeats == "same")
     async with Workers.of(config.environment) as workers:
-        value, seen = None, None
-        while seen is None:
+        go_on = partial(playing.send, None)
+        while True:
             try:
-                call = playing.send(value)
-                began = time.monotonic()
-                value = await workers.perform(call)
-                seconds[call.request.method].append(time.monotonic() - began)
+                call = go_on()
             except StopIteration as end:
                 seen = end.value
+                break
             except CallFault as fault:
                 raise ConfigError(f"environment {name!r}: {fault}") from fault
+            began = time.monotonic()
+            try:
+                go_on = partial(playing.send, await workers.perform(call))
+            except CallFault as fault:
+                go_on = partial(playing.throw, fault)
+            seconds[call.request.method].append(time.monotonic() - began)
     say(f"rehearsal: {_times(seconds)}")
     say(f"rehearsal: {_room(config, environment, seen)}")
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from mage_services.cli.ablation import ablate
 from mage_services.cli.looking import doctor, journal, report, track, view
-from mage_services.cli.running import actor, evaluate, play, replay, train
+from mage_services.cli.running import actor, evaluate, play, replay, serve_environment, train
 from mage_services.cli.settings import completion, config, keys
 
 
@@ -42,6 +42,7 @@ COMMANDS: dict[str, Command] = {
     "ablate": ablate,
     "keys": keys,
     "actor": actor,
+    "serve-environment": serve_environment,
     "config": config,
     "completion": completion,
 }

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from mage_async.assembly import check, environment_of
 from mage_async.config import config_file
 from mage_async.environments.calls import settled
-from mage_async.environments.environment import Environment
+from mage_async.environments.environment import Environment, Outcome
 from mage_async.environments.reset_step import ResetStep
 from mage_async.environments.reset_step_play import ResetStepPlay
 from mage_async.trajectory import Task
 from mage_services.actor.rehearsing import rehearse
+from mage_services.environments.workers import Workers
 
 
 @dataclass
@@ -22,6 +23,12 @@ class Played:
     rewards: list[float] = field(default_factory=list)
     is_valid: list[bool] = field(default_factory=list)
     is_done: bool = False
+
+    def add(self, outcome: Outcome) -> None:
+        self.said.append(outcome.observation)
+        self.rewards.append(outcome.reward)
+        self.is_valid.append(outcome.is_valid)
+        self.is_done = outcome.is_done
 
 
 def begin(environment: Environment, member: str) -> ResetStepPlay:
@@ -37,13 +44,36 @@ def play(environment: Environment, member: str, actions: Iterable[str]) -> Playe
     played = Played([own.observation])
     for action in actions:
         answered = own.act(action)
-        outcome = settled(own) or answered
-        played.said.append(outcome.observation)
-        played.rewards.append(outcome.reward)
-        played.is_valid.append(outcome.is_valid)
-        played.is_done = outcome.is_done
+        played.add(settled(own) or answered)
         if own.is_done:
             break
+    return played
+
+
+async def play_waiting(
+    environment: Environment, member: str, actions: Iterable[str], workers: Workers
+) -> Played:
+    """As `play`, where calls have to wait; the episode is closed at its end."""
+
+    async def settle() -> Outcome | None:
+        outcome = None
+        while (call := own.next_call()) is not None:
+            outcome = call.take(await workers.perform(call))
+        return outcome
+
+    own = environment.begin(Task(environment.facts.name, member, 0), 0)
+    assert isinstance(own, ResetStepPlay)
+    try:
+        await settle()
+        played = Played([own.observation])
+        for action in actions:
+            answered = own.act(action)
+            played.add(await settle() or answered)
+            if own.is_done:
+                break
+    finally:
+        if (closing := own.closing()) is not None:
+            await workers.perform(closing)
     return played
 
 

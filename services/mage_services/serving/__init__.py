@@ -1,0 +1,1 @@
+"""Our environments offered to other programs, over OpenEnv's protocol."""
