@@ -44,11 +44,12 @@ are forgotten."""
 PROGRESS = {"step", "played", "curve"}
 """Events of a process that has made progress."""
 
-LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "4000000"}
+LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
 """For glibc, in bytes, where a pretrained model is trained. Its own thresholds grow with what is
 freed: activations, whose sizes change with every pass, then tear holes into a heap that never
-shrinks (17 GB where 6 are in use). The first one is below an activation of a small model, 3 MB
-for 1,360 tokens of width 576: `bench/models/step_memory.py`."""
+shrinks (17 GB where 6 are in use). The first one is what a large activation has, so that each of
+them is mapped apart and given back; the second keeps up to 1 GB of smaller ones, because fetching
+fresh pages for them took a quarter of a step (`bench/models/step_memory.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
