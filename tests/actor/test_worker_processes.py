@@ -106,7 +106,7 @@ def test_an_environment_that_dies_with_its_process_costs_its_group_and_not_the_a
     async def main(site: Site) -> None:
         site.say(grant(0, member="good"))
         await site.results(2)
-        site.say(grant(1, member="bad"))
+        site.say(grant(1, member="bad", num_trials=1))
         (reason,), _ = sorted_out([await site.hear()])
         assert reason.startswith("own, task bad, seed 5, episode 1, turn 2: step('")
         assert reason.endswith(f": the worker process of the episode {end}")
@@ -129,7 +129,7 @@ def test_a_process_that_dies_takes_no_other_process_along(begin: Begin) -> None:
 
 def test_a_process_that_lets_nothing_else_run_is_killed_and_replaced(begin: Begin) -> None:
     async def main(site: Site) -> None:
-        site.say(grant(0, member="bad"))
+        site.say(grant(0, member="bad", num_trials=1))
         (reason,), _ = sorted_out([await site.hear()])
         assert reason.endswith("took longer than environment.step_deadline_s = 0.5")
         await asyncio.sleep(1.5 * STUCK_S)  # until the process is known to be stuck
