@@ -239,6 +239,12 @@ class Environment(Protocol):
         """
         ...
 
+    def laid_out(self, said: str) -> str:
+        """An observation in lines, as a model that reads is told it: a board by rows. By default it
+        stays as it is.
+        """
+        return said
+
     def is_probe(self, action: str) -> bool:
         """Whether an action only buys information; reports count them. By default none does."""
         return False

@@ -1,6 +1,6 @@
 """Prompts: what a transcript says to the agent beside the environment's observations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mage_async.environments.environment import Environment
@@ -37,6 +37,8 @@ class Prompts:
     """Asks for a strategy, after an observation."""
     act: str = ""
     """Asks for the action, after a strategy."""
+    layout: Callable[[str], str] = str
+    """Lays an observation out, for a model that reads; as it is for one that learns the words."""
 
     def opening(self, episode: int, observation: str, remarks: Sequence[str]) -> str:
         """First words of a context: rules, remarks carried over, and the episode's beginning."""
@@ -55,7 +57,8 @@ def prompts_for(environment: Environment, num_episodes: int, *, rules: bool) -> 
     form = _TOOLS if environment.tools else _FORMAT
     example = environment.facts.example or next(iter(environment.facts.words), "your action")
     text = f"{environment.rules()}\n{form.format(episodes=num_episodes, example=example)}\n"
-    return Prompts(text, _REFLECT, _STRATEGY, _ACT)
+    layout = getattr(environment, "laid_out", str)  # a class of a user's own may have none
+    return Prompts(text, _REFLECT, _STRATEGY, _ACT, layout)
 
 
 def _join(*parts: str) -> str:

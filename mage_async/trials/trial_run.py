@@ -202,6 +202,7 @@ class TrialRun:
         if fault := _fault_of(outcome):
             raise EnvironmentFault(f"{_place(self._task)}{self._turn_name()}: act() {fault}")
         self._counts.num_injections += self._chat.holds_special_token(outcome.observation)
+        outcome = replace(outcome, observation=self._rules.prompts.layout(outcome.observation))
         self._turns.append(
             replace(
                 self._turn(start, completion, outcome.reward, outcome.is_valid, action, anchor),
@@ -274,7 +275,8 @@ class TrialRun:
     def _open(self, last_words: str) -> None:
         """Say how the episode begins, once it is the agent's turn."""
         self._last_words = None
-        words, observation = self._rules.prompts, self._play.observation
+        words = self._rules.prompts
+        observation = words.layout(self._play.observation)
         self._counts.num_injections += self._chat.holds_special_token(observation)
         if self._rules.keeps_history and self._episode:
             said = words.beginning(self._episode, observation)

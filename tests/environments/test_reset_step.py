@@ -17,6 +17,7 @@ from mage_async.environments.environment import Outcome
 from mage_async.environments.reset_step import ResetStep
 from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
+from mage_services.actor import rehearsing
 from mage_services.actor.rehearsing import rehearse
 
 ROOT = Path(__file__).parents[2]
@@ -314,3 +315,29 @@ def test_worker_processes_for_what_is_no_small_class_are_refused() -> None:
     config = config_file.load(config_file.find(None), ["environment.workers=2"])
     with pytest.raises(ConfigError, match=r"environment\.workers plays classes with `reset` and"):
         check(config)
+
+
+DRAGGING = """
+import time
+
+class Own:
+    \"\"\"Rules.\"\"\"
+
+    def reset(self, seed, task):
+        return "begun"
+
+    def step(self, action):
+        time.sleep(0.03)
+        return "on", 0.0, False
+"""
+
+
+def test_a_rehearsal_that_takes_long_says_how_far_it_is(
+    write: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsing, "QUIET_S", 0.1)
+    said = rehearsed(write(DRAGGING))
+    assert said[0] == "rehearsal: playing own:Own twice with the same seeds"
+    news = [line for line in said if "calls made" in line]
+    assert len(news) > 3
+    assert re.match(r"rehearsal: \d+ calls made; step has taken 0 s so far", news[0])

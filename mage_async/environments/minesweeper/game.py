@@ -8,7 +8,7 @@ import random
 from functools import lru_cache, partial
 from typing import get_args
 
-from mage_async.environments.cell_sets import cells_of
+from mage_async.environments.cell_sets import cells_of, in_rows
 from mage_async.environments.environment import Chance, Environment, Facts, Split
 from mage_async.environments.minesweeper.board import (
     Board,
@@ -125,6 +125,10 @@ class MineSweeper(Environment):
             turns=self._turns,
             **{name: getattr(REWARDS, name) for name in REWARDS.__slots__},
         )
+
+    def laid_out(self, said: str) -> str:
+        """A row of the board a line."""
+        return in_rows(said, self._size)
 
     def begin(self, task: Task, episode: int) -> MineSweeperPlay:
         """Start an episode, with the opening that all episodes of the task have."""

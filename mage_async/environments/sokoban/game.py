@@ -120,6 +120,10 @@ class Sokoban(Environment):
         rewards = {name: getattr(REWARDS, name) for name in REWARDS.__slots__}
         return _RULES.format(size=self._size, steps=self._steps, turns=self._turns, **rewards)
 
+    def laid_out(self, said: str) -> str:
+        """A row of the room a line."""
+        return said.replace(f" {ROW} ", f"\n{ROW} ")
+
     def begin(self, task: Task, episode: int) -> SokobanPlay:
         """Put player and boxes where they stand at the beginning."""
         chance = Chance(task.seed, episode)

@@ -3,6 +3,7 @@
 import random
 from typing import Literal, get_args
 
+from mage_async.environments.cell_sets import in_rows
 from mage_async.environments.environment import Chance, Environment, Facts, Script, Split
 from mage_async.environments.openspiel.engine import engine
 from mage_async.environments.options import check_one_of
@@ -108,6 +109,10 @@ class TicTacToe(Environment):
     def rules(self) -> str:
         """The rules in plain words."""
         return _RULES.format(view=_VIEWS[self._view])
+
+    def laid_out(self, said: str) -> str:
+        """A row of the board a line."""
+        return in_rows(said, 3)
 
     def begin(self, task: Task, episode: int) -> TicTacToePlay:
         """Start a game; in seat 1 the opponent has moved already."""

@@ -2,17 +2,22 @@
 is said before anything starts.
 """
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 
 from mage_async.config.schema import Config
+from mage_async.environments.calls import Call
+from mage_async.environments.hosted.user_object import Answered
 from mage_async.environments.reset_step import ResetStep
 from mage_async.environments.restarts import Rehearsed, rehearsal
 from mage_async.errors import CallFault, ConfigError
 from mage_services.environments.workers import Workers
 
+QUIET_S = 5.0
+"""A rehearsal that takes longer says how far it is."""
 CHARS_PER_TOKEN = 4
 """About as many in English text, for the tokenizers of language models."""
 TEMPLATE_TOKENS = 12
@@ -32,6 +37,7 @@ async def rehearse(
     say(f"rehearsal: playing {name} twice with the same seeds")
     seconds: dict[str, list[float]] = defaultdict(list)
     playing = rehearsal(name, environment, compares=config.trial.repeats == "same")
+    news = _News(say)
     async with Workers.of(config.environment) as workers:
         go_on = partial(playing.send, None)
         while True:
@@ -44,12 +50,51 @@ async def rehearse(
                 raise ConfigError(f"environment {name!r}: {fault}") from fault
             began = time.monotonic()
             try:
-                go_on = partial(playing.send, await workers.perform(call))
+                go_on = partial(playing.send, await _performed(call, workers, news))
             except CallFault as fault:
                 go_on = partial(playing.throw, fault)
             seconds[call.request.method].append(time.monotonic() - began)
     say(f"rehearsal: {_times(seconds)}")
     say(f"rehearsal: {_room(config, environment, seen)}")
+
+
+class _News:
+    """Says how far a rehearsal is, wherever nothing has been said for `QUIET_S`."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._num_calls = say, 0
+        self._said_at = time.monotonic()
+
+    def left_s(self) -> float:
+        """Until there is something to say."""
+        return max(0.0, self._said_at + QUIET_S - time.monotonic())
+
+    def waits(self, call: Call, since_s: float) -> None:
+        """A call has not returned yet."""
+        if not self.left_s():
+            self._say(
+                f"rehearsal: {self._num_calls} calls made; {call.request.method} has taken "
+                f"{since_s:.0f} s so far"
+            )
+            self._said_at = time.monotonic()
+
+    def returned(self) -> None:
+        """A call has returned."""
+        self._num_calls += 1
+
+
+async def _performed(call: Call, workers: Workers, news: _News) -> Answered:
+    """What a call returned. Cancellation abandons the call."""
+    began = time.monotonic()
+    performing = asyncio.ensure_future(workers.perform(call))
+    try:
+        while not performing.done():
+            await asyncio.wait([performing], timeout=news.left_s())
+            news.waits(call, time.monotonic() - began)
+    finally:
+        performing.cancel()
+    news.returned()
+    return performing.result()
 
 
 def _times(seconds: dict[str, list[float]]) -> str:

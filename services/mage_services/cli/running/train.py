@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,8 @@ def run(given: argparse.Namespace) -> int:
     _rehearse(config)
     if not given.resume:  # a resumed run keeps the policy it began from
         check_source(config.policy)
-        config = look_at_policy(config, given.actors or _default_actors(config), say=print)
+        say = partial(print, flush=True)
+        config = look_at_policy(config, given.actors or _default_actors(config), say=say)
     with _opened(given, config) as (directory, num_actors):
         return run_to_end(directory, config, num_actors=num_actors, is_resumed=given.resume)
 
@@ -116,7 +118,7 @@ def _rehearse(config: "Config") -> None:
 
     for name, part in named_parts(config):
         if isinstance(part, ResetStep):
-            asyncio.run(rehearse(config, name, part, print))
+            asyncio.run(rehearse(config, name, part, partial(print, flush=True)))
 
 
 def _recorded_config(given: argparse.Namespace) -> Path:
