@@ -21,7 +21,7 @@ from mage_services.view.credit_process import Credits
 from mage_services.view.found_runs import changed_at
 from mage_services.view.index.run_reader import RunReader
 
-MOST_CONSIDERED = 20_000
+MOST_CONSIDERED = 5_000
 """Trials that a list is narrowed from, the newest ones."""
 
 

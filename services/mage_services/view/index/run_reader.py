@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from mage_async.errors import RunError, WireError
 from mage_async.pages.listed import IndexProgress, ListedGroup, ListedTrial
 from mage_async.protocol.journal_records import read
@@ -15,6 +17,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_services.view.index.index_file import connect
 
 Record = dict[str, Any]
+_REWARDS = msgspec.json.Decoder(list[float])
 _GROUPS = "number, version, member, seat, seed, peer, epoch, num_trials, step, dropped"
 _TRIALS = (
     "trials.grp, trials.number, rewards, num_turns, num_tokens, num_invalid, oldest, newest, "
@@ -148,7 +151,7 @@ class RunReader:
 
     def _trials(self, wanted: str, values: Sequence[Any]) -> list[ListedTrial]:
         return [
-            ListedTrial(row[0], row[1], json.loads(row[2]), *row[3:])
+            ListedTrial(row[0], row[1], _REWARDS.decode(row[2]), *row[3:])
             for row in self._index.execute(wanted, values)
         ]
 

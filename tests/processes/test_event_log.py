@@ -1,0 +1,92 @@
+"""What a run's processes went through is written down beside what the terminal shows."""
+
+import json
+
+from mage_async.pages.processes import lives_of, state_of
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
+from mage_services.processes.event_log import RecordedView
+
+
+class Terminal:
+    """Remembers what it was shown."""
+
+    def __init__(self):
+        self.shown, self.lines, self.closed = [], [], []
+
+    def event(self, process, event):
+        self.shown.append((process, event["event"]))
+
+    def line(self, text):
+        self.lines.append(text)
+
+    def close(self, summary):
+        self.closed.append(summary)
+
+
+def recorded(folder, *events, times=None):
+    """What is written of events that come a second apart."""
+    clock, terminal = iter(times or range(1, 99)), Terminal()
+    run = RunDirectory(folder)
+    view = RecordedView(terminal, run, lambda: float(next(clock)))
+    for process, event in events:
+        view.event(process, event)
+    view.close(None)
+    assert terminal.shown == [(process, event["event"]) for process, event in events]
+    assert terminal.closed == [None]
+    return run, terminal
+
+
+def step(number, faults=()):
+    """A status line of a learner's step."""
+    seconds = {"learner": {"training": float(number)}}
+    return "learner", {
+        "event": "step",
+        "metrics": {"step": number},
+        "trials": {"granted": number},
+        "blocked_s": seconds,
+        "faults": list(faults),
+    }
+
+
+EVENTS = (
+    ("supervisor", {"event": "started", "text": "learner"}),
+    ("supervisor", {"event": "started", "text": "actor-0"}),
+    ("learner", {"event": "ready"}),
+    ("actor-0", {"event": "failed", "reason": "no memory", "at": 9.9}),
+    ("supervisor", {"event": "restarting", "text": "actor-0 ended with exit code 1: no memory"}),
+    ("supervisor", {"event": "started", "text": "actor-0"}),
+)
+
+
+def test_lives_restarts_and_epitaphs_can_be_told_from_the_file(tmp_path):
+    run, _ = recorded(tmp_path, *EVENTS)
+    lives = lives_of(read_lines(run.events))
+    said = {life.name: (life.said, life.num_starts) for life in lives.processes.values()}
+    assert said == {"learner": ("ready", 1), "actor-0": ("starting", 2)}
+    assert [sentence for _, sentence in lives.notes] == [
+        "actor-0 ended with exit code 1: no memory",
+        "actor-0: no memory",
+    ]
+    assert [state_of(is_alive, False, lives) for is_alive in (True, False, None)] == [
+        "running",
+        "stopped",
+        "not finished",
+    ]
+    assert state_of(False, True, lives) == "finished"
+
+
+def test_times_are_written_once_a_second_and_a_fault_once(tmp_path):
+    events = [step(1, ["too old"]), step(2, ["too old"]), step(3, ["too old", "late"])]
+    run, _ = recorded(tmp_path, *events, times=[10.0, 10.5, 11.0])
+    times = json.loads(run.times.read_text())
+    assert times["at"] == 11.0
+    assert times["blocked_s"] == {"learner": {"training": 3.0}}
+    assert [line["text"] for line in read_lines(run.events)] == ["too old", "late"]
+
+
+def test_a_disk_that_takes_no_more_is_said_once_and_stops_nothing(tmp_path):
+    (tmp_path / "events.jsonl").mkdir()
+    _, terminal = recorded(tmp_path, *EVENTS)
+    assert len(terminal.lines) == 1
+    assert "events.jsonl cannot be written" in terminal.lines[0]
