@@ -26,6 +26,10 @@ KEYS = (
 )
 
 
+SMALL_REST = 2_000_000
+"""Bytes that a run may be ahead of its index without a word."""
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """Where one may go from a page."""
@@ -81,7 +85,7 @@ def run_address(name: str) -> str:
 
 def progress_note(progress: IndexProgress) -> str:
     """What is missing from lists, in one sentence; empty where nothing is."""
-    if progress.share > 0.999:
+    if progress.total - progress.read < SMALL_REST or progress.share > 0.999:
         return ""
     return (
         f"{percent(progress.share)} of this run's files are in the index so far, the newest first: "

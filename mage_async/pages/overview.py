@@ -42,8 +42,8 @@ class Seen:
     """By fate, as the learner last counted."""
     findings: Sequence[Finding]
     """Of the doctor."""
-    notes: Sequence[str]
-    """What went wrong, the latest first."""
+    ends: Sequence[str]
+    """Epitaphs of processes, the latest first."""
     groups: Sequence[ListedGroup]
     """Not trained yet, the newest first."""
     listed: Sequence[ListedTrial]
@@ -67,7 +67,7 @@ def overview_page(frame: Frame, seen: Seen) -> Markup:
         steps=config.learner.steps,
         tiles=_tiles(seen),
         findings=seen.findings,
-        notes=seen.notes,
+        ends=seen.ends,
         curves=[
             (said, chart and chart.leading(lambda x: f"{frame.home}step/{x}", "step", steps or [1]))
             for said, chart in learning_curves(records)

@@ -12,6 +12,8 @@ from mage_async.report.charts.stacked_bars import time_bars
 
 Event = Mapping[str, Any]
 MOST_NOTES = 100
+_SAID = {"policy": "training", "evaluating": "plays the final sets"}
+"""What some events say of the life of the process."""
 
 
 @dataclass(slots=True)
@@ -31,6 +33,8 @@ class Lives:
     """All processes, and what happened to them, the latest first."""
 
     processes: dict[str, ProcessLife] = field(default_factory=dict)
+    ends: list[str] = field(default_factory=list)
+    """Epitaphs: processes that failed or were started again."""
     notes: list[tuple[float, str]] = field(default_factory=list)
     """Time and sentence: epitaphs, faults and remarks."""
 
@@ -41,6 +45,7 @@ def lives_of(events: Sequence[Event]) -> Lives:
     for event in events:
         _take(lives, event["process"], event)
     lives.notes.reverse()
+    lives.ends.reverse()
     del lives.notes[MOST_NOTES:]
     return lives
 
@@ -51,16 +56,18 @@ def _take(lives: Lives, process: str, event: Event) -> None:
         case "started":
             life = lives.processes.setdefault(event["text"], ProcessLife(event["text"]))
             life.said, life.at, life.num_starts = "starting", at, life.num_starts + 1
-        case "ready" | "done" as said:
+        case "ready" | "done" | "failed" | "policy" | "evaluating" as said:
             life = lives.processes.setdefault(process, ProcessLife(process))
-            life.said, life.at = said, at
+            life.said, life.at = _SAID.get(said, said), at
+    match event["event"]:
         case "failed":
-            life = lives.processes.setdefault(process, ProcessLife(process))
-            life.said, life.at = "failed", at
             lives.notes.append((at, f"{process}: {event['reason']}"))
-        case "note" | "restarting":
+        case "note":
             prefix = "" if process == "supervisor" else f"{process}: "
             lives.notes.append((at, prefix + event["text"]))
+        case "restarting":
+            lives.ends.append(event["text"])
+            lives.notes.append((at, event["text"]))
 
 
 def state_of(is_alive: bool | None, is_whole: bool, lives: Lives) -> str:

@@ -15,7 +15,7 @@ from mage_services.processes.json_lines import append_lines
 from mage_services.terminal.view import View
 
 TIMES_S = 1.0
-KEPT = {"started", "ready", "done", "failed", "restarting", "note", "evaluating"}
+KEPT = {"started", "ready", "done", "failed", "restarting", "note", "policy", "evaluating"}
 _CONTENT = ("event", "text", "reason", "version")
 Event = dict[str, Any]
 

@@ -26,7 +26,7 @@ from mage_services.view.trial_pages import group, step, trials, turn
 
 MOST_GROUPS = 8
 """Groups in play that the overview shows."""
-MOST_NOTES = 5
+MOST_ENDS = 5
 LOG_BYTES = 4000
 MOST_EXAMINED = 2000
 """Steps that the doctor is shown, the newest."""
@@ -48,7 +48,7 @@ def overview(asked: Asked) -> Markup:
             blocked_s=_blocked(records, times),
             trials=times.get("trials") or records.learner.get("trials") or {},
             findings=_examined(reader, records),
-            notes=[sentence for _, sentence in lived.notes[:MOST_NOTES]],
+            ends=lived.ends[:MOST_ENDS],
             groups=groups,
             listed=reader.trials_of([group.number for group in groups]),
             units=units_of(asked.run, config),
