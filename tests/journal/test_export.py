@@ -17,7 +17,8 @@ from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Segment, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_services.journal.export import ROWS_AT_ONCE, export
+from mage_services.journal.export import export
+from mage_services.journal.export_parquet import ROWS_AT_ONCE
 from tests.helpers.fuzzing.examples import example_trial
 
 
@@ -84,7 +85,9 @@ def test_parquet_without_pyarrow_is_a_sentence_and_leaves_nothing(
 
 
 def test_another_ending_or_place_is_a_sentence(chat: ChatFormat, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"ends in \.jsonl or \.parquet, got '\.csv'"):
+    with pytest.raises(
+        RunError, match=r"ends in \.jsonl, \.parquet, \.dataset or \.atif, got '\.csv'"
+    ):
         export([], chat, tmp_path / "trials.csv")
     with pytest.raises(RunError, match="cannot be written: No such file or directory"):
         export([], chat, tmp_path / "none" / "trials.jsonl")

@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="write the trials asked for, with text, returns, advantages and the environment's "
-        "info, to FILE.jsonl, or with their tokens too to FILE.parquet (extra `export`: pyarrow)",
+        "info, to FILE.jsonl; with their tokens too to FILE.parquet or FILE.dataset (extra "
+        "`export`: pyarrow), or to FILE.atif, a folder of trajectories that Harbor reads",
     )
 
 
@@ -93,7 +94,8 @@ def _export(run: RunDirectory, journal: "JournalOnDisk", given: argparse.Namespa
     if given.kind and "trial" not in given.kind:
         raise RunError(f"an export is made of trials, and --kind asks for {', '.join(given.kind)}")
     chat = load_chat(run.policy)
-    count = export(_wanted(journal, given, chat.decode), chat, given.export)
+    trials = _wanted(journal, given, chat.decode)
+    count = export(trials, chat, given.export, run=run.root.resolve().name)
     print(f"{count} trials in {given.export}")
 
 
