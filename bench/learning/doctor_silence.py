@@ -3,14 +3,14 @@
     python -m bench.learning.doctor_silence [--configs quickstart scout kuhn] [--seeds 0 1 2 3 4]
         [--run-dir DIR] [--actors 4] [--only-report]
 
-Every run is `python -m mage_async.launch` in a process of its own; those that have ended in DIR are
-not run again, and `--only-report` runs none and takes those there are. Prints a line a run, then
-its findings, writes one JSON, and exits with status 1 where there is any.
+Every run is `python -m mage_async.launch` in a process of its own. Those that have ended in DIR are
+not run again, those that were interrupted go on, and `--only-report` runs none and takes those that
+have ended. Prints a line a run, then its findings, writes one JSON, and exits with status 1 where
+there is any, or no run at all.
 """
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,12 +25,14 @@ from mage_async.results.run_files import read_records
 
 
 def ran(config: str, seed: int, folder: Path, actors: int) -> RunDirectory:
-    """One whole run; one that has ended in the folder is not run again."""
+    """One whole run; one that has ended in the folder is not run again, and one that was
+    interrupted goes on.
+    """
     run = RunDirectory(folder / f"{config}-{seed}")
     if not _has_ended(run):
-        shutil.rmtree(run.root, ignore_errors=True)  # it was interrupted
-        command = [sys.executable, "-m", "mage_async.launch", "--config", config]
-        command += ["--actors", str(actors), "--seed", str(seed), "--run-dir", str(run.root)]
+        command = [sys.executable, "-m", "mage_async.launch", "--run-dir", str(run.root)]
+        begun = ["--config", config, "--seed", str(seed), "--actors", str(actors)]
+        command += ["--resume"] if run.config.is_file() else begun
         own_cache = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=own_cache)
     return run
@@ -48,9 +50,10 @@ def main() -> None:
             if not given.only_report or _has_ended(RunDirectory(folder / f"{config}-{seed}"))
         ]
     num_findings = sum(len(row["findings"]) for row in rows)
-    print(f"{len(rows)} runs, {num_findings} findings: {'MISSED' if num_findings else 'ok'}")
+    is_ok = bool(rows) and not num_findings
+    print(f"{len(rows)} runs, {num_findings} findings: {'ok' if is_ok else 'MISSED'}")
     write_baseline("doctor_silence", {"rows": rows})
-    sys.exit(num_findings > 0)
+    sys.exit(not is_ok)
 
 
 def _row(config: str, seed: int, run: RunDirectory) -> dict[str, Any]:

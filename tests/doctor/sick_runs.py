@@ -63,7 +63,7 @@ SICKNESSES: dict[str, Sickness] = {
     "format_gaming": lambda r, k: {"valid_action_share": 0.99, **_returning(r, 0.2)},
     "member_failing": lambda r, k: {"dropped_by_member": {"beat-rock": 1}},
     "disk_soon_full": lambda r, k: {"disk_free_bytes": 30_000_000_000 - 1_500_000_000 * k},
-    "learner_starving": lambda r, k: {"waiting_s": 20.0},
+    "learner_starving": lambda r, k: {"waiting_s": 60.0 * r["train_s"]},
     "actors_starving": lambda r, k: {"actors_idle_share": 0.95},
 }
 """A sickness for each signature that steps show."""
