@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.admission": {*NOUNS, "config", "protocol", "tasks"},
     "mage_async.assembly": {*NOUNS, "config", "credit", "environments", "tasks", "trials"},
     "mage_async.results": {*NOUNS, "admission", "assembly", "config", "environments", "tasks"},
-    "mage_async.doctor": {*NOUNS, "admission", "assembly", "config", "results"},
+    "mage_async.doctor": {*NOUNS, "admission", "assembly", "config", "environments", "results"},
     "mage_async.report": {*NOUNS, "config", "doctor", "results", "tasks"},
     "mage_async.pages": {*NOUNS, "config", "doctor", "report", "results", "tasks"},
     "mage_async.inference": {*NOUNS, "trials"},

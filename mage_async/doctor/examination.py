@@ -6,7 +6,7 @@ from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
 from mage_async.doctor.catalogue import SIGNATURES
 from mage_async.doctor.finding import Case, Finding, Record, Sighting
-from mage_async.errors import ConfigError
+from mage_async.environments.catalogue import names
 from mage_async.results.run_files import RunRecords
 
 GONE = 10
@@ -24,6 +24,9 @@ class Doctor:
             if signature.watch is not None
         }
         self._seen: dict[tuple[str, str], int] = {}
+        """The last step that showed a signature of a subject."""
+        self._evaluated: set[str] = set()
+        """Signatures that evaluations have shown."""
         self.findings: list[Finding] = []
         """All so far, oldest first."""
 
@@ -46,31 +49,36 @@ class Doctor:
         return [
             finding
             for name, watch in self._watches.items()
-            for finding in self._new(name, watch.step(record), self._step)
+            for finding in self._new(name, watch.step(record))
         ]
 
     def evaluated(self, evaluation: Record) -> list[Finding]:
-        """The same of an evaluation, a point of the curve or the final one."""
+        """What an evaluation, a point of the curve or the final one, shows that none before did."""
         return [
             finding
             for name, signature in SIGNATURES.items()
             if signature.look is not None
-            for finding in self._new(
-                name, signature.look(self._case, evaluation), evaluation["version"]
-            )
+            for finding in self._once(name, signature.look(self._case, evaluation))
         ]
 
     def conclude(self, records: RunRecords) -> list[Finding]:
         """What the evaluations of a run show, whose steps have been looked at."""
         return [found for each in evaluations(records) for found in self.evaluated(each)]
 
-    def _new(self, name: str, sightings: Iterable[Sighting], step: int) -> list[Finding]:
+    def _new(self, name: str, sightings: Iterable[Sighting]) -> list[Finding]:
         found = []
         for each in sightings:
             last = self._seen.get((name, each.subject))
-            self._seen[name, each.subject] = step
-            if last is None or step - last > GONE:
-                found.append(_finding(name, each, step))
+            self._seen[name, each.subject] = self._step
+            if last is None or self._step - last > GONE:
+                found.append(_finding(name, each, self._step))
+        self.findings += found
+        return found
+
+    def _once(self, name: str, sightings: Iterable[Sighting]) -> list[Finding]:
+        new = [] if name in self._evaluated else list(sightings)
+        found = [_finding(name, each, each.onset) for each in new]
+        self._evaluated.update(finding.name for finding in found)
         self.findings += found
         return found
 
@@ -95,15 +103,14 @@ def _finding(name: str, seen: Sighting, step: int) -> Finding:
 
 
 def _recorded_bounds(records: RunRecords) -> tuple[float, float] | None:
-    """Of a run whose environment may not be on this machine: then the final evaluation says them,
-    or they are unknown.
+    """As the final evaluation says them, or one of our own environments; to look at a run runs no
+    code of its environment, which may not be on this machine.
     """
     if facts := records.evaluation.get("environment"):
         return _bounds(facts["min_return"], facts["max_return"], facts["units"])
-    try:
-        facts = environment_of(records.config).facts
-    except ConfigError:
+    if records.config.environment.name not in names():
         return None
+    facts = environment_of(records.config).facts
     return _bounds(facts.min_return, facts.max_return, facts.units)
 
 

@@ -60,11 +60,12 @@ class OffPolicy:
     def step(self, record: Record) -> Iterable[Sighting]:
         """See `Watch`."""
         effective, masked = record.get("effective_share", 1.0), record.get("masked_share", 0.0)
+        age = record.get("staleness_mean", 0.0)
         if self._streak.add(record["step"], effective < FEW_EFFECTIVE or masked > MOST_MASKED):
             yield Sighting(
                 self._streak.onset,
                 f"importance weights leave {effective:.0%} of the tokens effective, and the "
-                f"correction masks {masked:.0%}; mean staleness {record['staleness_mean']:.2g}",
+                f"correction masks {masked:.0%}; mean staleness {age:.2g}",
             )
 
 

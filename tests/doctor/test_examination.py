@@ -68,6 +68,12 @@ def test_trials_that_outgrow_the_context_are_truncation() -> None:
     assert "30% of the trials of heldout" in finding.evidence
 
 
+def test_what_every_evaluation_shows_is_found_once() -> None:
+    looks, sets = doctor(), {"heldout": score(0.5, cut_short=0.3)}
+    found = [looks.evaluated({"version": version, "sets": sets}) for version in (0, 20, 40)]
+    assert [len(each) for each in found] == [1, 0, 0]
+
+
 def test_a_made_up_run_that_learned_is_well(tmp_path) -> None:
     run = RunDirectory(tmp_path / "run")
     make_run(run)

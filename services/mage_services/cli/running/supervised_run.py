@@ -102,7 +102,7 @@ def _supervise(
 
 
 def _doctor(run: RunDirectory, config: Config) -> Doctor:
-    """The doctor of a run, who knows the steps of its earlier lives."""
+    """The doctor of a run, after the steps of its earlier lives."""
     doctor = Doctor.of(config)
     for record in read_lines(run.metrics):
         doctor.step(record)
