@@ -112,6 +112,17 @@ def test_the_live_panel_is_replaced_by_the_table(config, run):
     assert text.rfind(SHOW_CURSOR) > text.rfind(HIDE_CURSOR)
 
 
+def test_what_the_doctor_finds_stays_above_the_live_panel(config, run):
+    out = io.StringIO()
+    console = Console(file=out, width=80, height=24, force_terminal=True)
+    view = make_view(config, run, is_terminal=True, console=console, clock=Clock())
+    said = {"event": "finding", "text": "truncation since step 3: [bold]20% of actions"}
+    for process, event in (*FULL_RUN, ("doctor", said), *FULL_RUN):
+        view.event(process, event)
+    view.close(summary())
+    assert out.getvalue().count("doctor: truncation since step 3: [bold]20% of actions") == 1
+
+
 def test_the_panel_is_drawn_at_most_a_few_times_a_second(config, run):
     out, clock = io.StringIO(), Clock()
     console = Console(file=out, width=80, height=24, force_terminal=True)

@@ -69,8 +69,8 @@ class Supervision(Section):
 
 
 class Doctor(Section):
-    """The doctor looks after every step for signs that a run goes wrong. Peers of a run may differ in
-    this table."""
+    """The doctor looks, after every step, for signs that a run goes wrong. Peers of a run may
+    differ in this table."""
 
     halt: list[SignatureName] = field(default_factory=list)
     """Signatures that end a run when they are found, so that it can be resumed with other keys; []
