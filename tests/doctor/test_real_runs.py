@@ -23,8 +23,8 @@ SMALL = (
     "warm_start.steps=30",
     "warm_start.max_steps=30",
     "warm_start.gate=1.0",
-    "warm_start.trials=300",
-    "admission.groups_per_step=8",
+    "warm_start.trials=96",
+    "admission.groups_per_step=4",
     "admission.trials_per_group=6",
     "learner.steps=60",
 )
@@ -95,7 +95,7 @@ def patient(policy: Path) -> Any:
 def test_too_large_a_learning_rate_without_a_bonus_ends_exploration(patient: Patient) -> None:
     """Then the trials of a group are alike, too."""
     patient.adopt(**FAST)
-    patient.train(16)
+    patient.train(12)
     assert {found.name for found in patient.findings} == {"entropy_collapse", "no_variance"}
 
 
@@ -104,17 +104,19 @@ def test_too_large_a_bonus_of_entropy_is_found_with_what_it_does_to_actions(
     patient: Patient,
 ) -> None:
     patient.adopt(**FAST)
-    patient.train(4)
+    patient.train(3)
     patient.adopt(learning_rate=0.01, entropy=20.0, final_entropy=20.0, entropy_ceiling=0.0)
     patient.train(8)
     assert {found.name for found in patient.findings} == {"entropy_runaway", "invalid_actions"}
-    assert all(found.onset > WELL + 4 for found in patient.findings)
+    assert all(found.onset > WELL + 3 for found in patient.findings)
 
 
 @pytest.mark.slow
 def test_an_engine_that_keeps_old_weights_is_found(patient: Patient) -> None:
     patient.follows = False
-    patient.train(8)
-    (finding,) = patient.findings
-    assert finding.name == "engine_mismatch"
-    assert finding.onset == WELL + 2  # the first step that is not drawn by its own weights
+    patient.adopt(learning_rate=0.005)
+    patient.train(6)
+    first, *others = patient.findings
+    assert first.name == "engine_mismatch"
+    assert first.onset == WELL + 2  # the first step that is not drawn by its own weights
+    assert {found.name for found in others} <= {"off_policy"}
