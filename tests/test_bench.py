@@ -12,6 +12,7 @@ NEEDED = {
     "bench.chaos.fuzz_coverage": "atheris",
     "bench.engine.sglang_kills": "sglang",
     "bench.engine.sglang_truth": "sglang",
+    "bench.models.trl_side": "trl",
 }
 """Libraries without which a module cannot be imported."""
 STARTED = {"bench.chaos.attackers", "bench.chaos.fuzz_coverage", "bench.chaos.tapped_run"}

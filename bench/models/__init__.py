@@ -1,1 +1,1 @@
-"""Benchmarks of pretrained language models: what a step takes, and whether one learns to adapt."""
+"""Benchmarks of pretrained language models: a step, the same beside TRL, and what one learns."""

@@ -2,13 +2,14 @@
 
     python -m bench.models.step_memory MODEL         15 minutes, 5 GB
 
-Batches of 32 made-up trials, 340 tokens each give or take 40, of which a quarter was sampled, in
-four minibatches: `Trainer.step` on the processor in float32, two steps a variant. `MODEL` is a
+Batches of 32 made-up trials, 340 tokens each give or take 40, which begin with the same 136 tokens,
+in four minibatches: `Trainer.step` on the processor in float32, two steps a variant. `MODEL` is a
 HuggingFace directory; the baseline's is SmolLM2-135M-Instruct.
 
     passes           at most 1,360 tokens a pass, three to four trials
     checkpointed     the same, and the activations of each layer computed again
     adapters         passes, and adapters of rank 16 on the frozen model instead of all weights
+    opening          the same, and what the trials of a pass begin with goes through the model once
 
 Every variant is a process of its own with the environment that the supervisor gives the learner of
 a pretrained model. "Beyond" is its peak of resident memory less what was resident when the model
@@ -29,38 +30,22 @@ import torch
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
+from bench.models.made_up_trials import MEAN_TOKENS, OPENING, SPREAD, batch
 from mage_async.config.sections.learner import Learner
 from mage_async.config.sections.policy import Lora
-from mage_async.learning.packing import SampledTokens, Sequenced
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
 from mage_services.processes.supervisor import LARGE_TENSORS
 
 LIMIT_BYTES = 4_000_000_000
-NUM_TRIALS, MEAN_TOKENS, SPREAD, NUM_STEPS = 32, 340, 40, 2
+NUM_TRIALS, NUM_STEPS = 32, 2
 VARIANTS: dict[str, dict[str, Any]] = {
     "passes": {"tokens_per_pass": 4 * MEAN_TOKENS},
     "checkpointed": {"tokens_per_pass": 4 * MEAN_TOKENS, "activation_checkpointing": True},
     "adapters": {"tokens_per_pass": 4 * MEAN_TOKENS},
+    "opening": {"tokens_per_pass": 4 * MEAN_TOKENS, "shared_opening": True},
 }
-
-
-def trial(source: np.random.Generator, vocabulary: int) -> Sequenced:
-    """One segment of random tokens; the last of every four was sampled."""
-    length = int(source.integers(MEAN_TOKENS - SPREAD, MEAN_TOKENS + SPREAD + 1))
-    places = np.arange(4, length, 4)
-    count = len(places)
-    zeros = [np.zeros(count, np.int32) for _ in range(5)]
-    advantages = source.normal(size=count).astype(np.float32)
-    logprobs = np.full(count, -np.log(vocabulary), np.float32)
-    return Sequenced(
-        source.integers(0, vocabulary, length).astype(np.int32),
-        places,
-        SampledTokens(logprobs, *zeros),
-        np.ones(count, np.int64),
-        torch.from_numpy(advantages),
-    )
 
 
 def measure(model: Path, variant: str, threads: int) -> dict[str, Any]:
@@ -68,7 +53,7 @@ def measure(model: Path, variant: str, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     rules = Learner(minibatches=4, **VARIANTS[variant])
     policy = load_policy(model, "float32", "cpu")
-    if variant == "adapters":
+    if variant in ("adapters", "opening"):
         add_adapters(policy, Lora(), 0)
     trainer = Trainer(policy, rules, 1.0, 0, max_staleness=1)
     trained = sum(one.nbytes for one in policy.parameters() if one.requires_grad)
@@ -78,9 +63,9 @@ def measure(model: Path, variant: str, threads: int) -> dict[str, Any]:
     vocabulary, source = trainer.model.config.vocab_size, np.random.default_rng(0)
     took_s = []
     for _ in range(NUM_STEPS):
-        batch = [trial(source, vocabulary) for _ in range(NUM_TRIALS)]
+        trials = batch(source, vocabulary, NUM_TRIALS)
         began = time.monotonic()
-        trainer.step(batch)
+        trainer.step(trials)
         took_s.append(round(time.monotonic() - began, 1))
     beyond = loaded + 2 * trained
     return {
@@ -114,7 +99,8 @@ def main() -> None:
     for name, one in found.items():
         sizes = "".join(f"{one[f'{key}_bytes'] / 1e9:8.2f}" for key in ("beyond", "slack", "peak"))
         print(f"{name:<15}{sizes}      {', '.join(map(str, one['step_s']))}")
-    shapes = {"trials": NUM_TRIALS, "mean_tokens": MEAN_TOKENS, "spread": SPREAD, "minibatches": 4}
+    shapes = {"trials": NUM_TRIALS, "mean_tokens": MEAN_TOKENS, "spread": SPREAD}
+    shapes |= {"opening": OPENING, "minibatches": 4}
     settings = {"model": given.model.name, "threads": given.threads, "limit_bytes": LIMIT_BYTES}
     write_baseline("step_memory", shapes | settings | {"variants": found})
     missed = [name for name, one in found.items() if one["beyond_bytes"] > LIMIT_BYTES]

@@ -64,37 +64,57 @@ class Pass:
 def cut(
     sequences: Sequence[Sequenced], tokens_per_pass: int, *, shares_opening: bool = False
 ) -> list[list[Sequenced]]:
-    """Whole sequences, in their order, in passes of at most `tokens_per_pass` tokens; 0 is one.
+    """Whole sequences in passes of at most `tokens_per_pass` tokens; 0 is one pass.
 
     Args:
-        shares_opening: what the sequences of a pass begin with is counted once.
+        shares_opening: what the sequences of a pass begin with is counted once. Then sequences that
+            begin alike come together, and one that would cost a pass more than its own tokens
+            begins the next; otherwise they keep their order.
 
     Raises:
         RunError: a sequence alone has more tokens.
     """
     if not tokens_per_pass:
         return [list(sequences)]
-    passes: list[list[Sequenced]] = []
-    opening = own = 0
+    if shares_opening:
+        sequences = sorted(sequences, key=lambda sequence: sequence.tokens.tolist())
+    passes: list[_Open] = []
     for sequence in sequences:
-        length = len(sequence.tokens)
-        if length > tokens_per_pass:
-            raise RunError(
-                f"a segment of {length} tokens does not fit into learner.tokens_per_pass = "
-                f"{tokens_per_pass}: set it to at least engine.max_tokens"
-            )
-        shared = _shared(passes[-1], opening, sequence) if passes and shares_opening else 0
-        count = len(passes[-1]) if passes else 0
-        if not passes or own + length - count * shared > tokens_per_pass:
-            passes.append([])
-            opening, own = length, 0
+        _check(sequence, tokens_per_pass)
+        wider = passes[-1].with_one_more(sequence, shares_opening) if passes else None
+        if wider and wider.size <= min(tokens_per_pass, passes[-1].size + len(sequence.tokens)):
+            passes[-1] = wider
         else:
-            opening = shared
-        passes[-1].append(sequence)
-        own += length
-    return passes
+            passes.append(_Open([sequence], len(sequence.tokens), len(sequence.tokens)))
+    return [each.sequences for each in passes]
 
 
-def _shared(sequences: Sequence[Sequenced], opening: int, other: Sequenced) -> int:
-    """What is left of an opening that one more sequence shares."""
-    return min(opening, alike(sequences[0].tokens, other.tokens))
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A pass that may have room."""
+
+    sequences: list[Sequenced]
+    num_tokens: int
+    """Of all sequences."""
+    opening: int
+    """How many tokens the sequences begin with alike."""
+
+    @property
+    def size(self) -> int:
+        """Tokens that go through the model."""
+        return self.num_tokens - (len(self.sequences) - 1) * self.opening
+
+    def with_one_more(self, sequence: Sequenced, shares_opening: bool) -> "_Open":
+        first = self.sequences[0].tokens
+        opening = min(self.opening, alike(first, sequence.tokens)) if shares_opening else 0
+        length = len(sequence.tokens)
+        return _Open([*self.sequences, sequence], self.num_tokens + length, opening)
+
+
+def _check(sequence: Sequenced, tokens_per_pass: int) -> None:
+    length = len(sequence.tokens)
+    if length > tokens_per_pass:
+        raise RunError(
+            f"a segment of {length} tokens does not fit into learner.tokens_per_pass = "
+            f"{tokens_per_pass}: set it to at least engine.max_tokens"
+        )

@@ -90,12 +90,25 @@ def test_a_pass_has_room_for_more_sequences() -> None:
     parts = alike_for(12)
     assert [len(each) for each in cut(parts, 80)] == [2, 2, 2, 1]
     passes = cut(parts, 80, shares_opening=True)
-    assert [len(each) for each in passes] == [2, 4, 1]
+    assert len(passes) == 3
+    assert {id(part) for each in passes for part in each} == {id(part) for part in parts}
     for each in passes:
         layout = Layout.of([part.tokens for part in each], shares_opening=True)
         assert len(layout.tokens) <= 80
     alone = cut([sequence(40), sequence(41)], 81, shares_opening=True)
     assert [len(each) for each in alone] == [2]
+
+
+def test_sequences_of_two_games_go_into_passes_of_their_own() -> None:
+    one, other = alike_for(12), [sequence(length) for length in LENGTHS]
+    for each in other:
+        each.tokens[:12] = np.arange(40, 52)
+    mixed = [each for pair in zip(one, other, strict=True) for each in pair]
+    passes = cut(mixed, 1000, shares_opening=True)
+    assert [{int(each.tokens[0]) for each in found} for found in passes] in (
+        [{int(one[0].tokens[0])}, {40}],
+        [{40}, {int(one[0].tokens[0])}],
+    )
 
 
 def test_a_row_has_the_opening_once_and_positions_of_each_sequence() -> None:

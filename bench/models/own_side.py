@@ -1,0 +1,98 @@
+"""Our side of `bench.models.trl_comparison`: the embedded engine and the trainer, timed."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mage_async.assembly import environment_of, rules_of
+from mage_async.completion import Prompt, Sampling
+from mage_async.config import config_file
+from mage_async.config.sections.corrections import NoCorrection
+from mage_async.config.sections.learner import Learner
+from mage_async.config.sections.policy import Lora
+from mage_async.inference.chat_files import load_chat
+from mage_async.inference.model import Model
+from mage_async.inference.scheduler import Scheduler
+from mage_async.inference.weights import as_weights
+from mage_async.learning.adapters import merged_tensors, trained_tensors
+from mage_async.learning.packing import SampledTokens, Sequenced
+from mage_async.learning.trainer import Trainer
+from mage_async.policy.load import load_policy
+from mage_async.policy.lora import add_adapters
+from mage_async.tasks.task_stream import TaskStream
+from mage_async.trials.duel_run import begin_trial
+
+GROUPS, GROUP_SIZE, RATE = 4, 8, 1e-4
+BATCH = GROUPS * GROUP_SIZE
+ADAPTERS = Lora(rank=16, alpha=32.0)
+
+
+def first_prompt(model: Path) -> np.ndarray:
+    """The tokens that a trial of boxes begins with: int32 [T]."""
+    config = config_file.load(config_file.find("smollm2_boxes"), [f"policy.source={model}"])
+    environment, chat = environment_of(config), load_chat(model)
+    rules = rules_of(config, environment, chat, config.trial.episodes)
+    task = TaskStream(environment, config.seed).task(0)
+    prompt = begin_trial(environment, task, 0, rules, chat, name="0").next_prompt()
+    assert prompt is not None
+    return prompt.tokens
+
+
+class Ours:
+    """The embedded engine and the trainer."""
+
+    def __init__(self, model: Path, prompt: np.ndarray, num_drawn: int) -> None:
+        policy = load_policy(model, "float32", "cpu")
+        add_adapters(policy, ADAPTERS, 0)
+        length = len(prompt) + num_drawn
+        rules = Learner(
+            minibatches=1,
+            learning_rate=RATE,
+            correction=NoCorrection(),
+            tokens_per_pass=GROUP_SIZE * length,
+            shared_opening=True,
+        )
+        self.trainer = Trainer(policy, rules, 1.0, 0, max_staleness=0)
+        self._engine = Scheduler(Model.load(model, lanes=BATCH, max_tokens=length))
+        self._prompt, self._num_drawn = prompt, num_drawn
+
+    def sample(self) -> float:
+        """Seconds to draw a batch with the adapters of now."""
+        version, engine = self.trainer.version, self._engine
+        named = merged_tensors(self.trainer.model)
+        engine.swap(version, as_weights(named, engine.architecture, "trainer", engine.arithmetic))
+        began, sampling = time.monotonic(), Sampling(max_tokens=self._num_drawn)
+        for number in range(BATCH):
+            seed = version * BATCH + number
+            engine.submit(Prompt(f"{version}.{number}", self._prompt, sampling, seed))
+        drawn = 0
+        while not engine.is_idle:
+            drawn += sum(len(completion.tokens) for _, completion in engine.advance())
+        took_s = time.monotonic() - began
+        for number in range(BATCH):
+            engine.release(f"{version}.{number}")
+        assert drawn == BATCH * self._num_drawn
+        return took_s
+
+    def train(self, batch: list[Sequenced], adapters: dict[str, torch.Tensor]) -> dict[str, float]:
+        """Seconds of an update that begins with given adapters, and its gradient's norm."""
+        for name, tensor in trained_tensors(self.trainer.model).items():
+            tensor.copy_(adapters[name])
+        began = time.monotonic()
+        norm = self.trainer.step(batch)["grad_norm"]
+        return {"trained_s": time.monotonic() - began, "norm": norm}
+
+
+def sequenced(prompt: list[int], completion: list[int], advantage: float) -> Sequenced:
+    """A completion as our trainer takes it."""
+    count = len(completion)
+    zeros = [np.zeros(count, np.int32) for _ in range(5)]
+    return Sequenced(
+        np.array(prompt + completion, np.int32),
+        np.arange(len(prompt), len(prompt) + count),
+        SampledTokens(np.zeros(count, np.float32), *zeros),
+        np.array([count]),
+        torch.tensor([advantage]),
+    )

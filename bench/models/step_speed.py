@@ -1,0 +1,126 @@
+"""How much faster a step of a pretrained model is made by what is saved in it.
+
+    python -m bench.models.step_speed MODEL [--trials 32] [--repeats 3]        15 minutes, 7 GB
+
+Batches of 32 made-up trials, 340 tokens each give or take 40, which begin with the same 136 tokens,
+in four minibatches: `Trainer.step` on the processor in float32. `MODEL` is a HuggingFace directory;
+the baseline's is SmolLM2-135M-Instruct. Every arm saves what the one above it does, and more:
+
+    before           all weights are trained; every pass has a forward of its own before training
+                     begins, for the log-probs that the loss compares with
+    first forward    the first minibatch takes those from the forward that trains it
+    adapters         adapters of rank 16 on the frozen model instead of all weights
+    opening          what the trials of a pass begin with goes through the model once
+
+Arms alternate on the same batches in one process. Prints the seconds of a step and tokens of its
+trials a second; exits with status 1 where the last arm is less than 1.8 times as fast as the first.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from bench.models.made_up_trials import MEAN_TOKENS, OPENING, SPREAD, batch
+from mage_async.config.sections.learner import Learner
+from mage_async.config.sections.policy import Lora
+from mage_async.learning.packing import Sequenced
+from mage_async.learning.passes import Pass
+from mage_async.learning.token_loss import HeadInputs
+from mage_async.learning.trainer import Trainer
+from mage_async.policy.load import load_policy
+from mage_async.policy.lora import add_adapters
+from mage_services.processes.supervisor import LARGE_TENSORS
+
+WANTED = 1.8
+MINIBATCHES = 4
+ARMS = ("before", "first forward", "adapters", "opening")
+
+
+class ForwardBefore(Trainer):
+    """A trainer that makes a forward of its own for every pass before it trains."""
+
+    def passes(self, sequences: Sequence[Sequenced]) -> list[Pass]:
+        """Passes with what the weights of this moment say of their tokens."""
+        return [super(ForwardBefore, self).begun(each) for each in super().passes(sequences)]
+
+    def begun(self, each: Pass, inputs: HeadInputs | None = None) -> Pass:
+        """The pass itself: it is begun."""
+        return each
+
+
+def trainer_of(arm: str, model: Path) -> Trainer:
+    """A trainer on a copy of the model of its own."""
+    policy = load_policy(model, "float32", "cpu")
+    if arm in ("adapters", "opening"):
+        add_adapters(policy, Lora(), 0)
+    rules = Learner(minibatches=MINIBATCHES, learning_rate=1e-6, shared_opening=arm == "opening")
+    kind = ForwardBefore if arm == "before" else Trainer
+    return kind(policy, rules, 1.0, 0, max_staleness=1)
+
+
+def measure(model: Path, arms: Sequence[str], num_trials: int, repeats: int) -> dict[str, list]:
+    """Seconds of every step by arm; the first step of each, on a quarter of a batch, warms up."""
+    trainers = {arm: trainer_of(arm, model) for arm in arms}
+    vocabulary = next(iter(trainers.values())).model.config.vocab_size
+    source = np.random.default_rng(0)
+    took_s: dict[str, list[float]] = {arm: [] for arm in arms}
+    for trainer in trainers.values():
+        trainer.step(batch(source, vocabulary, max(MINIBATCHES, num_trials // 4)))
+    for _ in range(repeats):
+        trials = batch(source, vocabulary, num_trials)
+        for arm, trainer in trainers.items():
+            began = time.monotonic()
+            trainer.step(trials)
+            took_s[arm].append(time.monotonic() - began)
+    return took_s
+
+
+def report(took_s: dict[str, list[float]], given: argparse.Namespace) -> float:
+    """Print the table and write the baseline; how many times as fast the last arm is."""
+    first, *_ = typical = {arm: median(each) for arm, each in took_s.items()}
+    num_tokens = given.trials * MEAN_TOKENS
+    print(f"{'arm':<15}{'s a step':>10}{'tokens/s':>10}{'ratio':>8}")
+    for arm, step_s in typical.items():
+        ratio = typical[first] / step_s
+        print(f"{arm:<15}{step_s:>10.1f}{num_tokens / step_s:>10.0f}{ratio:>8.2f}")
+    shapes = {"trials": given.trials, "mean_tokens": MEAN_TOKENS, "spread": SPREAD}
+    settings = {"opening": OPENING, "minibatches": MINIBATCHES, "threads": given.threads}
+    figures = {"model": given.model.name, "wanted": WANTED, "step_s": took_s}
+    gain = typical[first] / typical[[*typical][-1]]
+    if not given.no_baseline:
+        write_baseline("step_speed", shapes | settings | figures | {"gain": gain})
+    return gain
+
+
+def main() -> None:
+    """Measure in a process with the learner's environment, and say whether the gain is enough."""
+    parser = option_parser(__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--trials", type=int, default=32, help="of a batch")
+    parser.add_argument("--repeats", type=int, default=3, help="steps that are timed of each arm")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="+", choices=ARMS, default=ARMS, help="these arms")
+    parser.add_argument("--no-baseline", action="store_true", help="write no file")
+    given = parser.parse_args()
+    if not LARGE_TENSORS.items() <= os.environ.items():
+        command = [sys.executable, "-m", "bench.models.step_speed", *sys.argv[1:]]
+        threads = {"OMP_NUM_THREADS": str(given.threads)}
+        sys.exit(subprocess.run(command, env={**os.environ, **LARGE_TENSORS, **threads}).returncode)
+    torch.set_num_threads(given.threads)
+    gain = report(measure(given.model, given.only, given.trials, given.repeats), given)
+    print(f"{gain:.2f} times as fast, wanted {WANTED}: {'ok' if gain >= WANTED else 'MISSED'}")
+    sys.exit(gain < WANTED)
+
+
+if __name__ == "__main__":
+    main()

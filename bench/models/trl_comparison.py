@@ -1,0 +1,114 @@
+"""The same steps by TRL's GRPOTrainer and by our engine and trainer: sampled and trained tokens/s.
+
+    python -m venv DIR && DIR/bin/pip install trl -e .            in the root of a checkout
+    DIR/bin/python -m bench.models.trl_comparison MODEL [--steps 4] [--completion 64]
+
+`MODEL` is a HuggingFace directory, for the baseline SmolLM2-135M-Instruct. Every step plays and
+trains 32 completions of 64 tokens, in 4 groups of 8, on the processor in float32 with adapters of
+rank 16: one turn each, for TRL plays several turns by calls of tools, which this model's template
+does not know. The prompt is the first of a trial of `configs/smollm2_boxes.toml`, alike in all its
+trials, as rules are.
+
+    sampled     TRL: transformers' `generate` on the batch; ours: the embedded engine, which draws
+                as many tokens for the same prompts
+    trained     one update on TRL's completions with TRL's advantages, from the adapters that TRL's
+                update began with. TRL: 4 batches of 8, without checkpointed activations; ours:
+                passes of at most as many tokens
+
+Sides alternate, step by step, in one process; the first step warms up. The norms of both gradients
+are compared in every step. Exits with status 1 where ours samples or trains fewer than twice as
+many tokens a second, or a norm differs by more than 1 %.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from bench.models.own_side import (
+    ADAPTERS,
+    BATCH,
+    GROUP_SIZE,
+    GROUPS,
+    RATE,
+    Ours,
+    first_prompt,
+    sequenced,
+)
+from mage_services.processes.supervisor import LARGE_TENSORS
+
+WANTED, MOST_GAP = 2.0, 0.01
+
+
+def measure(model: Path, num_steps: int, num_drawn: int) -> list[dict[str, dict[str, float]]]:
+    """What each step took on both sides."""
+    from bench.models.trl_side import TrlSide  # a library that only this benchmark needs
+
+    prompt = first_prompt(model)
+    ours, steps = Ours(model, prompt, num_drawn), list[dict[str, dict[str, float]]]()
+
+    def ended(found: dict[str, float], batch: list[Any], adapters: dict[str, torch.Tensor]) -> None:
+        own = {"sampled_s": ours.sample()}
+        own |= ours.train([sequenced(*each) for each in batch], adapters)
+        steps.append({"trl": found, "ours": own})
+        print(f"step {len(steps)}: {found} beside {own}", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        shape = {"rank": ADAPTERS.rank, "alpha": ADAPTERS.alpha, "targets": ADAPTERS.targets}
+        side = TrlSide(model, prompt.tolist(), num_drawn, (GROUPS, GROUP_SIZE), RATE, shape)
+        side.run(num_steps + 1, Path(folder), ended)
+    return steps[1:]
+
+
+def report(steps: list[dict[str, dict[str, float]]], given: argparse.Namespace) -> list[str]:
+    """Print the table and write the baseline; what fell short."""
+    num_tokens = BATCH * given.completion
+    print(f"{'tokens/s':<10}{'TRL':>10}{'ours':>10}{'ratio':>8}")
+    figures: dict[str, Any] = {}
+    for name in ("sampled", "trained"):
+        rates = {
+            side: num_tokens / median(step[side][f"{name}_s"] for step in steps)
+            for side in ("trl", "ours")
+        }
+        figures[name] = rates | {"ratio": rates["ours"] / rates["trl"]}
+        row = "".join(f"{rate:>10.0f}" for rate in rates.values())
+        print(f"{name:<10}{row}{figures[name]['ratio']:>8.2f}")
+    figures["norm_gap"] = max(abs(step["ours"]["norm"] / step["trl"]["norm"] - 1) for step in steps)
+    print(f"gradients' norms differ by at most {figures['norm_gap']:.1e}")
+    shapes = {"groups": GROUPS, "group_size": GROUP_SIZE, "completion": given.completion}
+    settings = {"model": given.model.name, "threads": given.threads, "steps": steps}
+    if not given.no_baseline:
+        write_baseline("trl_comparison", shapes | settings | figures)
+    missed = [name for name in ("sampled", "trained") if figures[name]["ratio"] < WANTED]
+    return missed + ["norm"] * (figures["norm_gap"] > MOST_GAP)
+
+
+def main() -> None:
+    """Measure in a process with the learner's environment, and say what fell short."""
+    parser = option_parser(__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--steps", type=int, default=4, help="that are timed")
+    parser.add_argument("--completion", type=int, default=64, help="tokens drawn for each prompt")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-baseline", action="store_true", help="write no file")
+    given = parser.parse_args()
+    if not LARGE_TENSORS.items() <= os.environ.items():
+        command = [sys.executable, "-m", "bench.models.trl_comparison", *sys.argv[1:]]
+        threads = {"OMP_NUM_THREADS": str(given.threads)}
+        sys.exit(subprocess.run(command, env={**os.environ, **LARGE_TENSORS, **threads}).returncode)
+    torch.set_num_threads(given.threads)
+    missed = report(measure(given.model, given.steps, given.completion), given)
+    print(f"missed: {', '.join(missed)}" if missed else "all within bounds")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
