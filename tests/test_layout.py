@@ -45,6 +45,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.policy": {
         *NOUNS, "assembly", "config", "inference", "learning", "results", "trials",
     },
+    "mage_async.plan": {
+        *NOUNS, "assembly", "config", "environments", "learning", "mage_kernels", "policy",
+    },
     "mage_async.preflight": {
         *NOUNS, "environments", "assembly", "config", "inference", "policy", "trials",
     },
@@ -100,6 +103,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_async.learning": COMPUTING,
     "mage_async.policy": COMPUTING,
     "mage_async.algorithm": COMPUTING,
+    "mage_async.plan": COMPUTING,
     "mage_async.preflight": COMPUTING,
     "mage_kernels": STANDARD - WAITING | {"torch", "triton"},
     "mage_services": SERVING,

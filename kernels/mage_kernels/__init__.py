@@ -1,6 +1,7 @@
 """Kernels for the RL head of a language model, each specified in plain PyTorch."""
 
 from mage_kernels.advantage import Cells, at_tokens, minus_baseline, over_rms
+from mage_kernels.chunked import planned_chunks
 from mage_kernels.dispatch import advantage_report, backend_report
 from mage_kernels.head import PolicyLoss, keeps_logits, linear_logprob, linear_policy_loss
 from mage_kernels.surrogate import SUMS, Surrogate, TokenData
@@ -19,4 +20,5 @@ __all__ = [
     "linear_policy_loss",
     "minus_baseline",
     "over_rms",
+    "planned_chunks",
 ]

@@ -12,6 +12,8 @@ Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows of a chunk.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import NamedTuple
 
@@ -29,6 +31,8 @@ GPU_CHUNK_BYTES = 2**31
 CHUNKS_THAT_FIT = 8
 """A pass over a chunk takes some four times its logits: half of the free memory then."""
 MIN_ROWS = 64
+PLANNED: ContextVar[int] = ContextVar("PLANNED", default=0)
+"""Bytes of a chunk on a device that is only planned for; 0: on this machine's."""
 
 
 class Softmax(NamedTuple):
@@ -98,8 +102,20 @@ def chunks(num_rows: int, num_columns: int, itemsize: int, chunk_bytes: int) -> 
     return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
 
 
+@contextmanager
+def planned_chunks(chunk_bytes: int) -> Iterator[None]:
+    """Chunks have so many bytes of logits, as on a device that this machine does not have."""
+    token = PLANNED.set(chunk_bytes)
+    try:
+        yield
+    finally:
+        PLANNED.reset(token)
+
+
 def chunk_bytes_on(device: torch.device) -> int:
     """Bytes of logits that a chunk may have on a device, by what is free on it now."""
+    if planned := PLANNED.get():
+        return planned
     if device.type != "cuda" or not torch.cuda.is_available():
         return CHUNK_BYTES
     free, _ = torch.cuda.mem_get_info(device)

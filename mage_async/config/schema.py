@@ -16,6 +16,7 @@ from mage_async.config.sections.policy import Pretrained, Tiny, WarmStart
 from mage_async.config.sections.run import (
     Doctor,
     Evaluation,
+    Hardware,
     Journal,
     Supervision,
     Tracking,
@@ -51,6 +52,7 @@ class Config(Section):
     learner: Learner = Learner()
     evaluation: Evaluation = Evaluation()
     transport: Transport = Transport()
+    hardware: Hardware = Hardware()
     journal: Journal = Journal()
     supervision: Supervision = Supervision()
     doctor: Doctor = Doctor()

@@ -53,7 +53,7 @@ class Trainer:
         adapters it is the model without them.
         """
         self.version = 0
-        self._optimizer = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             [weight for weight in model.parameters() if weight.requires_grad],
             lr=rules.learning_rate,
         )
@@ -85,7 +85,7 @@ class Trainer:
         self._loss = loss_pass(rules)
         self._max_staleness = max_staleness
         checkpoint_activations(self.model, is_on=rules.activation_checkpointing)
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["betas"] = (rules.beta1, rules.beta2)
             group["weight_decay"] = rules.weight_decay
 
@@ -109,7 +109,7 @@ class Trainer:
         scale = len(minibatches) / max(1, num_tokens)
         updates = [self.update(passes, scale) for passes in minibatches]
         metrics = step_metrics(updates, self.version, self._max_staleness)
-        metrics["learning_rate"] = self._optimizer.param_groups[0]["lr"]
+        metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         self.version += 1
         return metrics
 
@@ -119,12 +119,12 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the weights."""
-        return {"version": self.version, "optimizer": self._optimizer.state_dict()}
+        return {"version": self.version, "optimizer": self.optimizer.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave."""
         self.version = int(state["version"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
 
     def _chunks(self, sequences: Sequence[Sequenced]) -> list[list[Sequenced]]:
         order = list(sequences)
@@ -192,10 +192,10 @@ class Trainer:
 
     def update(self, passes: Sequence[Pass], scale: float) -> Update:
         """One optimizer update, which waits for no GPU."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         trained = [self._backward(each, scale) for each in passes]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._rules.grad_clip)
-        self._optimizer.step()
+        self.optimizer.step()
         return Update(trained, norm)
 
     def _backward(self, each: Pass, scale: float) -> TrainedPass:
@@ -220,5 +220,5 @@ class Trainer:
     def _set_rate(self) -> None:
         start, end = self._rules.learning_rate, self._rules.final_learning_rate
         warm = min(1.0, (self.version + 1) / max(1, self._rules.warmup_steps))
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = warm * (start + (end - start) * self._progress())

@@ -59,13 +59,22 @@ def check_trainable(directory: Path) -> PreTrainedModel:
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]  # without all classes that transformers knows
         raise PolicyError(f"{directory}: transformers cannot build it: {reason}") from error
-    if features := untrainable(model):
-        raise PolicyError(
-            f"{directory}: {config.model_type} cannot be trained on packed sequences because of "
-            f"its {', '.join(features)}; take a model without, of type {', '.join(TRAINABLE)}"
-        )
+    refuse_untrainable(model, str(directory))
     _check_head(directory, model)
     return model
+
+
+def refuse_untrainable(model: PreTrainedModel, source: str) -> None:
+    """Refuse a model, on any device, that packed training would compute wrongly.
+
+    Raises:
+        PolicyError: the sentence begins with `source` and names the features.
+    """
+    if features := untrainable(model):
+        raise PolicyError(
+            f"{source}: {model.config.model_type} cannot be trained on packed sequences because of "
+            f"its {', '.join(features)}; take a model without, of type {', '.join(TRAINABLE)}"
+        )
 
 
 def untrainable(model: PreTrainedModel) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.config.schema import Tiny
@@ -35,7 +36,7 @@ CHAT_FILES = (
 def build_tiny(shape: Tiny, words: Iterable[str], seed: int, directory: Path) -> None:
     """Make a Qwen3 model of random weights with a tokenizer for `words`, as a model directory."""
     tokenizer = build_tokenizer(words)
-    config = _tiny_config(shape, tokenizer.get_vocab_size(), tokenizer.token_to_id(END))
+    config = tiny_shape(shape, tokenizer)
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(config)
     _initialise(model)
@@ -99,7 +100,9 @@ def _write_rope_theta(file: Path) -> None:
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def _tiny_config(shape: Tiny, vocabulary: int, end: int) -> Qwen3Config:
+def tiny_shape(shape: Tiny, tokenizer: Tokenizer) -> Qwen3Config:
+    """The `config.json` of a tiny model for a tokenizer's words."""
+    vocabulary, end = tokenizer.get_vocab_size(), tokenizer.token_to_id(END)
     return Qwen3Config(
         vocab_size=-(-vocabulary // 32) * 32,
         hidden_size=shape.hidden_size,

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import tomli_w
+from msgspec.structs import replace
 
 from mage_async.config import config_file
-from mage_async.config.schema import digest
+from mage_async.config.schema import Config, digest
+from mage_async.config.sections.run import Hardware
 from mage_async.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "recorded"
@@ -33,9 +35,16 @@ def flat(name: str) -> dict[str, Any]:
 def test_a_shipped_file_resolves_to_what_it_did(name: str) -> None:
     file, _, method = name.partition(" --method ")
     today = config_file.load(config_file.find(file), method=method or None)
+    today = today if today.learner.device == "cpu" else without_a_plan(today)
     recorded = config_file.loads(tomli_w.dumps(flat(name)))
     assert recorded == today
     assert digest(recorded) == digest(today)
+
+
+def without_a_plan(config: Config) -> Config:
+    """A file for a GPU as it was before `mage plan` made it fit."""
+    learner = replace(config.learner, tokens_per_pass=0, activation_checkpointing=False)
+    return replace(config, learner=learner, hardware=Hardware())
 
 
 def test_every_shipped_file_was_recorded() -> None:

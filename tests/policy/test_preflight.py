@@ -108,6 +108,19 @@ def test_what_the_process_finds_is_one_sentence(directory: Path) -> None:
         look_at_policy(pretrained(directory), 1, say=print)
 
 
+def test_adapters_of_layers_that_do_not_exist_are_refused(directory: Path) -> None:
+    config = pretrained(directory, 'policy.lora.targets=["c_attn"]')
+    with pytest.raises(PolicyError, match="qwen3 has no layer 'c_attn' that takes an adapter"):
+        play_first_turns(config, directory, lambda: 0.0, settle)
+
+
+def test_a_head_that_is_tied_and_declared_untied_is_refused(directory: Path) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": False}))
+    with pytest.raises(PolicyError, match=r"tie_word_embeddings = false, but no file holds lm_h"):
+        play_first_turns(pretrained(directory), directory, lambda: 0.0, settle)
+
+
 def test_a_tiny_policy_is_not_looked_at() -> None:
     config = config_file.load(config_file.find(None), [])
     assert look_at_policy(config, 1, say=pytest.fail) is config

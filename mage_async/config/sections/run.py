@@ -23,6 +23,19 @@ SignatureName = Literal[
 ]
 """Signatures that show while a run trains; `mage_async/doctor/catalogue.py` explains each."""
 
+GPU = Literal[
+    "", "t4", "v100", "l4", "rtx4090", "l40s", "a100_40", "a100_80", "h100", "h200", "b200"
+]
+"""Models that `mage_async/plan/devices.py` knows."""
+
+
+class Hardware(Section):
+    """What the run is meant for."""
+
+    gpu: GPU = ""
+    """Model of every GPU that the configuration names, for `mage plan` and for the check before a
+    launch where this machine's own is not asked for; "" is this machine's."""
+
 
 class Evaluation(Section):
     """Curves while training, and the final measure with its controls."""

@@ -23,6 +23,7 @@ from mage_async.preflight.files import Contexts, check_files, num_weights
 from mage_async.preflight.size import check_size, with_deadlines
 from mage_async.trials.duel_run import Run
 from mage_services.environments.workers import Workers
+from mage_services.processes.hardware import check_gpu
 
 MODULE = "mage_services.actor.preflight"
 
@@ -99,6 +100,8 @@ def _look(config: Config, num_actors: int) -> dict:
     from mage_async.preflight.first_turns import play_first_turns
 
     assert isinstance(config.policy, Pretrained), "a tiny policy is not looked at"
+    if config.learner.device != "cpu":
+        check_gpu(config, num_actors)
     directory = source_directory(config.policy.source)
     found: dict = {"contexts": asdict(_check(config, directory, num_actors))}
     with asyncio.Runner() as runner:

@@ -6,7 +6,7 @@ from typing import Protocol
 from mage_services.cli.ablation import ablate
 from mage_services.cli.looking import doctor, journal, report, track, view
 from mage_services.cli.running import actor, evaluate, play, replay, serve_environment, train
-from mage_services.cli.settings import completion, config, keys
+from mage_services.cli.settings import completion, config, keys, plan
 
 
 class Command(Protocol):
@@ -43,6 +43,7 @@ COMMANDS: dict[str, Command] = {
     "keys": keys,
     "actor": actor,
     "serve-environment": serve_environment,
+    "plan": plan,
     "config": config,
     "completion": completion,
 }

@@ -1,0 +1,122 @@
+"""How far `mage plan` is from the memory that an update of the learner takes on a CPU.
+
+    python -m bench.learning.plan_accuracy MODEL         4 minutes, 6 GB
+
+The learner of four configurations trains two made-up steps in a process of its own, with the
+environment that the supervisor gives it. Measured is the peak of resident memory less what was
+resident before the model existed: weights, gradients, optimizer, activations and logits. Planned is
+what `mage_async.plan` says of the same, from shapes alone. `MODEL` is a HuggingFace directory; the
+baseline's is SmolLM2-135M-Instruct.
+
+    tiny        the quickstart's model of 95 thousand weights, 288 contexts a pass
+    30M         the same architecture, 8 layers of width 512
+    adapters    MODEL under adapters of rank 16, activations checkpointed
+    whole       MODEL, all weights trained
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.learning.attention import NAME
+from mage_async.learning.trainer import Trainer
+from mage_async.plan.made_up import Batch, made_up
+from mage_async.plan.shapes import shape_of
+from mage_async.plan.update import update_of
+from mage_async.policy.lora import add_adapters
+from mage_services.processes.supervisor import LARGE_TENSORS
+
+MOST_APART = 0.1
+ONE_GROUP = ("admission.groups_per_step=1", "learner.minibatches=1")
+SHORT = (*ONE_GROUP, "engine.max_tokens=340", "learner.tokens_per_pass=1360")
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "tiny": ("admission.groups_per_step=36", "learner.minibatches=1"),
+    "30M": (
+        *("policy.hidden_size=512", "policy.layers=8", "policy.heads=8", "policy.kv_heads=4"),
+        *("policy.mlp_size=1536", "admission.groups_per_step=2", "learner.minibatches=1"),
+    ),
+    "adapters": SHORT,
+    "whole": (*SHORT, "policy.lora=none", "learner.activation_checkpointing=false"),
+}
+
+
+def configuration(variant: str, model: Path) -> Config:
+    """The quickstart with some keys changed."""
+    source = () if variant in ("tiny", "30M") else (f"policy.source={model}",)
+    return config_file.load(config_file.find(None), [*source, *VARIANTS[variant]])
+
+
+def measure(variant: str, model: Path) -> int:
+    """Train two steps in this process; the peak of resident memory beyond the first, in bytes."""
+    torch.set_num_threads(1)
+    config = configuration(variant, model)
+    shape, batch = shape_of(config), Batch.of(config)
+    segments = made_up(batch.of_one_pass(config), batch, shape.config.vocab_size)
+    if config.policy.lora:
+        import peft  # noqa: F401
+    before = _resident("VmRSS")
+    policy = AutoModelForCausalLM.from_config(shape.config, attn_implementation=NAME)
+    if config.policy.lora:
+        add_adapters(policy, config.policy.lora, 0)
+    trainer = Trainer(policy.train(), config.learner, 1.0, 0, max_staleness=1)
+    for _ in range(2):
+        trainer.step(segments)
+    return _resident("VmHWM") - before
+
+
+def _resident(name: str) -> int:
+    """A line of this process's status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def planned(variant: str, model: Path) -> int:
+    """What the plan says, in bytes."""
+    config = configuration(variant, model)
+    return update_of(config, shape_of(config), Batch.of(config)).parts.total()
+
+
+def main() -> None:
+    """Measure each variant in a process of its own, print a table and write the baseline."""
+    parser = option_parser(__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--variant", choices=VARIANTS, help="only measure this one, here")
+    given = parser.parse_args()
+    if given.variant:
+        print(json.dumps(measure(given.variant, given.model)))
+        return
+    print(f"{'variant':<12}{'planned':>10}{'measured':>10}  MB{'apart':>10}")
+    rows = {}
+    for variant in VARIANTS:
+        plan, seen = planned(variant, given.model), _apart(variant, given.model)
+        rows[variant] = {"planned_bytes": plan, "measured_bytes": seen, "ratio": plan / seen}
+        print(
+            f"{variant:<12}{plan / 1e6:10.1f}{seen / 1e6:10.1f}{plan / seen - 1:+14.1%}", flush=True
+        )
+    write_baseline("plan_accuracy", {"model": given.model.name, "variants": rows})
+    sys.exit(any(abs(row["ratio"] - 1) > MOST_APART for row in rows.values()))
+
+
+def _apart(variant: str, model: Path) -> int:
+    command = [sys.executable, "-m", "bench.learning.plan_accuracy", str(model)]
+    done = subprocess.run(
+        [*command, "--variant", variant],
+        env={**os.environ, **LARGE_TENSORS, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""GPUs by name: what their vendors say of them. Nothing here was measured."""
+
+from dataclasses import dataclass
+
+from mage_async.config.sections.run import GPU
+from mage_async.errors import ConfigError
+
+GB = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a plan needs to know of the hardware of a process."""
+
+    name: str
+    memory_bytes: int
+    tflops_16: float = 0.0
+    """10^12 dense operations a second in 16 bits, at most; 0: unknown."""
+    tflops_32: float = 0.0
+    """The same in float32, without TF32."""
+    has_bfloat16: bool = True
+
+    def tflops(self, dtype: str) -> float:
+        """The most it can do in a type."""
+        return self.tflops_32 if dtype == "float32" else self.tflops_16
+
+
+GPUS = {
+    device.name: device
+    for device in (
+        Device("t4", 16 * GB, 65, 8.1, has_bfloat16=False),
+        Device("v100", 32 * GB, 125, 15.7, has_bfloat16=False),
+        Device("l4", 24 * GB, 121, 30.3),
+        Device("rtx4090", 24 * GB, 165, 82.6),
+        Device("l40s", 48 * GB, 362, 91.6),
+        Device("a100_40", 40 * GB, 312, 19.5),
+        Device("a100_80", 80 * GB, 312, 19.5),
+        Device("h100", 80 * GB, 989, 67),
+        Device("h200", 141 * GB, 989, 67),
+        Device("b200", 180 * GB, 2250, 80),
+    )
+}
+"""Data sheets of NVIDIA: memory in 10^9 bytes, which is less than what the driver shows."""
+
+
+def device_of(name: GPU, memory_gb: float = 0.0) -> Device:
+    """A GPU by its name, by its memory, or both.
+
+    Raises:
+        ConfigError: neither is given.
+    """
+    if not name and not memory_gb:
+        raise ConfigError(
+            f"the GPU is not known: set hardware.gpu to one of {', '.join(GPUS)}, or give "
+            "`mage plan` --memory-gb"
+        )
+    known = GPUS[name] if name else Device("GPU", 0)
+    memory = round(memory_gb * GB) or known.memory_bytes
+    return Device(known.name, memory, known.tflops_16, known.tflops_32, known.has_bfloat16)
+
+
+def check_dtype(dtype: str, device: Device, key: str) -> None:
+    """Refuse a type that a GPU has no arithmetic for.
+
+    Raises:
+        ConfigError: with the key.
+    """
+    if dtype == "bfloat16" and not device.has_bfloat16:
+        raise ConfigError(
+            f'{key} = "bfloat16", which {device.name} does not compute in: set it to "float32", '
+            "or take another GPU"
+        )

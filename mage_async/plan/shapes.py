@@ -1,0 +1,113 @@
+"""The shape of a policy: its `config.json`, without weights and without a download.
+
+Of models of the hub that configurations of this project name, the shape stands here.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from mage_async.assembly import WORDS, environment_of
+from mage_async.config.policy_source import local_policy
+from mage_async.config.schema import Config, Tiny
+from mage_async.errors import PolicyError
+from mage_async.learning.attention import NAME
+from mage_async.policy.guards import refuse_untrainable
+from mage_async.policy.load import tiny_shape
+from mage_async.policy.lora import add_adapters
+from mage_async.policy.tiny_tokenizer import build_tokenizer
+
+QWEN3: dict[str, Any] = {
+    "vocab_size": 151936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+}
+HUB: dict[str, dict[str, Any]] = {
+    f"Qwen/Qwen3-{size}": QWEN3
+    | {
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "tie_word_embeddings": is_tied,
+    }
+    for size, hidden, mlp, layers, heads, is_tied in (
+        ("0.6B", 1024, 3072, 28, 16, True),
+        ("1.7B", 2048, 6144, 28, 16, True),
+        ("4B", 2560, 9728, 36, 32, True),
+        ("8B", 4096, 12288, 36, 32, False),
+        ("14B", 5120, 17408, 40, 40, False),
+        ("32B", 5120, 25600, 64, 64, False),
+    )
+}
+"""Shapes by hub id, as their `config.json` has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What memory and operations depend on."""
+
+    config: PretrainedConfig
+    num_weights: int
+    """Numbers of the model without adapters, a tied head counted once."""
+
+    def kv_token_bytes(self, itemsize: int) -> int:
+        """Bytes of the keys and values of one token."""
+        rules = self.config
+        size = getattr(rules, "head_dim", None) or rules.hidden_size // rules.num_attention_heads
+        return 2 * rules.num_hidden_layers * rules.num_key_value_heads * size * itemsize
+
+
+def shape_of(config: Config) -> Shape:
+    """The shape of a configuration's policy.
+
+    Raises:
+        PolicyError: it cannot be known here, or cannot be trained.
+    """
+    written = _written(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(written)
+    refuse_untrainable(model, getattr(config.policy, "source", "policy"))
+    return Shape(written, model.num_parameters())
+
+
+def meta_model(config: Config, shape: Shape) -> PreTrainedModel:
+    """The model as the learner trains it, on torch's meta device: shapes without values.
+
+    Raises:
+        PolicyError: adapters are asked for of layers that it does not have.
+    """
+    dtype = getattr(torch, config.policy.dtype)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            shape.config, dtype=dtype, attn_implementation=NAME
+        )
+    if config.policy.lora:
+        add_adapters(model, config.policy.lora, config.seed)
+    return model.train()
+
+
+def _written(config: Config) -> PretrainedConfig:
+    policy = config.policy
+    if isinstance(policy, Tiny):
+        words = (*environment_of(config).facts.words, *WORDS)
+        return tiny_shape(policy, build_tokenizer(words))
+    if directory := local_policy(policy.source) or _downloaded(policy.source):
+        return AutoConfig.from_pretrained(directory, local_files_only=True)
+    if policy.source in HUB:
+        return AutoConfig.for_model("qwen3", **HUB[policy.source])
+    raise PolicyError(
+        f"policy.source {policy.source!r} is not on this machine, and its shape is not known: give "
+        f"a directory with its config.json, or one of {', '.join(HUB)}"
+    )
+
+
+def _downloaded(name: str) -> Path | None:
+    """The folder of a hub's model whose `config.json` was downloaded before."""
+    file = try_to_load_from_cache(name, "config.json")
+    return Path(file).parent if isinstance(file, str) else None

@@ -1,0 +1,55 @@
+"""`mage plan`, and what `mage train` does with a plan before a launch on a GPU."""
+
+from pathlib import Path
+
+import pytest
+
+from mage_async.config import config_file
+from mage_async.errors import ConfigError, DeterministicFailure
+from mage_services.actor.preflight import look_at_policy
+from mage_services.cli.main import main
+from mage_services.processes.hardware import check_gpu, device_for
+
+QUICK = ["--set", "policy.layers=1", "--set", "admission.groups_per_step=1"]
+SMALL_GPU = (
+    "policy.source=Qwen/Qwen3-0.6B",
+    "engine.kind=sglang",
+    "learner.device=cuda:0",
+    "learner.minibatches=128",
+    "engine.max_tokens=1024",
+)
+
+
+def test_a_plan_says_parts_operations_and_that_it_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", *QUICK, "--memory-gb", "1", "--tflops", "0.1"]) == 0
+    said = capsys.readouterr().out
+    for word in ("learner on this machine, GB:", "activations", "optimizer", "TFLOP/s, given"):
+        assert word in said
+    assert said.splitlines()[-1].startswith("fits, with 9")
+
+
+def test_a_plan_that_does_not_fit_ends_with_the_part_and_the_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", *QUICK, "--memory-gb", "0.004"]) != 0
+    said = capsys.readouterr().err
+    assert said.startswith("mage plan: this machine would need ")
+    assert "lower engine.max_contexts" in said
+
+
+def test_without_a_gpu_a_run_on_one_is_refused(tmp_path: Path) -> None:
+    config = config_file.load(config_file.find(None), list(SMALL_GPU))
+    with pytest.raises(ConfigError, match=r'learner.device = "cuda:0", but PyTorch finds no GPU'):
+        check_gpu(config, 1)
+    with pytest.raises(ConfigError, match="the GPU is not known: set hardware"):
+        device_for(config)
+    assert device_for(config, 10).memory_bytes == 10**10
+
+
+@pytest.mark.slow
+def test_a_run_that_would_not_fit_is_refused_before_anything_is_downloaded() -> None:
+    config = config_file.load(config_file.find(None), [*SMALL_GPU, "hardware.gpu=t4"])
+    with pytest.raises(DeterministicFailure, match=r"GPU 0 would need .* GB and has 16: "):
+        look_at_policy(config, 1, say=print)

@@ -1,0 +1,139 @@
+"""What fits, what does not, and which key a refusal names."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.errors import ConfigError, PolicyError
+from mage_async.plan.devices import GB, GPUS, Device, check_dtype, device_of
+from mage_async.plan.loads import loads_of
+from mage_async.plan.made_up import Batch
+from mage_async.plan.plan import Plan, plan_of
+from mage_async.plan.shapes import HUB, Shape, meta_model, shape_of
+from mage_async.plan.update import Update
+
+FOLDER = config_file.find(None).parent
+ON_GPU = sorted(
+    file.relative_to(FOLDER).with_suffix("").as_posix()
+    for file in FOLDER.rglob("*.toml")
+    if config_file.load(file).learner.device != "cpu"
+)
+
+
+def of(name: str, *changes: str) -> Config:
+    return config_file.load(config_file.find(name), list(changes))
+
+
+def plan(config: Config, parts: dict[str, float], memory_gb: float = 24) -> Plan:
+    """A plan whose learner holds so many GB."""
+    update = Update(Counter({name: round(size * GB) for name, size in parts.items()}), 1e9, GB)
+    device = Device("GPU", round(memory_gb * GB))
+    shape = shape_of(config)
+    return Plan(
+        config, device, Batch.of(config), update, loads_of(config, shape, update, device, 1)
+    )
+
+
+def test_every_gpu_configuration_names_its_hardware() -> None:
+    assert {"rtx4090_qwen3_0_6b", "h100_qwen3_4b", "gpu8", "papers/mage_kuhn"} <= set(ON_GPU)
+    assert [name for name in ON_GPU if of(name).hardware.gpu not in GPUS] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_GPU)
+def test_every_gpu_configuration_fits_with_a_tenth_to_spare(name: str) -> None:
+    config = of(name)
+    if config.environment.name == "alfworld":
+        pytest.importorskip("alfworld")
+    found = plan_of(config, device_of(config.hardware.gpu), len(config.engine.devices) - 1 or 1)
+    found.check()
+    assert found.spare() >= 0.1
+    head = config_file.find(name).read_text() + (FOLDER / "papers/qwen3_4b.toml").read_text()
+    assert "planned, GB" in head
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts", "said"),
+    [
+        ((), {"activations": 60}, "set learner.activation_checkpointing = true"),
+        (
+            ("learner.activation_checkpointing=true", "learner.tokens_per_pass=0"),
+            {"activations": 60},
+            "set learner.tokens_per_pass = 8192",
+        ),
+        (
+            ("learner.activation_checkpointing=true",),
+            {"activations": 60},
+            "lower engine.max_tokens = 8192 and learner.tokens_per_pass",
+        ),
+        ((), {"optimizer": 50, "activations": 1}, "set policy.lora.rank = 16"),
+        ((), {"weights": 50, "activations": 1}, 'set policy.dtype = "bfloat16"'),
+        ((), {"activations": 1}, "lower engine.server.max_total_tokens"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_part_and_the_key(
+    changes: tuple[str, ...], parts: dict[str, float], said: str
+) -> None:
+    config = of("h200_qwen3_0_6b", *changes)
+    with pytest.raises(ConfigError, match=rf"^GPU 0 would need .* GB and has 24: .*{said}"):
+        plan(config, parts).check()
+
+
+def test_a_small_learner_fits() -> None:
+    found = plan(of("h200_qwen3_0_6b"), {"activations": 1}, memory_gb=141)
+    found.check()
+    assert 0 < found.spare() < 1
+
+
+def test_seconds_follow_from_a_rate_that_is_given_or_of_a_data_sheet() -> None:
+    found = plan(of("h200_qwen3_0_6b"), {"activations": 1}, memory_gb=141)
+    assert found.step_s() == 0.0
+    assert found.step_s(10) == pytest.approx(found.flops() / 1e13)
+    assert GPUS["h100"].tflops("bfloat16") == 989
+
+
+def test_a_type_that_a_gpu_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'policy.dtype = "bfloat16", which v100 does not'):
+        check_dtype("bfloat16", GPUS["v100"], "policy.dtype")
+    check_dtype("float32", GPUS["v100"], "policy.dtype")
+    with pytest.raises(ConfigError, match="does not compute in"):
+        plan_of(of("gpu8"), GPUS["t4"], 1)
+
+
+def test_a_gpu_has_to_be_named_or_its_memory_given() -> None:
+    assert device_of("", 48).memory_bytes == 48 * GB
+    assert device_of("h100", 40).memory_bytes == 40 * GB
+    with pytest.raises(ConfigError, match="to one of t4, v100"):
+        device_of("")
+
+
+def test_shapes_of_the_hub_have_the_published_numbers_of_weights() -> None:
+    published = {"0.6B": 596_049_920, "4B": 4_022_468_096, "8B": 8_190_735_360}
+    for size, count in published.items():
+        found = shape_of(of("gpu8", f"policy.source=Qwen/Qwen3-{size}"))
+        assert found.num_weights == count
+    assert len(HUB) == 6
+    assert shape_of(of("gpu8")).kv_token_bytes(2) == 147_456
+
+
+def test_a_shape_that_is_not_known_is_a_sentence() -> None:
+    with pytest.raises(PolicyError, match="'me/unknown' is not on this machine, and its shape"):
+        shape_of(of("gpu8", "policy.source=me/unknown"))
+
+
+def test_adapters_of_layers_that_do_not_exist_are_refused_without_weights() -> None:
+    config = of("gpu8", 'policy.lora.targets=["q_proj", "c_attn"]')
+    shape = shape_of(config)
+    assert isinstance(shape, Shape)
+    with pytest.raises(PolicyError, match="has no layer 'c_attn' that takes an adapter; it has"):
+        meta_model(config, shape)
+
+
+def test_a_directory_needs_no_weights(tmp_path: Path) -> None:
+    source = of("gpu8", "policy.source=Qwen/Qwen3-0.6B")
+    shape_of(source).config.save_pretrained(tmp_path)
+    found = shape_of(of("gpu8", f"policy.source={tmp_path}"))
+    assert found.num_weights == 596_049_920

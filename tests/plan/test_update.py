@@ -1,0 +1,67 @@
+"""An update on tensors without values holds what an update on real ones holds."""
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.learning.attention import NAME
+from mage_async.learning.trainer import Trainer
+from mage_async.plan.made_up import Batch, made_up
+from mage_async.plan.shapes import shape_of
+from mage_async.plan.tracing import Trace
+from mage_async.plan.update import update_of
+from mage_async.policy.lora import add_adapters
+
+SMALL = ("admission.groups_per_step=2", "learner.minibatches=1", "policy.layers=3")
+LORA = ("policy.lora.rank=4", "learner.activation_checkpointing=true")
+
+
+def small(*changes: str) -> Config:
+    return config_file.load(config_file.find(None), [*SMALL, *changes])
+
+
+def seen_on_real_tensors(config: Config) -> tuple[int, float]:
+    """Peak bytes and operations of the second update of a real learner."""
+    shape, batch = shape_of(config), Batch.of(config)
+    segments = made_up(batch.of_one_pass(config), batch, shape.config.vocab_size)
+    with Trace(shape.config.vocab_size) as trace:
+        model = AutoModelForCausalLM.from_config(shape.config, attn_implementation=NAME)
+        if config.policy.lora:
+            add_adapters(model, config.policy.lora, 0)
+        trainer = Trainer(model.train(), config.learner, 1.0, 0, max_staleness=1)
+        for _ in range(2):
+            began = trace.flops
+            passes = [trainer.begun(each) for each in trainer.passes(segments)]
+            between = trace.flops
+            trainer.update(passes, 1.0)
+    share = 1 / config.learner.minibatches
+    return trace.peak.total(), trace.flops - began - share * (between - began)
+
+
+@pytest.mark.parametrize("changes", [(), LORA], ids=["whole", "adapters"])
+def test_peak_and_operations_are_those_of_a_real_update(changes: tuple[str, ...]) -> None:
+    config = small(*changes)
+    shape, batch = shape_of(config), Batch.of(config)
+    peak, flops = seen_on_real_tensors(config)
+    update = update_of(config, shape, batch)
+    assert update.parts.total() == pytest.approx(peak, rel=0.01)
+    tokens = batch.of_one_pass(config) * batch.tokens
+    assert update.flops * tokens == pytest.approx(flops, rel=0.01)
+
+
+def test_parts_are_the_tensors_that_they_are_named_after() -> None:
+    config = small()
+    shape = shape_of(config)
+    parts = update_of(config, shape, Batch.of(config)).parts
+    assert parts["weights"] == pytest.approx(4 * shape.num_weights, rel=0.01)
+    assert parts["optimizer"] == pytest.approx(8 * shape.num_weights, rel=0.01)
+    adapted = update_of(small(*LORA), shape, Batch.of(config)).parts
+    assert adapted["optimizer"] < parts["optimizer"] / 2
+    assert adapted["activations"] < parts["activations"] / 2
+
+
+def test_a_model_under_a_kl_term_is_held_twice() -> None:
+    config = small("learner.kl=0.1")
+    parts = update_of(config, shape_of(config), Batch.of(config)).parts
+    assert parts["reference policy"] == parts["weights"]
