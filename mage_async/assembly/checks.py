@@ -39,6 +39,7 @@ def check(config: Config) -> None:
     _check_sending(config)
     corrections.check(config.learner.correction)
     _check_passes(config)
+    _check_masters(config)
     policy.check(config.policy)
     for name, part in named_parts(config):
         if part.script(random.Random(0)) is not None:
@@ -88,6 +89,16 @@ def _check_passes(config: Config) -> None:
         raise ConfigError(
             f"learner.tokens_per_pass must be 0 or at least engine.max_tokens = {longest}, the "
             f"longest segment, got {budget}: raise it, or lower engine.max_tokens"
+        )
+
+
+def _check_masters(config: Config) -> None:
+    """What masters would be made for."""
+    is_whole_in_16_bits = config.policy.dtype == "bfloat16" and not config.policy.lora
+    if config.learner.float32_masters and not is_whole_in_16_bits:
+        raise ConfigError(
+            "learner.float32_masters = true is for all weights of a model in bfloat16: set "
+            'policy.dtype = "bfloat16" without policy.lora, or leave the key out'
         )
 
 

@@ -18,6 +18,7 @@ from mage_async.learning.forward import (
     head_inputs,
     token_logprobs,
 )
+from mage_async.learning.masters import Masters
 from mage_async.learning.packing import Sequenced, pack
 from mage_async.learning.passes import Pass, Start, cut
 from mage_async.learning.step_metrics import TrainedPass, Update, mismatch, step_metrics
@@ -53,9 +54,11 @@ class Trainer:
         adapters it is the model without them.
         """
         self.version = 0
+        self.masters = Masters(model, is_on=rules.float32_masters)
         self.optimizer = torch.optim.AdamW(
-            [weight for weight in model.parameters() if weight.requires_grad],
+            self.masters.trained,
             lr=rules.learning_rate,
+            fused=True if model.device.type == "cuda" else None,  # never run on a GPU
         )
         self.adopt(
             rules,
@@ -119,12 +122,14 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the weights."""
-        return {"version": self.version, "optimizer": self.optimizer.state_dict()}
+        kept = {"version": self.version, "optimizer": self.optimizer.state_dict()}
+        return kept | self.masters.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave."""
         self.version = int(state["version"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.masters.restore(state)
 
     def _chunks(self, sequences: Sequence[Sequenced]) -> list[list[Sequenced]]:
         order = list(sequences)
@@ -194,8 +199,9 @@ class Trainer:
         """One optimizer update, which waits for no GPU."""
         self.optimizer.zero_grad(set_to_none=True)
         trained = [self._backward(each, scale) for each in passes]
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._rules.grad_clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.masters.trained, self._rules.grad_clip)
         self.optimizer.step()
+        self.masters.write()
         return Update(trained, norm)
 
     def _backward(self, each: Pass, scale: float) -> TrainedPass:

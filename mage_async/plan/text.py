@@ -36,9 +36,8 @@ def _work(plan: Plan, tflops: float) -> Iterator[str]:
     batch, rules = plan.batch, plan.config.learner
     one_pass = batch.of_one_pass(plan.config)
     yield (
-        f"a pass: {one_pass} contexts of {batch.tokens:,} tokens, {batch.sampled:,} of them "
-        f"sampled, the most there can be; a step: {batch.num_segments} contexts in "
-        f"{rules.minibatches} minibatches"
+        f"contexts of {batch.tokens:,} tokens, {batch.sampled:,} of them sampled, the most there "
+        f"can be: {one_pass} a pass, {batch.num_segments} a step in {rules.minibatches} minibatches"
     )
     yield f"a step computes {plan.flops() / 1e12:,.1f} TFLOP"
     if seconds := plan.step_s(tflops):

@@ -61,21 +61,27 @@ def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -
     rules = config.learner
     model = _fake(meta_model(config, shape), mode)
     trace.count(_tensors(model), "weights")
-    for weight in model.parameters():
-        if weight.requires_grad:
-            weight.register_post_accumulate_grad_hook(
-                lambda weight: trace.count([weight.grad], "gradients")
-            )
     trainer = Trainer(model, rules, config.sampling.temperature, 0, max_staleness=1)
+    trace.count(trainer.masters.tensors(), "masters")
     if rules.kl and config.policy.lora is None:
         reference = _fake(meta_model(config, shape), mode).requires_grad_(False).eval()
         trace.count(_tensors(reference), "reference policy")
         trainer.reference = reference
-    for weight in model.parameters():
-        weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
-    trainer.optimizer.step()  # its state exists from a first update on
-    trace.count(_state(trainer), "optimizer")
+    _begin(trainer, trace)
     return trainer
+
+
+def _begin(trainer: Trainer, trace: Trace) -> None:
+    """Make the optimizer's state, as a first update does, and see gradients where they are made."""
+    trained = trainer.masters.trained
+    weights = (weight for weight in trainer.model.parameters() if weight.requires_grad)
+    for weight, own in zip(weights, trained, strict=True):
+        weight.register_post_accumulate_grad_hook(
+            lambda _, own=own: trace.count([own.grad], "gradients")
+        )
+        own.grad = torch.zeros_like(own)
+    trainer.optimizer.step()
+    trace.count(_state(trainer), "optimizer")
 
 
 def _fake(model: PreTrainedModel, mode: FakeTensorMode) -> PreTrainedModel:

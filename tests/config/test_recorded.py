@@ -43,8 +43,9 @@ def test_a_shipped_file_resolves_to_what_it_did(name: str) -> None:
 
 def without_a_plan(config: Config) -> Config:
     """A file for a GPU as it was before `mage plan` made it fit."""
-    learner = replace(config.learner, tokens_per_pass=0, activation_checkpointing=False)
-    return replace(config, learner=learner, hardware=Hardware())
+    earlier = {"tokens_per_pass": 0, "activation_checkpointing": False, "float32_masters": False}
+    learner, policy = replace(config.learner, **earlier), replace(config.policy, dtype="float32")
+    return replace(config, learner=learner, policy=policy, hardware=Hardware())
 
 
 def test_every_shipped_file_was_recorded() -> None:

@@ -1,6 +1,7 @@
 """An update on tensors without values holds what an update on real ones holds."""
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from mage_async.config import config_file
@@ -14,6 +15,7 @@ from mage_async.plan.update import update_of
 from mage_async.policy.lora import add_adapters
 
 SMALL = ("admission.groups_per_step=2", "learner.minibatches=1", "policy.layers=3")
+MASTERS = ("policy.dtype=bfloat16", "learner.float32_masters=true")
 LORA = ("policy.lora.rank=4", "learner.activation_checkpointing=true")
 
 
@@ -26,7 +28,10 @@ def seen_on_real_tensors(config: Config) -> tuple[int, float]:
     shape, batch = shape_of(config), Batch.of(config)
     segments = made_up(batch.of_one_pass(config), batch, shape.config.vocab_size)
     with Trace(shape.config.vocab_size) as trace:
-        model = AutoModelForCausalLM.from_config(shape.config, attn_implementation=NAME)
+        dtype = getattr(torch, config.policy.dtype)
+        model = AutoModelForCausalLM.from_config(
+            shape.config, dtype=dtype, attn_implementation=NAME
+        )
         if config.policy.lora:
             add_adapters(model, config.policy.lora, 0)
         trainer = Trainer(model.train(), config.learner, 1.0, 0, max_staleness=1)
@@ -39,7 +44,7 @@ def seen_on_real_tensors(config: Config) -> tuple[int, float]:
     return trace.peak.total(), trace.flops - began - share * (between - began)
 
 
-@pytest.mark.parametrize("changes", [(), LORA], ids=["whole", "adapters"])
+@pytest.mark.parametrize("changes", [(), LORA, MASTERS], ids=["whole", "adapters", "masters"])
 def test_peak_and_operations_are_those_of_a_real_update(changes: tuple[str, ...]) -> None:
     config = small(*changes)
     shape, batch = shape_of(config), Batch.of(config)

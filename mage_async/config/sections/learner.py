@@ -43,6 +43,9 @@ class Learner(Section):
     activation_checkpointing: bool = False
     """Keep one activation a layer and compute the others again in the backward pass: a small part
     of the memory for a third more time."""
+    float32_masters: bool = False
+    """Where the model computes in bfloat16, let the optimizer change a float32 copy of each trained
+    weight, and round it into the model: 8 bytes a weight more, and no update is rounded away."""
     grad_clip: Positive = 1.0
     """Largest norm of the gradient."""
     beta1: Share = 0.9

@@ -1,6 +1,6 @@
 """How far `mage plan` is from the memory that an update of the learner takes on a CPU.
 
-    python -m bench.learning.plan_accuracy MODEL         4 minutes, 6 GB
+    python -m bench.models.plan_accuracy MODEL         4 minutes, 6 GB
 
 The learner of four configurations trains two made-up steps in a process of its own, with the
 environment that the supervisor gives it. Measured is the peak of resident memory less what was
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _apart(variant: str, model: Path) -> int:
-    command = [sys.executable, "-m", "bench.learning.plan_accuracy", str(model)]
+    command = [sys.executable, "-m", "bench.models.plan_accuracy", str(model)]
     done = subprocess.run(
         [*command, "--variant", variant],
         env={**os.environ, **LARGE_TENSORS, "OMP_NUM_THREADS": "1"},
