@@ -9,11 +9,14 @@ of tokens, tags or models.
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from mage_async.trajectory import Task
 
 Split = Literal["train", "heldout"]
+Ladders = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Ladders of harder tasks: of each rung its options, by the name of an option."""
 Side = Literal[0, 1]
 """A side of a duel: `AGENT`, which is trained, or `RIVAL`."""
 AGENT: Side = 0
@@ -199,6 +202,10 @@ class Environment(Protocol):
     facts: Facts
     tools: tuple[dict[str, Any], ...] = ()
     """Schemas of tools; an action is then the whole completion, with its calls."""
+    ladders: Ladders = MappingProxyType({})
+    """Options in order of difficulty, by the name of an option that all rungs of a ladder have:
+    `mage evaluate --harder` plays those above the run's own.
+    """
 
     def members(self, split: Split) -> tuple[str, ...]:
         """Names of the hidden opponents (or codes) of a split; the two splits are disjoint."""

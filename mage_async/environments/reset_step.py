@@ -52,6 +52,7 @@ class ResetStep(Environment):
         self._name = str(self._declared("name", kind.__name__.lower()))
         words = self._words()
         self.tools = self._declared("offered_tools", ())
+        self.ladders = self._declared("ladders", {})
         self.facts = Facts(
             name=self._name,
             num_seats=1,

@@ -16,6 +16,7 @@ from mage_async.report.charts.number_format import words
 from mage_async.report.charts.stacked_bars import FATES, fate_bar, time_bars
 from mage_async.report.charts.step_metrics import POLICY, THROUGHPUT, metric_charts, staleness
 from mage_async.report.headline import facts, headline
+from mage_async.report.more_figures import more_figures
 from mage_async.report.population_table import population_table
 from mage_async.report.return_tables import environment_tables, family_tables, sets_tables
 from mage_async.report.templating import fill
@@ -52,6 +53,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         fates=fates_part(records.learner),
         throughput=metric_charts(records, THROUGHPUT),
         policy=metric_charts(records, POLICY),
+        more=more_figures(summary),
         **_trials(records.samples, units),
         config=config_file.dump(config),
     )

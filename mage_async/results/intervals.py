@@ -1,4 +1,4 @@
-"""Means over seeds with their intervals: few values, so Student's t and not the normal."""
+"""Intervals of means: over seeds, which are few, by Student's t; over trials by the normal."""
 
 import math
 import statistics
@@ -16,6 +16,15 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def standard_error(values: Sequence[float]) -> float:
     """Standard error of the mean; NaN for one value."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Of many values, at 95 %: 1.96 standard errors of the mean; 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return 1.96 * math.sqrt(variance / len(values))
 
 
 def wilson(successes: int, count: int) -> tuple[float, float]:

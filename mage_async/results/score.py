@@ -1,6 +1,5 @@
 """The score of a set of trials: the return of each episode with its interval, and behaviour."""
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import msgspec
 
 from mage_async.environments.environment import Environment, Facts
 from mage_async.environments.mix.parts import Mixed, part_of
-from mage_async.results.intervals import wilson
+from mage_async.results.intervals import half_width, wilson
 from mage_async.tasks.population import ITSELF, version_of
 from mage_async.trajectory import Kind, Trial
 
@@ -164,7 +163,7 @@ def _part(rows: Sequence[_Row]) -> Part:
     return Part(
         num_trials=len(rows),
         return_by_episode=_means(returns),
-        ci95_by_episode=[_half_width(column) for column in zip(*returns, strict=True)],
+        ci95_by_episode=[half_width(column) for column in zip(*returns, strict=True)],
         won_by_episode=_means([row.won for row in rows]),
         won_within=_means([list(accumulate(row.won, or_)) for row in rows]),
         lost_by_episode=_means([row.lost for row in rows]),
@@ -203,12 +202,3 @@ def _probes(trials: Sequence[Trial], environment: Environment) -> list[float]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _half_width(values: Sequence[float]) -> float:
-    """1.96 standard errors of the mean; 0 for a single value."""
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return 1.96 * math.sqrt(variance / len(values))

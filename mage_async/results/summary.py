@@ -51,6 +51,8 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "evaluation": _evaluation(records.evaluation),
         "references": records.evaluation.get("references"),
         "environments": records.evaluation.get("environments"),
+        "diversity": records.evaluation.get("diversity"),
+        "harder": records.evaluation.get("harder"),
         "throughput": _throughput(records),
         "staleness": _staleness(records),
         "prefix_cache": _prefix_cache(records),

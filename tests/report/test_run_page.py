@@ -1,16 +1,19 @@
 """The run as one page."""
 
+import io
 import json
 import re
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
 from mage_async.report import render
 from mage_async.report.charts.number_format import signed
 from mage_async.report.headline import verdict
 from mage_async.report.run_page import early_and_late
 from mage_async.results.summary import summarise
+from mage_services.terminal.final_table import print_final
 
 VOID = {"meta", "br", "hr"}
 
@@ -197,3 +200,36 @@ def test_the_report_says_what_was_won_in_an_episode_and_what_in_any_so_far(make_
     won, drawn, lost, within = (cells[place : place + 3] for place in (0, 3, 6, 9))
     assert (won, lost, within) == (["30", "60", "70"], ["40", "20", "10"], ["30", "70", "90"])
     assert drawn == ["30", "20", "20"]
+
+
+def test_a_page_shows_diversity_and_harder_tasks_where_they_were_measured(make_run):
+    run = make_run()
+    assert "Trajectory diversity" not in page_of(run)
+    evaluation = json.loads(run.evaluation.read_text())
+    rung = {"label": "boxes <3>", "options": {}, "score": evaluation["sets"]["heldout"]}
+    evaluation["harder"] = {"ladder": "boxes", "rungs": [rung | {"label": "as trained"}, rung]}
+    numbers = {"entropy_by_episode": [1.25, 0.5, 0.25], "ci95_by_episode": [0.125, 0.0, 0.0]}
+    counts = {"num_tasks": 64, "repeats": 16, "distinct_by_episode": [4.0, 2.0, 1.5]}
+    evaluation["diversity"] = {**numbers, **counts, "most": 2.7726}
+    run.evaluation.write_text(json.dumps(evaluation))
+    checker = checked(page_of(run))
+    text = " ".join(" ".join(checker.words).split())
+    assert "Harder tasks than trained: boxes" in text
+    assert "boxes <3>" in text
+    assert "64 held-out tasks, each played 16 times; at most 2.77 nats" in text
+    assert "1.250 ± 0.125" in text
+
+
+def test_harder_tasks_and_diversity_are_in_the_final_table(make_run):
+    run = make_run()
+    evaluation = json.loads(run.evaluation.read_text())
+    heldout = evaluation["sets"]["heldout"]
+    rungs = [{"label": label, "score": heldout} for label in ("as trained", "boxes 3")]
+    numbers = {"entropy_by_episode": [1.25, 0.5, 0.25], "ci95_by_episode": [0.125, 0.0, 0.0]}
+    evaluation |= {"harder": {"rungs": rungs}, "diversity": {**numbers, "most": 2.7726}}
+    run.evaluation.write_text(json.dumps(evaluation))
+    console = Console(file=io.StringIO(), width=100)
+    print_final(console, summarise(run, wall_s=1.0, processor_s=None), run.report)
+    text = console.file.getvalue()
+    assert re.search(r"harder: boxes 3 .*[+-]0\.\d{3} ±", text)
+    assert re.search(r"diversity, nats of 2\.77 +│ +1\.250 ±0\.125", text)

@@ -6,8 +6,9 @@ know the words that there are helps within one episode; only memory tells which 
 
 import random
 from functools import cache, partial
+from types import MappingProxyType
 
-from mage_async.environments.environment import Chance, Environment, Facts, Split
+from mage_async.environments.environment import Chance, Environment, Facts, Ladders, Split
 from mage_async.environments.hangman.play import (
     BLANK,
     HIT,
@@ -43,6 +44,10 @@ class Hangman(Environment):
     Raises:
         ConfigError: an option is out of its range.
     """
+
+    ladders: Ladders = MappingProxyType(
+        {"lives": tuple({"lives": count} for count in range(8, 1, -1))}
+    )
 
     def __init__(self, words: int = len(WORDS), lives: int = 6) -> None:
         check_whole("hangman", "words", words, 8, len(WORDS))

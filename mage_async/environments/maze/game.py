@@ -6,8 +6,9 @@ a player that remembers the way goes straight.
 
 import random
 from functools import partial
+from types import MappingProxyType
 
-from mage_async.environments.environment import Chance, Environment, Facts, Split
+from mage_async.environments.environment import Chance, Environment, Facts, Ladders, Split
 from mage_async.environments.maze.play import (
     COLUMNS,
     GOAL,
@@ -41,6 +42,17 @@ class MazeGame(Environment):
     Raises:
         ConfigError: an option is out of its range.
     """
+
+    ladders: Ladders = MappingProxyType(
+        {
+            "size": (
+                {"size": 3, "turns": 12},
+                {"size": 4, "turns": 20},
+                {"size": 5, "turns": 30},
+                {"size": 6, "turns": 42},
+            )
+        }
+    )
 
     def __init__(self, size: int = 4, loops: int = 2, turns: int = 20, mazes: int = 512) -> None:
         check_whole("maze", "size", size, 3, len(ROWS))

@@ -6,10 +6,11 @@ one, helps to win a later one.
 
 import random
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import get_args
 
 from mage_async.environments.cell_sets import cells_of, in_rows
-from mage_async.environments.environment import Chance, Environment, Facts, Split
+from mage_async.environments.environment import Chance, Environment, Facts, Ladders, Split
 from mage_async.environments.minesweeper.board import (
     Board,
     board_of,
@@ -61,6 +62,8 @@ class MineSweeper(Environment):
     Raises:
         ConfigError: an option is out of its range.
     """
+
+    ladders: Ladders = MappingProxyType({"mines": tuple({"mines": count} for count in range(1, 8))})
 
     def __init__(
         self,

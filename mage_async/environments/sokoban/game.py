@@ -7,8 +7,9 @@ moves to avoid in the next.
 import random
 import zlib
 from functools import lru_cache, partial
+from types import MappingProxyType
 
-from mage_async.environments.environment import Chance, Environment, Facts, Split
+from mage_async.environments.environment import Chance, Environment, Facts, Ladders, Split
 from mage_async.environments.options import check_whole
 from mage_async.environments.scripted_returns import scripted_returns
 from mage_async.environments.sokoban.play import (
@@ -58,6 +59,8 @@ class Sokoban(Environment):
     Raises:
         ConfigError: an option is out of its range.
     """
+
+    ladders: Ladders = MappingProxyType({"boxes": tuple({"boxes": count} for count in range(1, 5))})
 
     def __init__(
         self,

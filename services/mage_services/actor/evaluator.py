@@ -12,6 +12,7 @@ Its engine, with a copy of the weights, is made when the evaluator has something
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_async.results.durable_files import write_whole
 from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_document
 from mage_async.results.score import Score, environment_returns, score
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
@@ -46,6 +48,8 @@ from mage_services.transport.peer_channel import PeerChannel
 from mage_services.weights.weight_group import on_disk
 
 HEARTBEAT_S = 1.0
+MORE_FIGURES = ("diversity", "harder")
+"""Parts of an evaluation that are measured where they are asked for."""
 
 
 class Evaluator:
@@ -89,6 +93,20 @@ class Evaluator:
         """Play one set and score it."""
         trials = await self._trials(split, num_trials, seed, blind=blind, swap=swap)
         return score(trials, self._environment)
+
+    async def repeated(self, num_tasks: int, repeats: int) -> list[list[Trial]]:
+        """Held-out tasks, each played so often with luck of the policy's own. Cancellation abandons
+        them.
+        """
+        self._num_sets += 1
+        tasks = evaluation_tasks(self._environment, "heldout", num_tasks, FINAL_SEED)
+        runs = [
+            self._stage.begin(task, repeat, f"e{self._num_sets}.{number}.{repeat}")
+            for number, task in enumerate(tasks)
+            for repeat in range(repeats)
+        ]
+        trials = await play_all(runs, self._engine, self._stage.workers, self._at_once)
+        return [trials[start : start + repeats] for start in range(0, len(trials), repeats)]
 
     async def samples(self, split: Split, count: int, version: int) -> list[dict[str, Any]]:
         """A few whole trials to read."""
@@ -137,8 +155,17 @@ def write_evaluation(
     environment: Environment,
     version: int,
     blocked_s: dict[str, float],
+    more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the final evaluation beside the reference values, and where its process's time went."""
+    """Write the final evaluation beside the reference values, and where its process's time went.
+
+    Args:
+        more: "diversity" and "harder", where they were measured; what an earlier evaluation of the
+            same version measured of them stays.
+    """
+    earlier = read_document(run.evaluation)
+    kept = {} if earlier.get("version") != version else earlier
+    figures = {key: kept[key] for key in MORE_FIGURES if key in kept} | dict(more or {})
     num_episodes = len(next(iter(sets.values())).return_by_episode)
     document = {
         "version": version,
@@ -146,6 +173,7 @@ def write_evaluation(
         "references": references(environment, num_episodes),
         "environment": asdict(environment.facts),
         **by_environment(environment, num_episodes),
+        **figures,
         "blocked_s": blocked_s,
     }
     write_whole(run.evaluation, json.dumps(document, indent=2))

@@ -47,7 +47,33 @@ def _returns(summary: dict[str, Any], plus_minus: str) -> Table:
         table.add_row(name.replace("_", " "), *_aligned([values[k] for k in shown]), style="dim")
     _add_environments(table, summary, shown, plus_minus)
     _add_probes(table, evaluation, shown)
+    _add_harder(table, summary, shown, plus_minus)
+    _add_diversity(table, summary, shown, plus_minus)
     return table
+
+
+def _add_harder(
+    table: Table, summary: dict[str, Any], shown: Sequence[int], plus_minus: str
+) -> None:
+    """Held-out returns of tasks that are harder than those trained on."""
+    for place, rung in enumerate(summary.get("harder", {}).get("rungs", [])):
+        if place == 0:
+            table.add_section()
+            continue  # as trained: the table begins with it
+        cells = _with_interval(rung["score"], plus_minus)
+        table.add_row(f"harder: {escape(rung['label'])}", *(cells[k] for k in shown))
+
+
+def _add_diversity(
+    table: Table, summary: dict[str, Any], shown: Sequence[int], plus_minus: str
+) -> None:
+    """Entropy of distinct trajectories, of at most so many nats."""
+    if found := summary.get("diversity"):
+        table.add_section()
+        label = f"diversity, nats of {found['most']:.2f}"
+        pairs = zip(found["entropy_by_episode"], found["ci95_by_episode"], strict=True)
+        cells = [f"{entropy:.3f} {plus_minus}{half:.3f}" for entropy, half in pairs]
+        table.add_row(label, *(cells[k] for k in shown))
 
 
 def _add_environments(

@@ -9,9 +9,10 @@ import argparse
 import math
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mage_async.results.run_directory import RunDirectory
 
@@ -19,7 +20,20 @@ if TYPE_CHECKING:
     from mage_async.config.schema import Config
     from mage_async.results.score import Score
 
+REPEATS = 16
 HELP = "Measure a run's policy on fixed sets of train and held-out tasks, with controls."
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be measured."""
+
+    num_trials: int
+    episodes: int | None
+    repeats: int
+    """Plays of each task for the diversity; 0: it is not measured."""
+    ladder: str | None
+    """Of harder tasks; empty: the first; None: none are played."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +53,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="episodes of a trial, which may be others than in training",
     )
+    parser.add_argument(
+        "--diversity",
+        type=positive,
+        nargs="?",
+        const=REPEATS,
+        metavar="R",
+        help="also measure the entropy of distinct trajectories by episode, over R plays of each "
+        f"held-out task ({REPEATS})",
+    )
+    parser.add_argument(
+        "--harder",
+        nargs="?",
+        const="",
+        metavar="LADDER",
+        help="also play held-out tasks that are harder than those trained on, such as more boxes; "
+        "LADDER names one of those that the environment declares (its first)",
+    )
 
 
 def positive(text: str) -> int:
@@ -57,11 +88,12 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.actor.play_session import check_policy
 
     check_policy(RunDirectory(given.run_dir))
-    _evaluate(RunDirectory(given.run_dir.resolve()), given.trials, given.episodes)
+    asked = Asked(given.trials, given.episodes, given.diversity or 0, given.harder)
+    _evaluate(RunDirectory(given.run_dir.resolve()), asked)
     return 0
 
 
-def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
+def _evaluate(run: RunDirectory, asked: Asked) -> None:
     import uvloop
 
     from mage_async.assembly import environment_of
@@ -69,22 +101,25 @@ def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
     from mage_async.report import render
     from mage_async.results.summary import summarise, write_summary
     from mage_services.actor.evaluator import write_evaluation
+    from mage_services.actor.figures import rungs_of, times_as_long
     from mage_services.actor.play_session import newest
     from mage_services.terminal.view import make_view
 
     config = config_file.load_recorded(run.config)
-    own = config.evaluation.episodes
+    own, episodes = config.evaluation.episodes, asked.episodes
+    rungs = [] if asked.ladder is None else rungs_of(config, asked.ladder)
     policy, version = newest(run, config)
     began = time.monotonic()
     target = (
         run if episodes in (None, own) else replace(run, root=run.root / f"episodes_{episodes}")
     )
     cost = _cost_of(target)
-    sets = uvloop.run(_play(_roomy(config, episodes), policy, num_trials, episodes or own))
+    roomy = _roomy(config, episodes, times_as_long(config, rungs))
+    sets, more = uvloop.run(_play(roomy, policy, replace(asked, episodes=episodes or own), rungs))
     if target is not run:
         target.root.mkdir(exist_ok=True)
         target.config.write_text(run.config.read_text())
-    write_evaluation(target, sets, environment_of(config), version, {})
+    write_evaluation(target, sets, environment_of(config), version, {}, more)
     wall_s, processor_s = cost or (time.monotonic() - began, time.process_time())
     summary = summarise(target, wall_s=wall_s, processor_s=processor_s)
     if target is run:
@@ -93,34 +128,48 @@ def _evaluate(run: RunDirectory, num_trials: int, episodes: int | None) -> None:
     make_view(config, target, is_terminal=sys.stdout.isatty()).close(summary)
 
 
-def _roomy(config: "Config", episodes: int | None) -> "Config":
-    """The configuration with contexts that hold more episodes than the run's own trials have."""
+def _roomy(config: "Config", episodes: int | None, times_as_long: float) -> "Config":
+    """The configuration with contexts that hold more episodes, or longer ones, than the run's own
+    trials have.
+    """
     import msgspec
 
     own = max(config.trial.episodes, config.evaluation.episodes)
-    if episodes is None or episodes <= own:
-        return config
-    max_tokens = math.ceil(config.engine.max_tokens * episodes / own)
+    factor = max(1.0, (episodes or own) / own) * times_as_long
+    max_tokens = math.ceil(config.engine.max_tokens * factor)
     engine = msgspec.structs.replace(config.engine, max_tokens=max_tokens)
     return msgspec.structs.replace(config, engine=engine)
 
 
 async def _play(
-    config: "Config", policy: Path, num_trials: int, episodes: int
-) -> dict[str, "Score"]:
-    """Play the final sets with the controls. Cancellation abandons them."""
+    config: "Config", policy: Path, asked: Asked, rungs: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, "Score"], dict[str, Any]]:
+    """Play the final sets with the controls; also what else is asked for, as plain data.
+    Cancellation abandons them.
+    """
+    import msgspec
+
     from mage_async.assembly import environment_of
     from mage_async.inference.chat_files import load_chat
     from mage_services.actor.evaluator import Evaluator
+    from mage_services.actor.figures import diversity_of, score_rungs
     from mage_services.engines.choice import make_engine
     from mage_services.environments.workers import Workers
 
     chat = load_chat(policy, thinking=config.transcript.thinking)
     environment = environment_of(config)
-    made = make_engine(config, policy, "evaluate")
+    assert asked.episodes is not None
+    made, more = make_engine(config, policy, "evaluate"), dict[str, Any]()
     async with made as engine, Workers.of(config.environment) as workers:
-        evaluator = Evaluator(config, environment, chat, engine, workers, episodes)
-        return await evaluator.final(num_trials)
+        evaluator = Evaluator(config, environment, chat, engine, workers, asked.episodes)
+        sets = await evaluator.final(asked.num_trials)
+        if asked.repeats:
+            more["diversity"] = await diversity_of(evaluator, asked.num_trials, asked.repeats)
+        if rungs:
+            more["harder"] = await score_rungs(
+                config, rungs, sets["heldout"], chat, engine, workers, asked.episodes
+            )
+    return sets, msgspec.to_builtins(more)
 
 
 def _cost_of(run: RunDirectory) -> tuple[float, float | None] | None:

@@ -1,0 +1,82 @@
+"""Diversity and harder tasks, played on an engine without a model."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mage_async.assembly import WORDS, environment_of
+from mage_async.config import config_file
+from mage_async.environments.catalogue import load
+from mage_async.inference.chat_files import load_chat
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.results.diversity import Diversity
+from mage_async.results.harder_tasks import Harder
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.score import Score
+from mage_async.trials.action_parser import ActionParser
+from mage_services.actor.evaluator import Evaluator, write_evaluation
+from mage_services.actor.figures import diversity_of, rungs_of, score_rungs
+from mage_services.environments.workers import Workers
+from tests.helpers.scripted_engine import (
+    Answers,
+    ScriptedEngine,
+    UniformWords,
+    WordsInOrder,
+    at_once,
+)
+
+CONFIG = config_file.load(config_file.find(None), ["environment.name=sokoban"])
+Measured = tuple[dict[str, Score], Diversity, Harder]
+
+
+def measured(folder: Path, kind: type[UniformWords] | type[WordsInOrder]) -> Measured:
+    """What is measured of a policy that says up or down."""
+    save_tokenizer(build_tokenizer([*load("sokoban").facts.words, *WORDS]), folder)
+    chat = load_chat(folder)
+    answers: Answers = kind(chat, ActionParser("both"), ("up", "down"))
+
+    async def main() -> Measured:
+        engine, environment = ScriptedEngine(answers, at_once), environment_of(CONFIG)
+        async with Workers() as workers:
+            evaluator = Evaluator(CONFIG, environment, chat, engine, workers, 2)
+            sets = {"heldout": await evaluator.play("heldout", 8, 1)}
+            spread = await diversity_of(evaluator, 24, 8)
+            rungs = rungs_of(CONFIG, "boxes")
+            harder = await score_rungs(CONFIG, rungs, sets["heldout"], chat, engine, workers, 2)
+        return sets, spread, harder
+
+    return asyncio.run(main())
+
+
+def test_a_policy_of_chance_is_diverse_and_a_fixed_one_is_not(tmp_path: Path) -> None:
+    _, by_chance, _ = measured(tmp_path, UniformWords)
+    assert (by_chance.num_tasks, by_chance.repeats) == (3, 8)
+    assert all(1.5 < each <= math.log(8) + 1e-9 for each in by_chance.entropy_by_episode)
+    _, fixed, _ = measured(tmp_path, WordsInOrder)
+    assert fixed.entropy_by_episode == [0.0, 0.0]
+    assert fixed.distinct_by_episode == [1.0, 1.0]
+
+
+def test_harder_tasks_are_scored_beside_those_as_trained(tmp_path: Path) -> None:
+    sets, spread, harder = measured(tmp_path, UniformWords)
+    assert harder.ladder == "boxes"
+    assert [rung.label for rung in harder.rungs] == ["as trained", "boxes 3", "boxes 4"]
+    assert harder.rungs[0].score == sets["heldout"]
+    assert [rung.score.num_trials for rung in harder.rungs] == [8, 8, 8]
+
+    run = RunDirectory(tmp_path)
+
+    def written(version: int, **more: Any) -> dict[str, Any]:
+        environment = environment_of(CONFIG)
+        write_evaluation(run, sets, environment, version, {}, msgspec.to_builtins(more))
+        return json.loads(run.evaluation.read_text())
+
+    assert written(3, diversity=spread)["diversity"]["repeats"] == 8
+    both = written(3, harder=harder)
+    assert both["diversity"]["repeats"] == 8
+    assert both["harder"]["rungs"][1]["options"] == {"boxes": 3}
+    assert "harder" not in written(4)
