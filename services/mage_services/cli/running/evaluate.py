@@ -1,8 +1,8 @@
 """`mage evaluate`: play a run's policy against fixed sets of tasks, with controls.
 
 The final sets are played with the run's newest checkpoint. The table is printed; the evaluation,
-the summary and the report of the run are written again where the number of episodes is the run's
-own.
+the summary and the report of the run are written again where the environment and the number of
+episodes are the run's own.
 """
 
 import argparse
@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mage_async.errors import ConfigError
 from mage_async.results.run_directory import RunDirectory
+from mage_services.cli.running.other_environment import OtherEnvironment, check_words
 
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
@@ -70,6 +72,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also play held-out tasks that are harder than those trained on, such as more boxes; "
         "LADDER names one of those that the environment declares (its first)",
     )
+    parser.add_argument(
+        "--environment",
+        metavar="NAME",
+        help="play another environment than in training; what is measured stands in a folder of "
+        "its own, in the run's",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=VALUE",
+        help="with --environment: a key of the configuration, such as environment.options.size=5",
+    )
 
 
 def positive(text: str) -> int:
@@ -84,16 +99,24 @@ def positive(text: str) -> int:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Play the sets, and print and write what they measured."""
+    """Play the sets, and print and write what they measured.
+
+    Raises:
+        ConfigError: keys are set without an environment.
+    """
     from mage_services.actor.play_session import check_policy
 
     check_policy(RunDirectory(given.run_dir))
+    run_dir = RunDirectory(given.run_dir.resolve())
+    if given.environment is None and given.set:
+        raise ConfigError("--set changes what another environment is played with: give its name")
+    other = OtherEnvironment(given.environment, tuple(given.set)) if given.environment else None
     asked = Asked(given.trials, given.episodes, given.diversity or 0, given.harder)
-    _evaluate(RunDirectory(given.run_dir.resolve()), asked)
+    _evaluate(run_dir, asked, other)
     return 0
 
 
-def _evaluate(run: RunDirectory, asked: Asked) -> None:
+def _evaluate(run: RunDirectory, asked: Asked, other: OtherEnvironment | None) -> None:
     import uvloop
 
     from mage_async.assembly import environment_of
@@ -105,20 +128,22 @@ def _evaluate(run: RunDirectory, asked: Asked) -> None:
     from mage_services.actor.play_session import newest
     from mage_services.terminal.view import make_view
 
-    config = config_file.load_recorded(run.config)
+    config = other.config(run.config) if other else config_file.load_recorded(run.config)
     own, episodes = config.evaluation.episodes, asked.episodes
     rungs = [] if asked.ladder is None else rungs_of(config, asked.ladder)
     policy, version = newest(run, config)
+    if other:
+        check_words(config, policy)
     began = time.monotonic()
-    target = (
-        run if episodes in (None, own) else replace(run, root=run.root / f"episodes_{episodes}")
-    )
+    target = run if other is None else replace(run, root=run.root / other.folder())
+    if episodes not in (None, own):
+        target = replace(target, root=target.root / f"episodes_{episodes}")
     cost = _cost_of(target)
     roomy = _roomy(config, episodes, times_as_long(config, rungs))
     sets, more = uvloop.run(_play(roomy, policy, replace(asked, episodes=episodes or own), rungs))
     if target is not run:
-        target.root.mkdir(exist_ok=True)
-        target.config.write_text(run.config.read_text())
+        target.root.mkdir(exist_ok=True, parents=True)
+        target.config.write_text(config_file.dump(config))
     write_evaluation(target, sets, environment_of(config), version, {}, more)
     wall_s, processor_s = cost or (time.monotonic() - began, time.process_time())
     summary = summarise(target, wall_s=wall_s, processor_s=processor_s)
