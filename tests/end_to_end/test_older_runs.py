@@ -64,27 +64,6 @@ def test_an_older_run_is_evaluated_as_it_was(finished: Path) -> None:
     assert after == before
 
 
-def test_a_run_is_evaluated_in_an_environment_that_is_named(finished: Path) -> None:
-    own = json.loads((finished / "evaluation.json").read_text())["sets"]
-    said = mage("evaluate", str(finished), "--trials", "24", "--environment", "rps")
-    assert said.startswith("rps")
-    named = finished / "environment_rps"
-    assert json.loads((named / "evaluation.json").read_text())["sets"] == own
-    assert 'name = "rps"' in (named / "config.toml").read_text()
-
-
-def test_a_tiny_policy_is_not_evaluated_in_words_that_it_was_not_built_of(finished: Path) -> None:
-    arguments = ("evaluate", str(finished), "--environment", "maze")
-    done = subprocess.run(
-        [sys.executable, "-m", "mage_async.launch", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode != 0
-    assert "words that this tiny policy was not built of, such as 'up': train a mix" in done.stderr
-
-
 def test_an_older_killed_run_is_resumed_from_its_journal(killed: Path) -> None:
     printed = mage("--resume", "--run-dir", str(killed), "--set", "learner.steps=7")
     assert "from_checkpoint_step_000004_and_1_steps_of_the_journal" in printed

@@ -1,0 +1,177 @@
+"""Do the games of the task pack teach to learn? Each beside RL of single episodes, and all in one.
+
+    python -m bench.learning.pack [--seeds 0 1 2] [--only hangman wordle …] [--run-dir DIR]
+        [--actors 4] [--set A.B=VALUE …] [--only-report]
+
+Every game is trained by itself in a run of the quickstart's size, and again with trials of one
+episode: the same warm start, environment, optimizer and number of episodes. `configs/pack.toml`
+trains seven at once beside its control; its two environments that are never trained on are compared
+too. All are evaluated over three episodes of tasks that were held out; what counts is the last one.
+A run with a DIR is kept, and not run again. Prints a line a game that says plainly whether the game
+beats its control, and writes one JSON.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.learning.cases import Case, Summary
+from bench.learning.shipped import is_measured, run, run_dir_of
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.results.intervals import interval
+
+_SIZE = (
+    "policy.rope_theta=10000.0",
+    "warm_start.steps=300",
+    "warm_start.max_steps=300",
+    "warm_start.gate=1.0",
+    "engine.max_contexts=144",
+    "engine.max_tokens=320",
+    "credit.kind=cumulative_paper",
+    "learner.entropy_ceiling=2.0",
+)
+"""What differs from the quickstart for games with longer contexts."""
+_SEVERAL_WORDS = ("transcript.forced_tags=open", "transcript.max_action_tokens=4")
+_SINGLE = (
+    "trial.episodes=1",
+    "admission.groups_per_step=54",
+    "engine.max_contexts=240",
+    "credit.kind=single_episode",
+)
+GAMES: dict[str, tuple[str, ...]] = {
+    "boxes": (),
+    "hangman": (),
+    "wordle": (),
+    "blackjack": (),
+    "numberlock": _SEVERAL_WORDS,
+    "bandit": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A configuration and its control."""
+
+    name: str
+    meta: Case
+    single: Case
+
+
+def pairs() -> list[Pair]:
+    """All games, then the pack."""
+    shipped = {"rps": "quickstart", "minesweeper": "minesweeper"}
+    made = [
+        Pair(name, _case(name, config), _case(f"{name} single", f"{config}_single_episode"))
+        for name, config in shipped.items()
+    ]
+    for name, own in GAMES.items():
+        changes = (f"environment.name={name}", *_SIZE, *own)
+        single = _case(f"{name} single", "quickstart", (*changes, *_SINGLE))
+        made.append(Pair(name, _case(name, "quickstart", changes), single))
+    return [*made, Pair("pack", _case("pack", "pack"), _case("pack single", "pack_single_episode"))]
+
+
+def main() -> None:
+    """Run the pairs one after the other, and say what each showed."""
+    given = _arguments()
+    chosen = [pair for pair in pairs() if not given.only or pair.name in given.only]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.run_dir or Path(temporary)
+        rows: list[dict[str, Any]] = []
+        for pair in chosen:
+            played = [
+                (_played(pair.meta, seed, folder, given), _played(pair.single, seed, folder, given))
+                for seed in given.seeds
+            ]
+            known = [(meta, single) for meta, single in played if meta and single]
+            for row in _rows(pair.name, known):
+                rows.append(row)
+                print(_line(row), flush=True)
+    write_baseline("pack", {"seeds": given.seeds, "settings": given.set, "rows": rows})
+
+
+def _arguments() -> argparse.Namespace:
+    parser = option_parser(__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", choices=[pair.name for pair in pairs()])
+    parser.add_argument("--run-dir", type=Path, help="where the runs stay, and are found again")
+    parser.add_argument("--actors", type=int, default=4, help="of each run")
+    parser.add_argument("--set", action="append", default=[], help="a key of every run")
+    parser.add_argument("--only-report", action="store_true", help="of the runs there are")
+    return parser.parse_args()
+
+
+def _case(name: str, config: str, changes: tuple[str, ...] = ()) -> Case:
+    return Case(name, config, changes, {})
+
+
+def _played(case: Case, seed: int, folder: Path, given: argparse.Namespace) -> Summary | None:
+    """The summary of one run; None where it is not there and none is asked for."""
+    if given.only_report and not is_measured(run_dir_of(case, seed, folder)):
+        return None
+    changed = Case(case.name, case.config, (*case.changes, *given.set), case.checks)
+    return run(changed, seed, folder, given.actors)
+
+
+def _labels(played: Sequence[tuple[Summary, Summary]]) -> list[str | None]:
+    """Environments that are compared: of a mix each, and all together."""
+    return [None, *(played[0][0].get("environments", {}) if played else {})]
+
+
+def _rows(name: str, played: Sequence[tuple[Summary, Summary]]) -> list[dict[str, Any]]:
+    return [_row(name, label, played) for label in _labels(played)] if played else []
+
+
+def _row(name: str, label: str | None, played: Sequence[tuple[Summary, Summary]]) -> dict[str, Any]:
+    """Held-out returns of the last episode by seed, and the gap to the control."""
+    gaps = [
+        _last(meta, "heldout", label) - _last(single, "heldout", label) for meta, single in played
+    ]
+    mean, width = interval(gaps) if len(gaps) > 1 else (gaps[0], 0.0)
+    sets = ("heldout", "heldout_blind", "heldout_swapped")
+    return {
+        "game": name if label is None else f"{name}: {label}",
+        **{each: [_last(meta, each, label) for meta, _ in played] for each in sets},
+        "first_episode": [_part(meta, "heldout", label)[0] for meta, _ in played],
+        "single_episode": [_last(single, "heldout", label) for _, single in played],
+        "gap": {"mean": mean, "ci95": width, "by_seed": gaps},
+        "references": _references(played[0][0], label),
+        "beats": len(gaps) > 1 and mean > width,
+    }
+
+
+def _references(summary: Summary, label: str | None) -> dict[str, float]:
+    """Known values of the last episode of held-out tasks."""
+    whole = summary if label is None else summary["environments"][label]
+    return {name: values[-1] for name, values in whole["references"]["heldout"].items()}
+
+
+def _last(summary: Summary, name: str, label: str | None) -> float:
+    return _part(summary, name, label)[-1]
+
+
+def _part(summary: Summary, name: str, label: str | None) -> list[float]:
+    score = summary["evaluation"][name]
+    whole = score if label is None else score["parts"]["environment"][label]
+    return whole["return_by_episode"]
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A game in a line, with its verdict in words."""
+    gap = row["gap"]
+    means = {key: sum(row[key]) / len(row[key]) for key in ("heldout", "single_episode")}
+    verdict = "beats single-episode RL" if row["beats"] else "does NOT beat single-episode RL"
+    if len(gap["by_seed"]) == 1:
+        verdict = "one seed decides nothing"
+    return (
+        f"{row['game']:18} last episode {means['heldout']:+.3f}, single-episode RL "
+        f"{means['single_episode']:+.3f}, gap {gap['mean']:+.3f} ±{gap['ci95']:.3f}: {verdict}"
+    )
+
+
+if __name__ == "__main__":
+    main()
