@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mage_async.results.metrics import returns_by_environment
+from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def mixed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 def test_a_step_plays_each_environment_as_often_as_its_share_says(
     mixed: tuple[Path, str],
 ) -> None:
-    for record in read_lines(mixed[0] / "metrics.jsonl"):
+    for record in read_lines(RunDirectory(mixed[0]).metrics):
         assert set(returns_by_environment(record)) == TRAINED
 
 
@@ -49,7 +50,10 @@ def test_all_environments_are_measured_in_the_curve_and_at_the_end(
     assert {name for name, each in document["environments"].items() if each["is_trained_on"]} == (
         TRAINED
     )
-    scores = [*document["sets"].values(), *read_lines(run_dir / "curve.jsonl")[0]["sets"].values()]
+    scores = [
+        *document["sets"].values(),
+        *read_lines(RunDirectory(run_dir).curve)[0]["sets"].values(),
+    ]
     for score in scores:
         assert set(score["parts"]["environment"]) == TRAINED | UNSEEN
     assert "maze (not trained on)" in printed
