@@ -1,8 +1,8 @@
 """`mage evaluate`: play a run's policy against fixed sets of tasks, with controls.
 
-The final sets are played with the run's newest checkpoint. The table is printed; the evaluation,
-the summary and the report of the run are written again where the environment and the number of
-episodes are the run's own.
+The final sets are played with the run's newest checkpoint, and the table is printed. Evaluation,
+summary and report of the run are written again where the environment and the number of episodes are
+the run's own; otherwise into a folder of the run.
 """
 
 import argparse
@@ -138,7 +138,7 @@ def _evaluate(run: RunDirectory, asked: Asked, other: OtherEnvironment | None) -
     target = run if other is None else replace(run, root=run.root / other.folder())
     if episodes not in (None, own):
         target = replace(target, root=target.root / f"episodes_{episodes}")
-    cost = _cost_of(target)
+    cost = _cost_of(run) if target is run else None
     roomy = _roomy(config, episodes, times_as_long(config, rungs))
     sets, more = uvloop.run(_play(roomy, policy, replace(asked, episodes=episodes or own), rungs))
     if target is not run:
@@ -147,9 +147,10 @@ def _evaluate(run: RunDirectory, asked: Asked, other: OtherEnvironment | None) -
     write_evaluation(target, sets, environment_of(config), version, {}, more)
     wall_s, processor_s = cost or (time.monotonic() - began, time.process_time())
     summary = summarise(target, wall_s=wall_s, processor_s=processor_s)
-    if target is run:
-        write_summary(run, summary)
-        run.report.write_text(render(run, summary))
+    if target is not run:  # it holds no training, which was the run's
+        summary |= {"steps": version, "complete": version >= config.learner.steps}
+    write_summary(target, summary)
+    target.report.write_text(render(target, summary))
     make_view(config, target, is_terminal=sys.stdout.isatty()).close(summary)
 
 
