@@ -5,6 +5,7 @@ MageError
 ├── TrialFault          one trial cannot be played on or sent: costs its group and no more
 │   ├── EnvironmentFault    an environment raised, or broke a fact it declared
 │   │   ├── CallFault       a call of `reset`, `step` or `close` did, or took too long
+│   │   │   └── CapacityFault   a `reset` found no room for another object
 │   │   ├── CapacityReached  a server of environments has no room for another session
 │   │   └── SessionClosed   a server of environments, or the network, ended a session
 │   ├── TurnOverdue         a turn was not drawn by its deadline
@@ -48,8 +49,12 @@ class CallFault(EnvironmentFault):
     """
 
 
+class CapacityFault(CallFault):
+    """A `reset` found no room for another object: another try may succeed."""
+
+
 class CapacityReached(EnvironmentFault):
-    """A server of environments has no room for another session."""
+    """A server of environments has no room for another session; a class raises it in `reset`."""
 
 
 class SessionClosed(EnvironmentFault):

@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mage_async.environments.environment import Outcome, Play
-from mage_async.environments.hosted.user_object import Answered, Hosted, Request
-from mage_async.errors import CallFault
+from mage_async.environments.hosted.user_object import (
+    Answered,
+    Hosted,
+    Request,
+    finds_no_room,
+)
+from mage_async.errors import CallFault, CapacityFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ class Call:
         if isinstance(error, CallFault):
             return error
         said, *_ = str(error).splitlines() or [""]
-        return CallFault(f"{self.place} raised {type(error).__name__}: {said}")
+        kind = CapacityFault if finds_no_room(error) else CallFault
+        return kind(f"{self.place} raised {type(error).__name__}: {said}")
 
     def overdue(self, deadline_s: float) -> CallFault:
         """The function has not returned by its deadline."""

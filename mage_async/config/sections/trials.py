@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from mage_async.config.sections.section import Count, Natural, Positive, Section
+from mage_async.config.sections.section import Count, Natural, NonNegative, Positive, Section
 
 
 class Environment(Section):
@@ -20,6 +20,15 @@ class Environment(Section):
     workers: Natural = 0
     """Processes of each actor in which a class with `reset` and `step` is played: what ends one of
     them costs the groups it plays, and not the actor; 0 plays in the actor itself."""
+    most_open: Natural = 0
+    """Objects of such a class that each actor has open at once, as a server may allow; other
+    episodes wait before their `reset`. 0: any number."""
+    idle_s: NonNegative = 0.0
+    """Seconds after which an object that is not called is closed, which costs its group; 0: none
+    is, however long a turn takes."""
+    wait_for_room_s: NonNegative = 0.0
+    """Seconds for which a `reset` that raises `CapacityReached` is made again, when another object
+    has been closed and every second; then it costs its group."""
 
 
 class TrialShape(Section):

@@ -17,6 +17,7 @@ from mage_async.environments.hosted.step_values import Step, reset_value, step_v
 Method = Literal["reset", "step", "close"]
 _READ_HERE = ("is_valid", "tool_answers")
 """Parts of `info` that say something to us; the record of a turn has them elsewhere."""
+_NO_ROOM = ("CapacityReached", "CapacityError")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +96,26 @@ class Hosted:
         Raises:
             CallFault: the value is not what the protocol asks for; else whatever the class raises.
         """
-        value = self._called(request)
+        try:
+            value = self._called(request)
+        except Exception as error:
+            if finds_no_room(error):
+                self._closed()
+                self._own = None  # another try makes another object
+            raise
         if self._is_over:
             self._closed()
         return self._answered(request, value)
 
     async def awaited(self, request: Request) -> Answered:
         """As `asked`, where the method is a coroutine function."""
-        value = await _awaited(self._called(request))
+        try:
+            value = await _awaited(self._called(request))
+        except Exception as error:
+            if finds_no_room(error):
+                await _awaited(self._closed())
+                self._own = None
+            raise
         if self._is_over:
             await _awaited(self._closed())
         return self._answered(request, value)
@@ -163,6 +176,11 @@ class Hosted:
         """An optional attribute, property or method; None where there is none."""
         found = getattr(self._own, name, None)
         return found() if callable(found) else found
+
+
+def finds_no_room(error: BaseException) -> bool:
+    """Whether a class says that there is no room for another object, in words of its own."""
+    return any(kind.__name__ in _NO_ROOM for kind in type(error).__mro__)
 
 
 async def _awaited(value: Any) -> Any:

@@ -48,6 +48,8 @@ class Failed(Fields):
 
     number: int
     sentence: str
+    is_for_room: bool = False
+    """A `reset` found no room for another object."""
 
 
 class Abandon(Fields):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from mage_async.environments.hosted.user_object import Answered, Hosted, Origin, Request
-from mage_async.errors import CallFault
+from mage_async.errors import CallFault, CapacityFault
 from mage_services.environments.messages import (
     Abandon,
     Abandoned,
@@ -97,7 +97,7 @@ class Worker:
         if answer is None:
             return self._mourned(request, life)
         if isinstance(answer, Failed):
-            raise CallFault(answer.sentence)
+            raise (CapacityFault if answer.is_for_room else CallFault)(answer.sentence)
         assert isinstance(answer, Made)
         return answer.answered
 

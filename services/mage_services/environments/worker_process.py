@@ -19,7 +19,7 @@ from mage_async.environments.calls import Call
 from mage_async.environments.catalogue import load
 from mage_async.environments.hosted.user_object import Hosted, HostedClass
 from mage_async.environments.reset_step import ResetStep
-from mage_async.errors import MageError
+from mage_async.errors import CapacityFault, MageError
 from mage_services.environments.messages import (
     Abandon,
     Abandoned,
@@ -64,7 +64,9 @@ class Server:
             call = Call(self._hosted(message), message.request, lambda answered: None)
             self._say(Made(number=message.number, answered=await self._workers.perform(call)))
         except MageError as fault:
-            self._say(Failed(number=message.number, sentence=str(fault)))
+            is_for_room = isinstance(fault, CapacityFault)
+            failed = Failed(number=message.number, sentence=str(fault), is_for_room=is_for_room)
+            self._say(failed)
         finally:
             del self._tasks[message.number]
 

@@ -13,20 +13,25 @@ of this happens in worker processes, which may die without the actor (`pool.py`)
 import asyncio
 import math
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
 from mage_async.config.sections.trials import Environment
 from mage_async.environments.calls import Call
-from mage_async.environments.hosted.user_object import Answered
-from mage_async.errors import CallFault
+from mage_async.environments.hosted.user_object import Answered, Hosted, Request
+from mage_async.errors import CallFault, CapacityFault
 from mage_services.environments.callers import Answer, Coroutines, Handover, Made, Thread
+from mage_services.environments.leases import Leases
 from mage_services.environments.pool import Pool
 
 CLOSING_S = 5.0
 """As long the end of a process waits for environments to be closed."""
+TRY_AGAIN_S = 1.0
+"""A `reset` that found no room is made again after so long, or when an object was closed here."""
 STUCK_S = 1.0
 """An event loop that does not answer for so long is blocked by a coroutine."""
 
@@ -37,10 +42,22 @@ class Workers:
     Args:
         deadline_s: of one call.
         num_processes: 0: calls are made in threads and an event loop of this process.
+        most_open: objects at once, where it is not 0; others wait before their `reset`.
+        idle_s: an object that is not called for so long is closed, where it is not 0.
+        wait_for_room_s: as long a `reset` that finds no room is made again.
     """
 
-    def __init__(self, deadline_s: float = math.inf, num_processes: int = 0) -> None:
-        self._deadline_s = deadline_s
+    def __init__(
+        self,
+        deadline_s: float = math.inf,
+        num_processes: int = 0,
+        *,
+        most_open: int = 0,
+        idle_s: float = 0.0,
+        wait_for_room_s: float = 0.0,
+    ) -> None:
+        self._deadline_s, self._wait_for_room_s = deadline_s, wait_for_room_s
+        self._leases = Leases(most_open, idle_s, self._reap)
         self._pool = Pool(num_processes) if num_processes else None
         self._idle: list[Thread] = []
         self._coroutines: Coroutines | None = None
@@ -50,7 +67,13 @@ class Workers:
     @classmethod
     def of(cls, rules: Environment) -> Self:
         """As a configuration has them."""
-        return cls(rules.step_deadline_s, rules.workers)
+        return cls(
+            rules.step_deadline_s,
+            rules.workers,
+            most_open=rules.most_open,
+            idle_s=rules.idle_s,
+            wait_for_room_s=rules.wait_for_room_s,
+        )
 
     async def perform(self, call: Call) -> Answered:
         """What a call returned. Cancellation abandons the call: a coroutine is cancelled, and a
@@ -59,6 +82,28 @@ class Workers:
         Raises:
             CallFault: the call raised, or took longer than the deadline.
         """
+        await self._leases.begin(call)
+        try:
+            return await self._patiently(call)
+        finally:
+            await self._leases.end(call)
+
+    async def _patiently(self, call: Call) -> Answered:
+        """Make a call, and again where it found no room, as long as that may take."""
+        began = time.monotonic()
+        for number in count():
+            try:
+                return await self._within_deadline(call)
+            except CapacityFault as fault:
+                left_s = self._wait_for_room_s - (time.monotonic() - began)
+                if left_s <= 0:
+                    raise
+                if not number:
+                    print(f"{fault}; waiting for room", file=sys.stderr, flush=True)
+                await self._leases.room(min(left_s, TRY_AGAIN_S))
+        raise AssertionError("unreachable")
+
+    async def _within_deadline(self, call: Call) -> Answered:
         if self._pool is not None:
             await self._pool.admit(call.hosted, call.request)
         try:
@@ -79,6 +124,20 @@ class Workers:
         if made.error is not None:
             raise call.fault(made.error) from made.error
         return made.value
+
+    def _reap(self, hosted: Hosted) -> None:
+        """Close an object whose lease has ended."""
+        place = f"an object that was not called for {self._leases.idle_s:g} s: close()"
+        call = Call(hosted, Request("close", place), lambda answered: None)
+        self._in_background(self._give_back(call), "reaping")
+
+    async def _give_back(self, call: Call) -> None:
+        """Close an object; its trial, which may still come, hears that its lease has ended."""
+        try:
+            await self._within_deadline(call)
+        except CallFault as fault:
+            print(fault, file=sys.stderr, flush=True)
+        await self._leases.give_back(call.hosted)
 
     def close_behind(self, calls: Iterable[Call]) -> None:
         """Make closing calls while other things go on; what goes wrong is said in the log."""
