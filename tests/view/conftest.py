@@ -93,9 +93,13 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(finished):
-    """The run, and another one that is damaged, served."""
-    damaged = finished.root.parent / "damaged"
+    """The run, one that is damaged, and one whose metrics lack what ours have; served."""
+    damaged, strange = (finished.root.parent / name for name in ("damaged", "strange"))
     damaged.mkdir()
     (damaged / "config.toml").write_text("seed = 'none'")
+    strange.mkdir()
+    (strange / "config.toml").write_text(finished.config.read_text())
+    (strange / "metrics.jsonl").write_text('{"step": 1, "time_s": 1.0}\n')
+    build(RunDirectory(strange))
     with shown(finished.root.parent) as made:
         yield made

@@ -162,6 +162,7 @@ def test_what_cannot_be_shown_is_one_sentence(server, place):
         "runs/finished/config?other=x": "there is no run &#39;x&#39; here",
         "runs/finished/nonsense": "Nothing is at this address",
         "runs/damaged/": "config.toml",
+        "runs/strange/": "lacks &#39;return_by_episode&#39;",
     }.items():
         status, text, _ = server.get(path)
         assert status in (404, 410), path

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import signal
 import socket
+import sqlite3
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -77,6 +78,14 @@ class Server:
             return self._sentence(f"Nothing is at this address ({error.reason}).", error.status)
         except (RunError, ConfigError) as error:
             return self._sentence(str(error), 404)
+        except KeyError as error:
+            return self._sentence(
+                f"A file of this run lacks {error}: it is damaged, or another version wrote it.",
+                404,
+            )
+        except sqlite3.Error as error:
+            why = f"The index of this run cannot be read: {error}"
+            return self._sentence(f"{why}; delete index.sqlite.", 410)
         except FileNotFoundError as error:
             return self._sentence(f"{error.filename} is gone: the run was deleted.", 410)
 
