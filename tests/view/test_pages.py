@@ -1,0 +1,123 @@
+"""What pages compute: bins, choices in addresses, differences of configurations, visible text."""
+
+import re
+from urllib.parse import parse_qsl
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import Markup
+
+from mage_async.config import config_file
+from mage_async.pages.frame import Frame, progress_note
+from mage_async.pages.histogram import edges_of, histogram
+from mage_async.pages.listed import IndexProgress, ListedGroup, ListedTrial
+from mage_async.pages.run_lists import differences
+from mage_async.pages.templating import fill, visible
+from mage_async.pages.trial_lists import Choice, group_rows, select
+from mage_async.pages.turns import shown_tokens, shown_trial
+from mage_async.policy_version import VersionRun
+from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
+
+FRAME = Frame("/token/", "title")
+VALUES = st.lists(st.floats(-1e6, 1e6).map(lambda value: round(value, 6)), min_size=1, max_size=60)
+
+
+def listed(group, number, rewards, invalid=0, oldest=2):
+    return ListedTrial(group, number, rewards, 2, 9, invalid, oldest, 3, 0.1, 4, "rock")
+
+
+@given(VALUES)
+def test_every_value_lies_in_one_bin_and_bins_are_few(values):
+    edges = edges_of(values)
+    assert 1 <= edges.count <= 32
+    assert edges.low <= min(values)
+    for value in values:
+        place = edges.place(value)
+        assert edges.low + place * edges.width <= value + 1e-6 * max(1, abs(value))
+    bars = histogram(values, None, str, "reward")
+    counts = [int(re.search(r": ([\d,]+) of", bar.title)[1].replace(",", "")) for bar in bars.bins]
+    assert sum(counts) == len(values)
+
+
+def test_whole_rewards_have_a_bin_each():
+    bars = histogram([-1.0, 0.0, 0.0, 3.0], None, str, "reward")
+    assert [bar.label for bar in bars.bins] == ["−1", "0", "1", "2", "3"]
+    assert bars.bins[1].title == "0: 2 of 4 trials"
+
+
+def test_a_choice_is_read_back_from_its_address():
+    choice = Choice(first=3, last=9, bin=0, member="a&b=<c>", text="?#", only_invalid=True)
+    base, _, query = choice.address("runs/x/trials").partition("?")
+    assert base == "runs/x/trials"
+    assert dict(parse_qsl(query)) == {
+        "first": "3", "last": "9", "bin": "0", "member": "a&b=<c>", "text": "?#",
+        "only_invalid": "1",
+    }  # fmt: skip
+    assert Choice().address("runs/x/trials") == "runs/x/trials"
+
+
+def test_a_selection_keeps_what_was_chosen():
+    rewards = ([0.0, 2.0], [1.0, 3.0], [2.0, 2.0])
+    trials = [listed(1, n, each, invalid=int(n == 1)) for n, each in enumerate(rewards)]
+    last = select(trials, Choice(bin=0), "page")
+    assert [trial.number for trial in last.trials] == [0, 2]
+    first = select(trials, Choice(bin=0, episode=1), "page")
+    assert first.trials == trials[:1]
+    assert select(trials, Choice(only_invalid=True), "page").trials == trials[1:2]
+    assert last.histogram.bins[0].address == "page"  # the chosen bin leads back to all
+
+
+def test_a_group_says_its_spread_and_how_stale_it_was():
+    group = ListedGroup(1, 2, "rock", 0, "5", "actor-0", 0, 2, 4, None)
+    (row,) = group_rows([group], [listed(1, 0, [1.0]), listed(1, 1, [3.0], oldest=1)], Choice())
+    assert (row.mean, row.spread, row.staleness) == (2.0, 1.0, 2)
+
+
+def test_differences_name_keys_and_both_values():
+    one = config_file.load(config_file.find(None), [])
+    other = config_file.load(config_file.find(None), ["seed=7", "learner.steps=9"])
+    assert differences(one, other) == [("seed", "0", "7"), ("learner.steps", "60", "9")]
+    assert differences(one, one) == []
+
+
+@pytest.mark.parametrize(
+    ("hostile", "shown"),
+    [
+        ("\x1b]0;owned\x07", "␛]0;owned␇"),
+        ("a\u202eb\u2066", "a⟨U+202E⟩b⟨U+2066⟩"),
+        ("line\n\ttab", "line\n\ttab"),
+        ("\x9b31m", "⟨U+009B⟩31m"),
+    ],
+)
+def test_what_a_terminal_or_a_reader_would_obey_is_shown(hostile, shown):
+    assert visible(hostile) == shown
+    assert visible(Markup("<b>")) == "<b>"
+
+
+def test_a_text_is_never_markup_in_any_page():
+    assert "&lt;b&gt;" in fill("sentence.html", frame=FRAME, sentence="<b>")
+
+
+def test_a_small_rest_of_the_index_is_not_worth_a_word():
+    assert progress_note(IndexProgress(99_000_000, 100_000_000)) == ""
+    assert progress_note(IndexProgress(10_000_000, 100_000_000)).startswith("10 %")
+
+
+def test_a_turn_knows_the_versions_of_its_tokens(chat):
+    ids = np.array(chat.encode("<action> rock</action>"), np.int32)
+    sampled = np.zeros(len(ids), bool)
+    sampled[1:] = True
+    runs = (VersionRun(0, 2, 2), VersionRun(2, 3, 1, "segment"))
+    segment = Segment(ids, sampled, np.where(sampled, -0.5, 0.0).astype(np.float32), runs)
+    turn = Turn(Kind.ACT, 0, 0, 0, 0, len(ids), 1.0, True, "rock", info='{"hidden": 3}')
+    trial = Trial(Task("rps", "rock", 0), 0, 1, (segment,), (turn,))
+    tokens = list(shown_tokens(turn, segment, chat.decode, 5))
+    assert [token.version for token in tokens[:3]] == [None, 2, 3]
+    assert [token.staleness for token in tokens[:3]] == [None, 2, 1]
+    assert (tokens[2].kv, tokens[2].provenance) == (1, "segment")
+    (shown,) = shown_trial(trial, chat.decode, 5).episodes[0]
+    assert shown.staleness == 2
+    assert shown.logprob == -0.5 * (len(ids) - 1)
+    assert shown.info == '{"hidden": 3}'
