@@ -6,7 +6,16 @@ from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-IGNORED = {".venv", ".sglang_env", ".openenv_env", "runs", "site", ".pytest_cache", "node_modules"}
+IGNORED = {
+    ".venv",
+    ".sglang_env",
+    ".openenv_env",
+    ".verifiers_env",
+    "runs",
+    "site",
+    ".pytest_cache",
+    "node_modules",
+}
 HOMES = ("", "mage_async", "services", "kernels", "kernels/mage_kernels", "tests", "configs")
 """Folders that a path in prose may be relative to, beside that of the file itself."""
 OF_A_READER = {"buttons.py", "clocks.py", "lock.py", "my_model.toml", "config.toml", "run.toml"}

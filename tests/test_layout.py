@@ -78,6 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_services.view": {
         "mage_async", "mage_services.actor", "mage_services.processes", "mage_services.weights",
     },
+    "mage_services.verifiers": {"mage_async"},
     "mage_services.serving": {"mage_async", "mage_services.environments"},
     "mage_services.cli": {"mage_async", "mage_services"},
 }  # fmt: skip
@@ -109,6 +110,8 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_services": SERVING,
     "mage_services.transport": SERVING | {"zmq"},
     "mage_services.serving": SERVING | {"aiohttp"},
+    "mage_services.verifiers": SERVING | {"aiohttp"},
+    "mage_services.verifiers.their_process": STANDARD | {"httpx", "verifiers"},
     "mage_services.journal": SERVING | {"pyarrow"},
     "mage_services.view": SERVING | {"aiohttp", "markupsafe"},
     "mage_services.cli": SERVING | {"matplotlib", "shtab"},

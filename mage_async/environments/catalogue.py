@@ -47,6 +47,7 @@ _LOADERS = {
     "openenv": ("mage_async.environments.loaders.openenv:load", "http://127.0.0.1:8000"),
     "reasoning-gym": ("mage_async.environments.loaders.reasoning_gym:load", "chain_sum"),
     "textarena": ("mage_async.environments.loaders.textarena:load", "Mastermind-v0"),
+    "verifiers": ("mage_services.verifiers.loader:load", "gsm8k"),
 }
 """Libraries of environments, each with the function that makes a class for a name of the library,
 and with such a name: `gymnasium:Taxi-v4`.

@@ -10,6 +10,8 @@ from typing import Any
 from mage_async.environments.text_games.text_game import OwnLuck
 from mage_async.errors import ConfigError
 
+HELDOUT_SHARE = 5
+"""One task in so many is held out, the last ones of a list."""
 TURNS = 32
 """Most steps of an episode, where the option `turns` does not say otherwise."""
 

@@ -9,14 +9,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mage_async.environments.environment import Split
-from mage_async.environments.loaders.loaded import declared, library
+from mage_async.environments.loaders.loaded import HELDOUT_SHARE, declared, library
 from mage_async.environments.options import check_whole
 from mage_async.environments.text_games.text_game import OwnLuck
 from mage_async.environments.user_code import own_code
 from mage_async.errors import ConfigError
-
-HELDOUT_SHARE = 5
-"""One question in so many is held out, the last ones of the dataset."""
 
 
 @dataclass(frozen=True, slots=True)

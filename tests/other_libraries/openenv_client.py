@@ -1,6 +1,6 @@
 """The OpenEnv package's own client; runs in the package's own environment.
 
-    python package_client.py URL '{"reset": {"seed": 3}, "actions": [{"number": 7}, …]}'
+    python openenv_client.py URL '{"reset": {"seed": 3}, "actions": [{"number": 7}, …]}'
 
 Prints a list of [observation, reward, done], then the state, as JSON.
 """

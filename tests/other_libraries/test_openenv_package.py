@@ -15,12 +15,12 @@ from mage_async.trajectory import Task
 from mage_services.environments.workers import Workers
 from tests.environments.loaders.playing import Played, play_waiting, rehearsed
 from tests.environments.loaders.serving import served
-from tests.openenv.make_env import ENVIRONMENT
+from tests.other_libraries.make_envs import OPENENV
 
-HERE, PYTHON = Path(__file__).parent, ENVIRONMENT / "bin" / "python"
+HERE, PYTHON = Path(__file__).parent, OPENENV / "bin" / "python"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON.exists(), reason="run tests/openenv/make_env.py first"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="run tests/other_libraries/make_envs.py first"),
 ]
 GUESSES = (10, 5, 15, 3, 8, 13, 18, 1, 2, 4, 6, 7, 9, 11, 12, 14, 16, 17, 19, 20)
 
@@ -28,7 +28,7 @@ GUESSES = (10, 5, 15, 3, 8, 13, 18, 1, 2, 4, 6, 7, 9, 11, 12, 14, 16, 17, 19, 20
 @pytest.fixture(scope="module")
 def package_address() -> Iterator[str]:
     """The package's own server."""
-    command = [str(PYTHON), str(HERE / "package_server.py")]
+    command = [str(PYTHON), str(HERE / "openenv_server.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
@@ -38,7 +38,7 @@ def package_address() -> Iterator[str]:
 def by_package(address: str, reset: dict[str, Any], actions: list[dict[str, Any]]) -> dict:
     """What the package's own client sees."""
     given = json.dumps({"reset": reset, "actions": actions})
-    command = [str(PYTHON), str(HERE / "package_client.py"), address, given]
+    command = [str(PYTHON), str(HERE / "openenv_client.py"), address, given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -1,0 +1,50 @@
+"""A harness that chats in the process of verifiers itself: a request a turn, without tools.
+
+Verifiers' own harnesses start a program for every turn; they can be named in the seats' settings.
+"""
+
+import httpx
+
+import verifiers.v1 as vf
+from verifiers.v1.dialects.chat import message_to_wire
+
+__all__ = ["ChatHarness", "ChatHarnessConfig"]
+
+
+class ChatHarnessConfig(vf.HarnessConfig):
+    """It has no settings of its own."""
+
+
+class ChatHarness(vf.Harness[ChatHarnessConfig]):
+    """Sends the conversation to the endpoint of its rollout."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+    ) -> vf.ProgramResult:
+        """Ask once; the answer reaches the trace through the endpoint."""
+        system, prompt = self.resolve_prompt(data)
+        said = [{"role": "system", "content": system}] if system else []
+        if isinstance(prompt, str):
+            said.append({"role": "user", "content": prompt})
+        else:
+            said += [message_to_wire(each) for each in prompt or ()]
+        async with httpx.AsyncClient(timeout=None) as http:
+            answer = await http.post(
+                f"{endpoint}/chat/completions",
+                headers={"Authorization": f"Bearer {secret}"},
+                json={"model": ctx.model, "messages": said},
+            )
+        is_answered = answer.status_code == httpx.codes.OK
+        return vf.ProgramResult(0 if is_answered else 1, "", "" if is_answered else answer.text)
