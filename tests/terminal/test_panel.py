@@ -34,6 +34,16 @@ def test_the_panel_fits_its_terminal_with_room_for_an_echo(config, run, terminal
     assert len(lines) <= 23  # of 24 rows, one is the prompt's
 
 
+def test_the_panel_has_a_line_for_the_environments_of_a_mix(config, run):
+    process, event = step(10)
+    for name in ("boxes", *(f"environment_{number}" for number in range(9))):
+        event["metrics"][f"return_by_episode_in_{name}"] = [0.5, 0.75, 1.0]
+    lines = drawn(*state_after(config, [POLICY, (process, event)]), run).splitlines()
+    (line,) = [each for each in lines if "by environment" in each]
+    assert "boxes +1.00  environment_0 +1.00" in line
+    assert len(line.rstrip()) <= 80
+
+
 def test_the_panel_says_all_that_is_known(config, run):
     text = drawn(*state_after(config, FULL_RUN), run)
     for said in (

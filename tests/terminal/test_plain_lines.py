@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from mage_services.terminal.view import make_view
-from tests.helpers.status_events import FULL_RUN, POLICY, Clock, step
+from tests.helpers.status_events import FULL_RUN, POLICY, Clock, curve, step
 
 
 def plain_lines(config, run, events, *, every_s=0.1):
@@ -42,6 +42,16 @@ def test_a_plain_line_counts_special_tokens_in_text(config, run):
     event["metrics"]["injections_by_environment"] = 7
     _, out = plain_lines(config, run, [POLICY, (process, event)])
     assert "invalid=0.10 injections_by_environment=7" in out.getvalue()
+
+
+def test_a_plain_line_has_the_returns_of_each_environment_of_a_mix(config, run):
+    process, event = step(10)
+    event["metrics"]["return_by_episode_in_boxes"] = [0.5, 0.75, 1.0]
+    _, measured = curve(10, 0.1, 0.2, 0.3)
+    measured["environments"] = {"boxes": [0.25, 0.5, 0.5], "rps": [0.0, 0.0, -1.0]}
+    _, out = plain_lines(config, run, [POLICY, (process, event), ("evaluator", measured)])
+    assert "return=+0.000,+0.400,+0.500 boxes=+0.500,+0.750,+1.000 trials_per_s" in out.getvalue()
+    assert "boxes=+0.250,+0.500,+0.500 rps=+0.000,+0.000,-1.000" in out.getvalue()
 
 
 def test_slow_steps_are_each_a_line(config, run):

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mage_async.results.metrics import returns_by_environment
 from mage_async.results.run_directory import RunDirectory
 from mage_services.terminal.process_rows import processes
 from mage_services.terminal.run_state import RunState
@@ -24,7 +25,7 @@ def panel(state: RunState, run: RunDirectory, now: float, width: int) -> Rendera
     """The state of a run as a panel of `width` columns."""
     parts: list[RenderableType] = [_progress(state, now), Text()]
     if state.steps or state.curve:
-        parts += [_returns(state, width), Text(), _figures(state), Text()]
+        parts += [_returns(state, width), *_environments(state), Text(), _figures(state), Text()]
     parts.append(processes(state, width))
     parts += [
         Text(f"! {note}", "bold red", overflow="ellipsis", no_wrap=True)
@@ -119,6 +120,14 @@ def _returns(state: RunState, width: int) -> RenderableType:
             *_history(heldout, style, low, high, spark),
         )
     return grid
+
+
+def _environments(state: RunState) -> list[Text]:
+    """Of a mix, the last episode's return in each environment of the last batch."""
+    returns = returns_by_environment(state.last)
+    said = "  ".join(f"{name} {row[-1]:+.2f}" for name, row in returns.items())
+    line = Text(f"by environment  {said}", "dim", overflow="ellipsis", no_wrap=True)
+    return [line] if said else []
 
 
 def _histories(state: RunState) -> list[tuple[list[float], list[float]]]:
