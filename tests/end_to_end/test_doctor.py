@@ -42,8 +42,8 @@ def test_a_member_that_fails_halts_the_run_which_can_go_on(
     drops = [json.loads(line).get("dropped_by_member", {}) for line in lines]
     assert {name for each in drops for name in each} == {"beat-rock"}
     assert 3 <= len(lines) < 40
-    more = f"learner.steps={len(lines) + 2}"
-    process = start(tmp_path / "run", "--resume", changes=(more,))
+    more = (*SMALL, f"learner.steps={len(lines) + 2}")
+    process = start(tmp_path / "run", "--resume", changes=more)
     output, _ = process.communicate(timeout=110)
     assert process.returncode == 0, output
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == len(lines) + 2
