@@ -8,6 +8,8 @@ Shapes: `T` packed tokens, `W` rows whose logits are wanted, `V` vocabulary, `D`
 `K` key-value heads, `H` head size; `B`, `n`, `L` as in `ragged`.
 """
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +54,7 @@ class Model:
     ) -> None:
         self.architecture, self.weights, self.arithmetic = architecture, weights, arithmetic
         kv_row = (2, architecture.kv_heads, architecture.head_dim)
-        self._cache = [torch.zeros(lanes, max_tokens, *kv_row) for _ in range(architecture.layers)]
+        self._cache = [_mapped(lanes, max_tokens, *kv_row) for _ in range(architecture.layers)]
         self._rotations = rotations(architecture.rotation, architecture.head_dim, max_tokens)
         self.lanes, self.max_tokens = lanes, max_tokens
 
@@ -194,3 +196,12 @@ class Model:
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self.arithmetic.normed(hidden, self.architecture.norm_epsilon, weight)
+
+
+def _mapped(*shape: int) -> torch.Tensor:
+    """float32 zeros whose memory the system gives page by page, where they are written: a lane
+    takes what its longest context took, not what it may take.
+    """
+    size = math.prod(shape) * torch.float32.itemsize
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.float32).view(shape)

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from mage_async.config.schema import Config, Embedded
+from mage_async.config.schema import Config, Embedded, Pretrained
 from mage_async.plan.devices import GB, Device
 from mage_async.plan.shapes import Shape
 from mage_async.plan.update import Update
@@ -13,6 +13,8 @@ PROCESS_BYTES = GB
 """Assumed, for a process on a GPU: its CUDA context, the libraries' workspaces, holes in memory."""
 GRAPH_BYTES = 2 * GB
 """Assumed, for an SGLang: CUDA graphs and activations, outside of its pool."""
+HEAP_BYTES = GB
+"""What the supervisor lets the heap of a pretrained policy's learner keep between passes."""
 BUCKET_BYTES = GB // 2
 """What an engine receives at once by NCCL."""
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2}
@@ -53,6 +55,7 @@ def _learner(config: Config, update: Update) -> Load:
     on = config.learner.device
     parts = update.parts | Counter({"publication": update.publication_bytes})
     if on == "cpu":
+        parts["heap"] = HEAP_BYTES * isinstance(config.policy, Pretrained)
         return Load("learner", CPU, parts)
     parts["process"] = PROCESS_BYTES
     return Load("learner", f"GPU {on.partition(':')[2] or 0}", parts)

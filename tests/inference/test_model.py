@@ -1,7 +1,9 @@
 """The engine's forward computes what transformers computes."""
 
 import json
+import mmap
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,6 +63,19 @@ def test_rows_of_like_width_share_a_bucket_and_a_long_prompt_has_its_own() -> No
         (slice(0, 600), 600),
         (slice(600, 633), 9),
     ]
+
+
+def test_keys_and_values_take_memory_where_they_are_written(reference) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    reference.engine_model()
+    before = resident()
+    model = reference.engine_model(lanes=4000, max_tokens=512)
+    rows = Rows(np.array([3999]), np.array([0]), np.array([4]))
+    model.forward(np.array([1, 2, 3, 4]), rows, [], np.array([0]))
+    assert model.cache_bytes() > 500_000_000
+    assert resident() - before < 100_000_000
 
 
 def test_a_folder_in_shards_is_the_folder_in_one_piece(reference, tmp_path) -> None:

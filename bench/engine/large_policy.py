@@ -1,0 +1,109 @@
+"""Whether an actor's heartbeats go on while it loads a policy of 2 GB, twice.
+
+    python -m bench.engine.large_policy         2 minutes, 6 GB
+
+A made-up Qwen3 of half a billion float32 weights is written to disk. An actor with the embedded
+engine begins with it, and is told to load it once more as the next version, as after a step. Its
+learner counts the heartbeats, of which one a second is due; a second without one is a miss. The
+program ends with 1 where any is missed.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+from mage_async.assembly import WORDS
+from mage_async.config import config_file
+from mage_async.environments.catalogue import load
+from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
+from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
+from mage_services.actor.actor import HEARTBEAT_S, play
+from mage_services.processes.process import Status
+from tests.helpers.memory_channels import MemoryLearnerChannel
+
+LAYERS = 36
+NUM_LOADS = 2
+HELLO = Hello(role="actor", name="a", build="bench", config_digest="bench", credits=3)
+
+
+def write_policy(directory: Path) -> int:
+    """Write a model directory of some 2 GB; returns the bytes of its weights."""
+    words = [*load("rps").facts.words, *WORDS]
+    tokenizer = build_tokenizer(words)
+    save_tokenizer(tokenizer, directory)
+    shape = Qwen3Config(
+        vocab_size=-(-tokenizer.get_vocab_size() // 32) * 32,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=64,
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(shape)
+    tensors = {
+        name: torch.zeros(weight.shape)
+        for name, weight in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    shape.save_pretrained(directory)
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+async def missed(directory: Path) -> tuple[int, int, float]:
+    """Heartbeats that came, that were missed, and the longest time between two, in seconds."""
+    channel = MemoryLearnerChannel()
+    peer = channel.connect(HELLO)
+    who, _ = await channel.receive()
+    file = str(directory / "model.safetensors")
+    channel.send(who, Welcome(version=0, weights_path=file))
+    config = config_file.load(config_file.find(None), ["engine.max_tokens=160"])
+    playing = asyncio.create_task(play(peer, config, directory, "a", Status()))
+    came, num_loaded = [time.monotonic()], 0
+    while num_loaded < NUM_LOADS:
+        _, message = await channel.receive()
+        if isinstance(message, Heartbeat):
+            came.append(time.monotonic())
+        elif isinstance(message, Loaded):
+            num_loaded += 1
+            if num_loaded < NUM_LOADS:
+                channel.send(who, Publication(version=num_loaded, path=file, digest="0" * 16))
+    came.append(time.monotonic())
+    channel.send(who, Goodbye(reason="measured"))
+    await playing
+    gaps = [later - earlier for earlier, later in pairwise(came)]
+    num_missed = sum(max(0, round(gap / HEARTBEAT_S) - 1) for gap in gaps)
+    return len(came) - 2, num_missed, max(gaps)
+
+
+def main() -> None:
+    """Write the policy, count, and write the baseline."""
+    option_parser(__doc__).parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        size = write_policy(Path(folder))
+        began = time.monotonic()
+        num_came, num_missed, longest_s = asyncio.run(missed(Path(folder)))
+        took_s = time.monotonic() - began
+    print(
+        f"policy of {size / 1e9:.2f} GB, loaded {NUM_LOADS} times in {took_s:.0f} s: {num_came} "
+        f"heartbeats, {num_missed} missed, {longest_s:.2f} s between two at most"
+    )
+    figures = {"bytes": size, "heartbeats": num_came, "missed": num_missed}
+    write_baseline("large_policy", figures | {"took_s": took_s, "longest_s": longest_s})
+    sys.exit(bool(num_missed))
+
+
+if __name__ == "__main__":
+    main()
