@@ -79,6 +79,18 @@ def test_another_run_of_the_same_name_is_read_anew(run, tmp_path):
         assert {n for n in range(1, 99) if reader.groups_of(n)} == wanted
 
 
+def test_lines_that_a_resumed_learner_wrote_anew_are_read_anew_and_the_journal_is_not(run):
+    build(run)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    lines[2:] = [line | {"time_s": 77.125} for line in lines[2:]]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shutil.rmtree(run.journal)
+    build(run)
+    with RunReader(run) as reader:
+        assert [line["time_s"] for line in reader.metrics(9)][2:] == [77.125, 77.125]
+        assert len(reader.trials_between(1, 4, 1000)) == 48
+
+
 def test_a_folder_that_cannot_be_written_is_indexed_in_a_cache(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("os.access", lambda *_: False)

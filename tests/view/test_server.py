@@ -217,6 +217,20 @@ def test_a_run_that_is_deleted_while_looked_at_is_said_to_be(tmp_path):
         assert "No run is here yet" in server.until("", "No run is here yet")
 
 
+def test_a_copy_without_its_tokenizer_shows_numbers_and_says_why(tmp_path):
+    run = unpack("finished", tmp_path)
+    shutil.rmtree(run.policy)
+    build(run)
+    with RunReader(run) as reader:
+        group = reader.groups_of(2)[0].number
+    with shown(run.root) as server:
+        page = server.page(f"runs/finished/group/{group}")
+        assert "Tokens are shown by their numbers" in page
+        assert re.search(r"⟨\d+⟩", page)
+        status, text, _ = server.get("runs/finished/trials?text=rock")
+        assert (status, "text cannot be searched" in text) == (404, True)
+
+
 def test_a_port_in_use_and_a_folder_that_is_none_are_a_sentence(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -1,10 +1,9 @@
 """The pages of a run by their address: each gathers what it shows, in a thread, and lays it out."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -20,7 +19,7 @@ from mage_async.report.run_page import blocked_s
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import RunRecords, read_document
 from mage_services.view.asked import Asked, config_of, units_of
-from mage_services.view.found_runs import lives, run_state
+from mage_services.view.found_runs import changed_at, lives, run_state
 from mage_services.view.index.run_reader import RunReader
 from mage_services.view.trial_pages import group, step, trials, turn
 
@@ -45,7 +44,7 @@ def overview(asked: Asked) -> Markup:
             records=records,
             state=run_state(asked.run, lived),
             step=reader.last_step(),
-            blocked_s=_blocked(records, times),
+            blocked_s=_blocked(asked.run, records),
             trials=times.get("trials") or records.learner.get("trials") or {},
             findings=_examined(reader, records),
             ends=lived.ends[:MOST_ENDS],
@@ -73,7 +72,7 @@ def processes(asked: Asked) -> Markup:
             asked.frame(None, "processes", "processes"),
             run_state(asked.run, lived),
             lived,
-            _blocked(records, read_document(asked.run.times)),
+            _blocked(asked.run, records),
             _logs(asked.run),
             time.time(),
         )
@@ -124,10 +123,12 @@ def _examine(records: RunRecords) -> list[Finding]:
     return doctor.findings
 
 
-def _blocked(records: RunRecords, times: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Seconds by state of each process: of the end where that is known, else of the last step."""
+def _blocked(run: RunDirectory, records: RunRecords) -> dict[str, dict[str, float]]:
+    """Seconds by state of each process: of the end, or of the last step where that is newer."""
     at_the_end = blocked_s(records)
-    return at_the_end if records.supervisor else at_the_end | times.get("blocked_s", {})
+    if changed_at(run.times) <= changed_at(run.supervisor):
+        return at_the_end
+    return at_the_end | read_document(run.times)["blocked_s"]
 
 
 def _logs(run: RunDirectory) -> dict[str, str]:

@@ -27,8 +27,8 @@ from mage_services.view.index.index_file import connect
 
 SLICE_S = 0.2
 """A slice of work ends after so long; then others may look at what is there."""
-CHECKED_BYTES = 4096
-"""The start of a file by which another file of the same name is told from it."""
+CHECKED_BYTES = 1024
+"""At the start of what was read of a file, and at its end: by them another file is told from it."""
 
 _GROUP = """
 INSERT INTO groups (number, version, member, seat, seed, peer, epoch, num_trials)
@@ -90,27 +90,38 @@ class IndexBuilder:
 
     def _is_unread(self, file: Path) -> bool:
         size = file.stat().st_size
-        done, checked, digest = self._done(file)
-        if size < done or (checked and _digest(file, checked) != digest):
-            self._begin_anew()  # a file of the same name is another one
+        done, digest = self._done(file)
+        if size < done or (done and _digest(file, done) != digest):
+            self._forget(file)
             done = 0
         return size > done and self._at_end.get(file.name) != size
 
-    def _done(self, file: Path) -> tuple[int, int, int]:
-        found = self._index.execute(
-            "SELECT read, checked, digest FROM files WHERE name = ?", (file.name,)
-        ).fetchone()
-        return tuple(found) if found else (0, 0, 0)
+    def _done(self, file: Path) -> tuple[int, int]:
+        """How far a file was read, and what it was there."""
+        query = "SELECT read, digest FROM files WHERE name = ?"
+        found = self._index.execute(query, (file.name,)).fetchone()
+        return tuple(found) if found else (0, 0)
 
-    def _begin_anew(self) -> None:
+    def _forget(self, file: Path) -> None:
+        """A file is not the one that was read: a resumed learner cut its lines off, or the journal
+        is another run's.
+        """
         with self._index:
-            for table in ("files", "steps", "curve", "heads", "groups", "trials"):
-                self._index.execute(f"DELETE FROM {table}")
+            if file.suffix == ".log":
+                for table in ("files", "heads", "groups", "trials"):
+                    self._index.execute(f"DELETE FROM {table}")
+            self._index.execute(f"DELETE FROM {self._table(file)[0]}")
+            self._index.execute("DELETE FROM files WHERE name = ?", (file.name,))
         self._at_end.clear()
+
+    def _table(self, file: Path) -> tuple[str, str]:
+        """Where the lines of a file go, and the name of their number; of a segment its trials."""
+        tables = {self._run.metrics: ("steps", "step"), self._run.curve: ("curve", "version")}
+        return tables.get(file, ("trials", ""))
 
     def _read(self, file: Path) -> None:
         """Read on in a file for a slice; what was read, and how far, are written together."""
-        done, _, _ = self._done(file)
+        done, _ = self._done(file)
         with file.open("rb") as source, self._index:
             size = source.seek(0, 2)
             data = mmap.mmap(source.fileno(), size, access=mmap.ACCESS_READ)
@@ -123,13 +134,12 @@ class IndexBuilder:
                     break
             else:
                 self._at_end[file.name] = size
-            checked = min(CHECKED_BYTES, end)
-            values = (file.name, end, checked, zlib.crc32(data[:checked]))
-            self._index.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", values)
+            values = (file.name, end, _digest(file, end))
+            self._index.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", values)
 
     def _lines(self, file: Path, data: mmap.mmap, start: int) -> Iterator[int]:
         """Lines of metrics or of the curve; yields how far it has come."""
-        table, key = ("curve", "version") if file == self._run.curve else ("steps", "step")
+        table, key = self._table(file)
         while (end := data.find(b"\n", start)) >= 0:
             text = data[start:end].decode(errors="replace")
             try:
@@ -193,6 +203,9 @@ class IndexBuilder:
             self._index.execute(_TASK, (header.grant, task.member, task.seat, str(task.seed)))
 
 
-def _digest(file: Path, length: int) -> int:
+def _digest(file: Path, end: int) -> int:
+    """Of the first and the last bytes before `end`."""
     with file.open("rb") as source:
-        return zlib.crc32(source.read(length))
+        head = source.read(min(CHECKED_BYTES, end))
+        source.seek(max(0, end - CHECKED_BYTES))
+        return zlib.crc32(head + source.read(min(CHECKED_BYTES, end)))

@@ -14,11 +14,11 @@ from pathlib import Path
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 
-FORMAT = 1
+FORMAT = 2
 """Raised where a table changes: an index of another format is made anew."""
 _TABLES = """
 PRAGMA journal_mode = wal;
-CREATE TABLE files (name TEXT PRIMARY KEY, read INTEGER, checked INTEGER, digest INTEGER);
+CREATE TABLE files (name TEXT PRIMARY KEY, read INTEGER, digest INTEGER);
 CREATE TABLE steps (number INTEGER PRIMARY KEY, record TEXT);
 CREATE TABLE curve (number INTEGER PRIMARY KEY, record TEXT);
 CREATE TABLE heads (segment INTEGER PRIMARY KEY, version INTEGER, config TEXT);
