@@ -114,7 +114,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_services.verifiers.their_process": STANDARD | {"httpx", "verifiers"},
     "mage_services.journal": SERVING | {"pyarrow"},
     "mage_services.view": SERVING | {"aiohttp", "markupsafe"},
-    "mage_services.cli": SERVING | {"matplotlib", "shtab"},
+    "mage_services.cli": SERVING | {"matplotlib", "optuna", "shtab"},
     "mage_services.tracking": SERVING | {"mlflow", "tensorboard", "trackio", "wandb"},
     "mage_services.engines.sglang": SERVING | {"sglang"},
 }

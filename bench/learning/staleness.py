@@ -20,13 +20,13 @@ from typing import Any
 
 from bench.lib.baseline import FOLDER, machine, write_baseline
 from bench.lib.options import option_parser
-from mage_async.results.ablation import Finished
-from mage_async.results.ablation_matrix import Ablation
-from mage_async.results.ablation_means import by_setting
 from mage_async.results.intervals import interval, paired, standard_error
-from mage_services.cli.ablation.ablate import ablation_of
-from mage_services.cli.ablation.runs import run_ablation
+from mage_async.results.matrices.ablation import Finished
+from mage_async.results.matrices.matrix import Matrix
+from mage_async.results.matrices.means import by_setting
 from mage_services.cli.main import command_tree
+from mage_services.cli.sweeps.ablate import ablation_of
+from mage_services.cli.sweeps.runs import run_matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def main() -> int:
     options = _options()
     studies = [each for each in STUDIES if not options.only or each.name in options.only]
     outcomes = [
-        0 if options.only_report else run_ablation(_ablation(study, options)) for study in studies
+        0 if options.only_report else run_matrix(_ablation(study, options)) for study in studies
     ]
     known = _known_studies()
     read = {
@@ -135,7 +135,7 @@ def _known_studies() -> dict[str, Any]:
     return json.loads(file.read_text())["studies"] if file.exists() else {}
 
 
-def _ablation(study: Study, options: argparse.Namespace) -> Ablation:
+def _ablation(study: Study, options: argparse.Namespace) -> Matrix:
     """All cells of a study; matrices of one configuration share a folder."""
     folder = options.run_dir / study.name.replace(" ", "_")
     seeds = " ".join(map(str, options.seeds))
@@ -147,7 +147,7 @@ def _ablation(study: Study, options: argparse.Namespace) -> Ablation:
     return replace(parts[0], configs=ordered, title=study.name, for_s=options.for_s)
 
 
-def _read(study: Study, ablation: Ablation, known: dict[str, Any]) -> dict[str, Any]:
+def _read(study: Study, ablation: Matrix, known: dict[str, Any]) -> dict[str, Any]:
     """Figures by setting, and differences by seed; of runs that are gone, what is known."""
     rows = {label: {row["seed"]: row for row in same} for label, same in known.items()}
     for setting, same in by_setting(ablation.finished_runs()).items():

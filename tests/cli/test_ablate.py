@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from mage_async.errors import RunError
-from mage_async.results.ablation import Cell, Finished, Setting
-from mage_async.results.ablation_matrix import Ablation
+from mage_async.results.matrices.ablation import Cell, Finished, Setting
+from mage_async.results.matrices.matrix import Matrix
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.ablation import runs
-from mage_services.cli.ablation.ablate import ablation_of
-from mage_services.cli.ablation.plots import write_png
 from mage_services.cli.main import command_tree
+from mage_services.cli.sweeps import runs
+from mage_services.cli.sweeps.ablate import ablation_of
+from mage_services.cli.sweeps.plots import write_png
 from mage_services.processes.run_lock import take_lock
 
 SMALL = [
@@ -27,7 +27,7 @@ SMALL = [
 ]
 
 
-def read_ablation(arguments: list[str]) -> Ablation:
+def read_ablation(arguments: list[str]) -> Matrix:
     """The matrix of a command line."""
     return ablation_of(command_tree().parse_args(["ablate", *arguments]))
 
@@ -36,15 +36,18 @@ def test_what_cannot_be_begun_in_time_is_left_for_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
-    assert runs.run_ablation(ablation) == 0
+    assert runs.run_matrix(ablation) == 0
     assert "1 runs left; call again" in capsys.readouterr().out
     assert not (tmp_path / "report.html").exists()
 
 
 def test_two_matrices_never_run_in_one_folder(tmp_path: Path) -> None:
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
-    with runs._alone(tmp_path), pytest.raises(RunError, match="another `mage ablate` runs"):
-        runs.run_ablation(ablation)
+    with (
+        runs._alone(tmp_path),
+        pytest.raises(RunError, match="another `mage sweep` or"),
+    ):
+        runs.run_matrix(ablation)
 
 
 def test_a_cell_that_a_killed_call_left_alive_is_not_removed(tmp_path: Path) -> None:
@@ -53,9 +56,9 @@ def test_a_cell_that_a_killed_call_left_alive_is_not_removed(tmp_path: Path) -> 
     run.root.mkdir()
     lock = take_lock(run)
     with pytest.raises(RunError, match="seed0 is being run by another process"):
-        runs.run_ablation(ablation)
+        runs.run_matrix(ablation)
     os.close(lock)
-    assert runs.run_ablation(ablation) == 0
+    assert runs.run_matrix(ablation) == 0
 
 
 def test_without_matplotlib_a_sentence_stands_where_the_picture_would(

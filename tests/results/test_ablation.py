@@ -6,8 +6,9 @@ from html.parser import HTMLParser
 import pytest
 
 from mage_async.errors import ConfigError
-from mage_async.report.ablation_page import render_ablation
-from mage_async.results.ablation import (
+from mage_async.report.matrix_page import render_matrix
+from mage_async.results.intervals import interval, paired, standard_error
+from mage_async.results.matrices.ablation import (
     Cell,
     Finished,
     Setting,
@@ -16,11 +17,10 @@ from mage_async.results.ablation import (
     is_done,
     read_cell,
 )
-from mage_async.results.intervals import interval, paired, standard_error
 from mage_async.results.summary import summarise, write_summary
-from mage_services.cli.ablation.ablate import ablation_of
-from mage_services.cli.ablation.progress import Progress
 from mage_services.cli.main import command_tree
+from mage_services.cli.sweeps.ablate import ablation_of
+from mage_services.cli.sweeps.progress import Progress
 
 FIGURES = {
     "heldout_last_return": 0.7,
@@ -113,7 +113,7 @@ def test_the_page_shows_every_setting_with_its_interval():
         for bound in (0, 1, 2)
         for seed in range(3)
     ]
-    page = render_ablation(runs, num_cells=20, title="quickstart")
+    page = render_matrix(runs, num_cells=20, title="quickstart")
     checker = HTMLParser()
     checker.feed(page)
     assert "18 of 20 runs" in page
@@ -129,11 +129,11 @@ def test_bounds_that_limited_nothing_are_named_and_those_that_did_are_not():
     said = bounds_that_did_not_act([*reached, idle])
     assert said.startswith("In 1 of 2 settings no token was as old as the bound allows (at 8 steps")
     assert "2 at most" in said
-    assert said in render_ablation([*reached, idle], num_cells=3, title="").replace("&#x27;", "'")
+    assert said in render_matrix([*reached, idle], num_cells=3, title="").replace("&#x27;", "'")
 
 
 def test_a_single_run_makes_a_page_without_intervals():
-    page = render_ablation([finished(Setting("sync", "none", 4, 0), 0, 0.0)], num_cells=1, title="")
+    page = render_matrix([finished(Setting("sync", "none", 4, 0), 0, 0.0)], num_cells=1, title="")
     assert "±" not in page
     assert "sync 0, none, lag 4" in page
 

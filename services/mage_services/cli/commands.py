@@ -3,10 +3,10 @@
 import argparse
 from typing import Protocol
 
-from mage_services.cli.ablation import ablate
 from mage_services.cli.looking import doctor, journal, report, track, view
 from mage_services.cli.running import actor, evaluate, play, replay, serve_environment, train
 from mage_services.cli.settings import completion, config, keys, plan
+from mage_services.cli.sweeps import ablate, sweep
 
 
 class Command(Protocol):
@@ -39,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "replay": replay,
     "journal": journal,
     "track": track,
+    "sweep": sweep,
     "ablate": ablate,
     "keys": keys,
     "actor": actor,

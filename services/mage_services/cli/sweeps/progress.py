@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from mage_async.report.charts.number_format import duration
-from mage_async.results.ablation import Cell, Finished
+from mage_async.results.matrices.ablation import Cell, Finished
 
 
 @dataclass(slots=True)

@@ -1,38 +1,37 @@
-"""Finished runs of an ablation put together: by setting, with means over their seeds."""
+"""Finished runs of a matrix put together: by setting, with means over their seeds."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from mage_async.results.ablation import Finished, Setting
 from mage_async.results.intervals import interval
+from mage_async.results.matrices.ablation import Compared, Finished
 
 POINTS = 15
 """Points of a learning curve; each is a mean over as many batches as that takes."""
-Runs = Mapping[Setting, Sequence[Finished]]
+Runs = Mapping[Compared, Sequence[Finished]]
 
 
-def by_setting(finished: Sequence[Finished]) -> dict[Setting, list[Finished]]:
+def by_setting(finished: Sequence[Finished]) -> dict[Compared, list[Finished]]:
     """Runs that differ in their seed only."""
-    found: dict[Setting, list[Finished]] = {}
+    found: dict[Compared, list[Finished]] = {}
     for each in sorted(finished, key=lambda one: (one.cell.setting, one.cell.seed)):
         found.setdefault(each.cell.setting, []).append(each)
     return found
 
 
 def by_flow(runs: Runs) -> dict[str, list[Finished]]:
-    """Runs by rule, bound and lag: corrections do not change ages."""
+    """Runs whose tokens have the same ages."""
     found: dict[str, list[Finished]] = {}
     for setting, same in runs.items():
-        lag = f", lag {setting.lag}" if setting.lag else ""
-        found.setdefault(f"{setting.rule} {setting.bound}{lag}", []).extend(same)
+        found.setdefault(setting.flow(), []).extend(same)
     return found
 
 
-def by_method(runs: Runs) -> dict[str, list[Setting]]:
-    """Settings that differ in their bound and lag only, which a chart joins by a line."""
-    found: dict[str, list[Setting]] = {}
+def by_method(runs: Runs) -> dict[str, list[Compared]]:
+    """Settings that differ in their place only, which a chart joins by a line."""
+    found: dict[str, list[Compared]] = {}
     for setting in runs:
-        found.setdefault(f"{setting.rule}, {setting.correction}", []).append(setting)
+        found.setdefault(setting.method(), []).append(setting)
     return found
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mage_async.results.ablation import Finished, Setting
-from mage_async.results.ablation_means import by_setting, mean_shares, smooth, values
 from mage_async.results.intervals import interval
+from mage_async.results.matrices.ablation import Finished, Setting
+from mage_async.results.matrices.means import by_setting, mean_shares, smooth, values
 
 MISSING = "no ablation.png: matplotlib is not installed (pip install 'mage_async[plots]')"
 COLOURS = ("#1f6fd1", "#d1781f", "#2c9161", "#a03fb5", "#c2344c", "#7a6a00", "#5b6470", "#0c8c9c")

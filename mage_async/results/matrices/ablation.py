@@ -1,4 +1,4 @@
-"""An ablation of staleness: which runs a matrix is made of, and the figures of a finished one.
+"""The cells of a matrix of runs, those of an ablation of staleness, and a finished run's figures.
 
 A cell of the matrix is one whole run in a folder of its own. A cell is done when its summary says
 so; a later call runs the missing cells and reads the finished ones.
@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mage_async.admission.staleness import OLDEST_AGE
 from mage_async.results.run_directory import RunDirectory
@@ -29,9 +29,52 @@ AVERAGED = (
 """Metrics averaged over steps, which train equally many trials."""
 
 
+class Compared(Protocol):
+    """What is compared in a matrix; runs that differ in their seed only have the same.
+
+    Settings can be sorted and hashed, and are of one kind in a matrix.
+    """
+
+    def label(self) -> str:
+        """The setting in a few words."""
+        ...
+
+    def folder(self) -> str:
+        """The same for a file name; no other setting of the matrix has it."""
+        ...
+
+    def assignments(self) -> list[str]:
+        """What it changes in the configuration, as `key=value`."""
+        ...
+
+    def columns(self) -> dict[str, Any]:
+        """What it is, for a table."""
+        ...
+
+    def place(self) -> float:
+        """Where it stands on the axis of the chart of returns."""
+        ...
+
+    def place_name(self) -> str:
+        """The same among those of one method, for a legend."""
+        ...
+
+    def method(self) -> str:
+        """Settings of one method differ in their place only; a chart joins them by a line."""
+        ...
+
+    def flow(self) -> str:
+        """Settings of one flow have tokens of the same ages."""
+        ...
+
+    def allowed_age(self) -> int | None:
+        """The largest age that it is meant to allow, in steps; None: it is not about ages."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """What is compared; runs that differ in their seed only have the same."""
+    """What an ablation of staleness compares."""
 
     rule: str
     correction: str
@@ -42,37 +85,68 @@ class Setting:
         """The largest age that the rule means to allow, in steps."""
         return self.bound + self.lag
 
+    def allowed_age(self) -> int:
+        """The same."""
+        return self.place()
+
     def label(self) -> str:
-        """The cell in a few words."""
+        """The setting in a few words."""
         lag = f", lag {self.lag}" if self.lag else ""
         return f"{self.rule} {self.bound}, {self.correction}{lag}"
+
+    def place_name(self) -> str:
+        """The bound, and what is added to it."""
+        return f"{self.bound}" + (f" + lag {self.lag}" if self.lag else "")
+
+    def method(self) -> str:
+        """How staleness is bounded and treated."""
+        return f"{self.rule}, {self.correction}"
+
+    def flow(self) -> str:
+        """Corrections do not change ages."""
+        lag = f", lag {self.lag}" if self.lag else ""
+        return f"{self.rule} {self.bound}{lag}"
+
+    def folder(self) -> str:
+        """Part of a file name."""
+        lag = f"-lag{self.lag}" if self.lag else ""
+        return f"{self.rule}-{self.bound}-{self.correction}{lag}"
+
+    def assignments(self) -> list[str]:
+        """What it changes in the configuration."""
+        masked = [f"learner.correction.max_age={self.place()}"]
+        return [
+            f"admission.rule={self.rule}",
+            f"admission.max_staleness={self.bound}",
+            f"admission.lag={self.lag}",
+            f"learner.correction={self.correction}",
+            *(masked if self.correction == "age_mask" else []),
+        ]
+
+    def columns(self) -> dict[str, Any]:
+        """For a table."""
+        return {
+            "rule": self.rule,
+            "correction": self.correction,
+            "lag": self.lag,
+            "bound": self.bound,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One run of the matrix."""
 
-    setting: Setting
+    setting: Compared
     seed: int
 
     def name(self) -> str:
         """Its folder."""
-        own = self.setting
-        lag = f"-lag{own.lag}" if own.lag else ""
-        return f"{own.rule}-{own.bound}-{own.correction}{lag}-seed{self.seed}"
+        return f"{self.setting.folder()}-seed{self.seed}"
 
     def assignments(self) -> list[str]:
         """What it changes in the configuration."""
-        own = self.setting
-        masked = [f"learner.correction.max_age={own.place()}"]
-        return [
-            f"seed={self.seed}",
-            f"admission.rule={own.rule}",
-            f"admission.max_staleness={own.bound}",
-            f"admission.lag={own.lag}",
-            f"learner.correction={own.correction}",
-            *(masked if own.correction == "age_mask" else []),
-        ]
+        return [f"seed={self.seed}", *self.setting.assignments()]
 
 
 def cells(
@@ -113,9 +187,7 @@ class Finished:
 
     def row(self) -> dict[str, Any]:
         """Flat, for a table."""
-        own = self.cell.setting
-        names = {"rule": own.rule, "correction": own.correction, "lag": own.lag, "bound": own.bound}
-        return names | {"seed": self.cell.seed} | self.figures
+        return self.cell.setting.columns() | {"seed": self.cell.seed} | self.figures
 
 
 def read_cell(cell: Cell, run: RunDirectory) -> Finished:
@@ -134,15 +206,17 @@ def bounds_that_did_not_act(finished: Iterable[Finished]) -> str:
     Age is then not what they differ in, whatever their returns say: where actors are slower than
     the learner, nothing waits long enough.
     """
-    oldest = dict[Setting, float]()
+    oldest = dict[tuple[Compared, int], float]()
     for run in finished:
-        own = run.cell.setting
-        oldest[own] = max(oldest.get(own, 0.0), run.figures["staleness_max"])
-    idle = [own for own in oldest if oldest[own] < own.place()]
+        allowed = run.cell.setting.allowed_age()
+        if allowed is not None:
+            own = run.cell.setting, allowed
+            oldest[own] = max(oldest.get(own, 0.0), run.figures["staleness_max"])
+    idle = [own for own in oldest if oldest[own] < own[1]]
     if not idle:
         return ""
-    bound = max(own.place() for own in idle)
-    reached = max(oldest[own] for own in idle if own.place() == bound)
+    bound = max(allowed for _, allowed in idle)
+    reached = max(oldest[own] for own in idle if own[1] == bound)
     return (
         f"In {len(idle)} of {len(oldest)} settings no token was as old as the bound allows (at "
         f"{bound} steps: {reached:g} at most): there it limited nothing, and what tells them apart "

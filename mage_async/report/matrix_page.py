@@ -1,4 +1,4 @@
-"""A matrix of runs as one page: what staleness did to learning, and what was done to staleness."""
+"""A matrix of runs as one page: what was reached, how, and what was done to staleness."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,10 @@ from mage_async.report.charts.plot_area import Series
 from mage_async.report.charts.stacked_bars import Bar, age_bar
 from mage_async.report.page_table import PageTable, TableCell, TableRow
 from mage_async.report.templating import fill
-from mage_async.results.ablation import Finished, Setting, bounds_that_did_not_act
-from mage_async.results.ablation_means import (
+from mage_async.results.intervals import interval
+from mage_async.results.matrices.ablation import Compared, Finished, bounds_that_did_not_act
+from mage_async.results.matrices.matrix import STALENESS, Subject
+from mage_async.results.matrices.means import (
     Runs,
     by_flow,
     by_method,
@@ -19,7 +21,6 @@ from mage_async.results.ablation_means import (
     smooth,
     values,
 )
-from mage_async.results.intervals import interval
 
 NUM_COLOURS = 9
 RETURN = "heldout_last_return"
@@ -46,23 +47,27 @@ Figure = tuple[str, Chart | None]
 """A caption and its chart."""
 
 
-def render_ablation(finished: Sequence[Finished], *, num_cells: int, title: str) -> str:
+def render_matrix(
+    finished: Sequence[Finished], *, num_cells: int, title: str, subject: Subject = STALENESS
+) -> str:
     """One self-contained HTML page.
 
     Args:
         finished: the runs that are done, at least one.
         num_cells: of the whole matrix.
         title: what was varied, and in which configuration.
+        subject: what the matrix is about.
     """
     runs = by_setting(finished)
     by_label = {setting.label(): same for setting, same in runs.items()}
     seeds = ", ".join(map(str, sorted({each.cell.seed for each in finished})))
     return fill(
-        "ablation.html",
-        title="What staleness costs · mage",
+        "matrix.html",
+        title=f"{subject.heading} · mage",
+        heading=subject.heading,
         matrix=f"{title} · {len(finished)} of {num_cells} runs, seeds {seeds}",
         bounds=bounds_that_did_not_act(finished),
-        returns=_returns(runs),
+        returns=_returns(runs, subject),
         curves=_curves(runs),
         ages=_ages(runs),
         fates=_table(by_flow(runs), FATES),
@@ -71,17 +76,18 @@ def render_ablation(finished: Sequence[Finished], *, num_cells: int, title: str)
     )
 
 
-def _returns(runs: Runs) -> list[Figure]:
+def _returns(runs: Runs, subject: Subject) -> list[Figure]:
     intended = _against(runs, lambda setting, _: float(setting.place()))
-    measured = _against(runs, lambda _, same: interval(values(same, "staleness_mean"))[0])
-    return [
-        _figure("held-out return of the last episode against bound plus lag, steps", intended),
-        _figure("the same against the mean staleness that was measured, steps", measured),
-    ]
+    figures = [_figure(f"held-out return of the last episode against {subject.axis}", intended)]
+    if subject.is_about_age:
+        measured = _against(runs, lambda _, same: interval(values(same, "staleness_mean"))[0])
+        said = "the same against the mean staleness that was measured, steps"
+        figures.append(_figure(said, measured))
+    return figures
 
 
-def _against(runs: Runs, place: Callable[[Setting, Sequence[Finished]], float]) -> list[Series]:
-    """A line a rule and correction, and a stroke an interval."""
+def _against(runs: Runs, place: Callable[[Compared, Sequence[Finished]], float]) -> list[Series]:
+    """A line a method, and a stroke an interval."""
     series = []
     for number, (label, settings) in enumerate(by_method(runs).items()):
         rows = sorted(
@@ -97,27 +103,32 @@ def _against(runs: Runs, place: Callable[[Setting, Sequence[Finished]], float]) 
 
 
 def _curves(runs: Runs) -> list[Figure]:
-    """For each rule and correction, a line a bound: against trials, and against time."""
+    """For each method, a line a setting: against trials, and against time."""
     figures, ends = [], list[float]()
     for label, settings in by_method(runs).items():
         for axis, column, scale in (("thousand trials", 0, 1e-3), ("seconds of training", 1, 1.0)):
             series = []
-            for number, setting in enumerate(sorted(settings, key=Setting.place)):
+            for number, setting in enumerate(sorted(settings, key=_place)):
                 points = smooth(runs[setting], lambda point, c=column, s=scale: point[c] * s)
                 halves = [0.0 if math.isnan(half) else half for _, _, half in points]
                 line = [(x, y) for x, y, _ in points]
                 pairs = zip(line, halves, strict=True)
                 ends += [y + sign * half for (_, y), half in pairs for sign in (-1, 1)]
-                name = f"{setting.bound}" + (f" + lag {setting.lag}" if setting.lag else "")
-                series.append(Series(name, line, _shade(number, len(settings)), halves))
-            figures.append((f"{label}, against {axis}", series))
+                series.append(
+                    Series(setting.place_name(), line, _shade(number, len(settings)), halves)
+                )
+            figures.append((f"{label or 'all'}, against {axis}", series))
     low = min(ends, default=0.0)
     span = low, max([low + 0.1, *ends])
     return [_figure(*each, span) for each in figures]
 
 
+def _place(setting: Compared) -> float:
+    return setting.place()
+
+
 def _ages(runs: Runs) -> list[Bar]:
-    """A bar an episode of every rule and bound, over seeds and corrections."""
+    """A bar an episode of every flow, over seeds."""
     bars = []
     for name, same in by_flow(runs).items():
         for number in range(max(len(run.ages) for run in same)):

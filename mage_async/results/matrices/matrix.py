@@ -1,4 +1,4 @@
-"""A matrix of an ablation with the configuration of every cell, checked before anything runs."""
+"""A matrix of runs with the configuration of every cell, checked before anything runs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,12 +8,25 @@ from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.policy_source import check_source
 from mage_async.config.schema import Config
-from mage_async.results.ablation import Cell, Finished, is_done, read_cell
+from mage_async.results.matrices.ablation import Cell, Finished, is_done, read_cell
 from mage_async.results.run_directory import RunDirectory
 
 
 @dataclass(frozen=True, slots=True)
-class Ablation:
+class Subject:
+    """What a matrix is about, in the words of its page."""
+
+    heading: str
+    axis: str
+    """What a setting's place is."""
+    is_about_age: bool = False
+
+
+STALENESS = Subject("What staleness costs", "bound plus lag, steps", is_about_age=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
     """What is to be run, checked."""
 
     root: Path
@@ -24,6 +37,7 @@ class Ablation:
     """Runs side by side."""
     for_s: float
     """No run begins later than so many seconds after the first."""
+    subject: Subject = STALENESS
 
     def run_of(self, cell: Cell) -> RunDirectory:
         """The directory of a cell's run."""

@@ -1,0 +1,135 @@
+"""Combinations chosen by Optuna, each by what the ones before reached; the extra `search`.
+
+Optuna's record lies in the sweep's folder, `search.log`. What was chosen and not yet told of its
+result, because the command was stopped, is run first.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mage_async.errors import ConfigError
+from mage_async.results.matrices.matrix import Matrix
+from mage_async.results.matrices.sweep import Axis, Combination, Range, combination
+from mage_services.cli.sweeps.runs import run_matrix
+
+GOAL = "heldout_last_return"
+"""What is to become large, in the mean over seeds."""
+MatrixOf = Callable[[Sequence[Combination]], Matrix]
+
+
+def search(
+    axes: Sequence[Axis],
+    count: int,
+    seed: int,
+    matrix_of: MatrixOf,
+    run: Callable[[Matrix], int] = run_matrix,
+) -> int:
+    """Run `count` combinations, as many at once as runs are side by side, and print the best.
+
+    Args:
+        run: runs what is missing of a matrix, and returns 0 where all is well.
+
+    Returns: what `run` returned last; a search ends where that is not 0, or where runs are left.
+
+    Raises: ConfigError: Optuna is not installed, or a combination is no run.
+    """
+    first = [_lowest(axis) for axis in axes]
+    root = matrix_of([combination(axes, first)]).root  # a key that does not exist is said here
+    root.mkdir(parents=True, exist_ok=True)
+    study = _study(root / "search.log", seed)
+    code = 0
+    while code == 0 and (chosen := _chosen(study, axes, count, matrix_of)):
+        matrix = matrix_of([setting for _, setting in (*_told(study, axes), *chosen)])
+        code = run(matrix)
+        if not _tell(study, chosen, _results(matrix)):
+            return code
+    if any(trial.value is not None for trial in study.trials):
+        print(f"best: {_setting(axes, study.best_trial).label()}: {study.best_value:.3f}")
+    return code
+
+
+def _lowest(axis: Axis) -> str:
+    """A value that has to make a run."""
+    choices = axis.choices
+    return choices.text(choices.low) if isinstance(choices, Range) else choices[0]
+
+
+def _study(file: Any, seed: int) -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError("--search needs Optuna: pip install 'mage_async[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    backend = optuna.storages.journal.JournalFileBackend(str(file))
+    study = optuna.create_study(
+        storage=optuna.storages.JournalStorage(backend),
+        study_name="sweep",
+        direction="maximize",
+        load_if_exists=True,
+    )
+    so_far = len(study.trials)  # a sampler that begins anew would draw the same ones again
+    study.sampler = optuna.samplers.TPESampler(seed=seed + so_far)
+    return study
+
+
+def _chosen(
+    study: Any, axes: Sequence[Axis], count: int, matrix_of: MatrixOf
+) -> list[tuple[int, Combination]]:
+    """Combinations that have no result, by trial: those of an earlier call, else new ones."""
+    open_ones = [trial for trial in study.trials if not trial.state.is_finished()]
+    whole = [trial for trial in open_ones if len(trial.params) == len(axes)]
+    for trial in open_ones:
+        if trial not in whole:  # the command was killed while it was chosen
+            study.tell(trial.number, state=type(trial.state).FAIL)
+    if not whole:
+        num_left = count - len(study.trials)
+        for _ in range(min(matrix_of([]).parallel, num_left)):
+            asked = study.ask()
+            for axis in axes:
+                _suggest(asked, axis)
+            whole.append(study.trials[asked.number])
+    return [(trial.number, _setting(axes, trial)) for trial in whole]
+
+
+def _suggest(trial: Any, axis: Axis) -> None:
+    choices = axis.choices
+    if not isinstance(choices, Range):
+        trial.suggest_categorical(axis.key, choices)
+    elif choices.is_whole:
+        trial.suggest_int(axis.key, int(choices.low), int(choices.high), log=choices.is_log)
+    else:
+        trial.suggest_float(axis.key, choices.low, choices.high, log=choices.is_log)
+
+
+def _setting(axes: Sequence[Axis], trial: Any) -> Combination:
+    return combination(axes, [_text(axis, trial.params[axis.key]) for axis in axes])
+
+
+def _text(axis: Axis, value: Any) -> str:
+    return axis.choices.text(value) if isinstance(axis.choices, Range) else value
+
+
+def _told(study: Any, axes: Sequence[Axis]) -> list[tuple[int, Combination]]:
+    """Combinations that have a result."""
+    known = [trial for trial in study.trials if trial.value is not None]
+    return [(trial.number, _setting(axes, trial)) for trial in known]
+
+
+def _results(matrix: Matrix) -> dict[Any, list[float]]:
+    found: dict[Any, list[float]] = {}
+    for each in matrix.finished_runs():
+        found.setdefault(each.cell.setting, []).append(each.figures[GOAL])
+    return found
+
+
+def _tell(
+    study: Any, chosen: Sequence[tuple[int, Combination]], results: dict[Any, list[float]]
+) -> bool:
+    """Say what was reached; whether all combinations have a result."""
+    for number, setting in chosen:
+        values = [value for value in results.get(setting, []) if math.isfinite(value)]
+        if values:
+            study.tell(number, statistics.fmean(values))
+    return all(setting in results for _, setting in chosen)

@@ -1,0 +1,148 @@
+"""`mage sweep`: its matrix, its page, its search, and what it refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mage_async.errors import ConfigError
+from mage_async.report.matrix_page import render_matrix
+from mage_async.results.matrices.ablation import Cell, Finished
+from mage_async.results.matrices.matrix import Matrix
+from mage_async.results.matrices.sweep import Combination
+from mage_services.cli.main import command_tree, main
+from mage_services.cli.sweeps import search as searching
+from mage_services.cli.sweeps.sweep import _axes, _matrix, sweep_of
+from tests.cli.test_ablate import SMALL
+
+OVER = ["--over", "learner.learning_rate=1e-3,3e-3"]
+
+
+def read_sweep(*arguments: str) -> Matrix:
+    return sweep_of(command_tree().parse_args(["sweep", *arguments]))
+
+
+def test_every_cell_has_its_values_and_its_seed(tmp_path: Path) -> None:
+    matrix = read_sweep(*OVER, "--seeds", "0,1", "2", "--run-dir", str(tmp_path))
+    found = [(config.learner.learning_rate, config.seed) for config in matrix.configs.values()]
+    assert found == [(rate, seed) for seed in range(3) for rate in (1e-3, 3e-3)]
+    assert matrix.title == "quickstart · learner.learning_rate=1e-3,3e-3"
+    assert matrix.subject.axis == "learner.learning_rate"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--over", "learner.learning_speed=1,2"], "learner.learning_speed"),
+        (["--over", "learner.learning_rate=fast,slow"], "learner.learning_rate"),
+        (["--over", "seed=0,1"], "seeds are given by --seeds"),
+        ([*OVER, *OVER], "names a key twice"),
+        ([], "which key is varied"),
+        ([*OVER, "--seeds", "one"], "takes whole numbers, got 'one'"),
+        ([*OVER, "--random", "0"], "must be at least 1, got 0"),
+        ([*OVER, "--parallel", "0"], "must be at least 1"),
+    ],
+)
+def test_what_is_no_sweep_is_one_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["sweep", "--run-dir", str(tmp_path), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def finished(setting: Combination, seed: int, last: float) -> Finished:
+    """A run that says what a page shows of it."""
+    from tests.results.test_ablation import FIGURES
+
+    curve = [(144 * step, 0.5 * step, last * step / 30) for step in range(1, 31)]
+    figures = FIGURES | {"heldout_last_return": last}
+    return Finished(Cell(setting, seed), figures, curve, [{0: 0.25, 1: 0.75}])
+
+
+def test_the_page_is_that_of_the_ablation_with_its_own_words(tmp_path: Path) -> None:
+    matrix = read_sweep(*OVER, "--over", "credit.kind=final_only,differential", "--seeds", "0,1")
+    runs = [finished(cell.setting, cell.seed, 0.7) for cell in matrix.configs]  # type: ignore[arg-type]
+    page = render_matrix(runs, num_cells=8, title=matrix.title, subject=matrix.subject)
+    assert "<h1>learner.learning_rate, credit.kind<small>" in page
+    assert "held-out return of the last episode against learner.learning_rate" in page
+    assert "learner.learning_rate=3e-3, credit.kind=differential" in page
+    assert "staleness costs" not in page
+    assert "8 of 8 runs, seeds 0, 1" in page
+
+
+class Runs:
+    """Runs whose return is known: best at a rate of 0.003."""
+
+    def __init__(self) -> None:
+        self.done: list[Cell] = []
+        self.calls = 0
+        self.code = 0
+
+    def __call__(self, matrix: Matrix) -> int:
+        self.calls += 1
+        if not self.code:
+            self.done = list(matrix.configs)
+        return self.code
+
+    def finished_runs(self, matrix: Matrix) -> list[Finished]:
+        return [
+            finished(cell.setting, cell.seed, -abs(cell.setting.place() - 0.003))  # type: ignore[arg-type]
+            for cell in matrix.configs
+            if cell in self.done
+        ]
+
+
+def searched(count: int, runs: Runs, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    arguments = ["sweep", "--over", "learner.learning_rate=1e-4..1e-1:log", "--parallel", "4"]
+    given = command_tree().parse_args([*arguments, "--run-dir", str(folder), "--seeds", "0,1"])
+    axes = _axes(given)
+    monkeypatch.setattr(Matrix, "finished_runs", lambda matrix: runs.finished_runs(matrix))
+    return searching.search(
+        axes, count, 0, lambda found: _matrix(given, axes, found, [0, 1]), run=runs
+    )
+
+
+@pytest.mark.filterwarnings("default")  # another package's
+def test_a_search_ends_with_the_best_and_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    runs = Runs()
+    assert searched(8, runs, tmp_path, monkeypatch) == 0
+    assert (runs.calls, len(runs.done)) == (2, 16)
+    eight = {cell.setting for cell in runs.done}
+    runs.code = 143
+    assert searched(12, runs, tmp_path, monkeypatch) == 143
+    runs.code = 0
+    assert searched(12, runs, tmp_path, monkeypatch) == 0
+    assert len(runs.done) == 24
+    assert eight < {cell.setting for cell in runs.done}
+    best = min((cell.setting.place() for cell in runs.done), key=lambda x: abs(x - 0.003))
+    assert f"best: learner.learning_rate={best:.4g}: " in capsys.readouterr().out
+
+
+def test_a_search_without_optuna_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigError, match=r"pip install 'mage_async\[search\]'"):
+        searched(4, Runs(), tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_and_resumes(tmp_path: Path) -> None:
+    own = SMALL[SMALL.index("--trials") :]
+    command = [sys.executable, "-m", "mage_async.launch", "sweep", *OVER, *own]
+    command += ["--run-dir", str(tmp_path)]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "[2/2] learner.learning_rate=3e-3-seed0: last held-out episode" in first.stdout
+    assert "learner.learning_rate" in (tmp_path / "runs.csv").read_text().splitlines()[0]
+    assert (tmp_path / "report.html").exists()
+    assert not (tmp_path / "ablation.txt").exists()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "2 runs, 2 of them done" in again.stdout

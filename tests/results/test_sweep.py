@@ -1,0 +1,74 @@
+"""Which combinations a sweep is made of."""
+
+import pytest
+
+from mage_async.errors import ConfigError
+from mage_async.results.matrices.sweep import Combination, axis_of, drawn, grid, sweep_cells
+
+
+def test_a_grid_is_every_value_with_every_other() -> None:
+    axes = [axis_of("learner.learning_rate=3e-3,1e-3"), axis_of("credit.kind=sum,last")]
+    found = grid(axes)
+    assert [each.label() for each in sorted(found)] == [
+        "learner.learning_rate=1e-3, credit.kind=last",
+        "learner.learning_rate=1e-3, credit.kind=sum",
+        "learner.learning_rate=3e-3, credit.kind=last",
+        "learner.learning_rate=3e-3, credit.kind=sum",
+    ]
+    assert {each.method() for each in found} == {"credit.kind=sum", "credit.kind=last"}
+    assert {each.place() for each in found} == {1e-3, 3e-3}
+    cells = sweep_cells(found, [0, 1, 1])
+    assert [cell.seed for cell in cells] == [0] * 4 + [1] * 4
+    assert cells[0].assignments()[0] == "seed=0"
+    assert cells[0].name() == "learner.learning_rate=3e-3,credit.kind=sum-seed0"
+
+
+def test_values_that_are_no_numbers_stand_in_the_order_given() -> None:
+    found = grid([axis_of("environment.options.sizes=[3, 4],[5]")])
+    assert [each.x for each in found] == [0.0, 1.0]
+    assert [each.values[0][1] for each in found] == ["[3, 4]", "[5]"]
+    folders = [each.folder() for each in found]
+    assert len(set(folders)) == 2
+    assert not any(set(folder) & set('/[] "') for folder in folders)
+
+
+def test_draws_are_within_their_range_and_the_same_again() -> None:
+    axes = [axis_of("a=1e-4..1e-1:log"), axis_of("b=2..9"), axis_of("c=x,y")]
+    found = drawn(axes, 40, seed=3)
+    assert found[:10] == drawn(axes, 10, seed=3)
+    assert found != drawn(axes, 40, seed=4)
+    assert len(set(found)) == 40
+    rates = sorted(each.x for each in found)
+    assert 1e-4 <= rates[0] < 1e-3 < 1e-2 < rates[-1] <= 1e-1
+    assert {int(dict(each.values)["b"]) for each in found} <= set(range(2, 10))
+    assert len(drawn([axis_of("c=x,y")], 10, seed=0)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("learner.learning_rate", "takes KEY=V1,V2"),
+        ("=1,2", "takes KEY=V1,V2"),
+        ("a=", "takes KEY=V1,V2"),
+        ("a=1,1", "a value stands there twice"),
+        ("a=2..1", "must rise"),
+        ("a=0..1:log", "must rise and above 0"),
+        ("a=low..high", "of two numbers"),
+    ],
+)
+def test_what_is_no_axis_is_a_sentence(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        axis_of(text)
+
+
+def test_a_range_has_no_grid() -> None:
+    with pytest.raises(ConfigError, match="add --random N or --search N"):
+        grid([axis_of("a=1..2")])
+
+
+def test_two_settings_never_share_a_folder() -> None:
+    spelled_alike = [
+        Combination(0.0, (("a", value),)) for value in ("b c", "b_c", "b/c", "x" * 200)
+    ]
+    assert len({each.folder() for each in spelled_alike}) == 4
+    assert max(len(each.folder()) for each in spelled_alike) < 130
