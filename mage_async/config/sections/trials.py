@@ -11,7 +11,7 @@ class Environment(Section):
     """The environment and its own options."""
 
     name: str = "rps"
-    """Name in the catalogue, or `module:Class` of your own."""
+    """Name in the catalogue, `module:Class` of your own, or `gymnasium:Taxi-v4` and the like."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
     step_deadline_s: Positive = 60.0
