@@ -22,7 +22,6 @@ many tokens a second, or a norm differs by more than 1 %.
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -101,9 +100,9 @@ def main() -> None:
     parser.add_argument("--no-baseline", action="store_true", help="write no file")
     given = parser.parse_args()
     if not LARGE_TENSORS.items() <= os.environ.items():
-        command = [sys.executable, "-m", "bench.models.trl_comparison", *sys.argv[1:]]
         threads = {"OMP_NUM_THREADS": str(given.threads)}
-        sys.exit(subprocess.run(command, env={**os.environ, **LARGE_TENSORS, **threads}).returncode)
+        command = [sys.executable, "-m", "bench.models.trl_comparison", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **LARGE_TENSORS, **threads})
     torch.set_num_threads(given.threads)
     missed = report(measure(given.model, given.steps, given.completion), given)
     print(f"missed: {', '.join(missed)}" if missed else "all within bounds")
