@@ -41,6 +41,7 @@ class Episode(ListedActions):
     """One episode; see `load`."""
 
     made: _Made
+    _own: Any = None
 
     def reset(self, seed: int, task: int) -> str:
         """Make the environment, and reset it with the task as Gymnasium's seed."""
@@ -58,8 +59,9 @@ class Episode(ListedActions):
         return self._said(observation), float(reward), bool(terminated), bool(truncated), {}
 
     def close(self) -> None:
-        """Close the environment."""
-        self._own.close()
+        """Close the environment, where it was made."""
+        if self._own is not None:
+            self._own.close()
 
     def _said(self, observation: Any) -> str:
         said = self.made.say(self._own.unwrapped, observation)
