@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -105,23 +107,35 @@ def test_an_idle_session_is_closed_and_its_place_is_free(address: str) -> None:
     assert talk(address, {"type": "state"})[0]["type"] == "state"
 
 
-def test_a_session_that_ended_costs_the_one_who_steps_in_it(address: str) -> None:
+async def begun_then(address: str, pause: Callable[[], Awaitable[None]]) -> None:
+    """Begin an episode, wait for something else, then step."""
     environment = catalogue.load(f"openenv:{address}")
+    async with Workers(10.0) as workers:
+        play = environment.begin(Task("late", "3", 0), 0)
+        while (call := play.next_call()) is not None:
+            call.take(await workers.perform(call))
+        await pause()
+        play.act("rock")
+        try:
+            await workers.perform(play.next_call())
+        finally:
+            await workers.perform(play.closing())
 
-    async def late() -> None:
-        async with Workers(10.0) as workers:
-            play = environment.begin(Task("late", "3", 0), 0)
-            while (call := play.next_call()) is not None:
-                call.take(await workers.perform(call))
-            await asyncio.sleep(1.5)
-            play.act("rock")
-            try:
-                await workers.perform(play.next_call())
-            finally:
-                await workers.perform(play.closing())
 
+def test_a_session_that_ended_costs_the_one_who_steps_in_it(address: str) -> None:
     with pytest.raises(CallFault, match=r"step\('rock'\) raised SessionClosed: closed after 1 s"):
-        asyncio.run(late())
+        asyncio.run(begun_then(address, partial(asyncio.sleep, 1.5)))
+
+
+def test_a_server_that_ended_costs_the_one_who_steps_in_it() -> None:
+    with ExitStack() as serving:
+        address = serving.enter_context(served("rps"))
+
+        async def end() -> None:
+            serving.close()
+
+        with pytest.raises(CallFault, match=r"SessionClosed: http.* has closed the session"):
+            asyncio.run(begun_then(address, end))
 
 
 def test_what_cannot_be_read_is_answered_and_the_session_goes_on(address: str) -> None:
