@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from mage_async.errors import RunError, WireError
 from mage_async.policy_version import oldest
 from mage_async.protocol.journal_records import (
@@ -154,9 +156,10 @@ class IndexBuilder:
         """Records of the journal; yields how far it has come."""
         if data[: len(MAGIC)] != MAGIC:
             return
+        segment = int(file.stem)
         for end, body in placed(memoryview(data), start or len(MAGIC)):
             try:
-                self._take(int(file.stem), end, body)
+                self._take(segment, end, body)
             except WireError as fault:
                 raise RunError(f"{file}: {fault}") from fault
             yield end
@@ -189,7 +192,7 @@ class IndexBuilder:
         policies = [run.policy for runs in header.versions for run in runs]
         drawn = [run for runs in header.versions for run in runs]
         values = (
-            json.dumps(trial.episode_rewards()),
+            msgspec.json.encode(trial.episode_rewards()).decode(),
             len(header.turns),
             sum(header.num_tokens),
             trial.num_invalid(),
