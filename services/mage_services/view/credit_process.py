@@ -9,13 +9,16 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mage_async.errors import MageError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.processes.line_process import LineProcess, ServerLines, say
 from mage_services.view.index.indexer import NICE
 from mage_services.view.index.run_reader import RunReader
+
+if TYPE_CHECKING:
+    from mage_async.config.schema import Config
 
 Credit = dict[str, list[tuple[float, float | None]]]
 """Return and advantage of every turn in order, by "GROUP/TRIAL"."""
@@ -95,6 +98,7 @@ def credit_of(run: RunDirectory, step: int) -> Credit:
 
     with RunReader(run) as reader:
         config, groups = config_file.loads(reader.config_of(step)), []
+        _check_code(config)
         for listed in reader.groups_of(step):
             numbers = [each.number for each in reader.trials_of([listed.number])]
             if listed.num_trials is None or len(numbers) < listed.num_trials:
@@ -108,6 +112,15 @@ def credit_of(run: RunDirectory, step: int) -> Credit:
         ]
         for each in found
     }
+
+
+def _check_code(config: "Config") -> None:
+    """Refuse to load a user's environment, whose code a look at a run must not execute."""
+    from mage_async.environments.catalogue import names
+
+    name = config.environment.name
+    if config.credit.information_bonus and name not in names():
+        raise RunError(f"credit.information_bonus needs the environment {name}, and it is not ours")
 
 
 if __name__ == "__main__":
