@@ -28,11 +28,12 @@ from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_services.actor.actor import HEARTBEAT_S, play
 from mage_services.processes.process import Status
+from mage_services.transport.access import Peer
 from tests.helpers.memory_channels import MemoryLearnerChannel
 
 LAYERS = 36
 NUM_LOADS = 2
-HELLO = Hello(role="actor", name="a", build="bench", config_digest="bench", credits=3)
+HELLO = Hello(role="actor", name="a", build="test", config_digest="test", credits=3)
 
 
 def write_policy(directory: Path) -> int:
@@ -62,15 +63,8 @@ def write_policy(directory: Path) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-async def missed(directory: Path) -> tuple[int, int, float]:
-    """Heartbeats that came, that were missed, and the longest time between two, in seconds."""
-    channel = MemoryLearnerChannel()
-    peer = channel.connect(HELLO)
-    who, _ = await channel.receive()
-    file = str(directory / "model.safetensors")
-    channel.send(who, Welcome(version=0, weights_path=file))
-    config = config_file.load(config_file.find(None), ["engine.max_tokens=160"])
-    playing = asyncio.create_task(play(peer, config, directory, "a", Status()))
+async def _heartbeats(channel: MemoryLearnerChannel, who: Peer, file: str) -> list[float]:
+    """When heartbeats came, between the beginning and the end of all loads, in seconds."""
     came, num_loaded = [time.monotonic()], 0
     while num_loaded < NUM_LOADS:
         _, message = await channel.receive()
@@ -80,9 +74,21 @@ async def missed(directory: Path) -> tuple[int, int, float]:
             num_loaded += 1
             if num_loaded < NUM_LOADS:
                 channel.send(who, Publication(version=num_loaded, path=file, digest="0" * 16))
-    came.append(time.monotonic())
-    channel.send(who, Goodbye(reason="measured"))
-    await playing
+    return [*came, time.monotonic()]
+
+
+async def missed(directory: Path) -> tuple[int, int, float]:
+    """Heartbeats that came, that were missed, and the longest time between two, in seconds."""
+    channel = MemoryLearnerChannel()
+    peer = channel.connect(HELLO)
+    who, _ = await channel.receive()
+    file = str(directory / "model.safetensors")
+    channel.send(who, Welcome(version=0, weights_path=file))
+    config = config_file.load(config_file.find(None), [])
+    async with asyncio.TaskGroup() as tasks:  # an actor that fails ends the benchmark
+        tasks.create_task(play(peer, config, directory, "a", Status()), name="actor")
+        came = await _heartbeats(channel, who, file)
+        channel.send(who, Goodbye(reason="measured"))
     gaps = [later - earlier for earlier, later in pairwise(came)]
     num_missed = sum(max(0, round(gap / HEARTBEAT_S) - 1) for gap in gaps)
     return len(came) - 2, num_missed, max(gaps)
