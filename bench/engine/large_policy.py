@@ -4,8 +4,8 @@
 
 A made-up Qwen3 of half a billion float32 weights is written to disk. An actor with the embedded
 engine begins with it, and is told to load it once more as the next version, as after a step. Its
-learner counts the heartbeats, of which one a second is due; a second without one is a miss. The
-program ends with 1 where any is missed.
+learner counts the heartbeats, of which one a second is due; one is missed where the next is due
+before it has come, so two seconds after the last. The program ends with 1 where any is missed.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ async def missed(directory: Path) -> tuple[int, int, float]:
         came = await _heartbeats(channel, who, file)
         channel.send(who, Goodbye(reason="measured"))
     gaps = [later - earlier for earlier, later in pairwise(came)]
-    num_missed = sum(max(0, round(gap / HEARTBEAT_S) - 1) for gap in gaps)
+    num_missed = sum(max(0, int(gap / HEARTBEAT_S) - 1) for gap in gaps)
     return len(came) - 2, num_missed, max(gaps)
 
 
