@@ -1,4 +1,4 @@
-"""A whole run of the task pack, small: returns by environment, also of those never trained on."""
+"""A whole run of a mix: returns by environment, also of one that is never trained on."""
 
 import json
 import subprocess
@@ -14,11 +14,13 @@ from mage_async.results.run_files import read_lines
 
 pytestmark = pytest.mark.slow
 Start = Callable[..., "subprocess.Popen[str]"]
-TRAINED = {"rps", "minesweeper", "hangman", "wordle", "blackjack", "numberlock", "bandit"}
-UNSEEN = {"maze", "mastermind"}
+TRAINED, UNSEEN = {"boxes", "rps"}, {"maze"}
+PARTS = '{name = "boxes"}, {name = "rps"}, {name = "maze", share = 0, options = {turns = 16}}'
 CHANGES = (
+    "environment.name=mix",
+    f"environment.options={{parts = [{PARTS}]}}",
+    "engine.max_tokens=512",
     "learner.steps=2",
-    "admission.groups_per_step=7",
     "evaluation.every=1",
     "evaluation.trials=18",
     "evaluation.final_trials=27",
@@ -29,8 +31,8 @@ CHANGES = (
 def mixed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run of two steps with one actor, and what it printed."""
     run_dir = tmp_path_factory.mktemp("runs") / "mixed"
-    process = start(run_dir, "--config", "pack", "--actors", "1", changes=CHANGES)
-    output, _ = process.communicate(timeout=170)
+    process = start(run_dir, "--actors", "1", changes=CHANGES)
+    output, _ = process.communicate(timeout=110)
     assert process.returncode == 0, output
     return run_dir, output
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Facts, Play, Split
-from mage_async.environments.mix.parts import Mixed, Part
+from mage_async.environments.mix.parts import Mixed, Part, References
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -32,6 +32,7 @@ class Mix(Mixed):
 
     def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
         self.parts = tuple(_part(each) for each in parts)
+        self._known: dict[tuple[Split, int], dict[str, References]] = {}
         labels = [part.label for part in self.parts]
         if twice := {label for label in labels if labels.count(label) > 1}:
             raise ConfigError(f"mix: two parts are called {min(twice)!r}: give one a `label`")
@@ -76,7 +77,7 @@ class Mix(Mixed):
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Means over the parts of the values that all of them know, each per unit of its part."""
-        known = [part.environment.references(split, num_episodes) for part in self.parts]
+        known = list(self.own_references(split, num_episodes).values())
         names = [name for name in known[0] if all(name in each for each in known)]
         return {
             name: tuple(
@@ -85,6 +86,15 @@ class Mix(Mixed):
             )
             for name in names
         }
+
+    def own_references(self, split: Split, num_episodes: int) -> dict[str, References]:
+        """The values that each part knows, by label; they are computed once."""
+        key = split, num_episodes
+        if key not in self._known:
+            self._known[key] = {
+                part.label: part.environment.references(split, num_episodes) for part in self.parts
+            }
+        return self._known[key]
 
 
 def _part(given: Mapping[str, Any]) -> Part:

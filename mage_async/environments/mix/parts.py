@@ -6,8 +6,11 @@ A member of a mix is written `label/member`, such as `hangman/cold`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mage_async.environments.environment import Environment
+from mage_async.environments.environment import Environment, Split
 from mage_async.errors import EnvironmentFault
+
+References = dict[str, tuple[float, ...]]
+"""Known values by name, a value an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ class Mixed(Environment):
     """What the rest of the program has to know of a mix."""
 
     parts: tuple[Part, ...]
+
+    def own_references(self, split: Split, num_episodes: int) -> dict[str, References]:
+        """The values that each part knows, by label."""
+        ...
 
     def part(self, member: str) -> tuple[Part, str]:
         """The part that a member belongs to, and what the part itself calls the member.

@@ -138,10 +138,13 @@ def by_environment(environment: Environment, num_episodes: int) -> dict[str, Any
     """References and facts of each part of a mix; nothing of an environment alone."""
     if not isinstance(environment, Mixed):
         return {}
+    known = {
+        split: environment.own_references(split, num_episodes) for split in ("train", "heldout")
+    }
     parts = {
         part.label: {
             "is_trained_on": part.share > 0,
-            "references": references(part.environment, num_episodes),
+            "references": {split: values[part.label] for split, values in known.items()},
             "environment": asdict(part.environment.facts),
         }
         for part in environment.parts
