@@ -22,8 +22,8 @@ CHANGES = (
     "engine.max_tokens=512",
     "learner.steps=2",
     "evaluation.every=1",
-    "evaluation.trials=18",
-    "evaluation.final_trials=27",
+    "evaluation.trials=6",
+    "evaluation.final_trials=6",
 )
 
 
