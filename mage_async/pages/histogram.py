@@ -59,7 +59,7 @@ def edges_of(values: Sequence[float]) -> Edges:
         return Edges(low - 0.5, 1.0, 1)
     marks = ticks(low, high, MOST_BINS - 2)
     width = marks[1] - marks[0] if len(marks) > 1 else high - low
-    start = math.floor(low / width + 1e-9) * width
+    start = math.floor(low / width) * width
     return Edges(start, width, min(MOST_BINS + 8, math.floor((high - start) / width + 1e-9) + 1))
 
 

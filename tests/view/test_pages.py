@@ -35,7 +35,7 @@ def test_every_value_lies_in_one_bin_and_bins_are_few(values):
     assert edges.low <= min(values)
     for value in values:
         place = edges.place(value)
-        assert edges.low + place * edges.width <= value + 1e-6 * max(1, abs(value))
+        assert edges.low + place * edges.width <= value + 1e-6 * max(1, edges.width)
     bars = histogram(values, None, str, "reward")
     counts = [int(re.search(r": ([\d,]+) of", bar.title)[1].replace(",", "")) for bar in bars.bins]
     assert sum(counts) == len(values)
