@@ -208,6 +208,46 @@ def test_a_child_is_not_silent_while_it_is_the_supervisor_that_does_not_run(run:
     run(main)
 
 
+def test_a_child_without_a_processor_is_not_silent(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine with nothing else to do cannot starve a child, so the system's figure is made up:
+    of two seconds in which the child says nothing, it was ready to run in all but a tenth.
+    """
+
+    async def main(site: Site) -> None:
+        child = await site.start("time.sleep(2)\nawait asyncio.Event().wait()")
+        clock = asyncio.get_running_loop().time
+        monkeypatch.setattr(Child, "starved_s", lambda child: 0.9 * clock())
+        events = child.events(0.5)
+        assert (await anext(events))["event"] == "ready"
+        assert (await anext(events))["event"] == "beat"
+        assert not child.was_silent
+
+    run(main)
+
+
+def test_how_long_a_child_waited_for_a_processor_is_read_from_the_system(run: Run) -> None:
+    async def main(site: Site) -> None:
+        body = (
+            "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+            "subprocess.Popen([sys.executable, '-c', 'while True: pass'])\n"
+            "end = time.process_time() + 0.3\n"
+            "while time.process_time() < end: pass\n"
+            "status.send('ran')\nawait asyncio.Event().wait()"
+        )
+        child = await site.start(body)
+        events = child.events(HEALTHY_S)
+        before = 0.0
+        async for event in events:
+            before = child.starved_s() if event["event"] == "ready" else before
+            if event["event"] == "ran":
+                break
+        assert child.starved_s() - before > 0.05
+
+    run(main)
+
+
 def test_a_child_that_only_beats_is_not_silent(run: Run) -> None:
     async def main(site: Site) -> None:
         child = await site.start("await asyncio.Event().wait()")

@@ -90,29 +90,32 @@ class Child:
 
     async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:
         """Its status lines until it ends; killed when it has said nothing for `silence_s`, which is
-        noted after `NOTICE_S`. Time in which this process itself did not run does not count.
+        noted after `NOTICE_S`. Time in which this process itself did not run does not count, nor
+        does time in which the child was ready to run and had no processor.
 
         Cancellation leaves the child running: end it with `terminate` or `kill`.
         """
         loop = asyncio.get_running_loop()
-        allowed, silent_s = FIRST_WORD_S, 0.0
+        allowed, silent_s, is_noted = FIRST_WORD_S, 0.0, False
         while True:
-            began, patience = loop.time(), min(NOTICE_S, allowed - silent_s)
+            began, starved_s = loop.time(), self.starved_s()
+            patience = min(NOTICE_S, max(allowed - silent_s, allowed / 10))
             try:
                 async with asyncio.timeout(patience):
                     line = await self._pipe.readline()
             except TimeoutError:
                 if loop.time() - began > patience + STALL_S:
                     continue  # what it said meanwhile has not been read
-                silent_s += patience
+                silent_s += max(0.0, patience - (self.starved_s() - starved_s))
                 if silent_s >= allowed:
                     self.was_silent = True
                     self.kill()
                     return
-                if silent_s == NOTICE_S and allowed == silence_s:
+                if patience == NOTICE_S and allowed == silence_s and not is_noted:
+                    is_noted = True
                     yield {"event": "note", "text": f"silent for {NOTICE_S:g} s", "at": loop.time()}
                 continue
-            silent_s = 0.0
+            silent_s, is_noted = 0.0, False
             if not line.endswith(b"\n"):  # nothing, or what a killed process left of a line
                 return
             allowed = silence_s
@@ -120,6 +123,16 @@ class Child:
             if event["event"] == "failed":
                 self.failure = event["reason"]
             yield event | {"at": loop.time()}
+
+    def starved_s(self) -> float:
+        """Seconds of the child's life in which its main thread could have run and had no processor;
+        0 where the system does not say.
+        """
+        try:
+            running_and_waiting = Path(f"/proc/{self.pid}/schedstat").read_text()
+        except OSError:
+            return 0.0
+        return int(running_and_waiting.split()[1]) / 1e9
 
     async def wait(self) -> int:
         """Its exit code; negative for a signal. Cancellation leaves the child as it is."""
