@@ -19,7 +19,7 @@ class NumberLock(Guessing):
 
     Args:
         dials: digits of a code.
-        digits: that there are; more than dials.
+        digits: that there are, at least 4 and more than dials.
         turns: guesses of an episode.
 
     Raises:
@@ -28,7 +28,7 @@ class NumberLock(Guessing):
 
     def __init__(self, dials: int = 3, digits: int = 5, turns: int = 6) -> None:
         check_whole("numberlock", "dials", dials, 2, 5)
-        check_whole("numberlock", "digits", digits, 3, len(DIGITS))
+        check_whole("numberlock", "digits", digits, 4, len(DIGITS))
         check_whole("numberlock", "turns", turns, 1, 20)
         if digits <= dials:
             raise ConfigError(

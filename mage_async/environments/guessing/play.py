@@ -13,7 +13,7 @@ SOLVED, OVER, INVALID = "solved", "over", "invalid"
 class GuessingPlay:
     """Guesses until the code is found or the turns are used up.
 
-    Half of the return is for symbols put in place, each place once; the other half is for the
+    Half of the return is for the most symbols that a guess has in place; the other half is for the
     solution, the more the sooner. The anchor is what this episode has been told.
     """
 

@@ -115,9 +115,21 @@ def test_references_are_what_players_reach(name: str) -> None:
     assert known["solver"][1] == pytest.approx(1.0, abs=0.02)
 
 
+def test_the_fewest_codes_still_leave_one_to_swap_with() -> None:
+    smallest = (
+        catalogue.load("numberlock", dials=2, digits=4),
+        catalogue.load("mastermind", pegs=2, colours=3),
+        catalogue.load("wordle", words=8),
+    )
+    for game in smallest:
+        for split in SPLITS:
+            for code in game.members(split):
+                assert set(game.swaps(code, split)) <= set(game.members(split)) - {code}
+
+
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`digits` must be more than `dials` = 3, got 3"):
-        catalogue.load("numberlock", digits=3)
+    with pytest.raises(ConfigError, match="`digits` must be more than `dials` = 4, got 4"):
+        catalogue.load("numberlock", dials=4, digits=4)
     with pytest.raises(ConfigError, match="wordle: `words` must be a whole number from 8 to 96"):
         catalogue.load("wordle", words=97)
     with pytest.raises(EnvironmentFault, match="no code is called 'stones', as is "):
