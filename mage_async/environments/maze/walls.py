@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 DIRECTIONS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 Cell = tuple[int, int]
@@ -99,14 +99,11 @@ def reward(shortest: int, steps: int, turns: int) -> float:
 def random_return(maze: Maze, turns: int) -> float:
     """Expected return of a walk that takes any exit, exactly."""
     shortest = maze.shortest()
-
-    @cache
-    def value(cell: Cell, steps: int) -> float:
-        if cell == maze.goal:
-            return reward(shortest, steps, turns)
-        if steps == turns:
-            return 0.0
-        ways = maze.exits[cell].values()
-        return sum(value(to, steps + 1) for to in ways) / len(ways)
-
-    return value(maze.start, 0)
+    values = dict.fromkeys(maze.exits, 0.0)
+    for steps in range(turns, 0, -1):
+        values[maze.goal] = reward(shortest, steps, turns)
+        values = {
+            cell: sum(values[to] for to in ways.values()) / len(ways)
+            for cell, ways in maze.exits.items()
+        }
+    return values[maze.start]

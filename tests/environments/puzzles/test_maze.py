@@ -55,6 +55,7 @@ def test_the_value_of_a_random_walk_is_exact() -> None:
         while legal := play.legal_actions():
             total += play.act(source.choice(legal)).reward
     assert random_return(game.maze("maze-3"), 20) == pytest.approx(total / 2000, abs=0.03)
+    assert 0.5 < random_return(game.maze("maze-3"), 1000) < 1.0
 
 
 @pytest.mark.parametrize("split", SPLITS)
