@@ -36,7 +36,7 @@ class Bandit(Environment):
     Args:
         contexts: how many there are.
         arms: how many there are; one code in so many is held out.
-        rounds: of an episode.
+        rounds: of an episode, at most 20: exact values take longer with every round.
         noise: share of rounds in which an arm does the opposite.
 
     Raises:
@@ -48,7 +48,7 @@ class Bandit(Environment):
     ) -> None:
         check_whole("bandit", "contexts", contexts, 2, len(CONTEXTS))
         check_whole("bandit", "arms", arms, 2, len(ARMS))
-        check_whole("bandit", "rounds", rounds, 1, 100)
+        check_whole("bandit", "rounds", rounds, 1, 20)
         _check_noise(noise)
         self._contexts, self._arms, self._rounds, self._noise = contexts, arms, rounds, noise
         codes = tuple(itertools.product(range(arms), repeat=contexts))
@@ -112,7 +112,8 @@ class Bandit(Environment):
             for other in self._splits[split]
             if other != code
         }
-        return tuple(self._names[other] for other, num in same.items() if num == min(same.values()))
+        least = min(same.values())
+        return tuple(self._names[other] for other, num in same.items() if num == least)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Exact returns per round and episode, of players that take all codes for equally likely.

@@ -6,10 +6,10 @@ with payments that are right in a share `1 - noise` of cases, the odds of two ar
 `((1 - noise) / noise) ** difference`.
 """
 
-from functools import cache
-
 Belief = tuple[int, ...]
 """By arm: how often it has paid, minus how often it has not."""
+Returns = tuple[float, ...]
+"""By episode."""
 _TIE = 1e-9
 """Between plans of equal value, the one that earns more over the whole trial."""
 
@@ -25,36 +25,52 @@ def best_returns(
     num_arms: int, num_contexts: int, rounds: int, noise: float, weights: tuple[float, ...]
 ) -> tuple[float, ...]:
     """Return a round of each episode, of the best plan for a weighted sum of episodes' returns."""
-    num_turns, nothing = rounds * len(weights), (0.0,) * len(weights)
 
-    @cache
-    def value(turn: int, belief: Belief) -> tuple[float, ...]:
-        if turn == num_turns:
-            return nothing
-        later, met = value(turn + 1, belief), best(turn, belief)
-        pairs = zip(met, later, strict=True)
-        return tuple((one + (num_contexts - 1) * other) / num_contexts for one, other in pairs)
-
-    def best(turn: int, belief: Belief) -> tuple[float, ...]:
-        options = [pulled(turn, belief, arm) for arm in range(num_arms)]
-        return max(options, key=worth)
-
-    def worth(returns: tuple[float, ...]) -> float:
+    def worth(returns: Returns) -> float:
         weighted = sum(w * each for w, each in zip(weights, returns, strict=True))
         return weighted + _TIE * sum(returns)
 
-    def pulled(turn: int, belief: Belief, arm: int) -> tuple[float, ...]:
+    def pulled(belief: Belief, arm: int, episode: int) -> Returns:
         right = chances(belief, noise)[arm]
         pays = right * (1 - noise) + (1 - right) * noise
-        after = [value(turn + 1, _told(belief, arm, change)) for change in (1, -1)]
+        after = [later[_told(belief, arm, change)] for change in (1, -1)]
         returns = [pays * won + (1 - pays) * lost for won, lost in zip(*after, strict=True)]
-        returns[turn // rounds] += pays
+        returns[episode] += pays
         return tuple(returns)
 
-    return tuple(num_contexts * each / rounds for each in value(0, (0,) * num_arms))
+    def value(belief: Belief, episode: int) -> Returns:
+        best = max((pulled(belief, arm, episode) for arm in _unlike(belief)), key=worth)
+        pairs = zip(best, later[belief], strict=True)
+        return tuple((one + (num_contexts - 1) * other) / num_contexts for one, other in pairs)
+
+    reached = _reached(num_arms, rounds * len(weights))
+    later: dict[Belief, Returns] = dict.fromkeys(reached.pop(), (0.0,) * len(weights))
+    while reached:
+        episode = (len(reached) - 1) // rounds
+        later = {belief: value(belief, episode) for belief in reached.pop()}
+    return tuple(num_contexts * each / rounds for each in later[(0,) * num_arms])
+
+
+def _reached(num_arms: int, num_turns: int) -> list[set[Belief]]:
+    """The beliefs that there may be before each turn, and after the last one."""
+    reached = [{(0,) * num_arms}]
+    for _ in range(num_turns):
+        new = {
+            _told(belief, arm, change)
+            for belief in reached[-1]
+            for arm in _unlike(belief)
+            for change in (1, -1)
+        }
+        reached.append(reached[-1] | new)
+    return reached
+
+
+def _unlike(belief: Belief) -> list[int]:
+    """One of the arms of each belief: arms of which the same was seen are worth the same."""
+    return [belief.index(each) for each in sorted(set(belief))]
 
 
 def _told(belief: Belief, arm: int, change: int) -> Belief:
-    """A belief after an arm has paid or not; only differences matter."""
+    """A belief after an arm has paid or not, sorted: only differences between arms matter."""
     changed = [each + change * (number == arm) for number, each in enumerate(belief)]
-    return tuple(each - min(changed) for each in changed)
+    return tuple(sorted(each - min(changed) for each in changed))

@@ -18,11 +18,11 @@ SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 
 def test_the_right_arm_pays_nearly_always_and_others_hardly_ever() -> None:
-    bandit = Bandit(rounds=50)
+    bandit = Bandit(rounds=20)
     paid: Counter[bool] = Counter()
     met: Counter[bool] = Counter()
     source = random.Random(0)
-    for seed in range(60):
+    for seed in range(150):
         play = bandit.begin(Task("bandit", "red-green-blue-red", seed), 0)
         while legal := play.legal_actions():
             arm, context = source.choice(legal), play.context
@@ -61,6 +61,13 @@ def test_the_best_plan_of_two_pulls_is_the_one_worked_out_by_hand() -> None:
     right = 0.9 * 0.9 + 0.1 * 0.1
     assert best_returns(2, 1, 2, 0.1, (1.0,)) == pytest.approx(((0.5 + right) / 2,))
     assert best_returns(2, 1, 1, 0.1, (0.0, 1.0)) == pytest.approx((0.5, right))
+
+
+def test_the_best_plan_is_known_of_many_arms_and_turns() -> None:
+    """Turns are as many as no recursion may be deep, and arms as many as names would be slow."""
+    one, _, last = best_returns(4, 4, 8, 0.1, (0.0, 0.0, 1.0))
+    assert (one, last) == pytest.approx((0.43267099, 0.78547309))
+    assert best_returns(2, 4, 20, 0.1, (0.0,) * 7 + (1.0,))[-1] == pytest.approx(0.9, abs=1e-3)
 
 
 def test_no_script_beats_the_best_plan_and_a_likely_arm_comes_near() -> None:
