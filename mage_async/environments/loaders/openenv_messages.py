@@ -98,10 +98,10 @@ def observed(answer: Mapping[str, Any]) -> Observed:
     if answer.get("type") == "error":
         return _refused(data)
     fields = {key: value for key, value in data["observation"].items() if key != METADATA}
-    legal = fields.pop("legal_actions", ())
-    is_listed = all(isinstance(each, str) for each in legal)
-    if not is_listed:
-        fields["legal_actions"] = legal
+    legal = fields.get("legal_actions")
+    is_listed = isinstance(legal, list) and all(isinstance(each, str) for each in legal)
+    if is_listed:
+        del fields["legal_actions"]
     metadata = data.get(METADATA) or {}
     return Observed(
         _said({key: value for key, value in fields.items() if value not in (None, "", [], {})}),

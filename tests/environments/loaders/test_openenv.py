@@ -207,6 +207,22 @@ def test_an_answer_is_read() -> None:
     assert not refused.is_valid
 
 
+@pytest.mark.parametrize(
+    ("given", "listed", "said"),
+    [
+        (["a", "b"], ("a", "b"), "it"),
+        (None, (), "it"),
+        ([0, 2], (), "text: it\nlegal_actions: [0, 2]"),
+    ],
+)
+def test_only_a_list_of_texts_says_which_actions_are_legal(
+    given: object, listed: tuple[str, ...], said: str
+) -> None:
+    fields = {"text": "it", "legal_actions": given}
+    seen = observed({"type": "observation", "data": {"observation": fields}})
+    assert (seen.legal_actions, seen.said) == (listed, said)
+
+
 def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="write it as openenv:http://HOST:PORT"):
         catalogue.load("openenv:localhost:8000")
