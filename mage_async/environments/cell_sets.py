@@ -16,12 +16,16 @@ def set_of(cells: Iterable[int]) -> int:
     return sum(1 << cell for cell in cells)
 
 
-def in_rows(said: str, size: int) -> str:
-    """A board's words, row by row, in so many lines of so many words; what follows the board comes
-    in a line of its own. What is shorter than a board stays as it is.
+def in_rows(said: str, size: int, refusal: str) -> str:
+    """A board's words, row by row, in so many lines of so many words. The refusal that may stand
+    before the board, and what follows the board, have lines of their own. What is shorter than a
+    board stays as it is.
     """
     words = said.split()
-    if len(words) < size * size:
+    start = int(words[:1] == [refusal])
+    end = start + size * size
+    if len(words) < end:
         return said
-    rows = [words[start : start + size] for start in range(0, size * size, size)]
-    return "\n".join(" ".join(row) for row in (*rows, words[size * size :])).rstrip()
+    rows = [words[first : first + size] for first in range(start, end, size)]
+    parts = (words[:start], *rows, words[end:])
+    return "\n".join(" ".join(part) for part in parts if part)

@@ -21,3 +21,9 @@ def test_a_model_that_reads_is_told_a_board_by_rows(name: str, rows: int) -> Non
     last = environment.laid_out(f"{said} {over}").splitlines()[-1]
     assert last.endswith(over)
     assert environment.laid_out("invalid") == "invalid"
+    assert environment.laid_out(f"invalid {said}") == f"invalid\n{laid_out}"
+
+
+def test_news_are_no_board() -> None:
+    news = " ".join(f"{cell} clear" for cell in range(20))
+    assert load("minesweeper", view="news").laid_out(news) == news

@@ -130,8 +130,8 @@ class MineSweeper(Environment):
         )
 
     def laid_out(self, said: str) -> str:
-        """A row of the board a line."""
-        return in_rows(said, self._size)
+        """A row of the board a line; news stay as they are."""
+        return in_rows(said, self._size, INVALID) if self._view == "board" else said
 
     def begin(self, task: Task, episode: int) -> MineSweeperPlay:
         """Start an episode, with the opening that all episodes of the task have."""

@@ -112,7 +112,7 @@ class TicTacToe(Environment):
 
     def laid_out(self, said: str) -> str:
         """A row of the board a line."""
-        return in_rows(said, 3)
+        return in_rows(said, 3, INVALID)
 
     def begin(self, task: Task, episode: int) -> TicTacToePlay:
         """Start a game; in seat 1 the opponent has moved already."""
