@@ -115,13 +115,12 @@ def score(trials: Sequence[Trial], environment: Environment) -> Score:
 def _rows(trials: Sequence[Trial], environment: Environment) -> list[_Row]:
     """A row a trial, each by the facts of the environment that it played."""
     facts = [part_of(environment, trial.task.member).facts for trial in trials]
-    alike: dict[str, list[Trial]] = defaultdict(list)
+    alike: dict[Facts, list[Trial]] = defaultdict(list)
     for trial, each in zip(trials, facts, strict=True):
-        alike[each.name].append(trial)
-    least = {each.name: _least(alike[each.name], each) for each in facts}
+        alike[each].append(trial)
+    least = {each: _least(own, each) for each, own in alike.items()}
     return [
-        _row(_rewards(trial, least[each.name]), each)
-        for trial, each in zip(trials, facts, strict=True)
+        _row(_rewards(trial, least[each]), each) for trial, each in zip(trials, facts, strict=True)
     ]
 
 

@@ -43,6 +43,16 @@ def test_seats_opponents_and_families_are_told_apart_with_intervals_of_their_own
     assert found.ci95_by_episode[0] > 0
 
 
+def test_parts_of_a_mix_with_one_name_have_bounds_of_their_own():
+    """Three hands can lose 3 and two hands 2: per hand, an episode not finished counts -1."""
+    parts = [{"name": "blackjack", "label": f"b{n}", "options": {"hands": n}} for n in (2, 3)]
+    mix = catalogue.load("mix", parts=parts)
+    tasks = [Task("mix", f"{label}/deck-0", 1) for label in ("b2", "b3")]
+    cut = [replace(trial(cut_at=0, num_episodes=1), task=task) for task in tasks]
+    found = score(cut, mix).parts["environment"]
+    assert [found[label].return_by_episode for label in ("b2", "b3")] == [[-1.0], [-1.0]]
+
+
 def test_boards_are_no_opponents_and_are_told_apart_by_how_hard_they_are():
     sweeper = catalogue.load("minesweeper")
     members = sweeper.members("train")[: MOST_MEMBERS + 1]
