@@ -13,9 +13,11 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
+from mage_async.doctor import Doctor
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
+from mage_async.results.score import Score
 from mage_services.actor.evaluator import Follower
 from mage_services.cli.main import EXIT_USAGE, main
 from mage_services.cli.running import supervised_run
@@ -59,8 +61,8 @@ class Lines:
 class Measures:
     """An evaluator without an engine."""
 
-    async def curve(self, num_trials: int) -> dict[str, Any]:
-        return {}
+    async def curve(self, num_trials: int) -> dict[str, Score]:
+        return {"heldout": Score(1, [0.0], *([] for _ in range(6)), {}, {}, {}, 0.0, [], 0.0)}
 
 
 @pytest.fixture
@@ -87,17 +89,21 @@ def test_a_run_that_ends_on_a_full_disk_says_why_and_leaves_nothing_in_shared_me
     run.shared_weights.mkdir()
     view = Lines()
     with full_disk(), pytest.raises(RunError, match="learner ended with exit code 2"):
-        supervised_run._supervise(run, config, view, num_actors=1, is_resumed=False)
+        supervised_run._supervise(
+            run, config, Doctor.of(config), view, num_actors=1, is_resumed=False
+        )
     assert view.said == [f"{run.supervisor} cannot be written: File too large"]
     assert not run.shared_weights.exists()
     assert not (run.root / "sockets").exists()
     assert read_document(run.supervisor) == {"blocked_s": {}}
 
 
-def test_a_summary_that_cannot_be_written_is_shown_and_said_in_one_line(run: RunDirectory) -> None:
+def test_a_summary_that_cannot_be_written_is_shown_and_said_in_one_line(
+    run: RunDirectory, config: Config
+) -> None:
     view = Lines()
     with full_disk(), pytest.raises(RunError, match="no summary and report"):
-        supervised_run._finish(run, view, 1.0)
+        supervised_run._finish(run, Doctor.of(config), view, 1.0)
     assert view.summary is not None
 
 
