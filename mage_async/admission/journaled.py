@@ -83,6 +83,7 @@ class JournaledGroups(GroupsInFlight):
         slots = [self._slots.pop(grant, None) for grant in commit.grants]
         self._events["trained"] += len(slots)
         self._drops_in_a_row, self._last_drop = 0, ""
+        self._dropped_lately.clear()  # the step's line has said them
         self.version = commit.version
         known = [slot for slot in slots if slot is not None and slot.is_complete()]
         return [slot.group() for slot in known] if len(known) == len(slots) else None

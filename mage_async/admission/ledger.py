@@ -212,10 +212,11 @@ class SlotLedger(JournaledGroups):
         return [slot.message(deadline_s, self.lag) for slot in mine]
 
     def drop_all(self, reason: str) -> None:
-        """Give up every group that is not in training."""
+        """Give up every group that is not in training; no member is to blame."""
         for slot in list(self._slots.values()):
             self._end(slot, reason)
         self._drops_in_a_row, self._last_drop = 0, ""
+        self._dropped_lately.clear()
 
     def _flow(self) -> Flow:
         places = [Place(s.grant, s.version, s.is_complete()) for s in self._slots.values()]

@@ -190,6 +190,25 @@ def test_a_result_known_before_the_crash_is_a_duplicate_after_it() -> None:
     assert type(again.receive(result(0, 0, 0))).__name__ == "Duplicate"
 
 
+def test_a_restarted_ledger_says_again_only_the_drops_that_no_step_has_said() -> None:
+    play = Play()
+    for move in (0, 10, 0, 0, 3, 3, 3, 3, 12, 0, 10):
+        play.do(move)
+    again = SlotLedger(B, S, G)
+    list(replay(on_disk(play.records), again, League()))
+    assert again.version == 1
+    assert play.ledger.take_drops() == {"m": 2}
+    assert again.take_drops() == {"m": 1}
+
+
+def test_groups_that_another_configuration_gives_up_are_no_failure_of_a_member() -> None:
+    play = Play()
+    play.do(0)
+    play.ledger.drop_all("the configuration was changed")
+    assert play.ledger.counts().groups.dropped == 1
+    assert play.ledger.take_drops() == {}
+
+
 def test_missing_steps_are_named() -> None:
     with pytest.raises(RunError, match="the journal has step 3 after 0"):
         list(replay([first_head(0, 0), commit(3, [])], SlotLedger(B, S, G), League()))
