@@ -100,9 +100,11 @@ def test_facts_hold_for_every_part_and_bounds_are_per_unit() -> None:
         (["boxes"], "a part must be a table with the `name` it plays, got 'boxes'"),
         ([{"name": "mix", "options": {"parts": PARTS}}], "a mix cannot be a part of another"),
         ([{"name": "boxes", "label": "a/b"}], "a `label` must be one word without a slash"),
+        ([{"name": "boxes", "options": 5}], "`options` of a part must be a table, got 5"),
+        (5, "`parts` must be a list of tables, got 5"),
     ],
 )
-def test_what_is_no_mix_is_refused(parts: list[Any], sentence: str) -> None:
+def test_what_is_no_mix_is_refused(parts: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         catalogue.load("mix", parts=parts)
 

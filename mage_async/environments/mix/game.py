@@ -31,6 +31,8 @@ class Mix(Mixed):
     """
 
     def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        if not isinstance(parts, list | tuple):
+            raise ConfigError(f"mix: `parts` must be a list of tables, got {parts!r}")
         self.parts = tuple(_part(each) for each in parts)
         self._known: dict[tuple[Split, int], dict[str, References]] = {}
         labels = [part.label for part in self.parts]
@@ -108,7 +110,10 @@ def _part(given: Mapping[str, Any]) -> Part:
     share = given.get("share", 1)
     if not isinstance(share, int) or isinstance(share, bool) or share < 0:
         raise ConfigError(f"mix: `share` must be a whole number from 0, got {share!r}")
-    environment = catalogue.load(given["name"], **given.get("options", {}))
+    options = given.get("options", {})
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"mix: `options` of a part must be a table, got {options!r}")
+    environment = catalogue.load(given["name"], **options)
     if isinstance(environment, Mixed):
         raise ConfigError("mix: a mix cannot be a part of another; name its parts here")
     label = given.get("label", environment.facts.name)
