@@ -127,9 +127,9 @@ class Pages:
         text = answer.read().decode()
         return time.perf_counter() - began, answer.status, text
 
-    def events(self) -> http.client.HTTPResponse:
-        """The stream that tells of changes."""
-        self._connection.request("GET", f"{self._base}events?run=run")
+    def events(self, run: str = "run") -> http.client.HTTPResponse:
+        """The stream that tells of changes, with an empty name of all runs."""
+        self._connection.request("GET", f"{self._base}events?run={run}")
         return self._connection.getresponse()
 
 
