@@ -115,3 +115,15 @@ def test_a_step_appears_on_the_open_page_while_a_run_goes_on(run, tmp_path):
         assert await tab.do("document.querySelector(\"a.place[href$='step/4']\") !== null")
 
     in_browser(tmp_path, work)
+
+
+def test_a_form_of_ours_is_answered(run, tmp_path):
+    """A browser says `Origin: null` of a form on a page that allows no referrer at all."""
+
+    async def work(tab, server):
+        await tab.open(f"{server.address}runs/finished/play")
+        await tab.do("document.querySelector('[name=member]').value = 'nobody'")
+        await tab.click("[name=watch]")
+        await tab.until("document.body.textContent.includes('no member')")
+
+    in_browser(tmp_path, work)

@@ -148,7 +148,7 @@ def test_every_answer_says_what_a_browser_may_do(server):
         assert "script-src 'self';" in policy
         assert "frame-ancestors 'none'" in policy
         assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Referrer-Policy"] == "same-origin"
 
 
 def test_what_cannot_be_shown_is_one_sentence(server, place):
