@@ -1,5 +1,6 @@
 """`mage sweep`: its matrix, its page, its search, and what it refuses."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,10 @@ def test_the_page_is_that_of_the_ablation_with_its_own_words(tmp_path: Path) -> 
     assert "8 of 8 runs, seeds 0, 1" in page
 
 
+def known(cell: Cell) -> float:
+    return -abs(cell.setting.place() - 0.003)
+
+
 class Runs:
     """Runs whose return is known: best at a rate of 0.003."""
 
@@ -81,16 +86,19 @@ class Runs:
         self.done: list[Cell] = []
         self.calls = 0
         self.code = 0
+        self.seeds = {0, 1}
+        self.reached: dict[int, float] = {}
+        """By seed, in place of what is known."""
 
     def __call__(self, matrix: Matrix) -> int:
         self.calls += 1
         if not self.code:
-            self.done = list(matrix.configs)
+            self.done = [cell for cell in matrix.configs if cell.seed in self.seeds]
         return self.code
 
     def finished_runs(self, matrix: Matrix) -> list[Finished]:
         return [
-            finished(cell.setting, cell.seed, -abs(cell.setting.place() - 0.003))  # type: ignore[arg-type]
+            finished(cell.setting, cell.seed, self.reached.get(cell.seed, known(cell)))  # type: ignore[arg-type]
             for cell in matrix.configs
             if cell in self.done
         ]
@@ -123,6 +131,21 @@ def test_a_search_ends_with_the_best_and_goes_on_where_it_was_stopped(
     assert eight < {cell.setting for cell in runs.done}
     best = min((cell.setting.place() for cell in runs.done), key=lambda x: abs(x - 0.003))
     assert f"best: learner.learning_rate={best:.4g}: " in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("default")  # another package's
+def test_a_search_waits_for_all_seeds_and_ends_where_no_number_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    runs = Runs()
+    runs.seeds = {0}
+    assert searched(4, runs, tmp_path, monkeypatch) == 0
+    assert runs.calls == 1
+    runs.seeds, runs.reached = {0, 1}, {1: math.nan}
+    assert searched(4, runs, tmp_path, monkeypatch) == 0
+    assert runs.calls == 2
+    assert "best" not in capsys.readouterr().out
 
 
 def test_a_search_without_optuna_is_a_sentence(

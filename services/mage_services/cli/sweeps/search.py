@@ -6,6 +6,7 @@ result, because the command was stopped, is run first.
 
 import math
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def search(
     while code == 0 and (chosen := _chosen(study, axes, count, matrix_of)):
         matrix = matrix_of([setting for _, setting in (*_told(study, axes), *chosen)])
         code = run(matrix)
-        if not _tell(study, chosen, _results(matrix)):
+        if not _tell(study, chosen, matrix):
             return code
     if any(trial.value is not None for trial in study.trials):
         print(f"best: {_setting(axes, study.best_trial).label()}: {study.best_value:.3f}")
@@ -117,19 +118,24 @@ def _told(study: Any, axes: Sequence[Axis]) -> list[tuple[int, Combination]]:
     return [(trial.number, _setting(axes, trial)) for trial in known]
 
 
+def _tell(study: Any, chosen: Sequence[tuple[int, Combination]], matrix: Matrix) -> bool:
+    """Say what was reached by combinations all of whose runs are done; whether all are.
+
+    A combination that reached no number, as where the weights ran away, is told to have failed.
+    """
+    results, num_runs = _results(matrix), Counter(cell.setting for cell in matrix.configs)
+    whole = [each for each in chosen if len(results[each[1]]) == num_runs[each[1]]]
+    for number, setting in whole:
+        mean = statistics.fmean(results[setting])
+        if math.isfinite(mean):
+            study.tell(number, mean)
+        else:
+            study.tell(number, state=type(study.trials[number].state).FAIL)
+    return len(whole) == len(chosen)
+
+
 def _results(matrix: Matrix) -> dict[Any, list[float]]:
-    found: dict[Any, list[float]] = {}
+    found: dict[Any, list[float]] = defaultdict(list)
     for each in matrix.finished_runs():
-        found.setdefault(each.cell.setting, []).append(each.figures[GOAL])
+        found[each.cell.setting].append(each.figures[GOAL])
     return found
-
-
-def _tell(
-    study: Any, chosen: Sequence[tuple[int, Combination]], results: dict[Any, list[float]]
-) -> bool:
-    """Say what was reached; whether all combinations have a result."""
-    for number, setting in chosen:
-        values = [value for value in results.get(setting, []) if math.isfinite(value)]
-        if values:
-            study.tell(number, statistics.fmean(values))
-    return all(setting in results for _, setting in chosen)
