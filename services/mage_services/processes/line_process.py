@@ -25,7 +25,14 @@ class LineProcess:
         """Start a module. Cancellation in here leaves a process that ends with this one."""
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, *arguments, stdin=pipe, stdout=pipe, limit=MAX_LINE_BYTES
+            sys.executable,
+            "-m",
+            module,
+            *arguments,
+            stdin=pipe,
+            stdout=pipe,
+            limit=MAX_LINE_BYTES,
+            start_new_session=True,  # Ctrl-C is for the server
         )
         return LineProcess(module, process)
 
@@ -60,11 +67,17 @@ class LineProcess:
 
 
 class ServerLines:
-    """The other side: what the server says, read without waiting where there is work to do."""
+    """The other side: what the server says, read without waiting where there is work to do.
+
+    From the first moment on only `say` reaches the server. What else is printed, be it by a user's
+    class or by a process that was started here, goes to stderr.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
         self.has_ended = False
+        self._out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
 
     def read(self, *, waits: bool) -> Iterator[Message]:
         """The messages that have come; where there are none, the next ones if it `waits`."""
@@ -75,7 +88,6 @@ class ServerLines:
         *lines, self._rest = (self._rest + data).split(b"\n")
         yield from map(json.loads, lines)
 
-
-def say(message: Message) -> None:
-    """Tell the server; only from a process that it started."""
-    print(json.dumps(message), flush=True)
+    def say(self, message: Message) -> None:
+        """Tell the server."""
+        print(json.dumps(message), file=self._out, flush=True)

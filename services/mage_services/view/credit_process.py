@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mage_async.errors import MageError, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.processes.line_process import LineProcess, ServerLines, say
+from mage_services.processes.line_process import LineProcess, ServerLines
 from mage_services.view.index.indexer import NICE
 from mage_services.view.index.run_reader import RunReader
 
@@ -74,7 +74,7 @@ def main() -> None:
     server = ServerLines()
     while not server.has_ended:
         for asked in server.read(waits=True):
-            say(asked | _answer(RunDirectory(Path(asked["run"])), asked["step"]))
+            server.say(asked | _answer(RunDirectory(Path(asked["run"])), asked["step"]))
 
 
 def _answer(run: RunDirectory, step: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from mage_async.pages.turns import shown_trial
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trials.human_play import HumanPrompt, shown
 from mage_services.actor.play_session import prepare
-from mage_services.processes.line_process import ServerLines, say
+from mage_services.processes.line_process import ServerLines
 from mage_services.processes.process import first_failure
 
 Asked = dict[str, Any]
@@ -25,22 +25,22 @@ Asked = dict[str, Any]
 
 def main() -> None:
     """Play one trial, by the person and then by the agent."""
+    server = ServerLines()
     run, asked = RunDirectory(Path(sys.argv[1]).resolve()), json.loads(sys.argv[2])
     try:
-        _play(run, asked)
+        _play(server, run, asked)
     except* MageError as group:
-        say({"fault": str(first_failure(group))})
+        server.say({"fault": str(first_failure(group))})
 
 
-def _play(run: RunDirectory, asked: Asked) -> None:
+def _play(server: ServerLines, run: RunDirectory, asked: Asked) -> None:
     from mage_services.actor.human_player import play_person_and_agent
     from mage_services.weights.weight_transport import WeightFiles
 
     session = prepare(run, asked["member"] or None, asked["seed"], None)
-    server = ServerLines()
 
     def ask(wanted: HumanPrompt) -> str:
-        say({"choices": wanted.choices, "may": shown(wanted.choices)})
+        server.say({"choices": wanted.choices, "may": shown(wanted.choices)})
         answers = list(server.read(waits=True))
         if not answers:  # the server has ended
             raise SystemExit
@@ -52,12 +52,12 @@ def _play(run: RunDirectory, asked: Asked) -> None:
             session.task,
             WeightFiles(run.weights),
             ask if asked["sits"] else None,
-            lambda text: say({"told": text}),
+            lambda text: server.say({"told": text}),
         )
     )
     played = asdict(shown_trial(trial, session.chat.decode, None))
     end = {"member": session.task.member, "version": session.version, "rewards": rewards}
-    say({"trial": played, **end})
+    server.say({"trial": played, **end})
 
 
 if __name__ == "__main__":

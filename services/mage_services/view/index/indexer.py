@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mage_async.errors import MageError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.processes.line_process import ServerLines, say
+from mage_services.processes.line_process import ServerLines
 from mage_services.view.index.builder import IndexBuilder
 
 NICE = 10
@@ -27,23 +27,24 @@ def main() -> None:
         for message in server.read(waits=not waiting):
             if message["run"] not in waiting:
                 waiting.append(message["run"])
-        if waiting and _has_more(root := waiting.popleft(), builders):
-            waiting.append(root)
+        if waiting:
+            root = waiting.popleft()
+            has_more, fault = _slice(root, builders)
+            server.say({"run": root, "fault": fault})
+            if has_more:
+                waiting.append(root)
 
 
-def _has_more(root: str, builders: dict[str, IndexBuilder]) -> bool:
-    """Do a slice for a run and say so; whether there is more to read."""
-    has_more, fault = False, ""
+def _slice(root: str, builders: dict[str, IndexBuilder]) -> tuple[bool, str]:
+    """Do a slice for a run; whether there is more to read, and why no more of it can be."""
     try:
         if root not in builders:
             builders[root] = IndexBuilder(RunDirectory(Path(root)))
-        has_more = builders[root].work()
+        return builders[root].work(), ""
     except MageError as error:
-        fault = str(error)
         if root in builders:
             builders.pop(root).close()
-    say({"run": root, "fault": fault})
-    return has_more
+        return False, str(error)
 
 
 if __name__ == "__main__":
