@@ -1,6 +1,7 @@
 """Which runs lie below a folder, and what a list says of each."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,23 @@ from mage_services.processes.run_lock import is_held
 DEEPEST = 3
 """Folders between the one that was named and a run."""
 TAIL_BYTES = 1 << 16
-_listed: dict[tuple[Path, tuple[float, ...], bool | None], ListedRun] = {}
-"""What a list said of a run, by what its files were then."""
+_Known = tuple[tuple[float, ...], bool | None]
+_listed: dict[Path, tuple[_Known, ListedRun]] = {}
+"""What a list said of a run last, beside what its files were then. Pages are made in threads, so an
+entry is replaced whole and never removed.
+"""
 
 
 def found_runs(root: Path) -> dict[str, RunDirectory]:
     """Runs by name, which is their path below `root`; of a run itself its own name.
 
     Raises:
-        RunError: there is no such folder.
+        RunError: there is no such folder, or this user may not read it.
     """
     if not root.is_dir():
         raise RunError(f"{root}: no such folder of runs")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise RunError(f"{root} cannot be read: permission denied")
     if RunDirectory(root).config.is_file():
         return {root.resolve().name: RunDirectory(root)}
     return {
@@ -37,8 +43,13 @@ def found_runs(root: Path) -> dict[str, RunDirectory]:
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
-    for path in folder.iterdir():
-        if not path.is_dir() or path.name.startswith("."):
+    """Runs in a folder; folders that this user may not read, or that go meanwhile, have none."""
+    try:
+        paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return
+    for path in paths:
+        if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
             continue
         if RunDirectory(path).config.is_file():
             yield path
@@ -49,12 +60,11 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 def listed_run(name: str, run: RunDirectory) -> ListedRun:
     """A run in a list; one that cannot be read says why."""
     files = (run.config, run.metrics, run.curve, run.summary, run.events)
-    key = (run.root, tuple(map(changed_at, files)), is_held(run.lock))
-    if key not in _listed:
-        for stale in [each for each in _listed if each[0] == run.root]:
-            del _listed[stale]
-        _listed[key] = _list(name, run)
-    return _listed[key]
+    now = (tuple(map(changed_at, files)), is_held(run.lock))
+    known = _listed.get(run.root)
+    if known is None or known[0] != now:
+        known = _listed[run.root] = now, _list(name, run)
+    return known[1]
 
 
 def _list(name: str, run: RunDirectory) -> ListedRun:
