@@ -106,6 +106,8 @@ class Worker:
         if hosted not in self._plays:
             return
         life, _ = self._plays[hosted]
+        if life.end:
+            return
         number = next(self._numbers)
         try:
             async with asyncio.timeout(STUCK_S):

@@ -92,8 +92,9 @@ class Server:
                 await socket.send_json(answer)
 
     async def _close_all(self, _: web.Application) -> None:
-        for socket in list(self._open):
-            await socket.close(code=WSCloseCode.GOING_AWAY)
+        """Close all sessions at once; each waits a while for its client's word."""
+        closing = (socket.close(code=WSCloseCode.GOING_AWAY) for socket in self._open)
+        await asyncio.gather(*closing)
 
     def _full(self) -> Json:
         room, active = self._limits.sessions, len(self._open)

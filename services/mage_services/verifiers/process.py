@@ -12,6 +12,8 @@ from mage_services.verifiers.rollout import Ended, Rollout
 
 IDLE_S = 120.0
 """A process without a rollout for so long is ended; the next rollout starts another."""
+MAX_LINE_BYTES = 1 << 26
+"""An error of a taskset may quote whole answers."""
 PROGRAM = Path(__file__).parent / "their_process" / "worker.py"
 
 
@@ -44,6 +46,7 @@ class VerifiersProcess:
                 json.dumps(given),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                limit=MAX_LINE_BYTES,
                 env=os.environ | {"PATH": path},
             )
         except OSError as error:
