@@ -87,6 +87,21 @@ def test_a_resumed_run_goes_on_in_the_trackers_run(
     assert len({each[1] for each in lines(told) if isinstance(each, list)}) == 1
 
 
+def test_steps_that_a_resumed_learner_cut_and_computed_again_are_told_once(
+    make_run: Make, wandb_that: Put, told: Path
+) -> None:
+    wandb_that("records")
+    run = make_run(steps=4, finished=False)
+    tell(run)
+    kept = run.metrics.read_text().splitlines(keepends=True)[:2]
+    run.metrics.write_text("".join(kept).replace('"step": 1,', '"step":  1,'))
+    tell(run)
+    for number in range(3, 7):
+        grow(run, number)
+    tell(run)
+    assert steps(told) == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_step_is_told_while_the_run_goes_on(make_run: Make, wandb_that: Put, told: Path) -> None:
     wandb_that("records")
     run = make_run(steps=1, finished=False)

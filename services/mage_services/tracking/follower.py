@@ -87,10 +87,10 @@ class Follower:
         while True:
             steps, metrics_bytes = _read(self.run.metrics, position.metrics_bytes)
             curve, curve_bytes = _read(self.run.curve, position.curve_bytes)
-            points = [*map(of_step, steps), *map(of_evaluation, curve)]
-            if not points:
+            if (metrics_bytes, curve_bytes) == (position.metrics_bytes, position.curve_bytes):
                 break
-            tracker.send(points)
+            steps = [record for record in steps if record["step"] > position.step]
+            tracker.send([*map(of_step, steps), *map(of_evaluation, curve)])
             position.metrics_bytes, position.curve_bytes = metrics_bytes, curve_bytes
             position.step = max([position.step, *(record["step"] for record in steps)])
             self._write(position)
@@ -114,11 +114,17 @@ class Follower:
 
 
 def _read(file: Path, start: int) -> tuple[list[Record], int]:
-    """Finished lines from a byte on, at least one where there is one; and the byte behind them."""
+    """Finished lines from a byte on, at least one where there is one; and the byte behind them.
+
+    Where no line ends before that byte, a resumed learner has cut the file and written on: then all
+    lines are read again.
+    """
     if not file.is_file():
         return [], start
     with file.open("rb") as lines:
-        lines.seek(start)
+        lines.seek(max(0, start - 1))
+        if start and lines.read(1) != b"\n":
+            start = lines.seek(0)
         whole = [line for line in lines.readlines(MOST_BYTES) if line.endswith(b"\n")]
     return [json.loads(line) for line in whole], start + sum(map(len, whole))
 
