@@ -53,6 +53,8 @@ class Server:
         self.application.on_shutdown.append(self._close_all)
 
     async def _connected(self, request: web.Request) -> web.WebSocketResponse:
+        if request.headers.get("Origin", "").rpartition("//")[2] not in ("", request.host):
+            raise web.HTTPForbidden(text="pages of other sites may not open a session here")
         socket = web.WebSocketResponse(heartbeat=PING_S, max_msg_size=MAX_REQUEST_BYTES)
         await socket.prepare(request)
         if len(self._open) >= self._limits.sessions:

@@ -90,6 +90,20 @@ def test_a_server_that_is_full_says_so_by_name(address: str) -> None:
     assert played(address, "rock")[0].rewards  # those that held the places have left
 
 
+def test_a_page_of_another_site_opens_no_session(address: str) -> None:
+    async def status(origin: str) -> int:
+        async with aiohttp.ClientSession() as http:
+            try:
+                async with http.ws_connect(f"{address}/ws", origin=origin):
+                    return 101
+            except aiohttp.WSServerHandshakeError as refused:
+                return refused.status
+
+    assert asyncio.run(status("http://evil.example")) == 403
+    assert asyncio.run(status("null")) == 403
+    assert asyncio.run(status(address)) == 101
+
+
 def test_an_idle_session_is_closed_and_its_place_is_free(address: str) -> None:
     async def idle() -> tuple[dict, Any]:
         async with (
