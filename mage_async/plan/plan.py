@@ -108,8 +108,13 @@ def plan_of(config: Config, device: Device, num_actors: int, *, context_tokens: 
 
     Raises:
         PolicyError: the policy's shape is not known, or it cannot be trained as configured.
-        ConfigError: the device has no arithmetic for its type.
+        ConfigError: the device has no arithmetic for its type, or no context has so many tokens.
     """
+    longest = config.engine.max_tokens
+    if context_tokens and not 2 <= context_tokens <= longest:
+        raise ConfigError(
+            f"a context has from 2 to engine.max_tokens = {longest} tokens, got {context_tokens}"
+        )
     if config.learner.device != "cpu":
         check_dtype(config.policy.dtype, device, "policy.dtype")
     shape, batch = shape_of(config), Batch.of(config, context_tokens)

@@ -103,6 +103,12 @@ def test_a_type_that_a_gpu_lacks_is_refused() -> None:
         plan_of(of("gpu8"), GPUS["t4"], 1)
 
 
+@pytest.mark.parametrize("tokens", [-5, 1, 4097])
+def test_a_context_of_a_length_that_there_cannot_be_is_refused(tokens: int) -> None:
+    with pytest.raises(ConfigError, match=rf"from 2 to engine.max_tokens = 4096 .*, got {tokens}"):
+        plan_of(of("h100_qwen3_4b"), GPUS["h100"], 1, context_tokens=tokens)
+
+
 def test_a_gpu_has_to_be_named_or_its_memory_given() -> None:
     assert device_of("", 48).memory_bytes == 48 * GB
     assert device_of("h100", 40).memory_bytes == 40 * GB
