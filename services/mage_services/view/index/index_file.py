@@ -2,7 +2,7 @@
 show of it.
 
 The index holds nothing that cannot be made anew, and lies in the run's folder, or where that cannot
-be written in a cache of this user. One process writes (`index_builder.py`), any may read meanwhile.
+be written in a cache of this user. One process writes (`builder.py`), any may read meanwhile.
 """
 
 import os
