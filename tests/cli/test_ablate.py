@@ -85,15 +85,16 @@ def test_the_picture_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_a_matrix_runs_reports_resumes_and_refuses_another_configuration(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mage_async.launch", "ablate", *SMALL]
     command += ["--run-dir", str(tmp_path)]
-    first = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    first = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "[1/1] slots-1-decoupled-seed0: last held-out episode" in first.stdout
     assert (tmp_path / "runs.csv").read_text().count("\n") == 2
     assert any((tmp_path / f"ablation.{kind}").exists() for kind in ("png", "txt"))
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "1 runs, 1 of them done" in again.stdout
     other = [*command, "--set", "learner.entropy=0.5"]
     refused = subprocess.run(other, capture_output=True, text=True, timeout=60)

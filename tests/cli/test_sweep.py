@@ -157,15 +157,16 @@ def test_a_search_without_optuna_is_a_sentence(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_a_sweep_runs_and_resumes(tmp_path: Path) -> None:
     own = SMALL[SMALL.index("--trials") :]
     command = [sys.executable, "-m", "mage_async.launch", "sweep", *OVER, *own]
     command += ["--run-dir", str(tmp_path)]
-    first = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    first = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "[2/2] learner.learning_rate=3e-3-seed0: last held-out episode" in first.stdout
     assert "learner.learning_rate" in (tmp_path / "runs.csv").read_text().splitlines()[0]
     assert (tmp_path / "report.html").exists()
     assert not (tmp_path / "ablation.txt").exists()
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "2 runs, 2 of them done" in again.stdout
