@@ -8,7 +8,7 @@ import pytest
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Play
-from mage_async.environments.mix.parts import Mixed, label_of, part_of, parts_of
+from mage_async.environments.mix.parts import Mixed, label_of, part_of
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.tasks.task_stream import FINAL_SEED, TaskStream, evaluation_tasks, swapped
 from mage_async.trajectory import Task
@@ -19,6 +19,7 @@ PARTS: list[dict[str, Any]] = [
     {"name": "scout", "share": 0},
 ]
 MIX = catalogue.load("mix", parts=PARTS)
+assert isinstance(MIX, Mixed)
 
 
 def said(play: Play, actions: tuple[str, ...]) -> list[str]:
@@ -41,7 +42,7 @@ def test_members_families_and_swaps_carry_the_label() -> None:
     )
     assert MIX.swaps("boxes/left-left-left-left", "heldout") == ("boxes/right-right-right-right",)
     assert MIX.family("scout/red-red-red") == "scout/code"
-    assert list(parts_of(MIX)) == ["boxes", "five", "scout"]
+    assert [part.label for part in MIX.parts] == ["boxes", "five", "scout"]
     assert part_of(MIX, "five/left-left-left-right-right").facts.max_turns == 5
     assert label_of(catalogue.load("rps"), "lose-paper") is None
 
@@ -64,7 +65,10 @@ def test_each_part_has_the_tasks_that_it_has_alone() -> None:
     ]
     mixed = evaluation_tasks(MIX, "heldout", 7, FINAL_SEED)
     scout = evaluation_tasks(catalogue.load("scout"), "heldout", 2, FINAL_SEED)
-    assert [label_of(MIX, task.member) for task in mixed] == [*list(parts_of(MIX)) * 2, "boxes"]
+    assert [label_of(MIX, task.member) for task in mixed] == [
+        *[part.label for part in MIX.parts] * 2,
+        "boxes",
+    ]
     assert mixed[2] == replace(scout[0], environment="mix", member=f"scout/{scout[0].member}")
 
 
@@ -76,7 +80,7 @@ def test_the_swapped_task_is_of_the_same_part() -> None:
 
 
 def test_references_are_means_of_what_every_part_knows() -> None:
-    values = [part.references("train", 2) for part in parts_of(MIX).values()]
+    values = [part.environment.references("train", 2) for part in MIX.parts]
     random = [each["random"][0] for each in values]
     found = MIX.references("train", 2)
     assert set(found) == {"random", "without_memory"}

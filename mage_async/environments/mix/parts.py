@@ -3,7 +3,6 @@
 A member of a mix is written `label/member`, such as `hangman/cold`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mage_async.environments.environment import Environment, Split
@@ -60,13 +59,6 @@ def part_of(environment: Environment, member: str) -> Environment:
     return (
         environment.part(member)[0].environment if isinstance(environment, Mixed) else environment
     )
-
-
-def parts_of(environment: Environment) -> Mapping[str, Environment]:
-    """The environments of a mix by label; an environment alone by its name."""
-    if isinstance(environment, Mixed):
-        return {part.label: part.environment for part in environment.parts}
-    return {environment.facts.name: environment}
 
 
 def label_of(environment: Environment, member: str) -> str | None:

@@ -37,7 +37,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Somebody who is told of a run."""
+    """A client of one tracker, which is told of a run."""
 
     def __init__(self, run: TrackedRun) -> None:
         """Begin the tracker's own run, or go on with it."""
