@@ -82,7 +82,7 @@ class Model:
         size = self.weights.num_parameters
         return (
             f"embedded {self.architecture.model_type} of {size:,} parameters, "
-            f"{4e-6 * size:.1f} MB; "
+            f"{1e-6 * self.weights.num_bytes():.1f} MB; "
             f"keys and values of {self.lanes} contexts x {self.max_tokens} tokens, "
             f"{1e-6 * self.cache_bytes():.1f} MB"
         )

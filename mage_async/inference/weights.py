@@ -9,7 +9,7 @@ Shapes: `V` vocabulary, `D` hidden, `N` heads, `K` key-value heads, `H` head siz
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -46,6 +46,11 @@ class Layer:
     """[D, F]"""
     down_bias: torch.Tensor | None
 
+    def parts(self) -> Iterator[torch.Tensor]:
+        """The tensors that there are."""
+        named = (getattr(self, each.name) for each in fields(self))
+        return (part for part in named if part is not None)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
@@ -59,8 +64,19 @@ class Weights:
     norm: torch.Tensor
     """[D]"""
     head: torch.Tensor
-    """[V, D]; in float32 the embedding itself where they are tied"""
+    """[V, D]; the embedding itself where they are tied and the arithmetic is not exact"""
     num_parameters: int
+
+    def num_bytes(self) -> int:
+        """Memory of all tensors."""
+        parts = [
+            self.embedding,
+            self.norm,
+            *(part for each in self.layers for part in each.parts()),
+        ]
+        if self.head is not self.embedding:
+            parts.append(self.head)
+        return sum(part.nbytes for part in parts)
 
 
 def read_weights(
@@ -215,7 +231,7 @@ def _arranged(weights: Weights, arithmetic: Arithmetic) -> Weights:
         )
         for layer in weights.layers
     )
-    return replace(weights, layers=tuple(layers), head=arithmetic.matrix(weights.head))
+    return replace(weights, layers=tuple(layers), head=arithmetic.head(weights.head))
 
 
 def _layer(tensors: Tensors, number: int, shape: Architecture) -> Layer:

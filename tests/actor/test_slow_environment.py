@@ -1,6 +1,5 @@
 """An actor whose environment is slow, or fails: what waits, what is dropped, and what goes on."""
 
-import asyncio
 import sys
 import time
 from collections.abc import Callable

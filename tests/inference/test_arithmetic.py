@@ -73,6 +73,35 @@ def test_a_turn_is_the_same_bit_by_bit_alone_in_a_crowd_in_pieces_and_not_cached
     assert bits([anew]) == bits(alone[-1:])
 
 
+def test_bfloat16_is_near_float32_and_halves_the_layers_matrices(reference) -> None:
+    plain_model, short = (
+        Model.load(reference.directory, lanes=8, max_tokens=256, arithmetic=kind)
+        for kind in ("float32", "bfloat16")
+    )
+    given = dict(max_tokens=1, temperature=0.0)
+    answers = []
+    for model in (plain_model, short):
+        scheduler = Scheduler(model)
+        for seed in range(40):
+            ask(scheduler, str(seed), text(seed, 30), seed=seed, **given)
+        answers.append(serve(scheduler))
+    wide, narrow = answers
+    gaps = [
+        abs(wide[name].logprobs[0] - narrow[name].logprobs[0])
+        for name in wide
+        if wide[name].tokens[0] == narrow[name].tokens[0]
+    ]
+    assert len(gaps) >= 36
+    assert 0 < max(gaps) < 0.1
+    matrices = sum(
+        matrix.nbytes
+        for layer in plain_model.weights.layers
+        for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
+    )
+    saved = plain_model.weights.num_bytes() - short.weights.num_bytes()
+    assert saved == matrices // 2
+
+
 def test_float32_differs_in_a_crowd_so_the_test_above_can_fail(reference) -> None:
     alone, crowd = (turns(scheduler_of(reference, "float32"), n) for n in (0, 6))
     assert bits(alone) != bits(crowd)
