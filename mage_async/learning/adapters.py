@@ -61,6 +61,20 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
+def has_wide_adapters(model: nn.Module) -> bool:
+    """Whether float32 adapters stand beside weights of 16 bits.
+
+    Their products are then to be of 16 bits too, as every other of the model: `add_adapters` lets
+    peft leave the layers' input as it is, and the forward computes under autocast, which rounds the
+    small matrices instead.
+    """
+    return model.dtype.itemsize == 2 and any(
+        each.weight.itemsize == 4
+        for layer in adapted_layers(model).values()
+        for each in layer.lora_A.values()
+    )
+
+
 def _is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 

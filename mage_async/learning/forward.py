@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from mage_async.learning.adapters import has_wide_adapters
 from mage_async.learning.attention import Boundaries
 from mage_async.learning.layout import Layout
 from mage_async.learning.packing import Packed
@@ -105,10 +106,11 @@ def checkpoint_activations(model: PreTrainedModel, *, is_on: bool) -> None:
 
 def hidden_states(model: PreTrainedModel, row: Row) -> torch.Tensor:
     """The last layer's output, before the head: [T, D]."""
-    out = model.base_model(
-        input_ids=row.tokens,
-        position_ids=row.positions,
-        boundaries=row.boundaries,
-        use_cache=False,
-    )
+    with torch.autocast(row.tokens.device.type, model.dtype, enabled=has_wide_adapters(model)):
+        out = model.base_model(
+            input_ids=row.tokens,
+            position_ids=row.positions,
+            boundaries=row.boundaries,
+            use_cache=False,
+        )
     return out.last_hidden_state[0]

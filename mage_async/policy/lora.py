@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from mage_async.config.schema import Config
 from mage_async.config.sections.policy import Lora
 from mage_async.errors import PolicyError
-from mage_async.learning.adapters import ADAPTER, trained_tensors
+from mage_async.learning.adapters import ADAPTER, adapted_layers, trained_tensors
 from mage_async.policy.load import load_policy
 
 WEIGHTS = "adapter_model.safetensors"
@@ -64,6 +64,8 @@ def add_adapters(model: PreTrainedModel, rules: Lora, seed: int) -> None:
     for weight in model.parameters():
         if weight.requires_grad:
             weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
+    for layer in adapted_layers(model).values():
+        layer.cast_input_dtype_enabled = False  # products are of the model's type
 
 
 def check_targets(model: PreTrainedModel, rules: Lora) -> None:

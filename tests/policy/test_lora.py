@@ -11,8 +11,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from mage_async.config import config_file
 from mage_async.config.sections.policy import Lora
 from mage_async.errors import PolicyError
-from mage_async.learning.adapters import merged_tensors, trained_tensors
+from mage_async.learning.adapters import adapted_layers, merged_tensors, trained_tensors
 from mage_async.learning.attention import NAME
+from mage_async.learning.forward import Row, checkpoint_activations, hidden_states
+from mage_async.learning.layout import Layout
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.guards import check_trainable
 from mage_async.policy.load import export_hf
@@ -87,7 +89,33 @@ def test_adapters_of_a_model_in_16_bits_are_float32_and_merged_in_float32() -> N
     add_adapters(model, RULES, 0)
     assert {tensor.dtype for tensor in trained_tensors(model).values()} == {torch.float32}
     assert {tensor.dtype for _, tensor in merged_tensors(model)} == {torch.bfloat16}
-    assert logits(model).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_products_of_adapters_have_the_models_type_and_gradients_their_own(
+    is_checkpointed: bool,
+) -> None:
+    narrow, wide = adapted().bfloat16(), adapted()
+    for layer in adapted_layers(narrow).values():
+        for part in (layer.lora_A, layer.lora_B):
+            part.float()
+    row = Row.of(Layout.of([TOKENS[0].numpy()], shares_opening=False), torch.device("cpu"))
+    products = set[torch.dtype]()
+    for layer in adapted_layers(narrow).values():
+        layer.lora_A.default.register_forward_hook(lambda _, __, out: products.add(out.dtype))
+    found, exact = (_gradients(model, row, is_checkpointed) for model in (narrow, wide))
+    assert products == {torch.bfloat16}
+    assert {gradient.dtype for gradient in found} == {torch.float32}
+    apart = torch.cat([(one - other).flatten() for one, other in zip(found, exact, strict=True)])
+    assert 0 < apart.norm() / torch.cat([each.flatten() for each in exact]).norm() < 0.1
+
+
+def _gradients(model: PreTrainedModel, row: Row, is_checkpointed: bool) -> list[torch.Tensor]:
+    model.set_attn_implementation(NAME)
+    checkpoint_activations(model.train(), is_on=is_checkpointed)
+    hidden = hidden_states(model, row).float()
+    (hidden * torch.linspace(-1, 1, hidden.shape[1])).sum().backward()
+    return [weight.grad for weight in model.parameters() if weight.requires_grad]
 
 
 def test_the_reference_of_the_kl_term_is_the_model_without_its_adapters() -> None:
