@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, experts_of, rules_of
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import file_name
 from mage_async.environments.environment import Split
@@ -33,6 +33,7 @@ from mage_async.inference.weights import Weights, as_weights
 from mage_async.learning.adapters import merged_tensors
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.training_sequences import training_sequences
+from mage_async.policy.load import load_frozen, needs_reference
 from mage_async.policy.lora import load_trained
 from mage_async.policy.prepare import prepare_policy
 from mage_async.results.score import Score, score
@@ -69,7 +70,11 @@ class InProcessRun:
             config.seed,
             max_staleness=0,
             strategy_temperature=config.sampling.strategy_temperature,
+            expert=config.expert,
         )
+        if needs_reference(config):
+            self._trainer.reference = load_frozen(policy, config.policy.dtype, "cpu")
+        self._experts = experts_of(config)
         self._size = {
             "lanes": config.engine.max_contexts,
             "max_tokens": config.engine.max_tokens,
@@ -132,6 +137,7 @@ class InProcessRun:
             self._chat,
             episodes,
             stops_on_success=self._config.trial.stop_on_success,
+            expert=self._experts,
         ).under(self._environment, played.num_episodes, played.max_turns)
         first, size = step * rules.groups_per_step, rules.trials_per_group
         numbers = range(first, first + rules.groups_per_step)

@@ -1,4 +1,4 @@
-"""What was played, as frozen records: Task, Turn, Segment, Trial, Group.
+"""What was played, as frozen records: Task, Turn, ExpertStep, Segment, Trial, Group.
 
 A trial is the ordered episodes of one agent on one task. Its text is a list of append-only
 *segments*: one for the whole trial where the history stays in the context, one per episode where
@@ -66,6 +66,25 @@ class Turn:
     info: str = ""
     """What the environment said of the step beside the observation: a JSON object, or empty."""
 
+    def is_act_of(self, episode: int) -> bool:
+        """Whether it is an action of an episode."""
+        return self.kind is Kind.ACT and self.episode == episode
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStep:
+    """What an expert would have done at one of a trial's actions."""
+
+    turn: int
+    """The number of the action among the trial's `turns`."""
+    action: str
+    place: int = -1
+    """Where in the turn's segment the completion would have become another one: the place of a
+    sampled token; -1 where the actions are equal, or the completion has none.
+    """
+    token: int = -1
+    """What would stand there; -1 with such a place."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
@@ -110,6 +129,8 @@ class Trial:
     """The first episode that was not finished, where an evaluated trial outgrew the engine's
     context. A trial in training never is: its group is dropped.
     """
+    expert_steps: tuple[ExpertStep, ...] = ()
+    """What an expert would have done, in order of turns, where one was asked and knew."""
 
     def episode_rewards(self) -> list[float]:
         """Undiscounted reward of every episode; one that was not played, because an earlier one was

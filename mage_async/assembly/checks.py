@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from mage_async.assembly.parts import environment_of, named_parts, rules_of
+from mage_async.assembly.parts import environment_of, experts_of, named_parts, rules_of
 from mage_async.config.schema import Config, Embedded
 from mage_async.config.sections import corrections, policy
 from mage_async.config.sections.policy import Tiny
@@ -36,6 +36,7 @@ def check(config: Config) -> None:
     if config.learner.steps:
         estimators.check_group(config.advantage, config.admission.trials_per_group)
     exploration_bonus.check(config.credit, environment)
+    _check_expert(config)
     _check_sending(config)
     corrections.check(config.learner.correction)
     _check_passes(config)
@@ -100,6 +101,21 @@ def _check_masters(config: Config) -> None:
             "learner.float32_masters = true is for all weights of a model in bfloat16: set "
             'policy.dtype = "bfloat16" without policy.lora, or leave the key out'
         )
+
+
+def _check_expert(config: Config) -> None:
+    """There is an expert to ask: of every part a script, or a file of recorded trials."""
+    if config.expert is None:
+        return
+    if config.expert.source != "script":
+        experts_of(config)
+        return
+    for name, part in named_parts(config):
+        if part.script(random.Random(0)) is None:
+            raise ConfigError(
+                f"environment {name!r} has no `script` to be the expert: write one, or set "
+                "expert.source to a file of recorded trials, or leave [expert] out"
+            )
 
 
 def _check_open(config: Config, name: str, environment: ResetStep) -> None:

@@ -1,5 +1,6 @@
 """The environment and the rules of a trial, as the configuration has them."""
 
+from pathlib import Path
 from typing import Literal
 
 from mage_async.completion import Sampling
@@ -9,6 +10,7 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.mix.parts import Mixed
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.experts import Experts, RecordedExperts, scripted
 from mage_async.trials.prompts import prompts_for
 from mage_async.trials.trial_rules import TrialRules
 
@@ -35,6 +37,18 @@ def named_parts(config: Config) -> list[tuple[str, Environment]]:
     return [(config.environment.name, environment)]
 
 
+def experts_of(config: Config) -> Experts | None:
+    """Who is asked in training what an expert would do; None: nobody.
+
+    Raises:
+        ConfigError: a file of recorded trials cannot be read.
+    """
+    if config.expert is None:
+        return None
+    source = config.expert.source
+    return scripted if source == "script" else RecordedExperts.read(Path(source))
+
+
 def rules_of(
     config: Config,
     environment: Environment,
@@ -42,8 +56,13 @@ def rules_of(
     num_episodes: int,
     *,
     stops_on_success: bool = False,
+    expert: Experts | None = None,
 ) -> TrialRules:
-    """How trials are played; a completion may also end with the closing tag of an action."""
+    """How trials are played; a completion may also end with the closing tag of an action.
+
+    Args:
+        expert: who is asked at every action, in training: `experts_of`.
+    """
     closing = chat.encode("</action>"), chat.encode("</remark>")
     stops = chat.stop_tokens + tuple(ids[0] for ids in closing if len(ids) == 1)
     sampling = Sampling(
@@ -67,4 +86,5 @@ def rules_of(
         stops_on_success=stops_on_success,
         strategy=config.trial.strategy,
         strategy_temperature=config.sampling.strategy_temperature,
+        expert=expert,
     )

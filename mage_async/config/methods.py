@@ -96,6 +96,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "advantage.anchor_weight": 0.0,
     },
     "metacure": {"credit.information_bonus": 0.1},
+    "stepagent_implicit": {"expert.form": "implicit"},
+    "stepagent_irl": {"expert.form": "irl"},
 }
 """Keys by method; behind MAGE and LaMer the papers' baselines.
 
@@ -105,7 +107,7 @@ one episode is luck, and anything that claims to learn within a trial has to bea
 `react` and `reflexion` are the model as it is: by itself, with its earlier episodes to read, and
 with its remarks on them; a model that reads needs `transcript.rules = true` for each.
 
-The last four change one thing each of whatever configuration they are written over:
+The last six change one thing each of whatever configuration they are written over:
 
 - `scaling_inter` (arXiv 2509.08755): a horizon that grows in stages of `curriculum.steps`, here
   over episodes; how many turns are few depends on the environment: set `curriculum.turns` too.
@@ -117,4 +119,7 @@ The last four change one thing each of whatever configuration they are written o
   turn is `learner.correction = "gspo"`.
 - `metacure` (arXiv 2006.08170): a bonus for finding out the hidden member before the last episode,
   at the weight of its code; one policy does both, as the episode is in its context.
+- `stepagent_implicit` and `stepagent_irl` (arXiv 2411.03817): the environment's best scripted
+  player is asked at every turn. Its action is preferred to the policy's, or a discriminator of the
+  two pays the turn; `docs/methods/stepagent.md`.
 """

@@ -11,6 +11,7 @@ import msgspec
 from mage_async.config.sections.admission import Admission, Population
 from mage_async.config.sections.credit import Advantage, Credit
 from mage_async.config.sections.engines import Embedded, Sglang
+from mage_async.config.sections.expert import Expert
 from mage_async.config.sections.learner import Learner
 from mage_async.config.sections.policy import Pretrained, Tiny, WarmStart
 from mage_async.config.sections.run import (
@@ -49,6 +50,7 @@ class Config(Section):
     population: Population = Population()
     credit: Credit = Credit()
     advantage: Advantage = Advantage()
+    expert: Expert | None = None
     learner: Learner = Learner()
     evaluation: Evaluation = Evaluation()
     transport: Transport = Transport()

@@ -240,6 +240,12 @@ class Environment(Protocol):
         """
         ...
 
+    def expert(self, source: random.Random) -> Script | None:
+        """The best scripted agent there is, whose actions the policy's are compared with. By
+        default `script`, whose style is drawn.
+        """
+        return self.script(source)
+
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """Members that can take `member`'s place in the `swapped` control: what was learned must
         not help.

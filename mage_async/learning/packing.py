@@ -3,8 +3,8 @@
 Shapes: `N` sampled tokens.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
@@ -49,6 +49,10 @@ class Packed:
     """int64 [turns]: tokens of each turn; they sum to N"""
     advantages: Tensor
     """float32 [turns], on the learner's device"""
+    experts: np.ndarray
+    """int64 [N]: what an expert would have had instead of the token; -1 where that is not known, or
+    is the same
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +68,8 @@ class Sequenced:
     """int64 [turns]: sampled tokens of each turn; they sum to n"""
     advantages: Tensor
     """float32 [turns], on the learner's device"""
+    experts: Mapping[int, int] = field(default_factory=dict)
+    """The token that an expert would have had, by the place of the sampled one; few have one."""
 
 
 def sequences(trials: Sequence[Trial], advantages: Tensor) -> list[Sequenced]:
@@ -72,18 +78,22 @@ def sequences(trials: Sequence[Trial], advantages: Tensor) -> list[Sequenced]:
     Args:
         advantages: float32 [turns of all trials], in the order of each trial's `turns`.
     """
-    parts: list[tuple[Segment, list[Turn]]] = []
+    parts: list[tuple[Segment, list[Turn], dict[int, int]]] = []
     order: list[int] = []
     for trial in trials:
         first, own = len(order), [list[int]() for _ in trial.segments]
+        experts = [dict[int, int]() for _ in trial.segments]
+        for step in trial.expert_steps:
+            if step.place >= 0:
+                experts[trial.turns[step.turn].segment][step.place] = step.token
         for place, turn in enumerate(trial.turns):
             own[turn.segment].append(place)
-        for segment, places in zip(trial.segments, own, strict=True):
+        for segment, places, known in zip(trial.segments, own, experts, strict=True):
             if places:
-                parts.append((segment, [trial.turns[place] for place in places]))
+                parts.append((segment, [trial.turns[place] for place in places], known))
                 order += [first + place for place in places]
     by_segment = advantages[torch.tensor(order, device=advantages.device)]
-    pieces = by_segment.split([len(turns) for _, turns in parts])
+    pieces = by_segment.split([len(turns) for _, turns, _ in parts])
     return [_sequence(*part, piece) for part, piece in zip(parts, pieces, strict=True)]
 
 
@@ -101,10 +111,13 @@ def pack(parts: Sequence[Sequenced], *, shares_opening: bool = False) -> Packed:
         np.repeat(np.arange(len(turns)), turns),
         turns,
         torch.cat([part.advantages for part in parts]),
+        np.concatenate([_experts(part) for part in parts]),
     )
 
 
-def _sequence(segment: Segment, turns: Sequence[Turn], advantages: Tensor) -> Sequenced:
+def _sequence(
+    segment: Segment, turns: Sequence[Turn], experts: Mapping[int, int], advantages: Tensor
+) -> Sequenced:
     starts = np.array([turn.start for turn in turns], np.int64)
     counts = np.array([turn.stop for turn in turns], np.int64) - starts
     places = np.arange(counts.sum()) + np.repeat(starts - counts.cumsum() + counts, counts)
@@ -117,7 +130,17 @@ def _sequence(segment: Segment, turns: Sequence[Turn], advantages: Tensor) -> Se
         kinds=np.repeat(np.array([turn.kind for turn in turns], np.int32), counts),
         provenances=provenance,
     )
-    return Sequenced(segment.tokens[: int(places[-1]) + 1], places, sampled, counts, advantages)
+    tokens = segment.tokens[: int(places[-1]) + 1]
+    return Sequenced(tokens, places, sampled, counts, advantages, experts)
+
+
+def _experts(part: Sequenced) -> np.ndarray:
+    """Of each sampled token, what an expert would have had: int64 [n]."""
+    experts = np.full(len(part.places), -1, np.int64)
+    if part.experts:
+        places = np.fromiter(part.experts, np.int64)
+        experts[np.searchsorted(part.places, places)] = np.fromiter(part.experts.values(), np.int64)
+    return experts
 
 
 def _joined(parts: Sequence[SampledTokens]) -> SampledTokens:

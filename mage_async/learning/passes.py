@@ -7,6 +7,7 @@ import torch
 
 from mage_async.errors import RunError
 from mage_async.learning.corrections.surrogate import Tokens
+from mage_async.learning.expert_pairs import ExpertPairs
 from mage_async.learning.forward import ModelInputs
 from mage_async.learning.layout import alike
 from mage_async.learning.packing import Packed, Sequenced
@@ -40,6 +41,8 @@ class Pass:
     """int64 [N]"""
     reference: torch.Tensor | None
     """float32 [N]: log-probs in nats under the frozen policy, where there is a KL term"""
+    pairs: ExpertPairs | None = None
+    """Where experts parted from the policy, with a preference loss on it."""
     beginning: Start | None = None
     """None until a forward of the step's first weights is made."""
 

@@ -23,6 +23,8 @@ class TrainedPass:
     """float32 [SUMS], on the learner's device"""
     made: Surrogate
     """What the correction did, without a gradient."""
+    pairs: torch.Tensor | None = None
+    """float32 [3]: pairs with an expert, the sum of their losses, and how many prefer the expert"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +51,8 @@ def step_metrics(updates: Sequence[Update], version: int, max_staleness: int) ->
     metrics["grad_norm"] = float(norms / len(updates))
     metrics["zero_advantage_share"] = _zero_share(passes)
     ages = _ages(passes, [each.made for each in trained])
-    return metrics | mismatch(passes, version) | staleness_metrics(ages, max_staleness)
+    metrics |= mismatch(passes, version) | staleness_metrics(ages, max_staleness)
+    return metrics | _expert_metrics([each.pairs for each in trained if each.pairs is not None])
 
 
 def mismatch(passes: Sequence[Pass], version: int) -> dict[str, float]:
@@ -68,6 +71,17 @@ def mismatch(passes: Sequence[Pass], version: int) -> dict[str, float]:
         metrics["logprob_mismatch_mean"] = float(gap[is_equal].mean())
         metrics["logprob_mismatch_max"] = float(gap[is_equal].max())
     return metrics
+
+
+def _expert_metrics(counted: Sequence[torch.Tensor]) -> dict[str, float]:
+    """Of pairs with an expert, where there are any."""
+    num_pairs, losses, preferred = np.sum([each.cpu().numpy() for each in counted] or [[0] * 3], 0)
+    if not num_pairs:
+        return {}
+    return {
+        "expert_loss": float(losses / num_pairs),
+        "expert_preferred_share": float(preferred / num_pairs),
+    }
 
 
 def _zero_share(passes: Sequence[Pass]) -> float:

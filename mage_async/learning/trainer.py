@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,16 +11,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.config.schema import Learner
+from mage_async.config.schema import Expert, Learner
 from mage_async.learning.adapters import adapted_layers, without_adapters
+from mage_async.learning.expert_pairs import ExpertPairs
 from mage_async.learning.forward import (
     ModelInputs,
     checkpoint_activations,
     head_inputs,
-    token_logprobs,
 )
 from mage_async.learning.masters import Masters
-from mage_async.learning.packing import Sequenced, pack
+from mage_async.learning.packing import Packed, Sequenced, pack
 from mage_async.learning.passes import Pass, Start, cut
 from mage_async.learning.step_metrics import TrainedPass, Update, mismatch, step_metrics
 from mage_async.learning.token_loss import HeadInputs, loss_pass
@@ -47,11 +48,12 @@ class Trainer:
         *,
         max_staleness: int,
         strategy_temperature: float | None = None,
+        expert: Expert | None = None,
     ) -> None:
         self.model = model
         self.reference: PreTrainedModel | None = None
-        """The frozen policy of the KL term, to be set before a step whose `kl` is not 0; with
-        adapters it is the model without them.
+        """The frozen policy of the KL term and of an expert's implicit reward, to be set before a
+        step that has one; with adapters it is the model without them.
         """
         self.version = 0
         self.masters = Masters(model, is_on=rules.float32_masters)
@@ -66,6 +68,7 @@ class Trainer:
             seed,
             max_staleness=max_staleness,
             strategy_temperature=strategy_temperature,
+            expert=expert,
         )
 
     def adopt(
@@ -76,16 +79,19 @@ class Trainer:
         *,
         max_staleness: int,
         strategy_temperature: float | None = None,
+        expert: Expert | None = None,
     ) -> None:
         """Train by these rules from here on; a resumed run may have others than its checkpoint.
 
         Args:
             temperature: at which tokens were drawn, but those of strategies.
             strategy_temperature: of those; None: the same.
+            expert: whose actions are preferred to the policy's; None: nobody's.
         """
         self._rules, self._temperature, self._seed = rules, temperature, seed
         self._sharpness = temperature / (strategy_temperature or temperature)
         self._loss = loss_pass(rules)
+        self._preference = expert if expert and expert.form == "implicit" else None
         self._max_staleness = max_staleness
         checkpoint_activations(self.model, is_on=rules.activation_checkpointing)
         for group in self.optimizer.param_groups:
@@ -154,8 +160,8 @@ class Trainer:
             torch.from_numpy(self.version - sampled.policy_versions),
             torch.from_numpy(packed.turns),
         ]
-        reference = self._apart(inputs)
-        return Pass(packed, inputs, *(column.to(device) for column in columns), reference)
+        apart = self._apart(packed, inputs)
+        return Pass(packed, inputs, *(column.to(device) for column in columns), *apart)
 
     @torch.no_grad()
     def begun(self, each: Pass, inputs: HeadInputs | None = None) -> Pass:
@@ -185,15 +191,29 @@ class Trainer:
         return np.where(kinds == Kind.STRATEGY, self._sharpness, 1.0)
 
     @torch.no_grad()
-    def _apart(self, inputs: ModelInputs) -> torch.Tensor | None:
-        """Log-probs under the reference policy, where there is one: float32 [N]."""
-        if not self._rules.kl:
-            return None
+    def _apart(
+        self, packed: Packed, given: ModelInputs
+    ) -> tuple[torch.Tensor | None, ExpertPairs | None]:
+        """What the reference policy says, where it is asked: log-probs, float32 [N], and pairs."""
+        if not (self._rules.kl or self._preference):
+            return None, None
+        with self._frozen() as model:
+            inputs = head_inputs(model, given, self._temperature)
+            logprobs = linear_logprob(
+                inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
+            )[0]
+        pairs = ExpertPairs.of(packed, inputs) if self._preference else None
+        return (logprobs if self._rules.kl else None), pairs
+
+    @contextmanager
+    def _frozen(self) -> Iterator[PreTrainedModel]:
+        """The reference policy; of a model with adapters the model, while they are off."""
         if adapted_layers(self.model):
             with without_adapters(self.model):
-                return token_logprobs(self.model, inputs, self._temperature)[0]
-        assert self.reference is not None
-        return token_logprobs(self.reference, inputs, self._temperature)[0]
+                yield self.model
+        else:
+            assert self.reference is not None
+            yield self.reference
 
     def update(self, passes: Sequence[Pass], scale: float) -> Update:
         """One optimizer update, which waits for no GPU."""
@@ -210,11 +230,15 @@ class Trainer:
         each = each if each.beginning else self.begun(each, inputs)
         rates = self._entropy_rate() * each.start.explores
         found = self._loss(inputs, each.tokens(), rates, scale, each.reference)
-        found.loss.backward()
+        loss, counted = found.loss, None
+        if self._preference and each.pairs:
+            preference, counted = each.pairs.loss(inputs, self._preference.beta)
+            loss = loss + self._preference.weight * scale * preference
+        loss.backward()
         made = replace(found.made, losses=found.made.losses.detach())
         sums = [made.losses.sum(), found.entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
         sums += [made.is_masked.sum(), found.reference_k3]
-        return TrainedPass(each, torch.stack([one.detach().float() for one in sums]), made)
+        return TrainedPass(each, torch.stack([one.detach().float() for one in sums]), made, counted)
 
     def _progress(self) -> float:
         return min(1.0, self.version / max(1, self._rules.steps - 1))

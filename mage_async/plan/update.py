@@ -15,6 +15,7 @@ from mage_async.learning.trainer import Trainer
 from mage_async.plan.made_up import Batch, made_up
 from mage_async.plan.shapes import Shape, meta_model
 from mage_async.plan.tracing import Trace
+from mage_async.policy.load import needs_reference
 from mage_async.policy.snapshot import Snapshot
 from mage_kernels import planned_chunks
 
@@ -61,9 +62,10 @@ def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -
     rules = config.learner
     model = _fake(meta_model(config, shape), mode)
     trace.count(_tensors(model), "weights")
-    trainer = Trainer(model, rules, config.sampling.temperature, 0, max_staleness=1)
+    own = {"max_staleness": 1, "expert": config.expert}
+    trainer = Trainer(model, rules, config.sampling.temperature, 0, **own)
     trace.count(trainer.masters.tensors(), "masters")
-    if rules.kl and config.policy.lora is None:
+    if needs_reference(config):
         reference = _fake(meta_model(config, shape), mode).requires_grad_(False).eval()
         trace.count(_tensors(reference), "reference policy")
         trainer.reference = reference

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from mage_async.config.schema import Tiny
+from mage_async.config.schema import Config, Tiny
 from mage_async.errors import PolicyError
 from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import NAME
@@ -71,8 +71,18 @@ def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
 
 
 def load_frozen(directory: Path, dtype: str, device: str) -> PreTrainedModel:
-    """The same, never to be trained: the reference policy of a KL term."""
+    """The same, never to be trained: the reference policy of a KL term, or of an expert's implicit
+    reward.
+    """
     return load_policy(directory, dtype, device).requires_grad_(False).eval()
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether training needs the policy that it began with, as a model of its own: with adapters
+    that is the model without them.
+    """
+    is_preferred = config.expert is not None and config.expert.form == "implicit"
+    return bool(config.learner.kl or is_preferred) and config.policy.lora is None
 
 
 def export_hf(model: PreTrainedModel, chat_source: Path, directory: Path) -> None:

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from mage_async.errors import WireError
 from mage_async.policy_version import VersionRun
-from mage_async.trajectory import Segment, Task, Trial, Turn
+from mage_async.trajectory import ExpertStep, Kind, Segment, Task, Trial, Turn
 
 Frame = bytes | memoryview
 
@@ -45,6 +45,8 @@ class Limits:
     """Version runs of one trial."""
     max_text_chars: int = 2**15
     """Characters of one action, reflection or anchor."""
+    max_expert_chars: int = 2**10
+    """Characters of an expert's action."""
     max_info_chars: int = 2**12
     """Characters of what an environment said of one turn beside the observation."""
     max_chunk_bytes: int = 2**22
@@ -100,6 +102,8 @@ class TrialHeader(
     num_extension_faults: Natural
     duration_s: Annotated[float, Meta(ge=0, le=1e9)]
     num_injections: Natural = 0
+    expert_steps: tuple[ExpertStep, ...] = ()
+    """Not written where no expert was asked."""
 
 
 def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[Frame]]:
@@ -124,6 +128,7 @@ def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[F
         num_extension_faults=trial.num_extension_faults,
         duration_s=trial.duration_s,
         num_injections=trial.num_injections,
+        expert_steps=trial.expert_steps,
     )
     _check_counts(header, limits)
     tokens = _joined("tokens", [segment.tokens for segment in trial.segments], _TOKENS)
@@ -181,6 +186,7 @@ def _trial(
         num_extension_faults=header.num_extension_faults,
         duration_s=header.duration_s,
         num_injections=header.num_injections,
+        expert_steps=header.expert_steps,
     )
 
 
@@ -228,6 +234,7 @@ def _check_values(
     if not np.isfinite(logprobs).all():
         raise WireError("logprobs are finite, got one that is not")
     _check_turns(header, limits)
+    _check_expert_steps(header, limits)
     start = 0
     for segment, length in enumerate(header.num_tokens):
         part = sampled[start : start + length]
@@ -278,6 +285,30 @@ def _check_turns(header: TrialHeader, limits: Limits) -> None:
             raise WireError(f"turn {number} has over {limits.max_text_chars} characters of text")
         if turn.info:
             _check_info(number, turn.info, limits)
+
+
+def _check_expert_steps(header: TrialHeader, limits: Limits) -> None:
+    """Each belongs to an action of the trial, in order, and parts from it inside its completion."""
+    last = -1
+    for step in header.expert_steps:
+        if not last < step.turn < len(header.turns):
+            raise WireError(
+                f"expert steps are in order of {len(header.turns)} turns, "
+                f"got {step.turn} after {last}"
+            )
+        turn, last = header.turns[step.turn], step.turn
+        if turn.kind is not Kind.ACT:
+            raise WireError(f"turn {step.turn} has an expert step and is no action")
+        if len(step.action) > limits.max_expert_chars:
+            raise WireError(
+                f"turn {step.turn} has an expert step of over {limits.max_expert_chars} characters"
+            )
+        is_none = step.place == step.token == -1
+        if not is_none and not (turn.start <= step.place < turn.stop and 0 <= step.token < 2**31):
+            raise WireError(
+                f"the expert step of turn {step.turn} puts token {step.token} at {step.place}, "
+                f"outside of {turn.start}:{turn.stop} or of all token ids"
+            )
 
 
 def _check_info(number: int, info: str, limits: Limits) -> None:

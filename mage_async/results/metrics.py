@@ -74,6 +74,15 @@ METRICS: dict[str, tuple[str, str]] = {
     "entropy": ("nats", "Mean entropy of the policy at sampled tokens."),
     "clipped_share": ("share", "Tokens whose ratio the clip bound."),
     "masked_share": ("share", "Tokens that the correction left out."),
+    "expert_agreement": (
+        "share",
+        "Actions equal to those of the expert, of all at which one was asked and knew.",
+    ),
+    "expert_loss": ("1", "Mean preference loss of the pairs of an expert's and a policy's action."),
+    "expert_preferred_share": (
+        "share",
+        "Pairs in which the expert's action has gained on the policy's since training began.",
+    ),
     "reference_k3": (
         "nats",
         "Divergence from the policy that training began with, estimated (k3) per token; 0 where "

@@ -107,6 +107,7 @@ class DuelRun:
         version: int,
     ) -> None:
         self._task, self._past_contexts = task, list[str]()
+        rules = replace(rules, expert=None)  # scripts look at plays, not at a side of a duel
         self._meet = partial(
             RivalSide, environment, task, rules=rules, chat=chat, name=name, version=version
         )

@@ -8,6 +8,7 @@ from mage_async.trials.chat_format import ChatFormat
 
 def trial_as_dict(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any]:
     """Plain data: the task, each episode's reward, each turn, and the text of every context."""
+    experts = {step.turn: step.action for step in trial.expert_steps}
     return {
         "version": version,
         "environment": trial.task.environment,
@@ -25,7 +26,8 @@ def trial_as_dict(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any
                 "is_valid": turn.is_valid,
                 "info": turn.info,
             }
-            for turn in trial.turns
+            | ({"expert": experts[number]} if number in experts else {})
+            for number, turn in enumerate(trial.turns)
         ],
         "contexts": [chat.decode(segment.tokens.tolist()) for segment in trial.segments],
     }

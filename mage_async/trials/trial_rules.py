@@ -7,6 +7,7 @@ from typing import Literal
 from mage_async.completion import Sampling
 from mage_async.environments.environment import Environment
 from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.experts import Experts
 from mage_async.trials.prompts import Prompts, prompts_for
 
 
@@ -36,6 +37,8 @@ class TrialRules:
     strategy before each, drawn at a higher temperature than the action it conditions.
     """
     strategy_temperature: float = 1.0
+    expert: Experts | None = None
+    """Who is asked at every action what an expert would do; None: nobody."""
 
     def told_by(self, environment: Environment) -> "TrialRules":
         """The same rules in the words, and with the tools, of one part of a mix."""

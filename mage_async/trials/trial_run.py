@@ -19,8 +19,9 @@ from mage_async.environments.environment import (
 from mage_async.environments.hosted.info import MAX_INFO_CHARS, MAX_TRIAL_INFO_CHARS, TRIAL_IS_FULL
 from mage_async.environments.mix.parts import part_of
 from mage_async.errors import EnvironmentFault
-from mage_async.trajectory import Kind, Task, Trial, Turn
+from mage_async.trajectory import ExpertStep, Kind, Task, Trial, Turn
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.experts import expert_step
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_rules import TrialRules
 
@@ -87,6 +88,8 @@ class TrialRun:
         self._chat = chat.offering(part.tools)
         self._transcript = Transcript(self._chat, rules.parser)
         self._turns: list[Turn] = []
+        self._expert = rules.expert(part, task, index) if rules.expert else None
+        self._expert_steps: list[ExpertStep] = []
         self._remarks: list[str] = []
         self._counts = _Counts()
         self._episode, self._index_in_episode, self._kind = 0, 0, Kind.ACT
@@ -185,14 +188,28 @@ class TrialRun:
             **asdict(self._counts),
             duration_s=duration_s,
             cut_at=self._cut_at,
+            expert_steps=tuple(self._expert_steps),
         )
 
     def _act(self, start: int, completion: Completion, action: str | None) -> None:
         with environment_speaking(self._task, self._turn_name()):
             self._acted = _Acted(start, completion, action or "", self._play.anchor)
+            self._ask_expert(start, completion, action or "")
             outcome = self._play.act(action or "")
         if outcome is not PENDING:
             self.hear(outcome)
+
+    def _ask_expert(self, start: int, completion: Completion, action: str) -> None:
+        """Note what the expert would do in place of an action that the environment has not seen."""
+        if self._expert is None:
+            return
+        done = [turn.action for turn in self._turns if turn.is_act_of(self._episode)]
+        wanted = self._expert.action(self._play, self._episode, done)
+        if wanted is not None:
+            said = completion.tokens.tolist()
+            step = ExpertStep(len(self._turns), wanted)
+            parser = self._rules.parser
+            self._expert_steps.append(expert_step(step, start, said, action, self._chat, parser))
 
     def hear(self, outcome: Outcome) -> None:
         """Take the environment's answer to the last action."""

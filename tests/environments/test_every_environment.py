@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.environments import catalogue
-from mage_async.environments.environment import Environment, Outcome, Play, Split
+from mage_async.environments.environment import Environment, Outcome, Play, Script, Split
 from mage_async.trajectory import Task
 
 ENVIRONMENTS = {
@@ -125,6 +125,22 @@ def carelessly(source: random.Random) -> Choose:
         return source.choice(NONSENSE if source.random() < 0.5 else play.legal_actions())
 
     return choose
+
+
+@every_environment
+def test_an_expert_can_be_asked_wherever_a_policy_went(environment: Environment) -> None:
+    """Its action is legal there, although another one was taken each time."""
+    for number, (task, _) in enumerate(tasks(environment, 3)):
+        expert = environment.expert(random.Random(number))
+        assert expert is not None
+        taken = carelessly(random.Random(number))
+
+        def ask_and_go_on(play: Play, expert: Script = expert, taken: Choose = taken) -> str:
+            assert expert.choose(play) in play.legal_actions()
+            return taken(play)
+
+        for episode in range(2):
+            play_out(environment, task, episode, ask_and_go_on)
 
 
 def assert_within_facts(environment: Environment, record: Record) -> None:

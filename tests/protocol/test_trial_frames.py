@@ -16,7 +16,7 @@ from mage_async.policy_version import PROVENANCES, VersionRun
 from mage_async.protocol.codec import PROTOCOL, decode, decode_kept, encode
 from mage_async.protocol.messages import Message, TrialResult
 from mage_async.protocol.trial_frames import Limits, TrialHeader
-from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
+from mage_async.trajectory import ExpertStep, Kind, Segment, Task, Trial, Turn
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -65,22 +65,38 @@ def turns(draw: st.DrawFn, played: list[Segment], num_episodes: int) -> Turn:
 
 
 @st.composite
+def expert_steps(draw: st.DrawFn, played: list[Turn]) -> tuple[ExpertStep, ...]:
+    """What an expert would have done at some of the actions."""
+    asked = [n for n, turn in enumerate(played) if turn.kind is Kind.ACT and draw(st.booleans())]
+    found = []
+    for number in asked:
+        turn, step = played[number], ExpertStep(number, draw(texts))
+        if turn.stop > turn.start and draw(st.booleans()):
+            place = draw(st.integers(turn.start, turn.stop - 1))
+            step = dataclasses.replace(step, place=place, token=draw(st.integers(0, 2**31 - 1)))
+        found.append(step)
+    return tuple(found)
+
+
+@st.composite
 def results(draw: st.DrawFn) -> TrialResult:
     played = draw(st.lists(segments(), min_size=1, max_size=3))
     num_episodes = draw(st.integers(1, 4))
     counters = st.integers(0, 2**40)
+    done = draw(st.lists(turns(played, num_episodes), max_size=4))
     trial = Trial(
         task=Task(draw(texts), draw(texts), draw(st.integers(0, 2**63)), draw(st.integers(0, 3))),
         index=draw(counters),
         num_episodes=num_episodes,
         segments=tuple(played),
-        turns=tuple(draw(st.lists(turns(played, num_episodes), max_size=4))),
+        turns=tuple(done),
         num_prompt_tokens=draw(counters),
         num_reused_tokens=draw(counters),
         num_repeated_tokens=draw(counters),
         num_extension_faults=draw(counters),
         num_injections=draw(counters),
         duration_s=draw(st.floats(0, 1e6)),
+        expert_steps=draw(expert_steps(done)),
     )
     return TrialResult(draw(counters), draw(counters), trial)
 
@@ -151,6 +167,33 @@ def with_header(change: Callable[[dict], object]) -> list[bytes]:
 @given(results())
 def test_a_trial_arrives_as_it_was_sent(result: TrialResult) -> None:
     assert plain(decode(frames_of(result))) == plain(result)
+
+
+def test_a_trial_without_an_expert_is_written_as_before_there_were_any() -> None:
+    assert b"expert" not in b"".join(frames_of(example()))
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([ExpertStep(2, "rock")], "in order of 2 turns, got 2 after -1"),
+        ([ExpertStep(1, "rock"), ExpertStep(1, "rock")], "got 1 after 1"),
+        ([ExpertStep(0, "x" * 1025)], "over 1024 characters"),
+        ([ExpertStep(0, "paper", 4, 3)], "puts token 3 at 4, outside of 2:4"),
+        ([ExpertStep(0, "paper", 3, -2)], "puts token -2 at 3"),
+        ([ExpertStep(0, "paper", -1, 3)], "puts token 3 at -1"),
+    ],
+)
+def test_an_expert_step_that_cannot_be_one_is_refused(steps: list[ExpertStep], said: str) -> None:
+    with pytest.raises(WireError, match=said):
+        encode(with_trial(example(), expert_steps=tuple(steps)))
+
+
+def test_an_expert_has_nothing_to_say_of_a_remark() -> None:
+    first, second = example().trial.turns
+    turns = (dataclasses.replace(first, kind=Kind.REFLECT), second)
+    with pytest.raises(WireError, match="turn 0 has an expert step and is no action"):
+        encode(with_trial(example(), turns=turns, expert_steps=(ExpertStep(0, "rock"),)))
 
 
 def as_mage_1(frames: list[bytes]) -> list[bytes]:

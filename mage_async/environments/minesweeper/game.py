@@ -146,6 +146,10 @@ class MineSweeper(Environment):
         care, memory = source.choice((0.0, 0.5, 1.0)), source.choice((0.0, 0.5, 0.95))
         return self._player(care, memory, source)
 
+    def expert(self, source: random.Random) -> MineSweeperScript:
+        """Reasons from all that the trial has shown."""
+        return self._player(1.0, 1.0, source)
+
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """Boards of the split that have no mine where it has one."""
         mines = self._mines(member)

@@ -137,6 +137,10 @@ class Sokoban(Environment):
         care, memory = source.choice((0.0, 0.5, 0.8, 1.0)), source.choice((0.0, 0.5, 0.95))
         return self._player(care, memory, source)
 
+    def expert(self, source: random.Random) -> SokobanScript:
+        """Goes a shortest way."""
+        return self._player(1.0, 0.0, source)
+
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """All other rooms of the split."""
         self._number(member)

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from mage_async.assembly import environment_of, rules_of
+from mage_async.assembly import environment_of, experts_of, rules_of
 from mage_async.config.schema import Config
 from mage_async.errors import RunError, TrialFault, WireError
 from mage_async.inference.chat_files import load_chat
@@ -290,7 +290,8 @@ async def play(channel: Channel, config: Config, policy: Path, name: str, status
     environment = environment_of(config)
     chat = load_chat(policy, thinking=config.transcript.thinking)
     stops = config.trial.stop_on_success
-    rules = rules_of(config, environment, chat, config.trial.episodes, stops_on_success=stops)
+    told = {"stops_on_success": stops, "expert": experts_of(config)}
+    rules = rules_of(config, environment, chat, config.trial.episodes, **told)
     made = await _made_engine(channel, config, policy, name)
     own = Workers.of(config.environment)
     async with made as engine, own as workers, asyncio.TaskGroup() as tasks:

@@ -20,6 +20,7 @@ from mage_async.attribution.rows import row_of
 from mage_async.attribution.turns import attributed
 from mage_async.config import config_file
 from mage_async.config.schema import Config
+from mage_async.credit.discriminator import agreement
 from mage_async.errors import DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.forward import backend_report
@@ -31,7 +32,7 @@ from mage_async.policy.checkpoint import (
     save_checkpoint,
     writing,
 )
-from mage_async.policy.load import load_frozen
+from mage_async.policy.load import load_frozen, needs_reference
 from mage_async.policy.lora import load_trained
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import overall, tensor_digests
@@ -100,8 +101,7 @@ class Training:
         """Train under another configuration from here on: a resumed run may change it."""
         self._config = config
         temperature, bound = config.sampling.temperature, _bound(config)
-        needs_reference = config.learner.kl and not config.policy.lora
-        if needs_reference and self.trainer.reference is None:
+        if needs_reference(config) and self.trainer.reference is None:
             began = (self.run.policy, config.policy.dtype, config.learner.device)
             self.trainer.reference = load_frozen(*began)
         self.trainer.adopt(
@@ -110,6 +110,7 @@ class Training:
             config.seed,
             max_staleness=bound,
             strategy_temperature=config.sampling.strategy_temperature,
+            expert=config.expert,
         )
 
     def commit(self, groups: Sequence[Group], time_s: float) -> Commit:
@@ -131,7 +132,8 @@ class Training:
         """Train one batch and publish nothing yet; returns the trainer's metrics."""
         began = time.monotonic()
         metrics = self.trainer.step(self._sequences(groups))
-        return metrics | {"train_s": time.monotonic() - began}
+        asked = agreement([trial for group in groups for trial in group.trials])
+        return metrics | asked | {"train_s": time.monotonic() - began}
 
     def parity(self, groups: Sequence[Group]) -> dict[str, float]:
         """How far the engine's log-probs are from the learner's, at equal version."""

@@ -1,0 +1,139 @@
+"""StepAgent's implicit reward against enumeration, and in a step of the trainer."""
+
+import copy
+import itertools
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mage_async.config.schema import Learner
+from mage_async.config.sections.expert import Expert
+from mage_async.learning.attention import NAME
+from mage_async.learning.expert_pairs import ExpertPairs, gaps
+from mage_async.learning.forward import ModelInputs, head_inputs
+from mage_async.learning.packing import SampledTokens, Sequenced, pack
+from mage_async.learning.token_loss import HeadInputs
+from mage_async.learning.trainer import Trainer
+from mage_async.results.metrics import check_names
+
+BETA = 0.5
+
+
+def table(seed: int) -> torch.Tensor:
+    """Distributions over four actions in three states: [3, 4]."""
+    source = torch.Generator().manual_seed(seed)
+    return torch.randn(3, 4, generator=source).softmax(-1)
+
+
+def inputs(logits: torch.Tensor, states: torch.Tensor, actions: torch.Tensor) -> HeadInputs:
+    """A policy that is a table: the hidden state says which row, the head is the table."""
+    return HeadInputs(functional.one_hot(states, 3).float(), logits.T, actions, 1.0)
+
+
+def test_the_best_implicit_reward_is_the_log_ratio_of_expert_and_policy() -> None:
+    """Every pair of an expert's and a policy's action, weighed by how probable it is: where the
+    loss is least, beta log(p / ref) is log(p_E / p_old) up to a constant of the state.
+    """
+    expert, policy, reference = table(0), table(1), table(2)
+    pairs = torch.tensor(list(itertools.product(range(3), range(4), range(4))))
+    states, wanted, own = pairs.T
+    weights = expert[states, wanted] * policy[states, own]
+    known = gaps(inputs(reference.log(), states, own), wanted)
+    enumerated = ExpertPairs(wanted, weights, known)
+    logits = torch.zeros(3, 4, requires_grad=True)
+    solver = torch.optim.LBFGS([logits], max_iter=500, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        solver.zero_grad()
+        loss, _ = enumerated.loss(inputs(logits, states, own), BETA)
+        loss.backward()
+        return loss
+
+    solver.step(closure)
+    rewards = BETA * (logits.detach().log_softmax(-1) - reference.log())
+    ratios = expert.log() - policy.log()
+    apart = rewards - ratios
+    assert torch.allclose(apart, apart.mean(-1, keepdim=True).expand(3, 4), atol=1e-3)
+
+
+def test_a_gap_is_that_of_two_log_probs_of_one_softmax() -> None:
+    logits = 3 * torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
+    states, own, wanted = torch.tensor([[0, 1, 2], [0, 2, 1], [3, 2, 0]])
+    hot = HeadInputs(functional.one_hot(states, 3).float(), logits.T, own, 0.5)
+    logprobs = (logits / 2).log_softmax(-1)
+    assert torch.allclose(gaps(hot, wanted), logprobs[states, wanted] - logprobs[states, own])
+
+
+def model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    shape = Qwen3Config(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        attn_implementation=NAME,
+    )
+    return Qwen3ForCausalLM(shape)
+
+
+def sequence(experts: dict[int, int]) -> Sequenced:
+    """Ten tokens; two turns of two and of three sampled ones, all of advantage 0."""
+    tokens = np.arange(3, 13, dtype=np.int32)
+    zeros = [np.zeros(5, np.int32) for _ in range(5)]
+    sampled = SampledTokens(np.full(5, -3.0, np.float32), *zeros)
+    places, lengths = np.array([2, 3, 6, 7, 8]), np.array([2, 3])
+    return Sequenced(tokens, places, sampled, lengths, torch.zeros(2), experts)
+
+
+def trainer(expert: Expert | None, **options: float) -> Trainer:
+    rules = Learner(minibatches=1, warmup_steps=1, grad_clip=1e9, **options)
+    made = Trainer(model(), rules, 1.0, 0, max_staleness=1, expert=expert)
+    made.reference = copy.deepcopy(made.model).requires_grad_(False)
+    return made
+
+
+def test_a_pair_has_the_gradient_of_dpo_as_often_as_its_turn_has_tokens() -> None:
+    rules = Expert("implicit", weight=2.0, beta=BETA)
+    taught, part = trainer(rules), sequence({7: 30})
+    (each,) = taught.passes([part])
+    taught.update([each], 0.2)
+    found = [weight.grad.clone() for weight in taught.model.parameters()]
+    policy = model()
+    states = head_inputs(policy, ModelInputs.of(pack([part]), torch.device("cpu")), 1.0)
+    logprobs = (states.hidden @ states.head.T).log_softmax(-1)[3]
+    margin = BETA * (logprobs[30] - logprobs[int(part.tokens[7])])
+    (0.2 * 2.0 * 3 * -functional.logsigmoid(margin - margin.detach())).backward()
+    norm = torch.nn.utils.get_total_norm([weight.grad for weight in policy.parameters()])
+    assert norm > 0.01
+    for own, weight in zip(found, policy.parameters(), strict=True):
+        assert torch.allclose(own, weight.grad, atol=1e-6)
+
+
+def test_a_step_prefers_the_expert_and_says_so() -> None:
+    rules = Expert("implicit", weight=5.0, beta=BETA)
+    taught = trainer(rules, learning_rate=0.01)
+    first = taught.step([sequence({7: 30})])
+    later = taught.step([sequence({7: 30})])
+    check_names(first)
+    assert first["expert_loss"] == np.float32(np.log(2))
+    assert first["expert_preferred_share"] == 0.0
+    assert later["expert_loss"] < first["expert_loss"]
+    assert later["expert_preferred_share"] == 1.0
+
+
+def test_without_the_method_what_an_expert_would_have_said_changes_nothing() -> None:
+    weights = []
+    for experts, rules in (({7: 30}, None), ({}, None), ({7: 30}, Expert("irl"))):
+        part = sequence(experts)
+        part.advantages[:] = torch.tensor([1.0, -0.5])
+        taught = trainer(rules)
+        metrics = taught.step([part])
+        assert "expert_loss" not in metrics
+        weights.append([weight.detach() for weight in taught.model.parameters()])
+    for others in weights[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(weights[0], others, strict=True))
