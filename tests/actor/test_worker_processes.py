@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from mage_async.environments.hosted.user_object import Request
 from mage_async.protocol.messages import GroupDrop, Message, TrialResult
-from mage_services.environments.worker import STUCK_S
+from mage_services.environments.messages import Make, Ready, packed, unpacked
+from mage_services.environments.worker import MODULE
+from mage_services.processes.paired_process import PairedProcess
 from tests.helpers.actor_site import Run, Site, grant
 
 OWN = '''
@@ -132,9 +135,12 @@ def test_a_process_that_lets_nothing_else_run_is_killed_and_replaced(begin: Begi
         site.say(grant(0, member="bad", num_trials=1))
         (reason,), _ = sorted_out([await site.hear()])
         assert reason.endswith("took longer than environment.step_deadline_s = 0.5")
-        await asyncio.sleep(1.5 * STUCK_S)  # until the process is known to be stuck
-        site.say(grant(1, member="good"))
-        assert {result.grant for result in await site.results(2)} == {1}
+        message, number = None, 0
+        while not isinstance(message, TrialResult):  # until the process is known to be stuck
+            number += 1
+            site.say(grant(number, member="good", num_trials=1))
+            message = await site.hear()
+        assert message.grant == number
 
     begin(main, "ctypes.PyDLL(None).sleep(60)", step_deadline_s=0.5)  # holds the interpreter
 
@@ -160,3 +166,19 @@ def test_steps_that_wait_in_one_process_wait_together(begin: Begin) -> None:
         assert time.monotonic() - began < 8 * 3 * 0.3  # three episodes of eight groups in a row
 
     begin(main, "time.sleep(0.3)")
+
+
+def test_a_process_that_meets_an_error_no_call_may_raise_ends(capfd) -> None:
+    """Here the environment is none of a user's: its actor would never ask for it."""
+
+    async def main() -> str:
+        process = await PairedProcess.begin(MODULE, {})
+        request = Request("reset", "somewhere")
+        make = Make(number=1, play=1, name="rps", options={}, request=request)
+        process.say(packed(make))
+        while (body := await process.hear()) is not None:
+            assert isinstance(unpacked(body), Ready)
+        return await process.wait()
+
+    assert asyncio.run(main()) == "ended with exit code 1"
+    assert "AssertionError" in capfd.readouterr().err

@@ -12,6 +12,7 @@ import asyncio
 import os
 import socket
 import sys
+import traceback
 
 import msgspec
 
@@ -46,17 +47,25 @@ class Server:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Take messages until the actor's end closes. Cancellation leaves calls under way."""
+        """Take messages until the actor's end closes. Cancellation abandons calls under way.
+
+        Raises:
+            ExceptionGroup: what no call may raise, so that the process ends and its episodes with
+                it, instead of leaving the actor to its deadline.
+        """
         self._say(Ready())
-        while (body := await paired_process.read(reader)) is not None:
-            message = unpacked(body)
-            if isinstance(message, Abandon):
-                if task := self._tasks.get(message.number):
-                    task.cancel()
-                self._say(Abandoned(number=message.number))
-            elif isinstance(message, Make):
-                task = asyncio.ensure_future(self._make(message))
-                self._tasks[message.number] = task
+        async with asyncio.TaskGroup() as group:
+            while (body := await paired_process.read(reader)) is not None:
+                message = unpacked(body)
+                if isinstance(message, Abandon):
+                    if task := self._tasks.get(message.number):
+                        task.cancel()
+                    self._say(Abandoned(number=message.number))
+                elif isinstance(message, Make):
+                    task = group.create_task(self._make(message))
+                    self._tasks[message.number] = task
+            for task in self._tasks.values():
+                task.cancel()
 
     async def _make(self, message: Make) -> None:
         """Answer one call. Cancellation abandons it."""
@@ -100,5 +109,9 @@ if __name__ == "__main__":
     die_with_parent(int(os.environ[PARENT]))
     own = socket.socket(fileno=int(sys.argv[1]))
     own.set_inheritable(False)  # what a class starts must not keep the socket open
-    asyncio.run(_main(own))
+    try:
+        asyncio.run(_main(own))
+    except ExceptionGroup:
+        traceback.print_exc()
+        os._exit(1)
     os._exit(0)  # a thread of the class that hangs keeps nothing alive
