@@ -4,6 +4,7 @@ from mage_async.doctor.control_signs import cut_short, memory_unused, swap_harml
 from mage_async.doctor.finding import Signature
 from mage_async.doctor.learning_signs import (
     EngineMismatch,
+    NotFinite,
     NoVariance,
     OffPolicy,
     OverBoundByActor,
@@ -23,6 +24,13 @@ from mage_async.doctor.run_signs import (
 )
 
 SIGNATURES: dict[str, Signature] = {
+    "not_finite": Signature(
+        "The loss or the norm of the gradient is infinite or no number; the update has spoilt the "
+        "weights.",
+        "Lower learner.learning_rate or learner.grad_clip, or set policy.dtype to float32 where it "
+        "is bfloat16, and go on from a checkpoint before it.",
+        NotFinite,
+    ),
     "no_variance": Signature(
         "Trials of a group earn the same, so nothing can be learned from them, and they could earn "
         "more.",

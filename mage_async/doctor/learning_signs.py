@@ -1,5 +1,8 @@
-"""Signatures of the data that a step learns from: nothing to compare, or not what was drawn."""
+"""Signatures of what a step learns from, and of what it computes of that: nothing to compare, data
+that the policy did not draw, numbers that are none.
+"""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -23,6 +26,21 @@ STALE_SHARE = 0.01
 """Share of all tokens, by one actor; the rule `slots` allows none."""
 MAIN_SHARE = 0.6
 """Of the tokens over the bound: one actor has most of them, so the rule of admission is not why."""
+
+
+@dataclass(slots=True)
+class NotFinite:
+    """The loss or the gradient is no number. One such step spoils the weights."""
+
+    case: Case
+    _streak: Streak = field(default_factory=lambda: Streak(1))
+
+    def step(self, record: Record) -> Iterable[Sighting]:
+        """See `Watch`."""
+        values = {name: record.get(name, 0.0) for name in ("loss", "grad_norm")}
+        wrong = [f"{name} is {at}" for name, at in values.items() if not math.isfinite(at)]
+        if self._streak.add(record["step"], bool(wrong)):
+            yield Sighting(self._streak.onset, " and ".join(wrong))
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ A sickness changes the record of a step, `k` steps after the first sick one (k =
 """
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def _unlike_what_was_said(record: Record, k: int) -> Record:
 
 
 SICKNESSES: dict[str, Sickness] = {
+    "not_finite": lambda r, k: {"loss": math.nan, "grad_norm": math.inf},
     "no_variance": lambda r, k: {"zero_advantage_share": 1.0, **_returning(r, -0.8)},
     "truncation": lambda r, k: {"truncated_action_share": 0.2},
     "invalid_actions": lambda r, k: {"valid_action_share": 0.97 - 0.03 * k},

@@ -1,5 +1,7 @@
 """Every signature is found on a run made to have it, soon, and on no run that is well."""
 
+import json
+import math
 from typing import get_args
 
 import pytest
@@ -73,6 +75,12 @@ def test_a_solved_task_may_lose_its_entropy_and_its_variance() -> None:
 def test_metrics_that_an_older_run_does_not_have_are_not_judged() -> None:
     bare = [{"step": each["step"], "return_by_episode": [0.0]} for each in healthy()]
     assert found_in(bare) == []
+
+
+def test_a_single_step_without_a_finite_gradient_is_found_as_it_was_recorded() -> None:
+    line = json.dumps(healthy()[0] | {"loss": 0.1, "grad_norm": math.nan})
+    (finding,) = found_in([json.loads(line)])
+    assert (finding.name, finding.onset, finding.evidence) == ("not_finite", 1, "grad_norm is nan")
 
 
 def test_control_characters_of_a_name_do_not_reach_the_terminal() -> None:

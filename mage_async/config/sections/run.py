@@ -7,6 +7,7 @@ from msgspec import field
 from mage_async.config.sections.section import Count, Natural, NonNegative, Positive, Section
 
 SignatureName = Literal[
+    "not_finite",
     "no_variance",
     "truncation",
     "invalid_actions",
