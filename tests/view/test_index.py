@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -65,6 +67,42 @@ def test_the_index_follows_files_that_grow(run):
     with RunReader(run) as reader:
         assert len(reader.trials_between(1, 9, 1000)) == 48 > few
         assert len(reader.metrics(10)) == 4
+
+
+def test_records_longer_than_what_is_read_at_once_are_found(run, monkeypatch):
+    monkeypatch.setattr("mage_services.view.index.builder.WINDOW_BYTES", 100)
+    build(run)
+    with RunReader(run) as reader:
+        assert len(reader.trials_between(1, 9, 1000)) == 48
+        assert len(reader.metrics(10)) == 4
+
+
+CUT = """
+import os, sys
+from pathlib import Path
+from mage_async.results.run_directory import RunDirectory
+from mage_services.view.index.builder import IndexBuilder
+
+class Cutting(IndexBuilder):
+    def _take(self, segment, end, body):
+        for file in self._run.journal.glob("*.log"):
+            os.truncate(file, 0)
+        super()._take(segment, end, body)
+
+builder = Cutting(RunDirectory(Path(sys.argv[1])))
+while builder.work():
+    pass
+"""
+
+
+def test_a_journal_that_is_cut_while_it_is_read_ends_nobody(run):
+    (segment,) = run.journal.glob("*.log")
+    whole = segment.read_bytes()
+    subprocess.run([sys.executable, "-c", CUT, str(run.root)], check=True)
+    segment.write_bytes(whole)
+    build(run)
+    with RunReader(run) as reader:
+        assert len(reader.trials_between(1, 9, 1000)) == 48
 
 
 def test_another_run_of_the_same_name_is_read_anew(run, tmp_path):

@@ -1,12 +1,12 @@
 """Builds the index of a run from its metrics and its journal, a slice at a time, newest first."""
 
 import json
-import mmap
 import sqlite3
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -14,6 +14,7 @@ from mage_async.errors import RunError, WireError
 from mage_async.policy_version import oldest
 from mage_async.protocol.journal_records import (
     MAGIC,
+    MAX_RECORD_BYTES,
     Commit,
     Dropped,
     Granted,
@@ -29,6 +30,8 @@ from mage_services.view.index.index_file import connect
 
 SLICE_S = 0.2
 """A slice of work ends after so long; then others may look at what is there."""
+WINDOW_BYTES = 1 << 22
+"""Read at once; more where a record is longer."""
 CHECKED_BYTES = 1024
 """At the start of what was read of a file, and at its end: by them another file is told from it."""
 
@@ -125,12 +128,8 @@ class IndexBuilder:
         """Read on in a file for a slice; what was read, and how far, are written together."""
         done, _ = self._done(file)
         with file.open("rb") as source, self._index:
-            size = source.seek(0, 2)
-            data = mmap.mmap(source.fileno(), size, access=mmap.ACCESS_READ)
-            reader = self._segment if file.suffix == ".log" else self._lines
-            end = done
-            until = time.monotonic() + SLICE_S
-            for reached in reader(file, data, done):
+            size, end, until = source.seek(0, 2), done, time.monotonic() + SLICE_S
+            for reached in self._ends(file, source, done):
                 end = reached
                 if time.monotonic() > until:
                     break
@@ -139,30 +138,48 @@ class IndexBuilder:
             values = (file.name, end, _digest(file, end))
             self._index.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", values)
 
-    def _lines(self, file: Path, data: mmap.mmap, start: int) -> Iterator[int]:
-        """Lines of metrics or of the curve; yields how far it has come."""
+    def _ends(self, file: Path, source: BinaryIO, start: int) -> Iterator[int]:
+        """Take the records from a byte on; yields how far it has come.
+
+        The file is read, never mapped: a process that looks at a map of a file which is cut
+        meanwhile is ended by the kernel (SIGBUS).
+        """
+        take = self._segment if file.suffix == ".log" else self._lines
+        num_bytes = WINDOW_BYTES
+        while num_bytes <= 2 * MAX_RECORD_BYTES:
+            source.seek(start)
+            data, before = source.read(num_bytes), start
+            for start in take(file, data, before):
+                yield start
+            if len(data) < num_bytes:
+                return
+            num_bytes = WINDOW_BYTES if start > before else 2 * num_bytes
+
+    def _lines(self, file: Path, data: bytes, at: int) -> Iterator[int]:
+        """Whole lines of metrics or of the curve in the bytes at a place of the file."""
         table, key = self._table(file)
-        while (end := data.find(b"\n", start)) >= 0:
-            text = data[start:end].decode(errors="replace")
+        *lines, _ = data.split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace")
             try:
                 number = json.loads(text)[key]
             except (ValueError, KeyError, TypeError) as error:
-                raise RunError(f"{file}: damaged at byte {start}: {error!r}") from error
+                raise RunError(f"{file}: damaged at byte {at}: {error!r}") from error
             self._index.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (number, text))
-            start = end + 1
-            yield start
+            at += len(line) + 1
+            yield at
 
-    def _segment(self, file: Path, data: mmap.mmap, start: int) -> Iterator[int]:
-        """Records of the journal; yields how far it has come."""
-        if data[: len(MAGIC)] != MAGIC:
+    def _segment(self, file: Path, data: bytes, at: int) -> Iterator[int]:
+        """Whole records of the journal in the bytes at a place of a segment."""
+        if at == 0 and not data.startswith(MAGIC):
             return
         segment = int(file.stem)
-        for end, body in placed(memoryview(data), start or len(MAGIC)):
+        for end, body in placed(memoryview(data), 0 if at else len(MAGIC)):
             try:
-                self._take(segment, end, body)
+                self._take(segment, at + end, body)
             except WireError as fault:
                 raise RunError(f"{file}: {fault}") from fault
-            yield end
+            yield at + end
 
     def _take(self, segment: int, end: int, body: memoryview) -> None:
         if (header := read_header(body)) is not None:
