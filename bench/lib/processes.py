@@ -1,5 +1,7 @@
 """Processes of this machine, by the words of their command lines (Linux, `/proc`)."""
 
+import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,3 +16,40 @@ def command_lines() -> Iterator[tuple[int, list[str]]]:
         except (FileNotFoundError, ProcessLookupError):
             continue  # the process has ended since
         yield int(entry.name), words.decode(errors="replace").split("\0")
+
+
+def processor_s() -> dict[str, float]:
+    """Processor seconds so far of this process, and of all that it started and that live still, by
+    `--name`, module or program; those of one name together.
+    """
+    total: dict[str, float] = defaultdict(float)
+    total["bench"] = sum(os.times()[:2])
+    lines = dict(command_lines())
+    stats = {pid: stat for pid in lines if (stat := _stat(pid)) is not None}
+    for pid in stats:
+        if _is_below(pid, os.getpid(), stats):
+            total[_name(lines[pid])] += stats[pid][1]
+    return dict(total)
+
+
+def _stat(pid: int) -> tuple[int, float] | None:
+    """Its parent and its processor seconds; None: the process has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_below(pid: int, ancestor: int, stats: dict[int, tuple[int, float]]) -> bool:
+    above = stats[pid][0]
+    return above == ancestor or (above in stats and _is_below(above, ancestor, stats))
+
+
+def _name(words: list[str]) -> str:
+    if "--name" in words:
+        return words[words.index("--name") + 1]
+    if "-m" in words:
+        module, argument = words[words.index("-m") + 1 :][:2]
+        return " ".join([module.rpartition(".")[2], *([argument] if argument == "view" else [])])
+    return words[0].rpartition("/")[2]

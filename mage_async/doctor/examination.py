@@ -17,7 +17,9 @@ class Doctor:
     """Asked after every step; each answer takes constant time, and is about what is new."""
 
     def __init__(self, case: Case) -> None:
-        self._case, self._step = case, 0
+        self._case = case
+        self.last_step = 0
+        """The newest that was looked at."""
         self._watches = {
             name: signature.watch(case)
             for name, signature in SIGNATURES.items()
@@ -39,13 +41,18 @@ class Doctor:
         facts = environment_of(config).facts
         return Doctor(Case(config, _bounds(facts.min_return, facts.max_return, facts.units)))
 
+    @staticmethod
+    def recorded(records: RunRecords) -> "Doctor":
+        """The doctor of a run by what it has written down, of which nothing was looked at yet."""
+        return Doctor(Case(records.config, _recorded_bounds(records)))
+
     def step(self, record: Record) -> list[Finding]:
         """What the metrics of a step show that was not known. A step that a restarted learner
         trains again is not looked at again.
         """
-        if record["step"] <= self._step:
+        if record["step"] <= self.last_step:
             return []
-        self._step = record["step"]
+        self.last_step = record["step"]
         return [
             finding
             for name, watch in self._watches.items()
@@ -69,9 +76,9 @@ class Doctor:
         found = []
         for each in sightings:
             last = self._seen.get((name, each.subject))
-            self._seen[name, each.subject] = self._step
-            if last is None or self._step - last > GONE:
-                found.append(_finding(name, each, self._step))
+            self._seen[name, each.subject] = self.last_step
+            if last is None or self.last_step - last > GONE:
+                found.append(_finding(name, each, self.last_step))
         self.findings += found
         return found
 
@@ -85,7 +92,7 @@ class Doctor:
 
 def examine(records: RunRecords) -> list[Finding]:
     """All findings of a recorded run, finished or not: of its steps, then of its evaluations."""
-    doctor = Doctor(Case(records.config, _recorded_bounds(records)))
+    doctor = Doctor.recorded(records)
     for record in records.metrics:
         doctor.step(record)
     doctor.conclude(records)

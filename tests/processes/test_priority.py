@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_services.processes.priority import ACTOR, EVALUATOR
+from mage_services.processes.priority import ACTOR, EVALUATOR, WATCHER
 
 LOWER = """
 import os, sys
@@ -38,5 +38,12 @@ def test_its_session_is_as_nice() -> None:
     assert said.split()[-1] == "15"
 
 
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="the kernel does not weigh sessions")
+def test_a_session_weighs_as_any_other_once_nothing_has_to_be_given_way_to() -> None:
+    then = "from mage_services.processes.priority import give_way_no_more; give_way_no_more()\n"
+    said = niceness_of_a_child(0, WATCHER, f"{then}print(open({str(AUTOGROUP)!r}).read())")
+    assert (said.split()[0], said.split()[-1]) == (str(WATCHER), "0")
+
+
 def test_the_evaluator_gives_way_to_actors_too() -> None:
-    assert 0 < ACTOR < EVALUATOR < 20
+    assert 0 < ACTOR < EVALUATOR <= WATCHER < 20

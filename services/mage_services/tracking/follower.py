@@ -25,12 +25,12 @@ from mage_async.config import config_file
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, read_document, read_lines
 from mage_async.results.tracked import Point, of_end, of_evaluation, of_step
-from mage_services.processes.priority import ACTOR, give_way
+from mage_services.processes.priority import WATCHER, give_way, give_way_no_more
 from mage_services.tracking.position import Position, new_position, read_position, write_position
 from mage_services.tracking.tracker import TrackedRun, Tracker, open_tracker
 
-LOOK_S = 1.0
-"""Between looks at the run's files."""
+LOOK_S = 2.0
+"""Between looks at the run's files. A tracker takes several points at once in less time."""
 LONGEST_PAUSE_S = 60.0
 """Between tries, where the tracker raises again and again."""
 MOST_BYTES = 1 << 20
@@ -137,6 +137,7 @@ def _watch(alive: int, ended: threading.Event, end_s: float) -> None:
     while os.read(alive, 1):
         continue
     signal.setitimer(signal.ITIMER_REAL, end_s)
+    give_way_no_more()
     ended.set()
 
 
@@ -149,7 +150,7 @@ def main() -> int:
     parser.add_argument("--alive-fd", type=int, required=True)
     parser.add_argument("--end-s", type=float, required=True)
     given = parser.parse_args()
-    give_way(ACTOR)  # some 5 ms of work a second, once the packages are imported
+    give_way(WATCHER)
     ended = threading.Event()
     watch = (given.alive_fd, ended, given.end_s)
     threading.Thread(target=_watch, args=watch, name="end of the run", daemon=True).start()

@@ -103,7 +103,13 @@ def config_of(run: RunDirectory) -> Config:
     """
     if not run.config.is_file():
         raise RunError(f"{run.root} is no run directory any more: it has no {run.config.name}")
-    return config_file.load_recorded(run.config)
+    state = run.config.stat()
+    return _config(run.config, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=8)
+def _config(file: Path, _changed_ns: int, _size: int) -> Config:
+    return config_file.load_recorded(file)
 
 
 def units_of(run: RunDirectory, config: Config) -> int | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mage_async.errors import MageError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.processes.line_process import LineProcess, ServerLines
-from mage_services.view.index.indexer import NICE
+from mage_services.processes.priority import ACTOR
 from mage_services.view.index.run_reader import RunReader
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Credits:
 
 def main() -> None:
     """Answer until the server ends."""
-    os.nice(NICE)
+    os.nice(ACTOR)  # and its session weighs as any other: somebody waits for the answer
     server = ServerLines()
     while not server.has_ended:
         for asked in server.read(waits=True):

@@ -84,10 +84,10 @@ class Live:
         changed = {name for name in runs if self._states.get(name) != states[name]}
         gone = self.runs.keys() - runs.keys()
         self.runs, self._states = runs, states
-        for name in changed & self.opened:
+        for name in changed & self.opened:  # told once the index has it: a page shows the index
             self.faults.pop(name, None)
             self.indexer.say({"run": str(runs[name].root)})
-        for name in changed | gone:
+        for name in changed - self.opened | gone:
             self.tell(name)
         asyncio.get_running_loop().call_later(EVERY_S, self.follow)
 

@@ -2,15 +2,10 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 from markupsafe import Markup
 
 from mage_async.config.schema import Config
-from mage_async.doctor import Doctor, Finding, examine
-from mage_async.doctor.finding import Case
-from mage_async.environments.catalogue import names
 from mage_async.errors import RunError
 from mage_async.pages.overview import MOST_POINTS, Seen, evaluation_page, overview_page
 from mage_async.pages.processes import processes_page
@@ -19,6 +14,7 @@ from mage_async.report.run_page import blocked_s
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import RunRecords, read_document
 from mage_services.view.asked import Asked, config_of, units_of
+from mage_services.view.examined import examined
 from mage_services.view.found_runs import changed_at, lives, run_state
 from mage_services.view.index.run_reader import RunReader
 from mage_services.view.trial_pages import group, step, trials, turn
@@ -27,10 +23,6 @@ MOST_GROUPS = 8
 """Groups in play that the overview shows."""
 MOST_ENDS = 5
 LOG_BYTES = 4000
-MOST_EXAMINED = 2000
-"""Steps that the doctor is shown, the newest."""
-_findings: dict[Path, tuple[tuple[int, int, bool], list[Finding]]] = {}
-"""What the doctor found in a run, and what there was of the run then."""
 
 
 def overview(asked: Asked) -> Markup:
@@ -46,7 +38,7 @@ def overview(asked: Asked) -> Markup:
             step=reader.last_step(),
             blocked_s=_blocked(asked.run, records),
             trials=times.get("trials") or records.learner.get("trials") or {},
-            findings=_examined(reader, records),
+            findings=examined(reader, records),
             ends=lived.ends[:MOST_ENDS],
             groups=groups,
             listed=reader.trials_of([group.number for group in groups]),
@@ -100,27 +92,6 @@ def _records(reader: RunReader, config: Config) -> RunRecords:
         [],
         read_document(run.supervisor),
     )
-
-
-def _examined(reader: RunReader, records: RunRecords) -> list[Finding]:
-    """What the doctor finds in the newest steps. Looked at anew where something has changed."""
-    key = (reader.last_step(), len(records.curve), bool(records.evaluation))
-    root = reader.run.root
-    if _findings.get(root, (None, []))[0] != key:
-        newest = replace(records, metrics=reader.newest_metrics(MOST_EXAMINED))
-        _findings[root] = key, _examine(newest)
-    return _findings[root][1]
-
-
-def _examine(records: RunRecords) -> list[Finding]:
-    """As the doctor does, without running code of a user's environment."""
-    if records.evaluation or records.config.environment.name in names():
-        return examine(records)
-    doctor = Doctor(Case(records.config, None))
-    for record in records.metrics:
-        doctor.step(record)
-    doctor.conclude(records)
-    return doctor.findings
 
 
 def _blocked(run: RunDirectory, records: RunRecords) -> dict[str, dict[str, float]]:

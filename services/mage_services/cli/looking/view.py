@@ -22,6 +22,7 @@ def run(given: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     import uvloop
 
+    from mage_services.processes.priority import ACTOR, give_way
     from mage_services.view.server import serve
 
     def told(address: str) -> None:
@@ -29,5 +30,6 @@ def run(given: argparse.Namespace) -> int:
         if given.open:
             webbrowser.open(address)
 
+    give_way(ACTOR)
     uvloop.run(serve(given.runs_dir, given.port, told))
     return 0

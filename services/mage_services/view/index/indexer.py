@@ -4,22 +4,19 @@ The server names runs whose files have grown; after every slice of work the proc
 was read, and why no more of it can be.
 """
 
-import os
 from collections import deque
 from pathlib import Path
 
 from mage_async.errors import MageError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.processes.line_process import ServerLines
+from mage_services.processes.priority import WATCHER, give_way
 from mage_services.view.index.builder import IndexBuilder
-
-NICE = 10
-"""A run that is looked at goes on as fast as before."""
 
 
 def main() -> None:
     """Build until the server ends."""
-    os.nice(NICE)
+    give_way(WATCHER)
     builders: dict[str, IndexBuilder] = {}
     waiting: deque[str] = deque()
     server = ServerLines()

@@ -1,9 +1,9 @@
 // Follows a run and listens to the keyboard. Every page is whole without this file.
 "use strict";
 
-const LEAST_MS = 700; // between two looks at the same page
+const LEAST_MS = 1000; // between two looks at the same page
 const live = document.getElementById("live");
-let isLooking = false, isStale = false, lookedAt = 0;
+let isLooking = false, isStale = false, lookedAt = 0, timer = 0;
 
 // Fetch this page again and put in what has changed, without moving what the reader looks at.
 async function look() {
@@ -39,7 +39,10 @@ function keepOpen(old, fresh) {
   });
 }
 
-function soon() { setTimeout(look, Math.max(0, lookedAt + LEAST_MS - Date.now())); }
+function soon() {
+  clearTimeout(timer);
+  timer = setTimeout(look, Math.max(0, lookedAt + LEAST_MS - Date.now()));
+}
 
 function show(state, title) { live.className = `live ${state}`; live.title = title; }
 

@@ -1,0 +1,65 @@
+"""An open page of `mage view`, as `static/view.js` keeps it.
+
+It is looked at again after an event, at most once in `LEAST_MS`. What a browser does to draw it is
+left out.
+"""
+
+import re
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+
+import mage_services.view.server
+from bench.system.view_pages import Pages
+
+SCRIPT = Path(mage_services.view.server.__file__).parent / "static" / "view.js"
+_FOUND = re.search(r"^const LEAST_MS = (\d+);", SCRIPT.read_text(), re.MULTILINE)
+assert _FOUND is not None, f"{SCRIPT} names no LEAST_MS"
+LEAST_S = int(_FOUND[1]) / 1000
+
+
+@dataclass(slots=True)
+class OpenPage:
+    """What is seen of it."""
+
+    address: str
+    path: str
+    asked: int = 0
+    """How often the page was there."""
+    text: str = ""
+    """As it was last."""
+    is_stale: threading.Event = field(default_factory=threading.Event)
+    has_ended: bool = False
+
+    def listen(self) -> None:
+        """Hear events until the server ends."""
+        events = Pages(self.address).events(run=self.path.split("/")[1])
+        with suppress(HTTPException, ConnectionError):
+            while line := events.readline():
+                if line.startswith(b"data:"):
+                    self.is_stale.set()
+        self.has_ended = True
+        self.is_stale.set()
+
+    def look(self) -> None:
+        """Ask for the page, and again when it is stale, until the server ends."""
+        pages, pause = Pages(self.address), threading.Event()
+        with suppress(HTTPException, ConnectionError):
+            while not self.has_ended:
+                looked_at = time.monotonic()
+                _, self.text = pages.get(self.path)
+                self.asked += 1
+                self.is_stale.wait()
+                pause.wait(max(0.0, looked_at + LEAST_S - time.monotonic()))
+                self.is_stale.clear()
+
+
+def open_page(address: str, path: str) -> OpenPage:
+    """A page that stays open until its server ends."""
+    page = OpenPage(address, path)
+    for act in (page.listen, page.look):
+        threading.Thread(target=act, daemon=True).start()
+    return page

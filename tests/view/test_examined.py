@@ -1,0 +1,57 @@
+"""What the doctor finds in a run that is looked at again and again."""
+
+import json
+
+import pytest
+
+from mage_async.doctor import Doctor
+from mage_services.view.asked import config_of
+from mage_services.view.examined import examined
+from mage_services.view.index.run_reader import RunReader
+from mage_services.view.run_pages import _records
+from tests.view.conftest import build, unpack
+
+
+@pytest.fixture
+def looked_at(tmp_path, monkeypatch):
+    """A run, and the steps that a doctor was shown so far."""
+    shown, step = [], Doctor.step
+
+    def noted(self, record):
+        shown.append(record["step"])
+        return step(self, record)
+
+    monkeypatch.setattr(Doctor, "step", noted)
+    return unpack("finished", tmp_path), shown
+
+
+def findings(run):
+    build(run)
+    with RunReader(run) as reader:
+        return [each.name for each in examined(reader, _records(reader, config_of(run)))]
+
+
+def append(run, **changes):
+    record = json.loads(run.metrics.read_text().splitlines()[-1])
+    with run.metrics.open("a") as out:
+        out.write(json.dumps(record | {"step": record["step"] + 1} | changes) + "\n")
+
+
+def test_a_step_is_examined_once_and_what_was_found_stays(looked_at):
+    run, shown = looked_at
+    assert "not_finite" not in findings(run)
+    append(run, loss=float("nan"))
+    assert "not_finite" in findings(run)
+    append(run, loss=0.1)
+    assert "not_finite" in findings(run)
+    assert shown == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_began_anew_is_examined_anew(looked_at):
+    run, shown = looked_at
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    append(run, loss=float("nan"))
+    findings(run)
+    run.metrics.write_text("".join(lines[:2]).replace('"step": 1,', '"step":  1,'))
+    assert "not_finite" not in findings(run)
+    assert shown == [1, 2, 3, 4, 5, 1, 2]
