@@ -217,6 +217,20 @@ def test_a_run_that_is_deleted_while_looked_at_is_said_to_be(tmp_path):
         assert "No run is here yet" in server.until("", "No run is here yet")
 
 
+def test_runs_whose_paths_look_alike_have_pages_of_their_own(tmp_path):
+    recorded = unpack("finished", tmp_path / "others").config.read_text()
+    paths = {"a/b": 11, "a~b": 12, "a%7Eb": 13, "a%2Fb": 14}
+    for path, seed in paths.items():
+        (tmp_path / "runs" / path).mkdir(parents=True)
+        config = re.sub(r"(?m)^seed = \d+", f"seed = {seed}", recorded)
+        (tmp_path / "runs" / path / "config.toml").write_text(config)
+    with shown(tmp_path / "runs") as server:
+        links = sorted(set(re.findall(r'href="(runs/[^"]+/)"', server.page(""))))
+        assert len(links) == len(paths)
+        seeds = {int(re.search(r"seed\D+?(\d+)", server.page(link))[1]) for link in links}
+    assert seeds == set(paths.values())
+
+
 def test_a_copy_without_its_tokenizer_shows_numbers_and_says_why(tmp_path):
     run = unpack("finished", tmp_path)
     shutil.rmtree(run.policy)

@@ -25,7 +25,7 @@ entry is replaced whole and never removed.
 
 
 def found_runs(root: Path) -> dict[str, RunDirectory]:
-    """Runs by name, which is their path below `root`; of a run itself its own name.
+    """Runs by name, which is made of their path below `root`; of a run itself its own name.
 
     Raises:
         RunError: there is no such folder, or this user may not read it.
@@ -37,9 +37,14 @@ def found_runs(root: Path) -> dict[str, RunDirectory]:
     if RunDirectory(root).config.is_file():
         return {root.resolve().name: RunDirectory(root)}
     return {
-        str(path.relative_to(root)).replace("/", "~"): RunDirectory(path)
+        _name(path.relative_to(root)): RunDirectory(path)
         for path in sorted(_runs_below(root, DEEPEST))
     }
+
+
+def _name(path: Path) -> str:
+    """A path as one part of an address; two paths never have the same."""
+    return str(path).replace("%", "%25").replace("~", "%7E").replace("/", "~")
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
