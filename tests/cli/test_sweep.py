@@ -148,6 +148,32 @@ def test_a_search_waits_for_all_seeds_and_ends_where_no_number_is_reached(
     assert "best" not in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("default")  # another package's
+def test_a_combination_whose_run_fails_twice_is_given_up_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    bad: list[str] = []
+
+    class SomeFail(Runs):
+        def __call__(self, matrix: Matrix) -> int:
+            missing = [cell for cell in matrix.configs if cell not in self.done]
+            bad[:] = bad or [missing[0].name()]
+            failed = [cell for cell in missing if cell.name() in bad]
+            for cell in failed:
+                with matrix.failures_of(cell).open("a") as failures:
+                    failures.write("failed\n")
+            self.done += [cell for cell in missing if cell not in failed]
+            return 1 if failed else 0
+
+    runs = SomeFail()
+    assert [searched(8, runs, tmp_path, monkeypatch) for _ in range(3)] == [1, 1, 0]
+    assert len(runs.done) == 2 * 8 - 1
+    said = capsys.readouterr().out
+    assert said.count("failed 2 times; it is given up") == 1
+    assert "best: " in said
+
+
 def test_a_search_without_optuna_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,15 @@ class Matrix:
         """The file of what a cell's run printed."""
         return self.root / f"{cell.name()}.log"
 
+    def failures_of(self, cell: Cell) -> Path:
+        """The file with a line for each time that a cell's run failed."""
+        return self.root / f"{cell.name()}.failures"
+
+    def num_failures(self, cell: Cell) -> int:
+        """How often a cell's run has failed, in all calls."""
+        file = self.failures_of(cell)
+        return len(file.read_text().splitlines()) if file.is_file() else 0
+
     def finished_runs(self) -> list[Finished]:
         """The runs that are done.
 

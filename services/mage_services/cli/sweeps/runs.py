@@ -87,6 +87,8 @@ async def _run_all(matrix: Matrix, missing: Sequence[Cell], progress: Progress) 
             found = next(run for run in write_files(matrix) if run.cell == cell)
             print(progress.done(found, took_s), flush=True)
         elif outcome == "failed":
+            with matrix.failures_of(cell).open("a") as failures:
+                failures.write(f"{time.time():.0f}: see {matrix.log_of(cell).name}\n")
             print(progress.failed(cell, str(matrix.log_of(cell))), flush=True)
         return outcome
 

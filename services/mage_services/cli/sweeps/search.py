@@ -1,7 +1,8 @@
 """Combinations chosen by Optuna, each by what the ones before reached; the extra `search`.
 
 Optuna's record lies in the sweep's folder, `search.log`. What was chosen and not yet told of its
-result, because the command was stopped, is run first.
+result, because the command was stopped or a run failed, is run first; after a second failure of one
+of its runs it is given up.
 """
 
 import math
@@ -17,6 +18,8 @@ from mage_services.cli.sweeps.runs import run_matrix
 
 GOAL = "heldout_last_return"
 """What is to become large, in the mean over seeds."""
+MOST_FAILURES = 2
+"""Of a combination's run: one may be the machine's fault, as a full disk is."""
 MatrixOf = Callable[[Sequence[Combination]], Matrix]
 
 
@@ -119,19 +122,31 @@ def _told(study: Any, axes: Sequence[Axis]) -> list[tuple[int, Combination]]:
 
 
 def _tell(study: Any, chosen: Sequence[tuple[int, Combination]], matrix: Matrix) -> bool:
-    """Say what was reached by combinations all of whose runs are done; whether all are.
+    """Say what was reached by combinations all of whose runs are done; whether nothing is left.
 
-    A combination that reached no number, as where the weights ran away, is told to have failed.
+    A combination that reached no number, as where the weights ran away, is told to have failed, and
+    so is one whose run has failed too often.
     """
     results, num_runs = _results(matrix), Counter(cell.setting for cell in matrix.configs)
     whole = [each for each in chosen if len(results[each[1]]) == num_runs[each[1]]]
-    for number, setting in whole:
-        mean = statistics.fmean(results[setting])
+    hopeless = _hopeless(matrix)
+    given_up = [each for each in chosen if each not in whole and each[1] in hopeless]
+    for number, setting in (*whole, *given_up):
+        mean = math.nan if setting in hopeless else statistics.fmean(results[setting])
         if math.isfinite(mean):
             study.tell(number, mean)
         else:
             study.tell(number, state=type(study.trials[number].state).FAIL)
-    return len(whole) == len(chosen)
+    for _, setting in given_up:
+        print(f"{setting.label()}: a run of it failed {MOST_FAILURES} times; it is given up")
+    return len(whole) + len(given_up) == len(chosen)
+
+
+def _hopeless(matrix: Matrix) -> set[Any]:
+    """Combinations of which a run has failed too often, and is not done."""
+    done = {each.cell for each in matrix.finished_runs()}
+    failed = (cell for cell in matrix.configs if matrix.num_failures(cell) >= MOST_FAILURES)
+    return {cell.setting for cell in failed if cell not in done}
 
 
 def _results(matrix: Matrix) -> dict[Any, list[float]]:
