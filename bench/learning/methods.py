@@ -36,13 +36,14 @@ SOKOBAN = (
     "environment.name=sokoban",
     "environment.options={size=5,boxes=1,turns=8,steps_per_turn=1,shortest=2,longest=5,rooms=1024}",
     *("trial.episodes=1", "evaluation.episodes=1", "credit.kind=single_episode"),
-    *("warm_start.episodes=1", "warm_start.steps=60", "warm_start.max_steps=60"),
-    *("warm_start.trials=600", "warm_start.batch_size=32", "warm_start.gate=1.0"),
+    *("warm_start.episodes=1", "warm_start.steps=200", "warm_start.max_steps=200"),
+    *("warm_start.trials=800", "warm_start.batch_size=16", "warm_start.learning_rate=0.004"),
+    *("warm_start.gate=1.0", "engine.max_tokens=400", "learner.steps=20"),
     *("admission.groups_per_step=12", "admission.trials_per_group=6"),
-    *("engine.max_tokens=400", "learner.steps=10"),
+    *("learner.minibatches=8", "learner.learning_rate=0.003"),
 )
 """One box, one step a turn, and a reward of 11 where it comes onto its target; rooms are new to the
-policy. The warm start clones 600 trials of scripts of every care.
+policy. The warm start clones 800 trials of scripts of every care.
 """
 
 
@@ -68,7 +69,7 @@ ARMS = {
     "sokoban": Arm(None, SOKOBAN, control="sokoban", warm_start="sokoban"),
     "stepagent_implicit": Arm(
         "stepagent_implicit",
-        (*SOKOBAN, "expert.weight=10.0"),
+        (*SOKOBAN, "expert.beta=1.0", "expert.weight=2.0"),
         control="sokoban",
         warm_start="sokoban",
     ),
