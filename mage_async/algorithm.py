@@ -33,7 +33,7 @@ from mage_async.inference.weights import Weights, as_weights
 from mage_async.learning.adapters import merged_tensors
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.training_sequences import training_sequences
-from mage_async.policy.load import load_frozen, needs_reference
+from mage_async.policy.load import load_frozen_beside
 from mage_async.policy.lora import load_trained
 from mage_async.policy.prepare import prepare_policy
 from mage_async.results.score import Score, score
@@ -72,8 +72,7 @@ class InProcessRun:
             strategy_temperature=config.sampling.strategy_temperature,
             expert=config.expert,
         )
-        if needs_reference(config):
-            self._trainer.reference = load_frozen(policy, config.policy.dtype, "cpu")
+        load_frozen_beside(self._trainer, config, policy)
         self._experts = experts_of(config)
         self._size = {
             "lanes": config.engine.max_contexts,

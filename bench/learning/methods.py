@@ -75,6 +75,8 @@ ARMS = {
     ),
     "stepagent_irl": Arm("stepagent_irl", SOKOBAN, control="sokoban", warm_start="sokoban"),
 }
+BASELINES = {"sokoban": "methods_sokoban"}
+"""Where figures go whose control is not of the quickstart, by the control."""
 
 
 def main() -> int:
@@ -126,7 +128,9 @@ def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:
         beside = "" if gain is None else f"  {gain[0]:+.3f} ± {gain[1]:.3f} against {arm.control}"
         shown = " ".join(f"{value:+.3f}" for value in values.values())
         print(f"{name:18} last episode: {shown}{beside}")
-    write_baseline("methods", {"steps": STEPS, "trials": TRIALS, "seeds": seeds, "rows": rows})
+    for file in ("methods", *BASELINES.values()):
+        if own := [row for row in rows if BASELINES.get(row["control"], "methods") == file]:
+            write_baseline(file, {"trials": TRIALS, "seeds": seeds, "rows": own})
     return 0
 
 

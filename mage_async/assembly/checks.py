@@ -3,7 +3,13 @@
 import random
 from dataclasses import replace
 
-from mage_async.assembly.parts import environment_of, experts_of, named_parts, rules_of
+from mage_async.assembly.parts import (
+    environment_of,
+    expert_directory,
+    experts_of,
+    named_parts,
+    rules_of,
+)
 from mage_async.config.schema import Config, Embedded
 from mage_async.config.sections import corrections, policy
 from mage_async.config.sections.policy import Tiny
@@ -108,6 +114,11 @@ def _check_expert(config: Config) -> None:
     if config.expert is None:
         return
     if config.expert.source != "script":
+        if expert_directory(config) and config.expert.form == "irl":
+            raise ConfigError(
+                f'expert.source = "{config.expert.source}" is a model directory, whose actions are '
+                'not written down; set expert.form = "implicit", or a file of its recorded trials'
+            )
         experts_of(config)
         return
     for name, part in named_parts(config):

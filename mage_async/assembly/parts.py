@@ -38,15 +38,21 @@ def named_parts(config: Config) -> list[tuple[str, Environment]]:
 
 
 def experts_of(config: Config) -> Experts | None:
-    """Who is asked in training what an expert would do; None: nobody.
+    """Who is asked in training what an expert would do; None: nobody, or the learner asks a policy.
 
     Raises:
         ConfigError: a file of recorded trials cannot be read.
     """
-    if config.expert is None:
+    if config.expert is None or expert_directory(config) is not None:
         return None
     source = config.expert.source
     return scripted if source == "script" else RecordedExperts.read(Path(source))
+
+
+def expert_directory(config: Config) -> Path | None:
+    """The model directory of an expert that is a policy; None: it is none."""
+    rules = config.expert
+    return Path(rules.source) if rules and Path(rules.source).is_dir() else None
 
 
 def rules_of(

@@ -20,11 +20,16 @@ Shapes: `N` sampled tokens, `D` hidden.
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from mage_async.learning.packing import Packed
 from mage_async.learning.token_loss import HeadInputs
+from mage_async.trajectory import Kind
+
+_ROWS = 1024
+"""Tokens whose logits of the whole vocabulary are held at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +44,15 @@ class ExpertPairs:
     """float32 [N]: gaps in nats under the reference policy"""
 
     @classmethod
-    def of(cls, packed: Packed, reference: HeadInputs) -> Self:
-        """The pairs of a pass, whose reference policy gave `reference` of it."""
-        is_pair = packed.experts >= 0
-        experts, device = torch.from_numpy(packed.experts), reference.hidden.device
+    def of(cls, packed: Packed, reference: HeadInputs, told: np.ndarray | None = None) -> Self:
+        """The pairs of a pass, whose reference policy gave `reference` of it.
+
+        Args:
+            told: int64 [N], as `Packed.experts`, which it stands for: of a policy that is asked.
+        """
+        told = packed.experts if told is None else told
+        is_pair = told >= 0
+        experts, device = torch.from_numpy(told), reference.hidden.device
         weights = torch.from_numpy(is_pair * packed.turn_lengths[packed.turns]).float()
         experts = torch.where(torch.from_numpy(is_pair), experts, torch.from_numpy(packed.targets))
         experts, weights = experts.to(device), weights.to(device)
@@ -58,6 +68,23 @@ class ExpertPairs:
         numbers = (is_pair, is_pair * losses, is_pair & (margins > 0))
         counted = torch.stack([each.sum().detach().float() for each in numbers])
         return (self.weights * losses).sum(), counted
+
+
+@torch.no_grad()
+def likeliest(inputs: HeadInputs, packed: Packed) -> np.ndarray:
+    """What an expert that is a policy would have drawn most likely, at the first token of each
+    action at which that is not the sampled one: int64 [N], -1 elsewhere.
+
+    Args:
+        inputs: the expert's forward over the policy's own tokens.
+    """
+    rows = inputs.hidden.split(_ROWS)
+    tokens = torch.cat([(each @ inputs.head.T).argmax(-1) for each in rows]).cpu().numpy()
+    differs = np.flatnonzero((tokens != packed.targets) & (packed.sampled.kinds == Kind.ACT))
+    _, first = np.unique(packed.turns[differs], return_index=True)
+    experts = np.full(len(tokens), -1, np.int64)
+    experts[differs[first]] = tokens[differs[first]]
+    return experts
 
 
 def gaps(inputs: HeadInputs, experts: torch.Tensor) -> torch.Tensor:

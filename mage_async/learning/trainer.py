@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from mage_async.config.schema import Expert, Learner
 from mage_async.learning.adapters import adapted_layers, without_adapters
-from mage_async.learning.expert_pairs import ExpertPairs
+from mage_async.learning.expert_pairs import ExpertPairs, likeliest
 from mage_async.learning.forward import (
     ModelInputs,
     checkpoint_activations,
@@ -54,6 +54,10 @@ class Trainer:
         self.reference: PreTrainedModel | None = None
         """The frozen policy of the KL term and of an expert's implicit reward, to be set before a
         step that has one; with adapters it is the model without them.
+        """
+        self.expert_policy: PreTrainedModel | None = None
+        """The frozen policy that an expert's implicit reward is taken from; None: experts come with
+        the trials.
         """
         self.version = 0
         self.masters = Masters(model, is_on=rules.float32_masters)
@@ -202,7 +206,10 @@ class Trainer:
             logprobs = linear_logprob(
                 inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
             )[0]
-        pairs = ExpertPairs.of(packed, inputs) if self._preference else None
+        told = None
+        if self.expert_policy is not None:
+            told = likeliest(head_inputs(self.expert_policy, given, self._temperature), packed)
+        pairs = ExpertPairs.of(packed, inputs, told) if self._preference else None
         return (logprobs if self._rules.kl else None), pairs
 
     @contextmanager

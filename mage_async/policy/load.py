@@ -15,10 +15,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from mage_async.assembly import expert_directory
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import PolicyError
 from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import NAME
+from mage_async.learning.trainer import Trainer
 from mage_async.policy.guards import check_trainable
 from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenizer
 
@@ -75,6 +77,31 @@ def load_frozen(directory: Path, dtype: str, device: str) -> PreTrainedModel:
     reward.
     """
     return load_policy(directory, dtype, device).requires_grad_(False).eval()
+
+
+def load_frozen_beside(trainer: Trainer, config: Config, began: Path) -> None:
+    """Give a trainer the frozen policies that a configuration asks for, where it lacks them.
+
+    Args:
+        began: the model directory of version 0.
+
+    Raises:
+        PolicyError: the expert's directory cannot be loaded, or has other tokens.
+    """
+    how = config.policy.dtype, config.learner.device
+    if needs_reference(config) and trainer.reference is None:
+        trainer.reference = load_frozen(began, *how)
+    source = expert_directory(config)
+    if source is None or trainer.expert_policy is not None:
+        return
+    expert = load_frozen(source, *how)
+    theirs, own = expert.config.vocab_size, trainer.model.config.vocab_size
+    if theirs != own:
+        raise PolicyError(
+            f"expert.source {source} has {theirs:,} tokens and the policy {own:,}: an expert has "
+            "to share the policy's tokenizer"
+        )
+    trainer.expert_policy = expert
 
 
 def needs_reference(config: Config) -> bool:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +87,10 @@ def test_an_expert_needs_a_script_or_a_file() -> None:
     nowhere = ["expert.source=nowhere.jsonl"]
     with pytest.raises(ConfigError, match=r'expert.source = "nowhere.jsonl" is neither "script"'):
         check(config_file.load(config_file.find(None), nowhere, "stepagent_irl"))
+
+
+def test_a_policy_can_be_the_expert_of_the_implicit_form_alone(tmp_path: Path) -> None:
+    changes = [f"expert.source={tmp_path}"]
+    check(config_file.load(config_file.find(None), changes, "stepagent_implicit"))
+    with pytest.raises(ConfigError, match="is a model directory, whose actions are not written"):
+        check(config_file.load(config_file.find(None), changes, "stepagent_irl"))

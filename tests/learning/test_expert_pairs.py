@@ -17,6 +17,7 @@ from mage_async.learning.packing import SampledTokens, Sequenced, pack
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
 from mage_async.results.metrics import check_names
+from mage_async.trajectory import Kind
 
 BETA = 0.5
 
@@ -137,3 +138,24 @@ def test_without_the_method_what_an_expert_would_have_said_changes_nothing() -> 
         weights.append([weight.detach() for weight in taught.model.parameters()])
     for others in weights[1:]:
         assert all(torch.equal(a, b) for a, b in zip(weights[0], others, strict=True))
+
+
+def test_a_policy_as_the_expert_is_followed_where_its_likeliest_token_first_differs() -> None:
+    expert = model()
+    with torch.no_grad():
+        for weight in expert.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    taught, part = trainer(Expert("implicit", beta=BETA)), sequence({})
+    taught.expert_policy = expert
+    part.sampled.kinds[:2] = Kind.REFLECT
+    (each,) = taught.passes([part])
+    packed = pack([part])
+    states = head_inputs(expert, ModelInputs.of(packed, torch.device("cpu")), 1.0)
+    best = (states.hidden @ states.head.T).argmax(-1).tolist()
+    own = part.tokens[part.places].tolist()
+    found = [(n, best[n]) for n in range(2, 5) if best[n] != own[n]]
+    assert found
+    place, token = found[0]
+    assert each.pairs is not None
+    assert each.pairs.weights.tolist() == [3.0 * (n == place) for n in range(5)]
+    assert each.pairs.experts[place] == token

@@ -14,7 +14,8 @@ class Expert(Section):
     a discriminator of the two pays every turn a reward."""
     source: str = "script"
     """"script": the environment's best scripted player; or a file of recorded trials, as
-    `mage journal --export FILE.jsonl` writes them."""
+    `mage journal --export FILE.jsonl` writes them; or, implicit, the model directory of a policy
+    with the same tokenizer."""
     weight: NonNegative = 1.0
     """Implicit: weight of the preference loss beside that of an advantage of 1; irl: reward per nat
     of the discriminator's log-odds."""

@@ -32,7 +32,7 @@ from mage_async.policy.checkpoint import (
     save_checkpoint,
     writing,
 )
-from mage_async.policy.load import load_frozen, needs_reference
+from mage_async.policy.load import load_frozen_beside
 from mage_async.policy.lora import load_trained
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import overall, tensor_digests
@@ -101,9 +101,7 @@ class Training:
         """Train under another configuration from here on: a resumed run may change it."""
         self._config = config
         temperature, bound = config.sampling.temperature, _bound(config)
-        if needs_reference(config) and self.trainer.reference is None:
-            began = (self.run.policy, config.policy.dtype, config.learner.device)
-            self.trainer.reference = load_frozen(*began)
+        load_frozen_beside(self.trainer, config, self.run.policy)
         self.trainer.adopt(
             config.learner,
             temperature,
