@@ -50,7 +50,7 @@ from mage_services.tracking.processes import start
 from mage_services.tracking.tracker import TRACKERS
 from mage_services.view.found_runs import last_line
 
-LEAST, BLOCK_S, PATIENCE_S = 0.97, 20.0, 240.0
+LEAST, BLOCK_S, PATIENCE_S = 0.97, 20.0, 600.0
 PARTS = ("view", "trackers", "both")
 LOCAL = (
     "WANDB_MODE=offline",
@@ -122,23 +122,25 @@ def _until(is_so: Callable[[], bool], otherwise: str) -> None:
 def _blocks(run: RunDirectory, names: list[str], parts: list[str]) -> Iterator[Block]:
     """A block without watchers, a watched one, and so on; the last has no watchers."""
     for part in parts:
-        yield _block(run)
+        yield _block(run, "alone")
         with ExitStack() as watchers:
             if part != "trackers":
                 watchers.enter_context(_viewed(run))
             if part != "view":
                 watchers.enter_context(_told(run, names))
-            yield _block(run)
-    yield _block(run)
+            yield _block(run, part)
+    yield _block(run, "alone")
 
 
-def _block(run: RunDirectory) -> Block:
+def _block(run: RunDirectory, what: str) -> Block:
     began, before = last_line(run.metrics), processor_s()
     threading.Event().wait(BLOCK_S)
     ended, after = last_line(run.metrics), processor_s()
     num_steps = ended["step"] - began["step"]
     used = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
-    return Block(num_steps, num_steps / (ended["time_s"] - began["time_s"]), used, before)
+    rate = num_steps / (ended["time_s"] - began["time_s"])
+    print(f"{what}: {rate:.3f} steps a second", flush=True)
+    return Block(num_steps, rate, used, before)
 
 
 @contextmanager
