@@ -19,7 +19,7 @@ from mage_services.tracking.position import read_position
 from mage_services.tracking.processes import followed, start
 from mage_services.tracking.tracker import targets
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 Put = Callable[[str], None]
 Make = Callable[..., RunDirectory]
 
