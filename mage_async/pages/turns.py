@@ -74,6 +74,8 @@ class ShownTurn:
     """The largest of its tokens."""
     info: str
     """What the environment said of the step, as JSON."""
+    expert: str
+    """What an expert would have done; empty where none was asked or knew."""
     credit: TurnCredit
 
 
@@ -138,6 +140,7 @@ def _shown_turns(
     trial: Trial, decode: Decode, step: int | None, credit: Sequence[TurnCredit]
 ) -> Iterator[ShownTurn]:
     ends = dict.fromkeys(range(len(trial.segments)), 0)
+    experts = {step.turn: step.action for step in trial.expert_steps}
     for number, turn in enumerate(trial.turns):
         segment = trial.segments[turn.segment]
         tokens, sampled = segment.tokens, segment.is_sampled[turn.start : turn.stop]
@@ -157,6 +160,7 @@ def _shown_turns(
             logprob=float(segment.logprobs[turn.start : turn.stop][sampled].sum()),
             staleness=step - 1 - oldest if is_known else None,
             info=turn.info,
+            expert=experts.get(number, ""),
             credit=credit[number],
         )
         ends[turn.segment] = turn.stop

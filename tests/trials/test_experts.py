@@ -13,6 +13,7 @@ from mage_async.completion import Completion
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.learning.packing import pack, sequences
+from mage_async.pages.turns import shown_trial
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import ExpertStep, Kind, Task, Trial
 from mage_async.trials.action_parser import ActionParser, Forced
@@ -54,6 +55,8 @@ def test_an_expert_is_asked_at_every_action_and_at_no_remark(chat: ChatFormat) -
     assert len(acts) < len(trial.turns)
     assert [step.turn for step in trial.expert_steps] == acts
     assert {step.action for step in trial.expert_steps} <= set(RPS.facts.words[:3])
+    shown = [turn for turns in shown_trial(trial, chat.decode, None).episodes for turn in turns]
+    assert [shown[n].expert for n in acts] == [step.action for step in trial.expert_steps]
     again = played(rules(chat, "trial.memory=history_and_reflection"), chat, " rock")
     assert again.expert_steps == trial.expert_steps
     alone = replace(rules(chat), expert=None)
