@@ -31,8 +31,7 @@ from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.weights import Weights, as_weights
 from mage_async.learning.adapters import merged_tensors
-from mage_async.learning.trainer import Trainer
-from mage_async.learning.training_sequences import training_sequences
+from mage_async.learning.soft_actor_critic.choice import trainer_of
 from mage_async.policy.load import load_frozen_beside
 from mage_async.policy.lora import load_trained
 from mage_async.policy.prepare import prepare_policy
@@ -63,15 +62,8 @@ class InProcessRun:
         torch.set_num_threads(1)
         self._config, self._environment = config, environment_of(config)
         self._chat = load_chat(policy)
-        self._trainer = Trainer(
-            load_trained(config, policy, device="cpu"),
-            config.learner,
-            config.sampling.temperature,
-            config.seed,
-            max_staleness=0,
-            strategy_temperature=config.sampling.strategy_temperature,
-            expert=config.expert,
-        )
+        model = load_trained(config, policy, device="cpu")
+        self._trainer = trainer_of(config, model, self._chat, max_staleness=0)
         load_frozen_beside(self._trainer, config, policy)
         self._experts = experts_of(config)
         self._size = {
@@ -119,7 +111,7 @@ class InProcessRun:
         """Play one batch, train on it, publish the new version; mean return of each episode."""
         groups = self.play_batch()
         look(groups)
-        self._trainer.step(training_sequences(groups, self._config, "cpu"))
+        self._trainer.train(groups, self._config)
         self.league.trained(groups)
         self._publish()
         trials = [trial for group in groups for trial in group.trials]

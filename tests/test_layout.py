@@ -38,7 +38,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_async.report": {*NOUNS, "config", "doctor", "results", "tasks"},
     "mage_async.pages": {*NOUNS, "config", "doctor", "report", "results", "tasks"},
     "mage_async.inference": {*NOUNS, "trials"},
-    "mage_async.learning": {*NOUNS, "admission", "assembly", "config", "credit", "mage_kernels"},
+    "mage_async.learning": {
+        *NOUNS, "admission", "assembly", "config", "credit", "environments", "mage_kernels",
+        "trials",
+    },
     "mage_async.attribution": {
         *NOUNS, "admission", "config", "learning", "protocol", "tasks", "trials",
     },

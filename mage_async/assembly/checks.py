@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+from mage_async.assembly import sac_checks
 from mage_async.assembly.parts import (
     environment_of,
     expert_directory,
@@ -43,6 +44,7 @@ def check(config: Config) -> None:
         estimators.check_group(config.advantage, config.admission.trials_per_group)
     exploration_bonus.check(config.credit, environment)
     _check_expert(config)
+    sac_checks.check(config, environment)
     _check_sending(config)
     corrections.check(config.learner.correction)
     _check_passes(config)

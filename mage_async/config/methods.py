@@ -98,6 +98,19 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "metacure": {"credit.information_bonus": 0.1},
     "stepagent_implicit": {"expert.form": "implicit"},
     "stepagent_irl": {"expert.form": "irl"},
+    "sac_glam": {
+        "trial.episodes": 1,
+        "credit.kind": "single_episode",
+        "credit.turn_discount": 0.95,
+        "learner.correction.kind": "none",
+        "learner.entropy": 0.0,
+        "learner.final_entropy": 0.0,
+        "learner.tokens_per_pass": 0,
+        "learner.minibatches": 16,
+        "transcript.forced_tags": "both",
+        "transcript.max_action_tokens": 1,
+        "sac.hindsight": 4,
+    },
 }
 """Keys by method; behind MAGE and LaMer the papers' baselines.
 
@@ -107,7 +120,7 @@ one episode is luck, and anything that claims to learn within a trial has to bea
 `react` and `reflexion` are the model as it is: by itself, with its earlier episodes to read, and
 with its remarks on them; a model that reads needs `transcript.rules = true` for each.
 
-The last six change one thing each of whatever configuration they are written over:
+Six change one thing each of whatever configuration they are written over:
 
 - `scaling_inter` (arXiv 2509.08755): a horizon that grows in stages of `curriculum.steps`, here
   over episodes; how many turns are few depends on the environment: set `curriculum.turns` too.
@@ -122,4 +135,7 @@ The last six change one thing each of whatever configuration they are written ov
 - `stepagent_implicit` and `stepagent_irl` (arXiv 2411.03817): the environment's best scripted
   player is asked at every turn. Its action is preferred to the policy's, or a discriminator of the
   two pays the turn; `docs/methods/stepagent.md`.
+
+`sac_glam` (arXiv 2410.12481) is soft actor-critic with a replay buffer and goals relabelled in
+hindsight, on one episode; `docs/methods/sac_glam.md` has its equations.
 """

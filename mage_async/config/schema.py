@@ -23,6 +23,7 @@ from mage_async.config.sections.run import (
     Tracking,
     Transport,
 )
+from mage_async.config.sections.sac import SoftActorCritic
 from mage_async.config.sections.section import Natural, Section
 from mage_async.config.sections.trials import (
     Curriculum,
@@ -52,6 +53,7 @@ class Config(Section):
     advantage: Advantage = Advantage()
     expert: Expert | None = None
     learner: Learner = Learner()
+    sac: SoftActorCritic | None = None
     evaluation: Evaluation = Evaluation()
     transport: Transport = Transport()
     hardware: Hardware = Hardware()
@@ -63,11 +65,16 @@ class Config(Section):
 
 NOT_COMPARED = {"doctor", "tracking"}
 """Sections that change nothing of what peers do together."""
+WHERE_PRESENT = {"sac"}
+"""Sections that are compared where a configuration has them: without them digests are as before."""
 
 
 def digest(config: Config) -> str:
     """Eight hex digits that peers compare before they work together."""
     compared = {
-        name: getattr(config, name) for name in config.__struct_fields__ if name not in NOT_COMPARED
+        name: value
+        for name in config.__struct_fields__
+        if name not in NOT_COMPARED
+        and ((value := getattr(config, name)) is not None or name not in WHERE_PRESENT)
     }
     return blake2s(msgspec.json.encode(compared, order="sorted"), digest_size=4).hexdigest()

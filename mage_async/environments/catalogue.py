@@ -23,6 +23,7 @@ _CLASSES = {
     "bandit": "mage_async.environments.bandit.game:Bandit",
     "blackjack": "mage_async.environments.blackjack.game:Blackjack",
     "boxes": "mage_async.environments.boxes.game:Boxes",
+    "grid": "mage_async.environments.grid.game:Grid",
     "hangman": "mage_async.environments.hangman.game:Hangman",
     "kuhn": "mage_async.environments.kuhn.game:Kuhn",
     "mastermind": "mage_async.environments.guessing.mastermind:Mastermind",

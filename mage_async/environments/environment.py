@@ -258,6 +258,13 @@ class Environment(Protocol):
         """
         return said
 
+    def reached(self, play: Play) -> str | None:
+        """The member whose goal an episode has come to with its last action, whatever goal it has
+        itself: with that member the same actions would have been a success. Hindsight relabelling
+        (`sac.hindsight`) asks for it. None, as by default: the state is no goal.
+        """
+        return None
+
     def is_probe(self, action: str) -> bool:
         """Whether an action only buys information; reports count them. By default none does."""
         return False

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.config.schema import Expert, Learner
+from mage_async.config.schema import Config, Expert, Learner
 from mage_async.learning.adapters import adapted_layers, without_adapters
 from mage_async.learning.expert_pairs import ExpertPairs, likeliest
 from mage_async.learning.forward import (
@@ -24,7 +24,8 @@ from mage_async.learning.packing import Packed, Sequenced, pack
 from mage_async.learning.passes import Pass, Start, cut
 from mage_async.learning.step_metrics import TrainedPass, Update, mismatch, step_metrics
 from mage_async.learning.token_loss import HeadInputs, loss_pass
-from mage_async.trajectory import Kind
+from mage_async.learning.training_sequences import training_sequences
+from mage_async.trajectory import Group, Kind
 from mage_kernels import advantage_report, at_tokens, linear_logprob
 
 
@@ -112,6 +113,10 @@ class Trainer:
         kind = f"{model.config.model_type} of {size} in {model.dtype} on {model.device}"
         advantages = advantage_report(model.device)
         return f"{kind}; {self._rules.correction.kind}: {self._loss}; {advantages}"
+
+    def train(self, groups: Sequence[Group], config: Config) -> dict[str, float]:
+        """Train on a batch of groups, credited by a configuration; as `step`."""
+        return self.step(training_sequences(groups, config, self.model.device))
 
     def step(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """Train on a batch; the version grows by one. Returns metrics by name."""

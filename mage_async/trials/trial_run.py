@@ -158,6 +158,11 @@ class TrialRun:
         return self._play
 
     @property
+    def episode(self) -> int:
+        """The number of that episode, from 0."""
+        return self._episode
+
+    @property
     def kind(self) -> Kind:
         """What the next completion is for."""
         return self._kind

@@ -1,9 +1,14 @@
 """The published methods as sets of keys."""
 
+from hashlib import blake2s
+
+import msgspec
 import pytest
 
-from mage_async.assembly import check
+from mage_async.assembly import check, environment_of, sac_checks
 from mage_async.config import config_file, methods
+from mage_async.config.schema import NOT_COMPARED, digest
+from mage_async.errors import ConfigError
 
 
 def configured(method, name="kuhn", **changes):
@@ -58,6 +63,45 @@ def test_a_method_that_changes_one_thing_leaves_all_else_as_it_is(method, change
     found = config_file.load(config_file.find("kuhn"), method=method)
     names = {name for name in plain.__struct_fields__}
     assert {name for name in names if getattr(plain, name) != getattr(found, name)} == changed
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("learner.correction=ppo", 'learner.correction must be "none", got "ppo"'),
+        ("transcript.max_action_tokens=4", "transcript.max_action_tokens must be 1, got 4"),
+        ("trial.memory=reflection", 'trial.memory must be "none" or "history", got "reflection"'),
+        ("curriculum.episodes=[1]", 'curriculum must be none, got "there"'),
+        ("credit.kind=final_only", 'must be "single_episode" or "cumulative_code"'),
+    ],
+)
+def test_soft_actor_critic_refuses_what_it_would_ignore(change, said):
+    config = config_file.load(config_file.find(None), ["environment.name=grid", change], "sac_glam")
+    with pytest.raises(ConfigError, match=f"^sac: .*{said}"):
+        check(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("shop", r"'shop' has 'search\["), ("sokoban", "'sokoban' has '"), ("boxes", None)],
+)
+def test_soft_actor_critic_scores_actions_of_one_word(name, said):
+    config = configured("sac_glam", name, **{"engine.max_tokens": 4096})
+    if said is None:
+        return check(config)
+    with pytest.raises(ConfigError, match=f"^sac scores actions of one word, and {said}"):
+        sac_checks.check(config, environment_of(config))
+
+
+def test_without_the_section_a_digest_is_as_it_was():
+    config = config_file.load(config_file.find(None))
+    assert config.sac is None
+    changed = config_file.load(config_file.find(None), ["sac.hindsight=0"])
+    assert digest(changed) != digest(config)
+    kept = {name: getattr(config, name) for name in config.__struct_fields__}
+    without = {key: value for key, value in kept.items() if key not in (*NOT_COMPARED, "sac")}
+    encoded = msgspec.json.encode(without, order="sorted")
+    assert digest(config) == blake2s(encoded, digest_size=4).hexdigest()
 
 
 def test_what_is_set_after_a_method_wins():

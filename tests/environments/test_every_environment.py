@@ -22,6 +22,8 @@ ENVIRONMENTS = {
     "mastermind": catalogue.load("mastermind"),
     "large mastermind": catalogue.load("mastermind", pegs=4, colours=5, turns=8),
     "maze": catalogue.load("maze"),
+    "grid": catalogue.load("grid"),
+    "small grid": catalogue.load("grid", size=4, turns=6),
     "numberlock": catalogue.load("numberlock"),
     "wordle": catalogue.load("wordle"),
     "boxes": catalogue.load("boxes"),

@@ -27,6 +27,7 @@ TASKS = {
     "hangman": [("frog", 1, 0), ("wind", 5, 0)],
     "kuhn": [("bet-jack-king-call-queen-king", 1, 0), ("bet-none-call-king", 2, 1)],
     "mastermind": [("red-blue-red", 1, 0), ("gold-green-blue", 2, 0)],
+    "grid": [("gamma-three", 1, 0), ("beta-six", 4, 0)],
     "maze": [("maze-3", 1, 0), ("maze-300", 3, 0)],
     "minesweeper": [("cc-dc-fb", 1, 0), ("cc-dc-fb", 4, 0)],
     "numberlock": [("one-three-five", 1, 0), ("five-two-one", 4, 0)],

@@ -66,17 +66,17 @@ class Matrix:
 
 
 def checked_configs(
-    file: Path, wanted: Iterable[Cell], assignments: list[str]
+    file: Path, wanted: Iterable[Cell], assignments: list[str], method: str | None = None
 ) -> dict[Cell, Config]:
-    """The configuration of each cell: a file, changed by assignments and then by the cell.
+    """The configuration of each cell: a file, changed by a method, by assignments and by the cell.
 
     Raises: MageError: a cell cannot be run; the sentence says which key and why.
     """
-    return {cell: _checked(file, [*assignments, *cell.assignments()]) for cell in wanted}
+    return {cell: _checked(file, [*assignments, *cell.assignments()], method) for cell in wanted}
 
 
-def _checked(file: Path, assignments: list[str]) -> Config:
-    config = config_file.load(file, assignments)
+def _checked(file: Path, assignments: list[str], method: str | None) -> Config:
+    config = config_file.load(file, assignments, method)
     check(config)
     check_source(config.policy)
     return config

@@ -25,6 +25,7 @@ from mage_async.errors import DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.forward import backend_report
 from mage_async.learning.packing import Sequenced
+from mage_async.learning.soft_actor_critic.choice import trainer_of
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.training_sequences import training_sequences
 from mage_async.policy.checkpoint import (
@@ -66,9 +67,8 @@ class Training:
         if is_on_gpu(config):
             torch.cuda.set_device(config.learner.device)  # where this thread's kernels are launched
         model = load_trained(config, run.policy, checkpoint, device=config.learner.device)
-        bound = _bound(config)
-        learner, temperature = config.learner, config.sampling.temperature
-        trainer = Trainer(model, learner, temperature, config.seed, max_staleness=bound)
+        chat = load_chat(run.policy)
+        trainer = trainer_of(config, model, chat, max_staleness=_bound(config))
         counters = restore_checkpoint(trainer, checkpoint) if checkpoint else {}
         training = Training(trainer, run, config, counters)
         training.adopt(config)
@@ -129,7 +129,7 @@ class Training:
     def step(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Train one batch and publish nothing yet; returns the trainer's metrics."""
         began = time.monotonic()
-        metrics = self.trainer.step(self._sequences(groups))
+        metrics = self.trainer.train(groups, self._config)
         asked = agreement([trial for group in groups for trial in group.trials])
         return metrics | asked | {"train_s": time.monotonic() - began}
 

@@ -99,7 +99,13 @@ def _config(given: argparse.Namespace) -> "Config":
 
     assignments = [*given.set, *([] if given.seed is None else [f"seed={given.seed}"])]
     if given.resume:
-        config = config_file.load_recorded(_recorded_config(given), assignments, given.method)
+        file = _recorded_config(given)
+        config = config_file.load_recorded(file, assignments, given.method)
+        if (config.sac is None) != (config_file.load_recorded(file).sac is None):
+            raise ConfigError(
+                "--resume can neither add nor leave out the section sac, whose Q heads and replay "
+                "buffer are a run's from its beginning: start a run of its own"
+            )
     else:
         config = config_file.load(config_file.find(given.config), assignments, given.method)
     check(config)

@@ -1,0 +1,3 @@
+"""Soft actor-critic: values over valid actions, a replay buffer of trials, goals relabelled in
+hindsight.
+"""

@@ -1,0 +1,138 @@
+"""Trials as transitions, and with goals that they reached."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mage_async.assembly import environment_of, rules_of
+from mage_async.completion import Completion
+from mage_async.config import config_file
+from mage_async.errors import RunError
+from mage_async.learning.soft_actor_critic.experience import (
+    action_tokens,
+    experiences,
+    goals_in_hindsight,
+)
+from mage_async.learning.soft_actor_critic.played_again import play_again
+from mage_async.policy_version import VersionRun
+from mage_async.trajectory import Group, Task
+from mage_async.trials.shortest_context import chat_in_words
+from mage_async.trials.trial_run import TrialRun
+
+CHAT = chat_in_words()
+
+
+def configured(*changes):
+    grid = ["environment.name=grid", "environment.options.size=4", "environment.options.turns=6"]
+    return config_file.load(config_file.find(None), [*grid, *changes], "sac_glam")
+
+
+def played(config, goal, actions, version=3):
+    """A trial of the given words, drawn by a version."""
+    environment = environment_of(config)
+    rules = rules_of(config, environment, CHAT, config.trial.episodes)
+    run = TrialRun(environment, Task("grid", goal, 5), 0, rules, CHAT, name="trial")
+    for word in actions:
+        assert run.next_prompt() is not None
+        token = np.array(CHAT.encode(f" {word}"), np.int32)
+        runs = (VersionRun(0, version, version),)
+        run.receive(Completion(token, np.array([-1.5], np.float32), runs, "length", 0))
+    assert run.next_prompt() is None
+    return run.trial(), environment, rules
+
+
+MISSED = ("right", "right", "down", "down", "left", "up")
+"""From the corner by beta-three and gamma-three to beta-two."""
+
+
+def test_a_trial_played_again_with_its_own_goal_is_the_same():
+    trial, environment, rules = played(configured(), "delta-four", MISSED)
+    again = play_again(environment, trial, rules, CHAT)
+    for one, other in zip(trial.segments, again.trial.segments, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.logprobs.tolist() == other.logprobs.tolist()
+        assert one.versions == other.versions
+    assert [turn.reward for turn in again.trial.turns] == [0.0] * 6
+    assert again.valid[0] == ("down", "right")
+    assert again.reached[1] == "alpha-three"
+
+
+def test_with_a_goal_that_it_reached_a_trial_reads_as_if_it_had_been_played_for_it():
+    trial, environment, rules = played(configured(), "delta-four", MISSED)
+    again = play_again(environment, trial, rules, CHAT, "gamma-three")
+    wanted, _, _ = played(configured(), "gamma-three", MISSED[:4])
+    assert again.trial.segments[0].tokens.tolist() == wanted.segments[0].tokens.tolist()
+    assert [turn.reward for turn in again.trial.turns] == [0.0, 0.0, 0.0, 1.0]
+    assert again.trial.cut_at is None
+
+
+def test_a_trial_whose_actions_run_out_is_cut_and_its_last_value_is_unknown():
+    config = configured("sac.hindsight=0")
+    trial, environment, rules = played(config, "alpha-three", ("right", "right"))
+    again = play_again(environment, trial, rules, CHAT, "delta-four")
+    assert again.trial.cut_at == 0
+    assert [turn.reward for turn in again.trial.turns] == [0.0, 0.0]
+
+
+def test_transitions_say_what_was_done_what_could_be_done_and_what_it_earned():
+    config = configured("sac.hindsight=0")
+    trial, environment, _ = played(config, "alpha-three", ("right", "goal", "right"))
+    (only,) = experiences([Group(7, 3, (trial,))], config, environment, CHAT, 0)
+    ((sequence,),) = only
+    tokens = list(action_tokens(environment, CHAT))
+    drawn = [tokens[place] for place in sequence.actions]
+    assert [CHAT.decode([token]).strip() for token in drawn] == ["right", "goal", "right"]
+    assert sequence.rewards.tolist() == [0.0, 0.0, 1.0]
+    assert sequence.discounts.tolist() == pytest.approx([0.95, 0.95, 0.0])
+    assert sequence.valid.sum(1).tolist() == [2, 3, 3]  # the corner, then the upper edge
+    assert sequence.version == 3
+    assert len(sequence.tokens) == sequence.places[-1] + 1
+
+
+def test_copies_end_with_the_reward_of_a_goal_that_was_reached():
+    config = configured()
+    trial, environment, _ = played(config, "delta-four", MISSED)
+    (found,) = experiences([Group(7, 3, (trial,))], config, environment, CHAT, 9)
+    own, *others = found
+    assert own[0].rewards.sum() == 0.0
+    assert [copy[0].rewards.tolist()[-1] for copy in others] == [1.0] * len(others)
+    assert len(others) == 5  # of six cells; beta-two is held out
+
+
+def test_goals_are_drawn_by_seed_grant_and_trial_and_are_never_held_out():
+    config = configured()
+    trial, environment, rules = played(config, "delta-four", MISSED)
+    again = play_again(environment, trial, rules, CHAT)
+    drawn = {
+        goal
+        for seed in range(60)
+        for goal in goals_in_hindsight(environment, again, 1, random.Random(seed))
+    }
+    assert drawn == {"alpha-two", "alpha-three", "beta-three", "gamma-three", "gamma-two"}
+    assert not drawn & set(environment.members("heldout"))
+    once, twice = (
+        experiences([Group(7, 3, (trial,))], config, environment, CHAT, 1)[0][1][0].tokens
+        for _ in range(2)
+    )
+    assert once.tolist() == twice.tolist()
+
+
+def test_an_episode_ends_where_credit_does_not_cross_it():
+    chained = ("credit.kind=cumulative_code", "credit.episode_discount=0.5")
+    config = configured("trial.episodes=2", *chained)
+    trial, environment, _ = played(config, "alpha-two", ("right", "right"))
+    ((sequence,),) = experiences([Group(1, 0, (trial,))], config, environment, CHAT, 0)[0]
+    assert sequence.discounts.tolist() == [0.5, 0.0]
+    alone = configured("trial.episodes=2")
+    ((sequence,),) = experiences([Group(1, 0, (trial,))], alone, environment, CHAT, 0)[0]
+    assert sequence.discounts.tolist() == [0.0, 0.0]
+
+
+def test_an_action_of_two_tokens_is_refused_with_its_word():
+    config = configured()
+    trial, environment, _ = played(config, "alpha-two", ("right",))
+    environment.facts = replace(environment.facts, words=("up", "left"))
+    with pytest.raises(RunError, match="'down' is none of the environment's words"):
+        experiences([Group(1, 0, (trial,))], config, environment, CHAT, 0)

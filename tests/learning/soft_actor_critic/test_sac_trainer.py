@@ -1,0 +1,101 @@
+"""A whole step of soft actor-critic: it learns, it is the same twice, and a checkpoint holds it."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mage_async.algorithm import InProcessRun, prepare
+from mage_async.config import config_file
+from mage_async.policy.weight_digest import overall, tensor_digests
+from mage_async.results.metrics import check_names
+
+SMALL = (
+    "environment.name=grid",
+    "environment.options.size=4",
+    "environment.options.turns=6",
+    "policy.hidden_size=16",
+    "policy.layers=1",
+    "policy.heads=2",
+    "policy.kv_heads=1",
+    "policy.mlp_size=16",
+    "warm_start=none",
+    "learner.steps=4",
+    "learner.minibatches=2",
+    "admission.groups_per_step=2",
+    "admission.trials_per_group=2",
+    "sac.batch=4",
+    "sac.capacity=6",
+)
+
+
+@pytest.fixture(scope="module")
+def config():
+    return config_file.load(config_file.find(None), SMALL, "sac_glam")
+
+
+@pytest.fixture
+def run(config, tmp_path, one_thread):
+    return InProcessRun(config, prepare(config, tmp_path))
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def digest(trainer):
+    return overall(tensor_digests(trainer.model))
+
+
+def test_a_step_trains_the_policy_and_explains_its_metrics(run, config):
+    before = digest(run._trainer)
+    metrics = run._trainer.train(run.play_batch(), config)
+    check_names(metrics)
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert metrics["replay_trials"] == 4.0
+    assert metrics["staleness_max"] == 0.0
+    assert digest(run._trainer) != before
+    assert run.version == 1
+
+
+def test_a_checkpoint_of_the_middle_goes_on_to_the_same_weights(run, config, tmp_path: Path):
+    batches = []
+    for _ in range(2):
+        batches.append(run.play_batch())
+        run._trainer.train(batches[-1], config)
+        run._publish()
+    file = io.BytesIO()
+    torch.save(run._trainer.state(), file)
+    weights = {name: each.clone() for name, each in run.model.state_dict().items()}
+    last = run.play_batch()
+    metrics = run._trainer.train(last, config)
+    assert metrics["replay_trials"] == 6.0
+    assert metrics["replay_age_max"] > 0.0
+
+    other = InProcessRun(config, prepare(config, tmp_path))
+    other.model.load_state_dict(weights)
+    file.seek(0)
+    other._trainer.restore(torch.load(file, weights_only=True))
+    other._trainer.train(last, config)
+    assert digest(other._trainer) == digest(run._trainer)
+
+    anew = InProcessRun(config, prepare(config, tmp_path))
+    for batch in (*batches, last):
+        anew._trainer.train(batch, config)
+    assert digest(anew._trainer) == digest(run._trainer)
+
+
+def test_policies_learn_to_say_valid_actions(run, config):
+    first = run._trainer.train(run.play_batch(), config)["invalid_nats"]
+    rates = {"learning_rate": 0.01, "final_learning_rate": 0.01, "minibatches": 10}
+    changes = [f"learner.{key}={value}" for key, value in rates.items()]
+    faster = config_file.load(config_file.find(None), [*SMALL, *changes], "sac_glam")
+    run._trainer.adopt(faster.learner, 1.0, 0, max_staleness=1)
+    for _ in range(3):
+        last = run._trainer.train(run.play_batch(), faster)["invalid_nats"]
+    assert last < 0.5 * first
