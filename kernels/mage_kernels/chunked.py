@@ -171,7 +171,7 @@ class ChunkedLogprob(torch.autograd.Function):
             return (None,) * 5
         hidden, head, tokens = ctx.saved_tensors
         active = rows_with_gradient(d_logprob, d_entropy)
-        sink = GradientSink(hidden, head)
+        sink = GradientSink(hidden, head, is_frozen=not ctx.needs_input_grad[1])
         for part in ctx.chunks_of(len(hidden) if active is None else len(active)):
             rows = part if active is None else active[part]
             inverse_temperature = rows_of(ctx.inverse_temperature, rows)
@@ -191,9 +191,10 @@ class ChunkedLogprob(torch.autograd.Function):
 
 
 class GradientSink:
-    """Sums dX and dW over chunks, in the computing dtype."""
+    """Sums dX and dW over chunks, in the computing dtype; a frozen head has no dW."""
 
-    def __init__(self, hidden: Tensor, head: Tensor) -> None:
+    def __init__(self, hidden: Tensor, head: Tensor, *, is_frozen: bool) -> None:
+        self.is_frozen = is_frozen
         self.dtype = computing_dtype(hidden.dtype)
         self.hidden = hidden
         self.head_dtype = head.dtype
@@ -210,11 +211,15 @@ class GradientSink:
         gradient = gradient.to(self.head.dtype)
         padded = at_least(gradient, MIN_ROWS)
         self.d_hidden[rows] = matmul(padded, self.head)[: len(gradient)].to(self.d_hidden.dtype)
+        if self.is_frozen:
+            return
         d_head = matmul(gradient.T, self.hidden[rows])
         self.d_head = d_head if self.d_head is None else self.d_head.add_(d_head)
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """dX `[T, D]` and dW `[V, D]` in the dtypes of the inputs."""
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """dX `[T, D]` and dW `[V, D]` in the dtypes of the inputs; None of a frozen head."""
+        if self.is_frozen:
+            return self.d_hidden, None
         if self.d_head is None:
             return self.d_hidden, torch.zeros_like(self.head, dtype=self.head_dtype)
         return self.d_hidden, self.d_head.to(self.head_dtype)
@@ -230,7 +235,7 @@ class ChunkedPolicyLoss(torch.autograd.Function):
         dtype = computing_dtype(hidden.dtype)
         logprob, entropy = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2))
         total, sums = hidden.new_zeros((), dtype=dtype), hidden.new_zeros(len(SUMS), dtype=dtype)
-        sink = GradientSink(hidden, head)
+        sink = GradientSink(hidden, head, is_frozen=not ctx.needs_input_grad[1])
         for rows in chunks(len(hidden), len(head), dtype.itemsize, chunk_bytes):
             scale = rows_of(inverse_temperature, rows)
             softmax = softmax_of(hidden[rows], sink.head, tokens[rows], scale)
@@ -252,4 +257,5 @@ class ChunkedPolicyLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_loss, *_):
         d_hidden, d_head = ctx.saved_tensors
-        return d_hidden * d_loss, d_head * d_loss, None, None, None, None, None, None
+        d_head = None if d_head is None else d_head * d_loss
+        return d_hidden * d_loss, d_head, None, None, None, None, None, None

@@ -71,14 +71,23 @@ class FusedLogprob(torch.autograd.Function):
             logprob, entropy, normaliser, inverse_temperature, d_logprob, d_entropy
         )
         active = rows_with_gradient(d_logprob, d_entropy)
+        is_frozen = not ctx.needs_input_grad[1]
         if active is None:
             active = torch.arange(len(hidden), device=hidden.device)
-            some, d_head = backward_rows(hidden, head, tokens, coefficients, ctx.kept, active)
+            some, d_head = backward_rows(
+                hidden, head, tokens, coefficients, ctx.kept, active, is_frozen=is_frozen
+            )
             d_hidden = some.to(hidden.dtype)
         else:
             d_hidden = torch.zeros_like(hidden)
             some, d_head = backward_rows(
-                hidden[active], head, tokens[active], coefficients[active], ctx.kept, active
+                hidden[active],
+                head,
+                tokens[active],
+                coefficients[active],
+                ctx.kept,
+                active,
+                is_frozen=is_frozen,
             )
             d_hidden[active] = some.to(hidden.dtype)
         return d_hidden, d_head, None, None, None
@@ -91,14 +100,19 @@ def backward_rows(
     coefficients: Coefficients,
     kept: KeptLogits | None,
     source_rows: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """dX `[R, D]` in fp32 and dW `[V, D]` of rows from `source_rows` `[R]` of the forward."""
+    *,
+    is_frozen: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """dX `[R, D]` in fp32 and dW `[V, D]` of rows from `source_rows` `[R]` of the forward; the dW
+    of a frozen head is None.
+    """
     num_rows, width = hidden.shape
     if not num_rows:
-        return torch.empty_like(hidden, dtype=torch.float32), torch.zeros_like(head)
+        d_head = None if is_frozen else torch.zeros_like(head)
+        return torch.empty_like(hidden, dtype=torch.float32), d_head
     is_kept = slice(0) if kept is None else slice(count_below(source_rows, len(kept.values)))
     is_recomputed = slice(is_kept.stop, None)
-    d_head = torch.empty_like(head)
+    d_head = None if is_frozen else torch.empty_like(head)
     d_hidden = torch.zeros((num_rows, width), dtype=torch.float32, device=hidden.device)
     buffer = padded_buffer(num_rows, min(CHUNK_COLUMNS, len(head)), hidden.dtype, hidden.device)
     for first in range(0, len(head), CHUNK_COLUMNS):
@@ -111,7 +125,8 @@ def backward_rows(
                 part, hidden[is_recomputed], head, coefficients[is_recomputed], first
             )
         own_gradient(gradient, tokens, coefficients.own, first)
-        torch.mm(gradient.T, hidden, out=d_head[columns])
+        if d_head is not None:
+            torch.mm(gradient.T, hidden, out=d_head[columns])
         add_product(d_hidden, gradient, head[columns])
     return d_hidden, d_head
 

@@ -36,13 +36,19 @@ def even_chunks(num_rows: int) -> Iterator[slice]:
 
 
 class SinglePass:
-    """The running results of the chunks."""
+    """The running results of the chunks.
 
-    def __init__(self, hidden: Tensor, head: Tensor, *, wants_gradient: bool) -> None:
+    Args:
+        is_frozen: the head is not trained: there is no dW.
+    """
+
+    def __init__(
+        self, hidden: Tensor, head: Tensor, *, wants_gradient: bool, is_frozen: bool
+    ) -> None:
         self.hidden, self.head = hidden, head
         self.logprob, self.entropy = row_vectors(2, len(hidden), hidden.device)
         self.sums = torch.zeros(len(SUMS), dtype=torch.float32, device=hidden.device)
-        self.wants_gradient = wants_gradient
+        self.wants_gradient, self.is_frozen = wants_gradient, is_frozen
         self.d_hidden = torch.empty_like(hidden)
         self.d_head: Tensor | None = None
 
@@ -76,13 +82,17 @@ class SinglePass:
         kept_gradient(gradient, kept, in_place, coefficients, first_column=0)
         own_gradient(gradient, tokens, coefficients.own, first_column=0)
         torch.mm(gradient, self.head, out=self.d_hidden[rows])
+        if self.is_frozen:
+            return
         if self.d_head is None:
             self.d_head = product(gradient.T, hidden)
         else:
             add_product(self.d_head, gradient.T, hidden)
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """dX `[T, D]` and dW `[V, D]` in the inputs' dtype."""
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """dX `[T, D]` and dW `[V, D]` in the inputs' dtype; None of a frozen head."""
+        if self.is_frozen:
+            return self.d_hidden, None
         if self.d_head is None:
             return self.d_hidden.zero_(), torch.zeros_like(self.head)
         return self.d_hidden, self.d_head.to(self.head.dtype)
@@ -97,7 +107,8 @@ class FusedPolicyLoss(torch.autograd.Function):
         data = TokenData(*(None if field is None else field.contiguous() for field in data))
         inverse_temperature = per_row(inverse_temperature, len(hidden), hidden.device)
         inverse_normaliser = per_row(normaliser, 1, hidden.device).reciprocal()
-        single_pass = SinglePass(hidden, head, wants_gradient=any(ctx.needs_input_grad))
+        wanted = ctx.needs_input_grad
+        single_pass = SinglePass(hidden, head, wants_gradient=any(wanted), is_frozen=not wanted[1])
         for rows in even_chunks(len(hidden)):
             single_pass.take(
                 rows,
@@ -119,4 +130,5 @@ class FusedPolicyLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_loss, *_):
         d_hidden, d_head = ctx.saved_tensors
-        return d_hidden * d_loss, d_head * d_loss, None, None, None, None, None
+        d_head = None if d_head is None else d_head * d_loss
+        return d_hidden * d_loss, d_head, None, None, None, None, None
