@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Literal
 
 import msgspec
 
@@ -77,6 +78,8 @@ class Commit(Fields):
     """Digest of each tensor, by name."""
     time_s: float
     """Training time of the run so far."""
+    digest_method: Literal["blake2b", "sum64"] = "blake2b"
+    """How tensors were digested (`mage_async/policy/weight_digest.py`); older runs do not say."""
 
 
 class Published(Fields):

@@ -14,7 +14,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
 from mage_async.learning.trainer import Trainer
-from mage_async.policy.weight_digest import overall, tensor_digests
+from mage_async.policy.weight_digest import NEWEST, Method, overall, tensor_digests
 from mage_async.protocol.journal_records import Commit, Record, Segment, first_head
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
@@ -25,10 +25,19 @@ from mage_services.learner.training import Training
 class Journal:
     """One step of no groups, whose weights are said to have had a digest."""
 
-    def __init__(self, config: Config, digest: str, tensors: dict[str, str]) -> None:
+    def __init__(
+        self, config: Config, digest: str, tensors: dict[str, str], method: Method
+    ) -> None:
         self.segments = [Segment(1, 0, 0, 1)]
         self._config = config_file.dump(config)
-        self._commit = Commit(version=1, grants=(), digest=digest, tensors=tensors, time_s=1.0)
+        self._commit = Commit(
+            version=1,
+            grants=(),
+            digest=digest,
+            tensors=tensors,
+            time_s=1.0,
+            digest_method=method,
+        )
 
     def records(self, first: int) -> Iterator[Record]:
         head = msgspec.structs.replace(first_head(0, 0), config=self._config)
@@ -53,15 +62,18 @@ def training(tmp_path: Path, request: pytest.FixtureRequest) -> Training:
     return made
 
 
-def recover(training: Training, digest: str, tensors: dict[str, str]) -> int:
-    journal: Any = Journal(training.own_config, digest, tensors)
+def recover(
+    training: Training, digest: str, tensors: dict[str, str], method: Method = NEWEST
+) -> int:
+    journal: Any = Journal(training.own_config, digest, tensors, method)
     return len(resume.recover(training, journal, SlotLedger(2, 1, 2), League()))
 
 
+@pytest.mark.parametrize("method", ["blake2b", "sum64"])
 @pytest.mark.parametrize("training", ["cpu", "cuda:0"], indirect=True)
-def test_a_step_that_comes_out_as_it_was_is_taken(training: Training) -> None:
-    tensors = tensor_digests(training.trainer.model)
-    assert recover(training, overall(tensors), tensors) == 1
+def test_a_step_that_comes_out_as_it_was_is_taken(training: Training, method: Method) -> None:
+    tensors = tensor_digests(training.trainer.model, method)
+    assert recover(training, overall(tensors), tensors, method) == 1
     assert training.difference == ""
 
 

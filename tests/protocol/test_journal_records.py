@@ -2,6 +2,7 @@
 
 import zlib
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -71,6 +72,7 @@ RECORDS = st.one_of(
         digest=NAMES,
         tensors=st.dictionaries(NAMES, NAMES, max_size=4),
         time_s=st.floats(0, 1e9),
+        digest_method=st.sampled_from(["blake2b", "sum64"]),
     ),
     st.just(first_head(3, 4)),
 )
@@ -94,6 +96,16 @@ def test_a_trial_that_has_arrived_is_written_as_it_arrived(sent: TrialResult) ->
     assert segment_of([arrived]) == segment_of([sent])
     (body,) = scan(segment_of([arrived])).bodies
     assert read(body).frames == ()
+
+
+def test_a_commit_of_an_older_run_was_digested_by_blake2b() -> None:
+    commit = Commit(version=1, grants=(), digest="d", tensors={}, time_s=1.0)
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(commit))
+    del fields["digest_method"]
+    older = msgspec.msgpack.encode(fields)
+    (body,) = scan(segment_of([commit])).bodies
+    assert read(bytes(body[:1]) + older) == commit
+    assert commit.digest_method == "blake2b"
 
 
 def bodies_of(data: bytes) -> list[bytes]:

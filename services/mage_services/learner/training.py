@@ -36,7 +36,7 @@ from mage_async.policy.checkpoint import (
 from mage_async.policy.load import load_frozen_beside
 from mage_async.policy.lora import load_trained
 from mage_async.policy.snapshot import Snapshot
-from mage_async.policy.weight_digest import overall, tensor_digests
+from mage_async.policy.weight_digest import NEWEST, overall, tensor_digests
 from mage_async.protocol.journal_records import Commit
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Group
@@ -88,7 +88,7 @@ class Training:
             )
         self.adopt(config_file.loads(committed.config))
         metrics = self.step(committed.groups)
-        tensors = tensor_digests(self.trainer.model)
+        tensors = tensor_digests(self.trainer.model, commit.digest_method)
         if overall(tensors) == commit.digest:
             return metrics, ""
         return metrics, (
@@ -120,6 +120,7 @@ class Training:
             digest=overall(tensors),
             tensors=tensors,
             time_s=time_s,
+            digest_method=NEWEST,
         )
 
     def describe(self) -> str:
