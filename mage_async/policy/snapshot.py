@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mage_async.learning.adapters import base_tensors, merged_tensors
+from mage_async.policy.beside_training import on_host
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,6 +42,8 @@ class Snapshot:
     """Places of all tensors, in the order of the buffer, without a gap."""
     data: torch.Tensor
     """uint8 [bytes], on the model's device"""
+    made: torch.cuda.Event | None = None
+    """Happens when `data` holds the weights; None where the model is not on a GPU."""
 
     @staticmethod
     @torch.no_grad()
@@ -58,15 +61,16 @@ class Snapshot:
                 place = by_name[name]
                 view = data[place.start : place.end].view(place.dtype)
                 view.copy_(tensor.reshape(-1))
-        return Snapshot(version, places, data)
+        made = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
+        return Snapshot(version, places, data, made)
 
     def write(self, file: Path) -> None:
         """Write it as a safetensors file, whole or not at all, readable by every user.
 
-        In a folder of shared memory that is one copy and no disk.
+        In a folder of shared memory that is one copy and no disk. On a GPU, training goes on.
         """
         working = file.with_name(f".{file.name}.part")
-        data = self.data.cpu()
+        data = on_host(self.data, self.made)
         tensors = {
             place.name: data[place.start : place.end].view(place.dtype).reshape(place.shape)
             for place in self.places

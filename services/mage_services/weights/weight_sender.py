@@ -4,8 +4,7 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+from mage_async.policy.beside_training import beside_training
 from mage_async.policy.snapshot import Place, Snapshot
 from mage_services.weights.weight_group import HOST, PATIENCE, SENDING, Manifest, join, store_of
 
@@ -107,27 +107,10 @@ class WeightSender:
                 return
 
     def _send(self, snapshot: Snapshot, pg: Any) -> None:
-        with beside_training(snapshot.data.device):
+        with beside_training(snapshot.data, snapshot.made):  # NCCL's work ends on this stream
             for bucket in buckets_of(snapshot.places):
                 flat = snapshot.data[bucket[0].start : bucket[-1].end]
                 torch.distributed.broadcast(flat, src=0, group=pg)
-
-
-@contextmanager
-def beside_training(device: torch.device) -> Iterator[None]:
-    """Send on a stream of its own, on a GPU; this thread alone awaits the end of the stream.
-
-    NCCL orders the current stream behind what it sends. The trainer's is the default one: there it
-    would stand still until the engine has taken the weights.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.default_stream(device))  # the copy of the weights
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
 
 
 def buckets_of(places: Sequence[Place], most_bytes: int = BUCKET_BYTES) -> list[list[Place]]:
