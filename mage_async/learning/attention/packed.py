@@ -4,7 +4,8 @@ A batch is one row of `T` tokens, sequence after sequence, without padding; only
 know where sequences begin. Attention folds them into rows of equal length (right-padding is
 invisible under a causal mask), calls torch's scaled-dot-product attention, and unfolds. Trials of
 one environment have nearly equal lengths, so this costs little more than its tokens; a
-block-diagonal mask over `T` would cost `T / L` times as much.
+block-diagonal mask over `T` would cost `T / L` times as much. On CUDA in 16 bits nothing is folded:
+`varlen.py` hands the row to a kernel that knows of lengths.
 
 What all sequences begin with may stand once at the beginning of the row, as their opening; each
 sequence's own tokens then attend to the opening's keys as to earlier ones of their own.
@@ -21,7 +22,8 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from mage_async.errors import PolicyError
-from mage_async.learning.fold import Fold, Unfold
+from mage_async.learning.attention import varlen
+from mage_async.learning.attention.fold import Fold, Unfold
 
 NAME = "mage_packed"
 WITHOUT_EFFECT = {"position_ids", "use_cache"}
@@ -42,6 +44,8 @@ class Boundaries:
     """P: tokens at the row's beginning that every sequence begins with."""
     visible: torch.Tensor | None = None
     """bool [L, P + L]: the keys that each own token sees; None without an opening."""
+    extents: varlen.Extents | None = None
+    """Where sequences lie, on a device that has a kernel for it."""
 
     @staticmethod
     def of(lengths: torch.Tensor, opening: int = 0) -> "Boundaries":
@@ -55,7 +59,8 @@ class Boundaries:
         if opening:
             visible = torch.ones(longest, opening + longest, dtype=torch.bool, device=device)
             visible = visible.tril(opening)
-        return Boundaries(fold, exists.flatten().nonzero()[:, 0], opening, visible)
+        extents = varlen.Extents.of(lengths, opening) if device.type == "cuda" else None
+        return Boundaries(fold, exists.flatten().nonzero()[:, 0], opening, visible, extents)
 
 
 def packed_attention(
@@ -89,8 +94,10 @@ def packed_attention(
             f"{type(module).__name__} asks for {', '.join(sorted(asked))}, which attention over "
             "packed sequences does not know: take a model without"
         )
-    attend = partial(_attend, scale=scaling, dropout_p=dropout)
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    if boundaries.extents is not None and varlen.fits(query, dropout):
+        return varlen.attend(*rows, boundaries.extents, scaling)[None], None
+    attend = partial(_attend, scale=scaling, dropout_p=dropout)
     if not boundaries.opening:
         folded = [_fold(each, boundaries) for each in rows]
         return _unfold(attend(*folded), boundaries)[None], None
