@@ -104,7 +104,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_async.report": DECIDING | {"jinja2", "markupsafe"},
     "mage_async.pages": DECIDING | {"markupsafe"},
     "mage_async.inference": COMPUTING,
-    "mage_async.learning": COMPUTING,
+    "mage_async.learning": COMPUTING | {"torchao"},
     "mage_async.policy": COMPUTING,
     "mage_async.algorithm": COMPUTING,
     "mage_async.plan": COMPUTING,

@@ -19,7 +19,7 @@ from mage_async.learning.forward import (
     checkpoint_activations,
     head_inputs,
 )
-from mage_async.learning.masters import Masters
+from mage_async.learning.optimizer import Masters, optimizer_of, set_rate
 from mage_async.learning.packing import Packed, Sequenced, pack
 from mage_async.learning.passes import Pass, Start, cut
 from mage_async.learning.step_metrics import TrainedPass, Update, mismatch, step_metrics
@@ -62,11 +62,8 @@ class Trainer:
         """
         self.version = 0
         self.masters = Masters(model, is_on=rules.float32_masters)
-        self.optimizer = torch.optim.AdamW(
-            self.masters.trained,
-            lr=rules.learning_rate,
-            fused=True if model.device.type == "cuda" else None,  # never run on a GPU
-        )
+        self.optimizer = optimizer_of(self.masters.trained, rules, model.device)
+        self.optimizer_state = rules.optimizer_state
         self.adopt(
             rules,
             temperature,
@@ -127,7 +124,7 @@ class Trainer:
         scale = len(minibatches) / max(1, num_tokens)
         updates = [self.update(passes, scale) for passes in minibatches]
         metrics = step_metrics(updates, self.version, self._max_staleness)
-        metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         self.version += 1
         return metrics
 
@@ -262,5 +259,4 @@ class Trainer:
     def _set_rate(self) -> None:
         start, end = self._rules.learning_rate, self._rules.final_learning_rate
         warm = min(1.0, (self.version + 1) / max(1, self._rules.warmup_steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = warm * (start + (end - start) * self._progress())
+        set_rate(self.optimizer, warm * (start + (end - start) * self._progress()))

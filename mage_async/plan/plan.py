@@ -93,7 +93,9 @@ class Plan:
                 return f"set learner.tokens_per_pass = {budget}"
             return f"lower engine.max_tokens = {budget} and learner.tokens_per_pass with it"
         if part in ("optimizer", "gradients", "reference policy") and policy.lora is None:
-            return "set policy.lora.rank = 16"
+            has_8_bits = part != "optimizer" or rules.optimizer_state == "8bit"
+            other = "" if has_8_bits else ', or learner.optimizer_state = "8bit"'
+            return f"set policy.lora.rank = 16{other}"
         if part in ("weights", "publication") and policy.dtype == "float32" and load.place != CPU:
             return 'set policy.dtype = "bfloat16"'
         return ""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from mage_async.config.schema import Config
 from mage_async.learning.trainer import Trainer
+from mage_async.plan.eight_bit import PlannedEightBit
 from mage_async.plan.made_up import Batch, made_up
 from mage_async.plan.shapes import Shape, meta_model
 from mage_async.plan.tracing import Trace
@@ -62,8 +64,11 @@ def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -
     rules = config.learner
     model = _fake(meta_model(config, shape), mode)
     trace.count(_tensors(model), "weights")
+    full = msgspec.structs.replace(rules, optimizer_state="full")
     own = {"max_staleness": 1, "expert": config.expert}
-    trainer = Trainer(model, rules, config.sampling.temperature, 0, **own)
+    trainer = Trainer(model, full, config.sampling.temperature, 0, **own)
+    if rules.optimizer_state == "8bit":
+        trainer.optimizer = PlannedEightBit(trainer.masters.trained)
     trace.count(trainer.masters.tensors(), "masters")
     if needs_reference(config):
         reference = _fake(meta_model(config, shape), mode).requires_grad_(False).eval()

@@ -27,6 +27,8 @@ from mage_async.policy.lora import holds_adapters, load_trained, save_adapters
 from mage_async.results.durable_files import sync
 
 OPTIMIZER, COUNTERS, MERGED = "optimizer.pt", "counters.json", "merged"
+STATE = "optimizer_state"
+"""The key of counters that says how the optimizer keeps its moments; older ones have none."""
 
 
 @contextmanager
@@ -63,7 +65,8 @@ def save_checkpoint(
     else:
         export_hf(trainer.model, chat_source, working)
     torch.save(trainer.state(), working / OPTIMIZER)
-    (working / COUNTERS).write_text(json.dumps(counters | {"version": trainer.version}, indent=2))
+    kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
+    (working / COUNTERS).write_text(json.dumps(kept, indent=2))
     for file in working.rglob("*"):
         sync(file)
     sync(working)
@@ -99,13 +102,26 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
-    """Take back optimizer and counters (the model was loaded from the folder itself)."""
+    """Take back optimizer and counters (the model was loaded from the folder itself).
+
+    Raises:
+        RunError: it is not whole, or its optimizer keeps other moments than the trainer's.
+    """
     try:
-        state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
         counters = json.loads((checkpoint / COUNTERS).read_text())
+        _check_state(trainer, checkpoint, counters.get(STATE, "full"))
+        state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(
             f"{checkpoint}: not a whole checkpoint: {error}; remove the folder"
         ) from error
     trainer.restore(state)
     return counters
+
+
+def _check_state(trainer: Trainer, checkpoint: Path, kept: str) -> None:
+    if kept != trainer.optimizer_state:
+        raise RunError(
+            f"{checkpoint} was written with learner.optimizer_state = {kept!r}, and the run has "
+            f"{trainer.optimizer_state!r}: leave the key as it was"
+        )

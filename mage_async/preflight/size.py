@@ -6,8 +6,6 @@ from mage_async.config.schema import Config, Embedded
 from mage_async.errors import ConfigError
 
 BYTES = {"float32": 4, "bfloat16": 2}
-ADAMW = 4
-"""Numbers a trained weight takes: the weight, its gradient and AdamW's two moments."""
 PATIENCE = 5.0
 """A deadline is at least so many times as long as what it is of takes by the first turns."""
 
@@ -20,8 +18,7 @@ def check_size(config: Config, *, num_weights: int, num_actors: int, memory_byte
     Raises:
         ConfigError: what is needed, what there is, and which key to change.
     """
-    trained = 1 if config.policy.lora else ADAMW
-    learner = num_weights * BYTES[config.policy.dtype] * trained
+    learner = num_weights * _bytes_a_weight(config)
     engines = 4 * num_weights * (num_actors + bool(config.evaluation.every))
     needed = learner * (config.learner.device == "cpu")
     needed += engines * isinstance(config.engine, Embedded)
@@ -33,6 +30,14 @@ def check_size(config: Config, *, num_weights: int, num_actors: int, memory_byte
             f"{engines / 1e9:.1f} GB, but this machine has {memory_bytes / 1e9:.1f} GB; "
             f"{advice}, or fewer --actors"
         )
+
+
+def _bytes_a_weight(config: Config) -> int:
+    """Of the learner: a trained weight has a gradient and AdamW's two moments beside it."""
+    own = BYTES[config.policy.dtype]
+    if config.policy.lora:
+        return own
+    return 2 * own + 2 * (1 if config.learner.optimizer_state == "8bit" else own)
 
 
 def with_deadlines(config: Config, *, turn_s: float, num_turns: int) -> tuple[Config, list[str]]:

@@ -70,3 +70,11 @@ def test_a_model_under_a_kl_term_is_held_twice() -> None:
     config = small("learner.kl=0.1")
     parts = update_of(config, shape_of(config), Batch.of(config)).parts
     assert parts["reference policy"] == parts["weights"]
+
+
+def test_moments_in_8_bits_are_planned_without_their_library() -> None:
+    config = small("learner.optimizer_state=8bit")
+    shape, batch = shape_of(config), Batch.of(config)
+    parts, whole = (update_of(each, shape, batch).parts for each in (config, small()))
+    assert parts["optimizer"] < whole["optimizer"] / 2.5
+    assert parts["weights"] == whole["weights"]

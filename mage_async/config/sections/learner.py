@@ -1,11 +1,13 @@
 """The optimisation."""
 
-from typing import Annotated
+from importlib.util import find_spec
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from mage_async.config.sections.corrections import AnyCorrection, Decoupled
 from mage_async.config.sections.section import Count, Natural, NonNegative, Positive, Section, Share
+from mage_async.errors import ConfigError
 
 
 class Learner(Section):
@@ -46,6 +48,9 @@ class Learner(Section):
     float32_masters: bool = False
     """Where the model computes in bfloat16, let the optimizer change a float32 copy of each trained
     weight, and round it into the model: 8 bytes a weight more, and no update is rounded away."""
+    optimizer_state: Literal["full", "8bit"] = "full"
+    """AdamW's two moments: in the type of what is trained, or in one byte each by torchao (`pip
+    install "mage_async[8bit]"`): 2 bytes a trained weight instead of 8 in float32."""
     grad_clip: Positive = 1.0
     """Largest norm of the gradient."""
     beta1: Share = 0.9
@@ -62,3 +67,16 @@ class Learner(Section):
     """"cpu", or a GPU: "cuda:0"."""
     threads: Count = 4
     """Threads of the learner's process."""
+
+
+def check_installed(rules: Learner) -> None:
+    """Refuse 8-bit moments without their library.
+
+    Raises:
+        ConfigError: with the extra.
+    """
+    if rules.optimizer_state == "8bit" and find_spec("torchao") is None:
+        raise ConfigError(
+            'learner.optimizer_state = "8bit" needs the package torchao, which is not installed: '
+            "pip install 'mage_async[8bit]', or leave the key out"
+        )

@@ -70,6 +70,7 @@ def run(given: argparse.Namespace) -> int:
     """
     from mage_async.config import config_file
     from mage_async.config.policy_source import check_source
+    from mage_async.config.sections.learner import check_installed
     from mage_services.actor.preflight import look_at_policy
     from mage_services.cli.running.supervised_run import run_to_end
     from mage_services.tracking.tracker import targets
@@ -83,6 +84,7 @@ def run(given: argparse.Namespace) -> int:
     if given.actors is not None and given.actors < 1:
         raise ConfigError(f"--actors must be at least 1, got {given.actors}")
     targets(config.tracking)
+    check_installed(config.learner)
     _rehearse(config)
     if not given.resume:  # a resumed run keeps the policy it began from
         check_source(config.policy)

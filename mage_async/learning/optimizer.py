@@ -1,4 +1,4 @@
-"""float32 masters behind a model that computes in 16 bits.
+"""AdamW, its moments in the type of the weights or in 8 bits; float32 masters of 16-bit weights.
 
 In bfloat16 an update below 1/256 of a weight is rounded away, and at rates of 1e-6 nearly all are.
 The optimizer therefore changes a float32 copy of each trained weight, its master, and the copy is
@@ -11,14 +11,55 @@ engine, bit by bit, and nothing but the optimizer knows of masters; it works und
 checkpointing, adapters and `hidden_states`, which calls no root module.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from mage_async.config.schema import Learner
+from mage_async.config.sections.learner import check_installed
 from mage_async.errors import RunError
 
 KEY = "masters"
+
+
+def optimizer_of(
+    trained: Sequence[torch.Tensor], rules: Learner, device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer that the rules ask for, on the device of the weights.
+
+    Raises:
+        ConfigError: the library of 8-bit moments is not installed.
+    """
+    if rules.optimizer_state == "8bit":
+        return _in_8_bits(trained, rules, device)
+    is_fused = True if device.type == "cuda" else None  # never run on a GPU
+    return torch.optim.AdamW(trained, lr=rules.learning_rate, fused=is_fused)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Let the next update have a rate; torchao keeps it in a tensor, which it compiles for."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def _in_8_bits(
+    trained: Sequence[torch.Tensor], rules: Learner, device: torch.device
+) -> torch.optim.Optimizer:
+    """torchao's: blocks of 256 moments share a scale (Dettmers et al. 2021, arXiv 2110.02861);
+    tensors of fewer than 4,096 weights, or of broken blocks, keep theirs whole.
+    """
+    check_installed(rules)
+    from torchao.optim import AdamW8bit
+
+    optimizer = AdamW8bit(trained, lr=rules.learning_rate)
+    if device.type == "cpu":  # compiled, an update would need a C++ compiler
+        optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)
+    return optimizer
 
 
 class Masters:
