@@ -95,6 +95,7 @@ class Trainer:
         self._loss = loss_pass(rules)
         self._preference = expert if expert and expert.form == "implicit" else None
         self._max_staleness = max_staleness
+        torch.set_float32_matmul_precision(rules.matmul_precision)  # of this whole process
         checkpoint_activations(self.model, is_on=rules.activation_checkpointing)
         for group in self.optimizer.param_groups:
             group["betas"] = (rules.beta1, rules.beta2)

@@ -20,9 +20,17 @@ class Device:
     """The same in float32, without TF32."""
     has_bfloat16: bool = True
 
-    def tflops(self, dtype: str) -> float:
-        """The most it can do in a type."""
-        return self.tflops_32 if dtype == "float32" else self.tflops_16
+    def tflops(self, dtype: str, *, is_rounded: bool = False) -> float:
+        """The most it can do in a type.
+
+        Args:
+            is_rounded: float32 is rounded to TF32, whose rate is half of that in 16 bits on every
+                GPU that has it: those with bfloat16.
+        """
+        if dtype != "float32":
+            return self.tflops_16
+        has_tf32 = is_rounded and self.has_bfloat16
+        return max(self.tflops_32, self.tflops_16 / 2) if has_tf32 else self.tflops_32
 
 
 GPUS = {

@@ -35,8 +35,13 @@ class Plan:
         Returns:
             0.0 where no rate is known.
         """
-        rate = tflops or self.device.tflops(self.config.policy.dtype)
+        rate = tflops or self.tflops()
         return self.flops() / (rate * 1e12) if rate else 0.0
+
+    def tflops(self) -> float:
+        """10^12 operations a second in the learner's type, at most; 0.0 where it is not known."""
+        is_rounded = self.config.learner.matmul_precision != "highest"
+        return self.device.tflops(self.config.policy.dtype, is_rounded=is_rounded)
 
     def needed(self) -> dict[str, int]:
         """Bytes by place."""

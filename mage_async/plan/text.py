@@ -41,7 +41,7 @@ def _work(plan: Plan, tflops: float) -> Iterator[str]:
     )
     yield f"a step computes {plan.flops() / 1e12:,.1f} TFLOP"
     if seconds := plan.step_s(tflops):
-        rate = tflops or plan.device.tflops(plan.config.policy.dtype)
+        rate = tflops or plan.tflops()
         source = "given" if tflops else f"the most that {plan.device.name}'s data sheet says"
         yield f"a step takes at least {seconds:,.1f} s at {rate:g} TFLOP/s, {source}"
     else:

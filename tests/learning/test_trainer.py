@@ -149,3 +149,13 @@ def test_a_kl_term_holds_the_policy_where_training_began():
         moved[kl] = sum(float((a - b).detach().square().sum()) for a, b in pairs)
         assert (metrics["reference_k3"] > 0) == (kl > 0)
     assert moved[50.0] < 0.9 * moved[0.0]
+
+
+@pytest.mark.parametrize("precision", ["high", "highest"])
+def test_products_of_float32_are_as_precise_as_the_rules_say(precision):
+    before = torch.get_float32_matmul_precision()
+    try:
+        trainer("decoupled", matmul_precision=precision)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)

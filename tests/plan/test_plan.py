@@ -1,6 +1,7 @@
 """What fits, what does not, and which key a refusal names."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,22 @@ def test_a_directory_needs_no_weights(tmp_path: Path) -> None:
     shape_of(source).config.save_pretrained(tmp_path)
     found = shape_of(of("gpu8", f"policy.source={tmp_path}"))
     assert found.num_weights == 596_049_920
+
+
+@pytest.mark.parametrize(
+    ("changes", "tflops"),
+    [
+        ((), 19.5),
+        (("learner.matmul_precision=high",), 156),
+        (("learner.matmul_precision=high", "policy.dtype=bfloat16"), 312),
+    ],
+)
+def test_float32_that_is_rounded_to_tf32_has_half_the_rate_of_16_bits(
+    changes: tuple[str, ...], tflops: float
+) -> None:
+    planned = plan(of("quickstart", *changes), {})
+    assert replace(planned, device=GPUS["a100_80"]).tflops() == tflops
+
+
+def test_a_gpu_without_bfloat16_has_no_tf32() -> None:
+    assert GPUS["v100"].tflops("float32", is_rounded=True) == GPUS["v100"].tflops("float32")

@@ -51,6 +51,10 @@ class Learner(Section):
     optimizer_state: Literal["full", "8bit"] = "full"
     """AdamW's two moments: in the type of what is trained, or in one byte each by torchao (`pip
     install "mage_async[8bit]"`): 2 bytes a trained weight instead of 8 in float32."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """What products of float32 matrices may round their inputs to, as PyTorch's
+    `set_float32_matmul_precision` says it: on a GPU "high" is TF32, of 10 bits of mantissa.
+    Products in bfloat16 are as they were."""
     grad_clip: Positive = 1.0
     """Largest norm of the gradient."""
     beta1: Share = 0.9
