@@ -76,7 +76,7 @@ class SacTrainer(Trainer):
         del metrics["zero_advantage_share"]  # advantages are not what is trained on
         metrics["mean_weight"] = 1.0
         metrics |= _means([found for found, _ in made]) | self._ages(draws)
-        metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         metrics["replay_trials"] = float(len(self._buffer))
         self.version += 1
         return metrics
