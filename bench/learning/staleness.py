@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.learning.methods import GRID
 from bench.lib.baseline import FOLDER, machine, write_baseline
 from bench.lib.options import option_parser
 from mage_async.results.intervals import interval, paired, standard_error
@@ -96,6 +97,17 @@ STUDIES = (
             f"--config kuhn --rules sync --bounds 0 --corrections ppo --lags 4 {_OPEN}",
         ),
         _AGES,
+    ),
+    Study(
+        "grid by soft actor-critic",
+        (
+            "--method sac_glam --rules sync --bounds 0 --corrections none --lags 0 4 8 "
+            + " ".join(f"--set {change}" for change in GRID),
+        ),
+        (
+            ("sync 0, none, lag 4", "sync 0, none"),
+            ("sync 0, none, lag 8", "sync 0, none"),
+        ),
     ),
     Study(
         "matrix",

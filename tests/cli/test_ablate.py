@@ -41,6 +41,15 @@ def test_what_cannot_be_begun_in_time_is_left_for_later(
     assert not (tmp_path / "report.html").exists()
 
 
+def test_every_cell_is_of_the_method_asked_for(tmp_path: Path) -> None:
+    cells = ["--bounds", "0", "--corrections", "none", "--lags", "0", "4", "--seeds", "0"]
+    asked = ["--method", "sac_glam", "--set", "environment.name=grid", "--rules", "sync"]
+    ablation = read_ablation([*cells, *asked, "--run-dir", str(tmp_path)])
+    assert len(ablation.configs) == 2
+    assert all(config.sac is not None for config in ablation.configs.values())
+    assert "sac_glam" in ablation.title
+
+
 def test_two_matrices_never_run_in_one_folder(tmp_path: Path) -> None:
     ablation = read_ablation([*SMALL, "--run-dir", str(tmp_path), "--for-s", "0"])
     with (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mage_async.config.methods import METHODS
 from mage_async.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
     parser.add_argument("--config", help="a TOML file, or the name of a shipped one (quickstart)")
     parser.add_argument(
         "--run-dir", type=Path, default=Path(run_dir), metavar="DIR", help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--method", choices=METHODS, metavar="NAME", help="a method in every run, before --set"
     )
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="in every run")
     trials = f"tasks of each final set ({FINAL_TRIALS})"
@@ -47,8 +51,9 @@ def matrix_of(
         raise ConfigError("--parallel and --actors must be at least 1")
     file = config_file.find(given.config)
     cheap = ["evaluation.every=0", f"evaluation.final_trials={given.trials}"]
-    configs = checked_configs(file, wanted, [*cheap, *given.set])
-    title = " · ".join([file.stem, *said, *given.set])
+    configs = checked_configs(file, wanted, [*cheap, *given.set], given.method)
+    method = [] if given.method is None else [given.method]
+    title = " · ".join([file.stem, *method, *said, *given.set])
     return Matrix(given.run_dir, title, configs, given.actors, given.parallel, given.for_s, subject)
 
 
