@@ -26,6 +26,7 @@ from mage_async.assembly import environment_of, experts_of, rules_of
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import file_name
 from mage_async.environments.environment import Split
+from mage_async.graph_memory.memory import GraphMemory
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
@@ -83,6 +84,7 @@ class InProcessRun:
             seed=config.seed,
             groups_per_step=config.admission.groups_per_step,
         )
+        self.memory = GraphMemory(config, self._environment)
         self._num_evaluations = 0
         self._publish()
 
@@ -113,6 +115,7 @@ class InProcessRun:
         look(groups)
         self._trainer.train(groups, self._config)
         self.league.trained(groups)
+        self.memory.trained(groups)
         self._publish()
         trials = [trial for group in groups for trial in group.trials]
         return score(trials, self._environment).return_by_episode
@@ -133,19 +136,33 @@ class InProcessRun:
         first, size = step * rules.groups_per_step, rules.trials_per_group
         numbers = range(first, first + rules.groups_per_step)
         tasks = [(number, self._tasks.task(number)) for number in numbers]
+        told = [self.memory.guidance(number, task) for number, task in tasks]
         runs = [
-            begin_trial(self._environment, task, index, how, self._chat, name=f"{number}.{index}")
-            for number, task in tasks
+            begin_trial(
+                self._environment,
+                task,
+                index,
+                how.guided(guidance if guidance and index < guidance.num_guided else None),
+                self._chat,
+                name=f"{number}.{index}",
+            )
+            for (number, task), guidance in zip(tasks, told, strict=True)
             for index in range(size)
         ]
         trials = self._play(runs)
         parts = [tuple(trials[begin : begin + size]) for begin in range(0, len(trials), size)]
-        return [Group(number, step, part) for number, part in zip(numbers, parts, strict=True)]
+        return [
+            Group(number, step, part, guidance)
+            for number, part, guidance in zip(numbers, parts, told, strict=True)
+        ]
 
-    def evaluate(self, split: Split, num_trials: int, *, swap: bool = False) -> Score:
+    def evaluate(
+        self, split: Split, num_trials: int, *, swap: bool = False, guided: bool = True
+    ) -> Score:
         """Play the final set of tasks of a split, as a whole run does.
 
         Args:
+            guided: trials are told what the graph memory has learned, where there is one.
             swap: the last episode meets another opponent, so adaptation is worth nothing there.
         """
         episodes = self._config.evaluation.episodes
@@ -156,8 +173,9 @@ class InProcessRun:
         for number, task in enumerate(tasks):
             other = swapped(task, self._environment, split) if swap else None
             name = f"e{self._num_evaluations}.{number}"
+            how = rules.guided(self.memory.best(task) if guided else None)
             runs.append(
-                begin_trial(self._environment, task, 0, rules, self._chat, name=name, swap=other)
+                begin_trial(self._environment, task, 0, how, self._chat, name=name, swap=other)
             )
         return score(self._play(runs), self._environment)
 

@@ -1,4 +1,4 @@
-"""What was played, as frozen records: Task, Turn, ExpertStep, Segment, Trial, Group.
+"""What was played, as frozen records: Task, Guidance, Turn, ExpertStep, Segment, Trial, Group.
 
 A trial is the ordered episodes of one agent on one task. Its text is a list of append-only
 *segments*: one for the whole trial where the history stays in the context, one per episode where
@@ -35,6 +35,22 @@ class Task:
     seed: int
     """Decides every chance move of every episode; equal for all trials of a group."""
     seat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """What trials of a group are told of earlier tasks, by the graph memory."""
+
+    version: int
+    """Of the memory."""
+    num_guided: int
+    """The first so many trials of the group are told; what they earn is compared with the others.
+    """
+    decisions: tuple[tuple[str, str], ...]
+    """State and action of each strategy, in the order in which they were drawn."""
+    text: str
+    logprob: float
+    """Of drawing these strategies in this order, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +141,9 @@ class Trial:
     num_injections: int = 0
     """Observations that held the text of a special token; the agent was told it as plain text."""
     duration_s: float = 0.0
+    memory: int | None = None
+    """Version of the graph memory that the trial was told strategies of; None: it was told of none.
+    """
     cut_at: int | None = None
     """The first episode that was not finished, where an evaluated trial outgrew the engine's
     context. A trial in training never is: its group is dropped.
@@ -167,3 +186,5 @@ class Group:
     version: int
     """The policy version it was granted at."""
     trials: tuple[Trial, ...]
+    guidance: Guidance | None = None
+    """What some of the trials were told of earlier tasks."""

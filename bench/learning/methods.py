@@ -6,8 +6,9 @@ Each arm is its control with one thing changed by `--method`, at the same number
 trials, on-policy in one process (`mage_async/algorithm.py`). Seeds share tasks, evaluation and,
 where the contexts look alike, the warm start; so differences are taken seed by seed. `rema` needs
 reflections and is compared with the quickstart that has them, StepAgent's two forms with RL alone
-in small rooms of Sokoban, where a trial is one episode, the others with the quickstart. Resumable:
-a run that is in the folder is not run again.
+in small rooms of Sokoban, where a trial is one episode, a memory across tasks with none in boxes
+whose codes are alike, by the first episode, the others with the quickstart. Resumable: a run that
+is in the folder is not run again.
 """
 
 import sys
@@ -60,6 +61,16 @@ GRID = (
 """Four far goals on a grid, from random weights: a walk over random valid steps reaches its goal in
 0.7 % of trials. The policy is measured on the goals that it trains on.
 """
+BOXES = (
+    *("environment.name=boxes", "credit.kind=cumulative_paper", "warm_start.trials=800"),
+    *("admission.groups_per_step=6", "learner.steps=10"),
+)
+ALIKE = (*BOXES, "environment.options={near='left-left-right-left',differ=1}")
+"""Boxes whose codes, held-out ones too, differ from one code in at most one box. The policy is
+cloned on boxes of any code, so it knows how to look back and nothing of these codes, and every
+episode is paid, so an arm without a memory may learn the likely buttons into its weights.
+"""
+SHUFFLED = "graph_memory.rewards=shuffled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +85,17 @@ class Arm:
     """Arms of equal contexts share theirs."""
     split: Split = "heldout"
     """What it is measured on."""
+    cloned: tuple[str, ...] | None = None
+    """What the warm start is made with, where not with the same changes."""
+    episode: int = -1
+    """Whose return is compared."""
 
 
 ARMS = {
     "quickstart": Arm(),
     "scaling_inter": Arm("scaling_inter", ("curriculum.turns=[2, 3, 4]", "curriculum.steps=5")),
     "metacure": Arm("metacure"),
+    "graph_memory": Arm("graph_memory"),
     "sge": Arm("sge", ('trial.strategy="episode"',), warm_start="strategies"),
     "reflections": Arm(None, (REMARKS,), warm_start="reflections"),
     "rema": Arm("rema", (REMARKS,), control="reflections", warm_start="reflections"),
@@ -95,8 +111,29 @@ ARMS = {
     "sac_without_hindsight": Arm(
         "sac_glam", (*GRID, "sac.hindsight=0"), "sac_without_hindsight", "grid", "train"
     ),
+    "alike": Arm(None, ALIKE, "alike", "boxes", cloned=BOXES, episode=0),
+    "graph_memory_alike": Arm(
+        "graph_memory",
+        (*ALIKE, "graph_memory.strategies=4"),
+        control="alike",
+        warm_start="boxes",
+        cloned=BOXES,
+        episode=0,
+    ),
+    "graph_memory_shuffled": Arm(
+        "graph_memory",
+        (*ALIKE, "graph_memory.strategies=4", SHUFFLED),
+        control="alike",
+        warm_start="boxes",
+        cloned=BOXES,
+        episode=0,
+    ),
 }
-BASELINES = {"sokoban": "methods_sokoban", "sac_without_hindsight": "methods_grid"}
+BASELINES = {
+    "alike": "methods_alike",
+    "sac_without_hindsight": "methods_grid",
+    "sokoban": "methods_sokoban",
+}
 """Where figures go whose control is not of the quickstart, by the control."""
 
 
@@ -124,31 +161,39 @@ def _prepared(job: Job, folder: Path) -> Path:
     """The warm-started policy, which arms of equal contexts share."""
     warm = folder / ARMS[job[0]].warm_start
     warm.mkdir(parents=True, exist_ok=True)
-    return prepare(config_of(*job), warm)
+    arm = ARMS[job[0]]
+    return prepare(_config(arm, arm.changes if arm.cloned is None else arm.cloned, job[1]), warm)
 
 
 def config_of(name: str, seed: int) -> Config:
     """The configuration of an arm."""
-    arm = ARMS[name]
-    changes = [ROOM, f"learner.steps={STEPS}", *arm.changes, f"seed={seed}"]
-    return config_file.load(CONFIG, changes, arm.method)
+    return _config(ARMS[name], ARMS[name].changes, seed)
+
+
+def _config(arm: Arm, changes: tuple[str, ...], seed: int) -> Config:
+    settings = [ROOM, f"learner.steps={STEPS}", *changes, f"seed={seed}"]
+    return config_file.load(CONFIG, settings, arm.method)
 
 
 def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:
     rows = []
-    last = {arm: {seed: _returns(each)[-1] for seed, each in found[arm].items()} for arm in ARMS}
+    compared = {
+        name: {seed: _returns(each)[arm.episode] for seed, each in found[name].items()}
+        for name, arm in ARMS.items()
+    }
     for name, arm in ARMS.items():
-        values = last[name]
+        values = compared[name]
         if not values:
             continue
-        gains = paired(values, last[arm.control])
+        gains = paired(values, compared[arm.control])
         gain = interval(gains) if name != arm.control and len(gains) > 1 else None
         first = [_returns(each)[0] for each in found[name].values()]
         row = {"arm": name, "control": arm.control, "first_episode": first, "gain": gain}
-        rows.append(row | {"last_episode": list(values.values())})
+        last = [_returns(each)[-1] for each in found[name].values()]
+        rows.append(row | {"last_episode": last})
         beside = "" if gain is None else f"  {gain[0]:+.3f} ± {gain[1]:.3f} against {arm.control}"
         shown = " ".join(f"{value:+.3f}" for value in values.values())
-        print(f"{name:18} last episode: {shown}{beside}")
+        print(f"{name:21} {'last' if arm.episode else 'first'} episode: {shown}{beside}")
     for file in ("methods", *BASELINES.values()):
         if own := [row for row in rows if BASELINES.get(row["control"], "methods") == file]:
             write_baseline(file, {"trials": TRIALS, "seeds": seeds, "rows": own})

@@ -38,7 +38,7 @@ from mage_async.admission.journaled import JournaledGroups
 from mage_async.admission.rules import SLOTS, Flow, Place, Rule
 from mage_async.admission.slots import Slot
 from mage_async.protocol.messages import GroupGrant, TrialResult
-from mage_async.trajectory import Group, Task
+from mage_async.trajectory import Group, Guidance, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ class SlotLedger(JournaledGroups):
         now: float,
         deadline_s: float,
         max_turns: int = 0,
+        guidance: Guidance | None = None,
     ) -> GroupGrant:
         """Give a free slot to a new group. Only after `may_grant`."""
         assert self.may_grant(), "no slot is free"
@@ -105,6 +106,7 @@ class SlotLedger(JournaledGroups):
             granted=now,
             num_beside=self.num_in_play() + 1,
             max_turns=max_turns,
+            guidance=guidance,
         )
         self._slots[slot.grant] = slot
         self.next_grant += 1
@@ -240,4 +242,6 @@ class SlotLedger(JournaledGroups):
             return f"group {slot.grant} is at epoch {slot.epoch}, got {result.epoch}"
         if (result.trial.task, result.trial.num_episodes) != (slot.task, slot.num_episodes):
             return f"group {slot.grant} is another task than the trial's"
+        if result.trial.memory != slot.memory_of(result.trial.index):
+            return f"group {slot.grant} was granted with another memory than the trial's"
         return ""

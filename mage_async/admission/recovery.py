@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import msgspec
 
 from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.recalled import Recalled
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
+from mage_async.graph_memory.memory import GraphMemory
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, Head, Published, Record
 from mage_async.protocol.messages import TrialResult
 from mage_async.tasks.population import League
@@ -44,16 +46,21 @@ class LastConfig:
             yield record
 
 
-def replay(records: Iterable[Record], ledger: SlotLedger, league: League) -> Iterator[Committed]:
+def replay(
+    records: Iterable[Record],
+    ledger: SlotLedger,
+    league: League,
+    memory: GraphMemory | None = None,
+) -> Iterator[Committed]:
     """Redo records on a new ledger, and yield each step; the first record is a `Head`.
 
-    Afterwards the ledger holds what it held when the last record was written, and so does the
-    league.
+    Afterwards the ledger holds what it held when the last record was written, and so do the league
+    and the graph memory, which is compared with what the records say of it.
 
     Raises:
-        RunError: the records contradict each other.
+        RunError: the records contradict each other, or the memory comes out otherwise.
     """
-    config = ""
+    config, recalled = "", Recalled(memory or GraphMemory())
     for number, record in enumerate(records):
         match record:
             case Head():
@@ -63,7 +70,9 @@ def replay(records: Iterable[Record], ledger: SlotLedger, league: League) -> Ite
                     ledger.keep_only(record)
                 config = record.config
                 league.begin(record.population)
+                recalled.begin(record)
             case Granted():
+                recalled.check_grant(record)
                 ledger.redo_grant(record)
             case TrialResult():
                 ledger.receive(record)
@@ -78,6 +87,7 @@ def replay(records: Iterable[Record], ledger: SlotLedger, league: League) -> Ite
                 groups = ledger.redo_commit(record)
                 if groups is not None:
                     league.trained(groups)
+                recalled.trained(record, groups)
                 yield Committed(record, groups, config)
             case Published():
                 league.published(record.version)

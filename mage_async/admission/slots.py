@@ -9,7 +9,7 @@ from typing import Self
 
 from mage_async.protocol.journal_records import Granted
 from mage_async.protocol.messages import GroupGrant
-from mage_async.trajectory import Group, Task, Trial
+from mage_async.trajectory import Group, Guidance, Task, Trial
 
 
 @dataclass(slots=True)
@@ -32,6 +32,8 @@ class Slot:
     num_expired: int = 0
     max_turns: int = 0
     """Most turns of an episode; 0: no limit but the environment's."""
+    guidance: Guidance | None = None
+    """What the first trials are told of earlier tasks."""
 
     @classmethod
     def redone(cls, granted: Granted) -> Self:
@@ -47,6 +49,7 @@ class Slot:
             deadline=math.inf,
             trials=[None] * message.num_trials,
             max_turns=message.max_turns,
+            guidance=message.guidance,
         )
 
     def is_complete(self) -> bool:
@@ -59,7 +62,13 @@ class Slot:
 
     def group(self) -> Group:
         """The complete group."""
-        return Group(self.grant, self.version, tuple(t for t in self.trials if t is not None))
+        trials = tuple(t for t in self.trials if t is not None)
+        return Group(self.grant, self.version, trials, self.guidance)
+
+    def memory_of(self, index: int) -> int | None:
+        """Version of the graph memory that a trial has to be told of; None: of none."""
+        told = self.guidance
+        return told.version if told is not None and index < told.num_guided else None
 
     def message(self, deadline_s: float, lag: int) -> GroupGrant:
         """What its peer is told; `lag`: actors get weights of so many steps ago."""
@@ -76,4 +85,5 @@ class Slot:
             deadline_s=deadline_s,
             held=self.held(),
             max_turns=self.max_turns,
+            guidance=self.guidance,
         )

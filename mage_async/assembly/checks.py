@@ -45,6 +45,7 @@ def check(config: Config) -> None:
     exploration_bonus.check(config.credit, environment)
     _check_expert(config)
     sac_checks.check(config, environment)
+    _check_memory(config)
     _check_sending(config)
     corrections.check(config.learner.correction)
     _check_passes(config)
@@ -161,6 +162,7 @@ def _check_room(config: Config, name: str, environment: Environment) -> None:
     if config.warm_start is None:  # or else its remarks are as long as those it was cloned from
         rules = replace(rules, max_reflection_tokens=1)
     least = shortest_context(environment, rules, chat)
+    least += 2 * config.graph_memory.strategies  # a state and an action of a word each
     if config.engine.max_tokens < least:
         raise ConfigError(
             f"engine.max_tokens must be at least {least}, which a trial of {last.num_episodes} "
@@ -196,6 +198,15 @@ def _check_population(config: Config, environment: Environment) -> None:
         raise ConfigError(
             "population.rivals: versions are held by the embedded engine and kept on disk: set "
             'engine.kind = "embedded" and transport.weights = "disk"'
+        )
+
+
+def _check_memory(config: Config) -> None:
+    """A strategy's use is measured against trials of the group that were told of none."""
+    if config.graph_memory.strategies and config.admission.trials_per_group < 2:
+        raise ConfigError(
+            "graph_memory.strategies compares trials that are told with others of their group: "
+            "set admission.trials_per_group to at least 2, or graph_memory.strategies = 0"
         )
 
 

@@ -111,6 +111,10 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "transcript.max_action_tokens": 1,
         "sac.hindsight": 4,
     },
+    "graph_memory": {
+        "graph_memory.strategies": 3,
+        "advantage.baseline": ["group", "memory", "kind", "episode", "index"],
+    },
 }
 """Keys by method; behind MAGE and LaMer the papers' baselines.
 
@@ -120,7 +124,7 @@ one episode is luck, and anything that claims to learn within a trial has to bea
 `react` and `reflexion` are the model as it is: by itself, with its earlier episodes to read, and
 with its remarks on them; a model that reads needs `transcript.rules = true` for each.
 
-Six change one thing each of whatever configuration they are written over:
+Seven change one thing each of whatever configuration they are written over:
 
 - `scaling_inter` (arXiv 2509.08755): a horizon that grows in stages of `curriculum.steps`, here
   over episodes; how many turns are few depends on the environment: set `curriculum.turns` too.
@@ -135,6 +139,8 @@ Six change one thing each of whatever configuration they are written over:
 - `stepagent_implicit` and `stepagent_irl` (arXiv 2411.03817): the environment's best scripted
   player is asked at every turn. Its action is preferred to the policy's, or a discriminator of the
   two pays the turn; `docs/methods/stepagent.md`.
+- `graph_memory` (arXiv 2511.07800): half of each group's trials begin with three strategies that
+  earlier tasks taught, drawn by trained weights; both halves have a baseline of their own.
 
 `sac_glam` (arXiv 2410.12481) is soft actor-critic with a replay buffer and goals relabelled in
 hindsight, on one episode; `docs/methods/sac_glam.md` has its equations.

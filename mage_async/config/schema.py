@@ -13,6 +13,7 @@ from mage_async.config.sections.credit import Advantage, Credit
 from mage_async.config.sections.engines import Embedded, Sglang
 from mage_async.config.sections.expert import Expert
 from mage_async.config.sections.learner import Learner
+from mage_async.config.sections.memory import MemoryRules
 from mage_async.config.sections.policy import Pretrained, Tiny, WarmStart
 from mage_async.config.sections.run import (
     Doctor,
@@ -49,6 +50,7 @@ class Config(Section):
     engine: Embedded | Sglang = Embedded()
     admission: Admission = Admission()
     population: Population = Population()
+    graph_memory: MemoryRules = MemoryRules()
     credit: Credit = Credit()
     advantage: Advantage = Advantage()
     expert: Expert | None = None

@@ -45,6 +45,8 @@ class TurnTable:
     """bool"""
     num_tokens: np.ndarray
     """int64: length of the completion"""
+    memory: np.ndarray
+    """int64: whether its trial was told strategies of earlier tasks"""
 
     def __len__(self) -> int:
         return len(self.returns)
@@ -96,6 +98,7 @@ def build_table(
         trial=np.repeat(np.arange(len(trials)), counts),
         member=np.repeat(members, counts),
         seat=np.repeat(_integers([trial.task.seat for _, trial in trials]), counts),
+        memory=np.repeat(_integers([trial.memory is not None for _, trial in trials]), counts),
         **_turn_columns(turns),
         returns=np.array([value for values, _ in credited for value in values], np.float64),
         episode_score=np.array([score for _, scores in credited for score in scores], np.float64),

@@ -11,6 +11,7 @@ TABS = {
     "": "overview",
     "trials": "trials",
     "evaluation": "evaluation",
+    "memory": "memory",
     "processes": "processes",
     "config": "configuration",
     "play": "play",

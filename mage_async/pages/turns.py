@@ -88,6 +88,8 @@ class ShownTrial:
     episodes: Sequence[Sequence[ShownTurn]]
     num_tokens: int
     duration_s: float
+    memory: int | None
+    """Version of the graph memory that it was told strategies of; None: of none."""
     rest: str
     """What the agent was told after its last answer."""
 
@@ -113,6 +115,7 @@ def shown_trial(
         ],
         num_tokens=trial.num_tokens(),
         duration_s=trial.duration_s,
+        memory=trial.memory,
         rest=_words(rest, decode),
     )
 

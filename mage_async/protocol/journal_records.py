@@ -23,12 +23,13 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import Literal
 
 import msgspec
 
 from mage_async.errors import WireError
+from mage_async.graph_memory.graph import Table as MemoryTable
 from mage_async.protocol.codec import decode_kept, encode
 from mage_async.protocol.messages import Fields, GroupGrant, Number
 from mage_async.protocol.trial_frames import (
@@ -80,6 +81,8 @@ class Commit(Fields):
     """Training time of the run so far."""
     digest_method: Literal["blake2b", "sum64"] = "blake2b"
     """How tensors were digested (`mage_async/policy/weight_digest.py`); older runs do not say."""
+    memory: str = ""
+    """Digest of the graph memory after the step; empty where the run has none."""
 
 
 class Published(Fields):
@@ -107,6 +110,8 @@ class Head(Fields):
     """Groups by reason."""
     population: Table | None = None
     """Rivals and ratings; None where the run has none."""
+    memory: MemoryTable | None = None
+    """The graph memory; None where the run has none."""
 
     def oldest_version(self) -> int:
         """The version at which the oldest group in flight was granted."""
@@ -277,17 +282,15 @@ def _read_trial(data: bytes, limits: Limits) -> TrialResult:
     sizes = _SIZES.unpack_from(data)
     if sum(sizes) != len(data) - _SIZES.size:
         raise WireError(f"frames of {sum(sizes)} bytes in {len(data) - _SIZES.size}")
-    message = decode_kept(list(_cut(memoryview(data)[_SIZES.size :], sizes)), limits)
+    message = decode_kept(_cut(memoryview(data)[_SIZES.size :], sizes), limits)
     if not isinstance(message, TrialResult):
         raise WireError(f"expected a trial, got {type(message).__name__}")
     return TrialResult(message.grant, message.epoch, message.trial)
 
 
-def _cut(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
-    start = 0
-    for size in sizes:
-        yield data[start : start + size]
-        start += size
+def _cut(data: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    places = pairwise(accumulate(sizes, initial=0))
+    return [data[start:stop] for start, stop in places]
 
 
 def _checksum(length: int, pieces: Sequence[Frame]) -> int:

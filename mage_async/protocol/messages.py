@@ -29,6 +29,7 @@ from msgspec import Meta
 
 from mage_async.protocol.file_chunks import Chunk, ChunkHeader, FileDigest, FileName
 from mage_async.protocol.trial_frames import TrialHeader, TrialResult
+from mage_async.trajectory import Guidance
 
 MAX_REASON_CHARS = 2000
 """Cut a reason to this length before sending it."""
@@ -158,6 +159,8 @@ class GroupGrant(Fields):
     """Where `member` is a version of the policy: which, and where it lies."""
     max_turns: Annotated[int, Meta(ge=0, le=65_536)] = 0
     """Most actions of an episode; 0: as many as the environment allows."""
+    guidance: Guidance | None = None
+    """What the first trials of the group are told of earlier tasks."""
 
 
 class GroupDrop(Fields):

@@ -104,6 +104,7 @@ class TrialHeader(
     num_injections: Natural = 0
     expert_steps: tuple[ExpertStep, ...] = ()
     """Not written where no expert was asked."""
+    memory: Natural | None = None
 
 
 def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[Frame]]:
@@ -129,6 +130,7 @@ def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[F
         duration_s=trial.duration_s,
         num_injections=trial.num_injections,
         expert_steps=trial.expert_steps,
+        memory=trial.memory,
     )
     _check_counts(header, limits)
     tokens = _joined("tokens", [segment.tokens for segment in trial.segments], _TOKENS)
@@ -187,6 +189,7 @@ def _trial(
         duration_s=header.duration_s,
         num_injections=header.num_injections,
         expert_steps=header.expert_steps,
+        memory=header.memory,
     )
 
 

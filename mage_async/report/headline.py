@@ -14,6 +14,7 @@ Score = Mapping[str, Any]
 CONTROLS = {
     "heldout_blind": ("blind", "earlier episodes removed"),
     "heldout_swapped": ("swapped", "another hidden at the end"),
+    "heldout_unguided": ("unguided", "earlier tasks not told of"),
     "train": ("train", "tasks it was trained on"),
 }
 

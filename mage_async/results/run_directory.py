@@ -68,6 +68,11 @@ class RunDirectory:
         return self.root / "evaluations.jsonl"
 
     @property
+    def memory(self) -> Path:
+        """The strategies of the graph memory, one line of JSON a version."""
+        return self.root / "memory.jsonl"
+
+    @property
     def evaluation(self) -> Path:
         """The final evaluation with its controls."""
         return self.root / "evaluation.json"

@@ -1,11 +1,11 @@
 """A trial against a rival: a version of the policy in the opponent's seat, played by the same
 engine.
 
-The agent's side is a trial like any other. The rival has no memory: each episode is its first one,
-so it plays the same way in all of them, and the agent can find out how. The rival sees what the
-agent would see in that seat, and its luck is the episode's, the same for all trials of a group. Its
-actions reach the trial as the opponent's moves, in the environment's words; its tokens belong to no
-trial, so they are neither trained on nor counted.
+The agent's side is a trial like any other. The rival has no memory, and is told of no earlier task:
+each episode is its first one, so it plays the same way in all of them, and the agent can find out
+how. The rival sees what the agent would see in that seat, and its luck is the episode's, the same
+for all trials of a group. Its actions reach the trial as the opponent's moves, in the environment's
+words; its tokens belong to no trial, so they are neither trained on nor counted.
 """
 
 import random
@@ -58,7 +58,7 @@ class RivalSide:
         if duel is None:
             raise EnvironmentFault(f"{task.environment}: nobody can play the opponent's seat")
         self.duel, self._version = duel, version
-        own_rules = replace(rules, num_episodes=1, max_turns=0, stops_on_success=False)
+        own_rules = replace(rules.guided(None), num_episodes=1, max_turns=0, stops_on_success=False)
         own_task = replace(task, seed=_luck(duel.chance))
         side = SidePlay(duel, RIVAL)
         own_name = f"{name}.rival{episode}"

@@ -39,11 +39,15 @@ class Prompts:
     """Asks for the action, after a strategy."""
     layout: Callable[[str], str] = str
     """Lays an observation out, for a model that reads; as it is for one that learns the words."""
+    guidance: str = ""
+    """What earlier tasks taught, after the rules of every context."""
 
     def opening(self, episode: int, observation: str, remarks: Sequence[str]) -> str:
-        """First words of a context: rules, remarks carried over, and the episode's beginning."""
+        """First words of a context: rules, what earlier tasks taught, remarks carried over, and the
+        episode's beginning.
+        """
         said = [f"remark {number}: {remark}" for number, remark in enumerate(remarks, 1)]
-        return _join(self.rules, *said, self.beginning(episode, observation))
+        return _join(self.rules, self.guidance, *said, self.beginning(episode, observation))
 
     def beginning(self, episode: int, observation: str) -> str:
         """How an episode is announced."""

@@ -16,6 +16,7 @@ def trial_as_dict(trial: Trial, chat: ChatFormat, version: int) -> dict[str, Any
         "seat": trial.task.seat,
         "seed": trial.task.seed,
         "reward_by_episode": trial.episode_rewards(),
+        **({} if trial.memory is None else {"memory": trial.memory}),
         **({} if trial.cut_at is None else {"cut_at": trial.cut_at}),
         "turns": [
             {

@@ -6,6 +6,7 @@ from typing import Literal
 
 from mage_async.completion import Sampling
 from mage_async.environments.environment import Environment
+from mage_async.trajectory import Guidance
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.experts import Experts
 from mage_async.trials.prompts import Prompts, prompts_for
@@ -39,10 +40,12 @@ class TrialRules:
     strategy_temperature: float = 1.0
     expert: Experts | None = None
     """Who is asked at every action what an expert would do; None: nobody."""
+    memory: int | None = None
+    """Version of the graph memory that the prompts tell strategies of; None: of none."""
 
     def told_by(self, environment: Environment) -> "TrialRules":
         """The same rules in the words, and with the tools, of one part of a mix."""
-        said = prompts_for(environment, self.num_episodes, rules=bool(self.prompts.rules))
+        said = self._said(environment, self.num_episodes)
         parser = replace(self.parser, has_tools=bool(environment.tools))
         return replace(self, prompts=said, parser=parser)
 
@@ -50,5 +53,14 @@ class TrialRules:
         """The same rules with another horizon, which is also what the agent is told."""
         if (num_episodes, max_turns) == (self.num_episodes, self.max_turns):
             return self
-        said = prompts_for(environment, num_episodes, rules=bool(self.prompts.rules))
+        said = self._said(environment, num_episodes)
         return replace(self, num_episodes=num_episodes, max_turns=max_turns, prompts=said)
+
+    def guided(self, guidance: Guidance | None) -> "TrialRules":
+        """The same rules with strategies of earlier tasks, or without any."""
+        text, version = (guidance.text, guidance.version) if guidance else ("", None)
+        return replace(self, prompts=replace(self.prompts, guidance=text), memory=version)
+
+    def _said(self, environment: Environment, num_episodes: int) -> Prompts:
+        said = prompts_for(environment, num_episodes, rules=bool(self.prompts.rules))
+        return replace(said, guidance=self.prompts.guidance)

@@ -192,6 +192,7 @@ class TrialRun:
             tuple(self._turns),
             **asdict(self._counts),
             duration_s=duration_s,
+            memory=self._rules.memory,
             cut_at=self._cut_at,
             expert_steps=tuple(self._expert_steps),
         )

@@ -56,6 +56,7 @@ def test_a_baseline_trains_on_one_episode_and_is_evaluated_on_as_many_as_the_oth
         ("sge", {"trial", "sampling"}),
         ("rema", {"trial", "advantage"}),
         ("metacure", {"credit"}),
+        ("graph_memory", {"graph_memory", "advantage"}),
     ],
 )
 def test_a_method_that_changes_one_thing_leaves_all_else_as_it_is(method, changed):

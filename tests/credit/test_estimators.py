@@ -30,6 +30,7 @@ def table(returns, **columns):
         "episode_score": returns,
         "is_valid": np.ones(len(returns), bool),
         "num_tokens": np.ones(len(returns), np.int64),
+        "memory": np.zeros(len(returns), np.int64),
     }
     return TurnTable(**defaults | given)
 

@@ -157,6 +157,7 @@ def batch(seed: int, num_trials: int = 24, *, is_equal: bool = False) -> TurnTab
         episode_score=np.full(shape, 0.7) if is_equal else source.normal(size=shape).round(1),
         is_valid=np.ones(shape, bool) if is_equal else source.random(shape) < 0.8,
         num_tokens=np.ones(shape, np.int64) if is_equal else source.integers(1, 20, shape),
+        memory=trial % 2,
     )
 
 

@@ -13,6 +13,7 @@ from mage_async.admission.ledger import SlotLedger
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
+from mage_async.graph_memory.memory import GraphMemory
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.weight_digest import NEWEST, Method, overall, tensor_digests
 from mage_async.protocol.journal_records import Commit, Record, Segment, first_head
@@ -66,7 +67,8 @@ def recover(
     training: Training, digest: str, tensors: dict[str, str], method: Method = NEWEST
 ) -> int:
     journal: Any = Journal(training.own_config, digest, tensors, method)
-    return len(resume.recover(training, journal, SlotLedger(2, 1, 2), League()))
+    ledger, memory = SlotLedger(2, 1, 2), GraphMemory(training.own_config)
+    return len(resume.recover(training, journal, ledger, League(), memory))
 
 
 @pytest.mark.parametrize("method", ["blake2b", "sum64"])

@@ -40,6 +40,7 @@ def tables(draw):
         episode_score=floats(),
         is_valid=np.ones(len(trial), bool),
         num_tokens=np.ones(len(trial), np.int64),
+        memory=trial % 2,
     )
 
 

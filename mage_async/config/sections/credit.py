@@ -6,7 +6,7 @@ from msgspec import field
 
 from mage_async.config.sections.section import NonNegative, Section, Share
 
-Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor"]
+Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor", "memory"]
 CreditKind = Literal[
     "differential",
     "differential_dense",

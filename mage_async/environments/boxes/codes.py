@@ -33,6 +33,15 @@ def codes_of(num_boxes: int) -> dict[Split, tuple[Code, ...]]:
     }
 
 
+def alike(codes: Sequence[Code], near: Code, differ: int) -> tuple[Code, ...]:
+    """The codes that differ from one in at most so many boxes."""
+    return tuple(
+        code
+        for code in codes
+        if sum(one != other for one, other in zip(code, near, strict=True)) <= differ
+    )
+
+
 def complement(code: Code) -> Code:
     """The other button of each box."""
     return tuple(BUTTONS[1 - BUTTONS.index(button)] for button in code)

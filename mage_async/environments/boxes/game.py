@@ -12,6 +12,7 @@ from mage_async.environments.boxes.codes import (
     BUTTONS,
     NUM_BOXES,
     Code,
+    alike,
     best_first_episode,
     codes_of,
     complement,
@@ -26,7 +27,7 @@ from mage_async.environments.boxes.play import (
     Scripted,
 )
 from mage_async.environments.environment import Chance, Environment, Facts, Split
-from mage_async.environments.options import check_one_of
+from mage_async.environments.options import check_one_of, check_whole
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 
@@ -40,17 +41,27 @@ class Boxes(Environment):
     Args:
         boxes: from 3 to 6; 4 have 16 codes and 5 have 32, a quarter of them held out.
         scripted: a warm start's script `remembers` what earlier episodes have shown, or `guesses`.
+        near: a code, such as `left-right-right-left`: the codes of all tasks, held-out ones too,
+            are like it, which is what a memory across tasks can find out. Empty: any code.
+        differ: boxes in which a code may differ from `near`.
 
     Raises:
         ConfigError: an option is out of its range.
     """
 
-    def __init__(self, boxes: int = 4, scripted: Scripted = "remembers") -> None:
+    def __init__(
+        self, boxes: int = 4, scripted: Scripted = "remembers", near: str = "", differ: int = 1
+    ) -> None:
         check_one_of("boxes", "boxes", boxes, NUM_BOXES)
         check_one_of("boxes", "scripted", scripted, get_args(Scripted))
         self._names, self._scripted = BOXES[:boxes], scripted
         self._splits = codes_of(boxes)
         self._codes = {"-".join(code): code for codes in self._splits.values() for code in codes}
+        if near:
+            check_one_of("boxes", "near", near, tuple(self._codes))
+            check_whole("boxes", "differ", differ, 1, boxes)
+            house = self._codes[near]
+            self._splits = {split: alike(c, house, differ) for split, c in self._splits.items()}
         self.facts = Facts(
             name="boxes",
             num_seats=1,
@@ -100,7 +111,8 @@ class Boxes(Environment):
         again, `with_memory` begins with that one and then opens every box. These know the codes of
         `train`; of a held-out code they only know that it is one of all.
         """
-        codes = self._splits["train"] if split == "train" else tuple(self._codes.values())
+        every = self._splits["train"] + self._splits["heldout"]
+        codes = self._splits["train"] if split == "train" else every
         first = best_first_episode(codes)
         return {
             "random": (0.5,) * num_episodes,

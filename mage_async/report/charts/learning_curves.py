@@ -13,6 +13,7 @@ SETS = {
     "train": ("train", "train"),
     "heldout_blind": ("blind", "blind"),
     "heldout_swapped": ("swapped", "swapped"),
+    "heldout_unguided": ("unguided", "unguided"),
 }
 """Evaluation sets: the word and the colour for each, the most important first."""
 

@@ -208,10 +208,13 @@ class Actor:
     async def _trials(self, grant: GroupGrant) -> None:
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)
         stage = self._stage.under(grant.num_episodes, grant.max_turns)
+        told = grant.guidance
+        guided, first = stage.guided(told), told.num_guided if told else 0
         async with asyncio.TaskGroup() as trials:
             for index in sorted(set(range(grant.num_trials)) - self._played(grant)):
+                how = guided if index < first else stage
                 trials.create_task(
-                    self._trial(stage, grant, task, index), name=f"trial {grant.grant}.{index}"
+                    self._trial(how, grant, task, index), name=f"trial {grant.grant}.{index}"
                 )
 
     def _played(self, grant: GroupGrant) -> set[int]:

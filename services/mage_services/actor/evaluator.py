@@ -33,7 +33,9 @@ from mage_async.results.score import Score, environment_returns, score
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.duel_run import Run
 from mage_async.trials.trial_as_dict import trial_as_dict
+from mage_services.actor.recollection import Recall, recall_of, told_nothing
 from mage_services.actor.rollout import Stage, play_all
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
@@ -70,6 +72,9 @@ class Evaluator:
         blind = replace(rules, keeps_history=False, reflects=False)
         self._blind = Stage(environment, blind, chat, engine, workers)
         self._at_once = config.engine.max_contexts
+        self._has_memory = config.graph_memory.strategies > 0
+        self.recall: Recall = told_nothing
+        """What each trial is told of earlier tasks."""
         self._num_sets = 0
 
     async def curve(self, num_trials: int) -> dict[str, Score]:
@@ -79,12 +84,17 @@ class Evaluator:
         }
 
     async def final(self, num_trials: int) -> dict[str, Score]:
-        """The final sets with both controls. Cancellation abandons them."""
+        """The final sets with both controls; where there is a graph memory, also without what it
+        tells. Cancellation abandons them.
+        """
         sets = {
             split: await self.play(split, num_trials, FINAL_SEED) for split in ("train", "heldout")
         }
         sets["heldout_blind"] = await self.play("heldout", num_trials, FINAL_SEED, blind=True)
         sets["heldout_swapped"] = await self.play("heldout", num_trials, FINAL_SEED, swap=True)
+        if self._has_memory:
+            self.recall = told_nothing
+            sets["heldout_unguided"] = await self.play("heldout", num_trials, FINAL_SEED)
         return sets
 
     async def play(
@@ -101,7 +111,7 @@ class Evaluator:
         self._num_sets += 1
         tasks = evaluation_tasks(self._environment, "heldout", num_tasks, FINAL_SEED)
         runs = [
-            self._stage.begin(task, repeat, f"e{self._num_sets}.{number}.{repeat}")
+            self._begin(self._stage, task, repeat, f"e{self._num_sets}.{number}.{repeat}")
             for number, task in enumerate(tasks)
             for repeat in range(repeats)
         ]
@@ -120,10 +130,17 @@ class Evaluator:
         stage = self._blind if blind else self._stage
         tasks = evaluation_tasks(self._environment, split, count, seed)
         runs = [
-            stage.begin(task, 0, f"e{self._num_sets}.{number}", self._swap(task, split, swap))
+            self._begin(
+                stage, task, 0, f"e{self._num_sets}.{number}", self._swap(task, split, swap)
+            )
             for number, task in enumerate(tasks)
         ]
         return await play_all(runs, self._engine, stage.workers, self._at_once)
+
+    def _begin(
+        self, stage: Stage, task: Task, index: int, name: str, swap: Task | None = None
+    ) -> Run:
+        return stage.guided(self.recall(task)).begin(task, index, name, swap)
 
     def _swap(self, task: Task, split: Split, wanted: bool) -> Task | None:
         return swapped(task, self._environment, split) if wanted else None
@@ -261,8 +278,9 @@ class Follower:
         """The final sets with the last weights. Cancellation loses them."""
         self._status.send("evaluating", version=version)
         self.time.enter("playing")
-        sets = await evaluator.final(self._config.evaluation.final_trials)
+        evaluator.recall = recall_of(self._run, self._config, version)
         await self._sample(evaluator, version)
+        sets = await evaluator.final(self._config.evaluation.final_trials)
         write_evaluation(self._run, sets, environment, version, self.time.seconds())
 
     async def _sample(self, evaluator: Evaluator, version: int) -> None:
@@ -274,6 +292,7 @@ class Follower:
         """One point of the curve; the last version is measured by the final sets instead."""
         if version == self._config.learner.steps or not self._config.evaluation.every:
             return
+        evaluator.recall = recall_of(self._run, self._config, version)
         sets = await evaluator.curve(self._config.evaluation.trials)
         line = {
             "version": version,

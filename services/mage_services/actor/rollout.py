@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment
 from mage_async.errors import CallFault, ContextFull, TurnOverdue
-from mage_async.trajectory import Task, Trial
+from mage_async.trajectory import Guidance, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duel_run import Run, begin_trial
 from mage_async.trials.trial_rules import TrialRules
@@ -39,6 +39,10 @@ class Stage:
         """The same with another horizon."""
         rules = self.rules.under(self.environment, num_episodes, max_turns)
         return replace(self, rules=rules)
+
+    def guided(self, guidance: Guidance | None) -> "Stage":
+        """The same for trials that are told strategies of earlier tasks, or of none."""
+        return replace(self, rules=self.rules.guided(guidance))
 
 
 async def play_trial(run: Run, engine: Engine, workers: Workers) -> Trial:

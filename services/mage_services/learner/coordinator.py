@@ -16,8 +16,7 @@ have become complete.
     Goodbye          the same, for good
     (unknown peer's) WhoAreYou, so that it says hello; a result is taken all the same
 
-`peer_registry.py` has the peers and what they are told, `grants.py` what is granted and given up,
-`arrivals.py` what is taken in.
+`peer_registry.py` has the peers, `grants.py` what is granted, `arrivals.py` what is taken in.
 
 What a peer is told follows from what the journal holds durably: a grant or an acknowledgement
 leaves when its record, and with it every earlier one, is on disk. While the journal has no space no
@@ -33,6 +32,7 @@ from mage_async.admission.concurrency import Concurrency
 from mage_async.admission.counts import LedgerCounts
 from mage_async.admission.groups_in_flight import OVER_AGE
 from mage_async.admission.ledger import SlotLedger
+from mage_async.graph_memory.memory import GraphMemory
 from mage_async.protocol.journal_records import Dropped, Head, Published
 from mage_async.protocol.messages import (
     Goodbye,
@@ -72,6 +72,8 @@ class Coordinator:
     weights: WeightStore
     league: League = field(default_factory=League)
     """Versions of the policy that sit in opponents' seats, and ratings."""
+    memory: GraphMemory = field(default_factory=GraphMemory)
+    """What groups are told of earlier tasks."""
     pace: Concurrency | None = None
     """Age-aware concurrency; None: as many groups in play as the ledger's rule admits."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -96,6 +98,7 @@ class Coordinator:
             self.rules,
             self.clock,
             self.weights,
+            self.memory,
             self.arrived,
         )
         self.arrivals = Arrivals(
@@ -216,7 +219,7 @@ class Coordinator:
 
     def head(self) -> Head:
         """All a new segment of the journal has to begin with."""
-        return head_of(self.ledger, self.rules, self.league)
+        return head_of(self.ledger, self.rules, self.league, self.memory)
 
     def close(self) -> None:
         """Grant nothing more; what is played is still taken in."""

@@ -8,6 +8,7 @@ import msgspec
 
 from mage_async.admission.ledger import SlotLedger
 from mage_async.config.schema import Curriculum
+from mage_async.graph_memory.memory import GraphMemory
 from mage_async.protocol.journal_records import Head, Record
 from mage_async.tasks.population import League
 from mage_async.trajectory import Task
@@ -59,7 +60,12 @@ class CoordinatorRules:
         return is_measured(version, every=self.evaluate_every, last=self.last_version)
 
 
-def head_of(ledger: SlotLedger, rules: CoordinatorRules, league: League) -> Head:
+def head_of(
+    ledger: SlotLedger, rules: CoordinatorRules, league: League, memory: GraphMemory
+) -> Head:
     """All that a new segment of the journal has to begin with."""
-    head = ledger.head(rules.config, rules.deadline_s)
-    return msgspec.structs.replace(head, population=league.table()) if league.is_on else head
+    return msgspec.structs.replace(
+        ledger.head(rules.config, rules.deadline_s),
+        population=league.table() if league.is_on else None,
+        memory=memory.table() if memory.is_on else None,
+    )

@@ -12,6 +12,7 @@ import msgspec
 
 from mage_async.admission.ledger import SlotLedger
 from mage_async.errors import DeterministicFailure
+from mage_async.graph_memory.memory import GraphMemory
 from mage_async.protocol.journal_records import Dropped
 from mage_async.protocol.messages import GroupDrop, GroupGrant, Rival
 from mage_async.tasks.curriculum import horizon
@@ -33,6 +34,7 @@ class Grants:
     rules: CoordinatorRules
     clock: Callable[[], float]
     weights: WeightStore
+    memory: GraphMemory
     arrived: asyncio.Event
     """Set whenever a batch may have become complete, as when a group before it is dropped."""
 
@@ -98,13 +100,16 @@ class Grants:
     def _new(self, peer: Peer) -> GroupGrant:
         rules, version = self.rules, self.ledger.version
         played = horizon(rules.curriculum, version, rules.num_episodes)
+        number = self.ledger.next_grant
+        task = self.tasks.task(number)
         return self.ledger.grant(
-            self.tasks.task(self.ledger.next_grant),
+            task,
             num_episodes=played.num_episodes,
             peer=peer,
             now=self.clock(),
             deadline_s=rules.deadline_s,
             max_turns=played.max_turns,
+            guidance=self.memory.guidance(number, task),
         )
 
     def _with_rival(self, grant: GroupGrant) -> GroupGrant:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from mage_async.admission.ledger import SlotLedger
 from mage_async.assembly import environment_of
+from mage_async.graph_memory.memory import GraphMemory
 from mage_async.policy.warm_start import Progress
 from mage_async.protocol.messages import Enquiry, Fetch
 from mage_async.results.durable_files import sync
@@ -79,7 +80,8 @@ async def main(startup: Startup, status: Status) -> None:
     """
     config, time_accounting, worker = startup.config, TimeAccounting("preparing"), Worker()
     ledger, rules = ledger_of(config), coordinator_rules_of(config)
-    league = League(config.population, environment_of(config).facts)
+    environment = environment_of(config)
+    league, memory = League(config.population, environment.facts), GraphMemory(config, environment)
     with LearnerChannel(
         startup.address,
         build=startup.build,
@@ -87,9 +89,9 @@ async def main(startup: Startup, status: Status) -> None:
         keys=keys_in(learner_keys, config.transport.keys),
     ) as channel:
         began = time.monotonic()
-        begun = await _begin(startup, status, worker, ledger, league)
+        begun = await _begin(startup, status, worker, ledger, league, memory)
         warm_start_s, training = time.monotonic() - began, begun.training
-        journal = journal_of(startup, begun, head_of(ledger, rules, league))
+        journal = journal_of(startup, begun, head_of(ledger, rules, league, memory))
         ledger.resume(time.monotonic())
         weights = weight_store_of(startup, begun)
         coordinator = Coordinator(
@@ -101,6 +103,7 @@ async def main(startup: Startup, status: Status) -> None:
             time.monotonic,
             weights,
             league,
+            memory,
             pace_of(config),
         )
         check_rivals(coordinator.rivals(), weights)
@@ -121,12 +124,17 @@ async def main(startup: Startup, status: Status) -> None:
 
 
 async def _begin(
-    startup: Startup, status: Status, worker: Worker, ledger: SlotLedger, league: League
+    startup: Startup,
+    status: Status,
+    worker: Worker,
+    ledger: SlotLedger,
+    league: League,
+    memory: GraphMemory,
 ) -> Begun:
     """The policy and the ledger as they were, or new. Cancellation leaves what is written."""
     began = time.monotonic()
     _announce(startup, status)
-    begun = await worker.call(begin, startup, _reporter(status), ledger, league)
+    begun = await worker.call(begin, startup, _reporter(status), ledger, league, memory)
     if startup.run.checkpoints.exists():  # who was killed may not have come to it
         await worker.call(sync, startup.run.checkpoints)
     status.send("fact", text=begun.training.describe())

@@ -1,7 +1,7 @@
 """What a learner begins with: its newest checkpoint, and the steps of the journal behind that.
 
-The steps are computed again and must come out as they were committed; the ledger of groups and the
-league are filled from the journal on the way.
+The steps are computed again and must come out as they were committed; the ledger of groups, the
+league and the graph memory are filled from the journal on the way.
 """
 
 import json
@@ -23,6 +23,8 @@ from mage_async.admission.recovery import (
 )
 from mage_async.config import config_file
 from mage_async.errors import DeterministicFailure
+from mage_async.graph_memory.graph import Table
+from mage_async.graph_memory.memory import GraphMemory
 from mage_async.policy.checkpoint import checkpoints
 from mage_async.policy.prepare import prepare_policy
 from mage_async.policy.warm_start import Progress
@@ -68,11 +70,13 @@ def begin(
     report: Callable[[Progress], None],
     ledger: SlotLedger,
     league: League,
+    memory: GraphMemory,
 ) -> Begun:
     """The policy as it was when the run ended, and what its journal says of groups.
 
     The newest checkpoint, or else the policy, and then the steps of the journal behind it,
-    computed again: their digests must agree. `ledger` and `league` are new, and filled.
+    computed again: their digests must agree. `ledger`, `league` and `memory` are new,
+    and filled.
     """
     config, run = startup.config, startup.run
     run.journal.mkdir(exist_ok=True)
@@ -85,19 +89,25 @@ def begin(
         origin = f"from checkpoint {found[-1].name}"
     journal = open_journal(run.journal)
     lost_bytes = make_durable(journal)
-    steps = recover(training, journal, ledger, league)
+    steps = recover(training, journal, ledger, league, memory)
     if steps:
         origin += f" and {len(steps)} steps of the journal"
         origin += f" ({training.difference})" if training.difference else ""
     _forget_after(run.metrics, "step", training.trainer.version)
     _forget_after(run.curve, "version", training.trainer.version)
+    _forget_after(run.memory, "version", training.trainer.version - 1)  # it is written again
     return Begun(training, origin, journal.segments, steps, lost_bytes)
 
 
 def recover(
-    training: Training, journal: JournalOnDisk, ledger: SlotLedger, league: League
+    training: Training,
+    journal: JournalOnDisk,
+    ledger: SlotLedger,
+    league: League,
+    memory: GraphMemory,
 ) -> list[Replayed]:
-    """Fill ledger and league from the journal, and train its steps behind this version again.
+    """Fill ledger, league and memory from the journal, and train its steps behind this version
+    again.
 
     Raises:
         DeterministicFailure: a step comes out otherwise than it did, or cannot be found. (On a
@@ -106,15 +116,17 @@ def recover(
     version = training.trainer.version
     if not journal.segments:
         ledger.begin(first_head(version, training.counters.get("next_grant", 0)))
+        memory.begin(Table(version=version))
         return []
     records = _records_behind(training, journal)
-    steps = _train_again(training, replay(records, ledger, league))
+    steps = _train_again(training, replay(records, ledger, league, memory))
     if ledger.version < version:
         raise DeterministicFailure(
             f"{training.run.journal} ends at step {ledger.version}, the newest checkpoint is of "
             f"step {version}: restore the journal, or remove it to go on without what it held"
         )
     training.adopt(training.own_config)
+    memory.adopt(training.own_config)
     if not plays_alike(config_file.loads(records.config), training.own_config):
         ledger.drop_all(REPLAYED_DIFFERENTLY)
     return steps

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from mage_async.assembly import environment_of
+from mage_async.graph_memory.listing import listed
 from mage_async.results.durable_files import write_whole
 from mage_async.results.metrics import batch_metrics, batch_totals, check_names, trial_counts
 from mage_async.results.run_files import read_lines
@@ -85,6 +86,12 @@ class RunLog:
         check_names(record)
         await self._worker.call(self._training.record, self._run.metrics, record)
         return record
+
+    async def keep_memory(self) -> None:
+        """Write down what the graph memory holds at this version, where there is a memory."""
+        memory = self._coordinator.memory
+        if memory.is_on:
+            await self._worker.call(self._training.record, self._run.memory, listed(memory))
 
     async def keep_sample(self, groups: list[Group]) -> None:
         """One trial of the batch as text, ten times a run, for people to read."""

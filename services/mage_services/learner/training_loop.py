@@ -7,6 +7,9 @@ a copy of the weights to the publisher. The loop waits for actors only through t
 import asyncio
 import time
 
+import msgspec
+
+from mage_async.protocol.journal_records import Commit
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
 from mage_services.journal.writer import JournalFile
@@ -55,6 +58,7 @@ class TrainingLoop:
         if not self._coordinator.weights.is_lag_complete(self._training.trainer.version):
             text = "actors begin with newer weights than admission.lag says"
             self._status.send("note", text=text)
+        await self.run_log.keep_memory()
         await self._publish(await self._worker.call(self._training.digest))
         await self.publisher.wait_until_announced()
         self._enter("batch not full")
@@ -90,8 +94,10 @@ class TrainingLoop:
         self._enter("journal sync")
         commit = await self._worker.call(self._training.commit, groups, self.run_log.elapsed_s())
         self._league.trained(groups)  # as a restarted learner does where it reads the commit
+        commit = self._learned(commit, groups)
         await self._journal.durable(commit)
         self._enter("publishing")
+        await self.run_log.keep_memory()  # before the evaluator hears of the version
         await self._publish(commit.digest)
         self._coordinator.arrivals.keep_pace(time.monotonic() - began)
         self._coordinator.arrivals.lengths.trained(commit.grants)
@@ -103,6 +109,12 @@ class TrainingLoop:
         await self.run_log.keep_sample(groups)
         self._enter("batch not full")
         self._status.send("step", metrics=record, **self.run_log.view())
+
+    def _learned(self, commit: Commit, groups: list[Group]) -> Commit:
+        """Let the graph memory learn from a batch; the commit says what it remembers then."""
+        memory = self._coordinator.memory
+        memory.trained(groups)
+        return msgspec.structs.replace(commit, memory=memory.digest())
 
     async def _publish(self, digest: str) -> None:
         """Copy the weights and leave the rest to the publisher."""

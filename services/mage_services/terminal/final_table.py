@@ -14,6 +14,7 @@ SETS = {
     "heldout": "held-out",
     "heldout_blind": "  blind: no memory",
     "heldout_swapped": "  swapped: new last",
+    "heldout_unguided": "  unguided: no earlier tasks",
     "train": "train",
 }
 """Evaluation sets in the order and the words of the table."""

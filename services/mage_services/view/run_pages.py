@@ -7,12 +7,13 @@ from markupsafe import Markup
 
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
+from mage_async.pages.memory_page import memory_page
 from mage_async.pages.overview import MOST_POINTS, Seen, evaluation_page, overview_page
 from mage_async.pages.processes import processes_page
 from mage_async.pages.run_lists import config_page
 from mage_async.report.run_page import blocked_s
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import RunRecords, read_document
+from mage_async.results.run_files import RunRecords, read_document, read_lines
 from mage_services.view.asked import Asked, config_of, units_of
 from mage_services.view.examined import examined
 from mage_services.view.found_runs import changed_at, lives, run_state
@@ -53,6 +54,23 @@ def evaluation(asked: Asked) -> Markup:
         records = _records(reader, config_of(asked.run))
         summary = read_document(asked.run.summary)
         return evaluation_page(asked.frame(reader, "evaluation", "evaluation"), records, summary)
+
+
+def memory(asked: Asked) -> Markup:
+    """Strategies of a version of the graph memory, with their weights."""
+    lines = {line["version"]: line for line in read_lines(asked.run.memory)}
+    last = max(lines, default=0)
+    version = asked.number("version", last)
+    if lines and version not in lines:
+        raise RunError(f"there is no version {version} of the memory; the newest is {last}")
+    frame = asked.frame(
+        None,
+        "memory",
+        "memory",
+        before=f"memory?version={version - 1}" if version - 1 in lines else "",
+        after=f"memory?version={version + 1}" if version + 1 in lines else "",
+    )
+    return memory_page(frame, lines.get(version), last)
 
 
 def processes(asked: Asked) -> Markup:
@@ -119,6 +137,7 @@ PAGES: dict[str, Callable[[Asked], Markup]] = {
     "group/{group}/trial/{trial}/turn/{turn}": turn,
     "trials": trials,
     "evaluation": evaluation,
+    "memory": memory,
     "processes": processes,
     "config": config,
 }

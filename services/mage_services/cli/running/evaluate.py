@@ -21,6 +21,7 @@ from mage_services.cli.running.other_environment import OtherEnvironment, check_
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
     from mage_async.results.score import Score
+    from mage_services.actor.recollection import Recall
 
 REPEATS = 16
 HELP = "Measure a run's policy on fixed sets of train and held-out tasks, with controls."
@@ -126,6 +127,7 @@ def _evaluate(run: RunDirectory, asked: Asked, other: OtherEnvironment | None) -
     from mage_services.actor.evaluator import write_evaluation
     from mage_services.actor.figures import rungs_of, times_as_long
     from mage_services.actor.play_session import newest
+    from mage_services.actor.recollection import recall_of, told_nothing
     from mage_services.terminal.view import make_view
 
     config = other.config(run.config) if other else config_file.load_recorded(run.config)
@@ -140,7 +142,9 @@ def _evaluate(run: RunDirectory, asked: Asked, other: OtherEnvironment | None) -
         target = replace(target, root=target.root / f"episodes_{episodes}")
     cost = _cost_of(run) if target is run else None
     roomy = _roomy(config, episodes, times_as_long(config, rungs))
-    sets, more = uvloop.run(_play(roomy, policy, replace(asked, episodes=episodes or own), rungs))
+    recall = told_nothing if other else recall_of(run, config, version)
+    wanted = replace(asked, episodes=episodes or own)
+    sets, more = uvloop.run(_play(roomy, policy, wanted, rungs, recall))
     if target is not run:
         target.root.mkdir(exist_ok=True, parents=True)
         target.config.write_text(config_file.dump(config))
@@ -168,7 +172,11 @@ def _roomy(config: "Config", episodes: int | None, times_as_long: float) -> "Con
 
 
 async def _play(
-    config: "Config", policy: Path, asked: Asked, rungs: Sequence[Mapping[str, Any]]
+    config: "Config",
+    policy: Path,
+    asked: Asked,
+    rungs: Sequence[Mapping[str, Any]],
+    recall: "Recall",
 ) -> tuple[dict[str, "Score"], dict[str, Any]]:
     """Play the final sets with the controls; also what else is asked for, as plain data.
     Cancellation abandons them.
@@ -188,6 +196,7 @@ async def _play(
     made, more = make_engine(config, policy, "evaluate"), dict[str, Any]()
     async with made as engine, Workers.of(config.environment) as workers:
         evaluator = Evaluator(config, environment, chat, engine, workers, asked.episodes)
+        evaluator.recall = recall
         sets = await evaluator.final(asked.num_trials)
         if asked.repeats:
             more["diversity"] = await diversity_of(evaluator, asked.num_trials, asked.repeats)

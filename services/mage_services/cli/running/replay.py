@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "No actor plays: the batches come from the journal. The weights after each step are "
         "compared with what the run committed, bit for bit on the CPU. Where they differ, the exit "
-        "status is 1 and the step and the first tensor are named."
+        "status is 1 and the step and the first tensor are named. So is what a graph memory told "
+        "each group, and what it learned from each step."
     )
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--to-step", type=int, metavar="N", help="stop after step N")
@@ -46,7 +47,9 @@ def run(given: argparse.Namespace) -> int:
 def _replay(run: RunDirectory, to_step: int | None) -> None:
     from mage_async.admission.ledger import SlotLedger
     from mage_async.admission.recovery import replay
+    from mage_async.assembly import environment_of
     from mage_async.config import config_file
+    from mage_async.graph_memory.memory import GraphMemory
     from mage_async.tasks.population import League
     from mage_services.journal.reader import open_journal
 
@@ -54,8 +57,9 @@ def _replay(run: RunDirectory, to_step: int | None) -> None:
     rules = config.admission
     ledger = SlotLedger(rules.groups_per_step, rules.max_staleness, rules.trials_per_group)
     training, first = _begin(run, config, journal)
+    memory = GraphMemory(config, environment_of(config))
     version = began = training.trainer.version
-    for committed in replay(journal.records(first), ledger, League()):
+    for committed in replay(journal.records(first), ledger, League(), memory):
         if to_step is not None and committed.commit.version > to_step:
             break
         if committed.commit.version > version:
