@@ -31,7 +31,7 @@ SHORT = (
     "evaluation.trials=4",
     "evaluation.final_trials=8",
 )
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
