@@ -59,7 +59,8 @@ GRID = (
     *("sac.batch=32", "sac.critic_rate=0.005", "sac.target_rate=0.1"),
 )
 """Four far goals on a grid, from random weights: a walk over random valid steps reaches its goal in
-0.7 % of trials. The policy is measured on the goals that it trains on.
+0.7 % of trials, but one that has settled on two directions reaches a quarter of the goals. The
+policy is measured on the goals that it trains on.
 """
 BOXES = (
     *("environment.name=boxes", "credit.kind=cumulative_paper", "warm_start.trials=800"),
