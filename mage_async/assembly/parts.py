@@ -38,7 +38,7 @@ def named_parts(config: Config) -> list[tuple[str, Environment]]:
 
 
 def experts_of(config: Config) -> Experts | None:
-    """Who is asked in training what an expert would do; None: nobody, or the learner asks a policy.
+    """The experts that are asked in training; None: there are none, or the learner asks a policy.
 
     Raises:
         ConfigError: a file of recorded trials cannot be read.
@@ -67,7 +67,7 @@ def rules_of(
     """How trials are played; a completion may also end with the closing tag of an action.
 
     Args:
-        expert: who is asked at every action, in training: `experts_of`.
+        expert: asked at every action, in training: `experts_of`.
     """
     closing = chat.encode("</action>"), chat.encode("</remark>")
     stops = chat.stop_tokens + tuple(ids[0] for ids in closing if len(ids) == 1)

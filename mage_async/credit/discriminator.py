@@ -36,7 +36,7 @@ _ROUNDS = 300
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Discriminator:
-    """Who does a step: the log-odds of the expert, in nats."""
+    """Log-odds, in nats, that a step is the expert's and not the policy's."""
 
     log_odds: Mapping[Step, float]
 

@@ -1,4 +1,4 @@
-"""Experts: what somebody better would have done at every action of a trial (StepAgent).
+"""Experts: what a better player would have done at every action of a trial (StepAgent).
 
 An expert is asked before the environment has seen the policy's action, so both act in the same
 state. The expert's action travels with the trial (`ExpertStep`): a learner, or a replay of the
@@ -25,7 +25,7 @@ MAX_ACTION_CHARS = 1024
 
 
 class Expert(Protocol):
-    """Somebody to ask during one trial."""
+    """An expert during one trial."""
 
     def action(self, play: Play, episode: int, done: Sequence[str]) -> str | None:
         """The expert's action; None where the expert knows none.
@@ -38,7 +38,7 @@ class Expert(Protocol):
 
 
 Experts = Callable[[Environment, Task, int], Expert | None]
-"""Who is asked in a trial: of an environment (of a mix, its part), a task and a trial's number."""
+"""Makes the expert of a trial, from its environment (of a mix, the part), task and number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class TrialRules:
     """
     strategy_temperature: float = 1.0
     expert: Experts | None = None
-    """Who is asked at every action what an expert would do; None: nobody."""
+    """The expert that is asked at every action; None: no expert."""
     memory: int | None = None
     """Version of the graph memory that the prompts tell strategies of; None: of none."""
 

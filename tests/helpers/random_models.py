@@ -8,8 +8,9 @@ import numpy as np
 import torch
 import transformers
 from torch.nn.functional import rms_norm
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from mage_async.learning.attention import NAME
 from mage_async.learning.packing import SampledTokens, Sequenced
 
 SHAPE: dict[str, Any] = {
@@ -24,6 +25,20 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+
+
+def smallest_qwen3() -> Qwen3Config:
+    """The smallest shape that the packed forward takes, with fewer key heads than heads."""
+    return Qwen3Config(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        attn_implementation=NAME,
+    )
 
 
 def random_model(name: str, **changes: Any) -> PreTrainedModel:

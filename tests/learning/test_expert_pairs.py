@@ -6,11 +6,10 @@ import itertools
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from mage_async.config.schema import Learner
 from mage_async.config.sections.expert import Expert
-from mage_async.learning.attention import NAME
 from mage_async.learning.expert_pairs import ExpertPairs, gaps
 from mage_async.learning.forward import ModelInputs, head_inputs
 from mage_async.learning.packing import SampledTokens, Sequenced, pack
@@ -18,6 +17,7 @@ from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
 from mage_async.results.metrics import check_names
 from mage_async.trajectory import Kind
+from tests.helpers.random_models import smallest_qwen3
 
 BETA = 0.5
 
@@ -69,17 +69,7 @@ def test_a_gap_is_that_of_two_log_probs_of_one_softmax() -> None:
 
 def model() -> Qwen3ForCausalLM:
     torch.manual_seed(0)
-    shape = Qwen3Config(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        attn_implementation=NAME,
-    )
-    return Qwen3ForCausalLM(shape)
+    return Qwen3ForCausalLM(smallest_qwen3())
 
 
 def sequence(experts: dict[int, int]) -> Sequenced:

@@ -6,28 +6,19 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.sections.learner import Learner
 from mage_async.config.sections.policy import Lora
 from mage_async.errors import ConfigError, RunError
-from mage_async.learning.attention import NAME
 from mage_async.learning.packing import SampledTokens, Sequenced
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.lora import add_adapters
+from tests.helpers.random_models import smallest_qwen3
 
-SHAPE = Qwen3Config(
-    vocab_size=32,
-    hidden_size=16,
-    intermediate_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    attn_implementation=NAME,
-)
+SHAPE = smallest_qwen3()
 RATE = 1e-6
 
 

@@ -6,18 +6,18 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from mage_async.config import config_file
 from mage_async.config.sections.corrections import AnyCorrection
 from mage_async.config.shape import kinds
-from mage_async.learning.attention import NAME
 from mage_async.learning.forward import ModelInputs, head_inputs
 from mage_async.learning.packing import SampledTokens, Sequenced, pack, sequences
 from mage_async.learning.trainer import Trainer
 from mage_async.policy_version import VersionRun
 from mage_async.results.metrics import check_names
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
+from tests.helpers.random_models import smallest_qwen3
 
 TASK = Task("rps", "fixed-rock", 3)
 
@@ -46,16 +46,7 @@ def sequence(seed, *, drawn_at=0, logprob=-3.0):
 
 def trainer(name, **options):
     torch.manual_seed(0)
-    shape = Qwen3Config(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        attn_implementation=NAME,
-    )
+    shape = smallest_qwen3()
     changes = [f"learner.{key}={value}" for key, value in options.items()]
     config = config_file.load(config_file.find(None), [f"learner.correction={name}", *changes])
     return Trainer(Qwen3ForCausalLM(shape), config.learner, 1.0, 0, max_staleness=1)
