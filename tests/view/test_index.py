@@ -1,18 +1,25 @@
 """The index of a run: what it says, and that it follows what happens to the run's files."""
 
 import json
+import random
 import shutil
+import sqlite3
 import subprocess
 import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from multiprocessing import get_context
 
 import pytest
 
 from mage_async.errors import RunError
 from mage_async.protocol.journal_records import Commit
 from mage_async.protocol.messages import TrialResult
+from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
 from mage_services.view.index.builder import IndexBuilder
-from mage_services.view.index.index_file import index_file
+from mage_services.view.index.index_file import FORMAT, connect, index_file
 from mage_services.view.index.run_reader import RunReader
 from tests.view.conftest import build, unpack
 
@@ -139,7 +146,7 @@ def test_a_folder_that_cannot_be_written_is_indexed_in_a_cache(run, tmp_path, mo
         assert reader.last_step() == 4
 
 
-def test_an_index_of_another_format_is_made_anew(run):
+def test_an_empty_file_becomes_an_index(run):
     run.index.write_bytes(b"")
     build(run)
     with RunReader(run) as reader:
@@ -171,3 +178,46 @@ def test_damaged_metrics_are_named(run):
     with pytest.raises(RunError, match=r"metrics.jsonl: damaged at byte 12"):
         builder.work()
     builder.close()
+
+
+def opened(roots, at):
+    """Open each index at its moment and add a row; how often that failed, and why."""
+    faults = []
+    for root, moment in zip(roots, at, strict=True):
+        while time.time() < moment:
+            pass
+        try:
+            with closing(connect(RunDirectory(root))) as index, index:
+                index.execute("INSERT INTO steps VALUES (?, '')", (random.getrandbits(60),))
+        except (RunError, sqlite3.Error) as error:
+            faults.append(repr(error.__cause__ or error))
+    return faults
+
+
+def test_a_new_index_may_be_opened_by_several_at_once(tmp_path):
+    roots = [tmp_path / str(number) for number in range(100)]
+    for root in roots:
+        root.mkdir()
+        (root / "config.toml").write_text("seed = 1")
+    at = [time.time() + 0.5 + 0.02 * place for place in range(len(roots))]
+    with ProcessPoolExecutor(3, mp_context=get_context("fork")) as pool:
+        found = [pool.submit(opened, roots, at) for _ in range(3)]
+        assert [each.result() for each in found] == [[], [], []]
+    for root in roots:
+        with closing(connect(RunDirectory(root))) as index:
+            assert index.execute("SELECT count(*) FROM steps").fetchone()[0] == 3
+
+
+def test_tables_of_another_format_are_replaced(run):
+    build(run)
+    with closing(sqlite3.connect(run.index)) as index:
+        index.execute("DROP TABLE curve")
+        index.execute("CREATE TABLE older (number INTEGER)")
+        index.execute(f"PRAGMA user_version = {FORMAT - 1}")
+    build(run)
+    with RunReader(run) as reader:
+        assert reader.last_step() == 4
+        assert reader.progress().share == 1.0
+    with closing(sqlite3.connect(run.index)) as index:
+        tables = index.execute("SELECT name FROM sqlite_schema WHERE name = 'older'").fetchall()
+    assert tables == []

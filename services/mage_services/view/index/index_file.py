@@ -5,6 +5,7 @@ The index holds nothing that cannot be made anew, and lies in the run's folder, 
 be written in a cache of this user. One process writes (`builder.py`), any may read meanwhile.
 """
 
+import fcntl
 import os
 import sqlite3
 from contextlib import closing
@@ -17,7 +18,6 @@ from mage_async.results.run_directory import RunDirectory
 FORMAT = 2
 """Raised where a table changes: an index of another format is made anew."""
 _TABLES = """
-PRAGMA journal_mode = wal;
 CREATE TABLE files (name TEXT PRIMARY KEY, read INTEGER, digest INTEGER);
 CREATE TABLE steps (number INTEGER PRIMARY KEY, record TEXT);
 CREATE TABLE curve (number INTEGER PRIMARY KEY, record TEXT);
@@ -33,6 +33,7 @@ CREATE TABLE trials (
     duration_s REAL, PRIMARY KEY (grp, number)
 ) WITHOUT ROWID;
 """
+_NAMES = "SELECT name FROM sqlite_schema WHERE type = 'table'"
 
 
 def index_file(run: RunDirectory) -> Path:
@@ -57,20 +58,11 @@ def connect(run: RunDirectory) -> sqlite3.Connection:
     try:
         connection = _opened(file)
         if _format(connection) != FORMAT:
-            connection.close()
-            remove(file)
-            connection = _opened(file)
-            connection.executescript(f"{_TABLES}PRAGMA user_version = {FORMAT};")
+            _make_anew(file, connection)
     except sqlite3.Error as error:
         raise RunError(f"{file}: the index cannot be used: {error}") from error
     connection.row_factory = sqlite3.Row
     return connection
-
-
-def remove(file: Path) -> None:
-    """Delete an index with what SQLite keeps beside it."""
-    for suffix in ("", "-wal", "-shm"):
-        file.with_name(file.name + suffix).unlink(missing_ok=True)
 
 
 def _opened(file: Path) -> sqlite3.Connection:
@@ -82,3 +74,29 @@ def _opened(file: Path) -> sqlite3.Connection:
 def _format(connection: sqlite3.Connection) -> int:
     with closing(connection.execute("PRAGMA user_version")) as found:
         return found.fetchone()[0]
+
+
+def _make_anew(file: Path, connection: sqlite3.Connection) -> None:
+    """Empty tables of this format, unless another process has made them meanwhile.
+
+    A page and the builder may open a new index at the same moment. A lock of the folder lets one of
+    them begin: two connections that turn to a write-ahead log at once refuse each other.
+    """
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if _format(connection) != FORMAT:
+            connection.execute("PRAGMA journal_mode = wal")
+            with connection:
+                _replace_tables(connection)
+    finally:
+        os.close(folder)
+
+
+def _replace_tables(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    for (name,) in connection.execute(_NAMES).fetchall():
+        connection.execute(f"DROP TABLE {name}")
+    for statement in _TABLES.strip().rstrip(";").split(";"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
