@@ -13,6 +13,7 @@ MageError
 │   └── ContextFull         a trial outgrew the engine's longest context
 ├── PolicyError         a model directory or a tokenizer cannot be used
 │   └── UnreadableWeights   weights are cut short, damaged, gone or not received
+│       └── WeightsRefused  an engine loads other weights than were published, again and again
 ├── WireError           bytes that are no message of ours
 ├── PeerRefused         a peer of another build or configuration
 └── RunError            a run cannot begin, go on or be read
@@ -83,6 +84,12 @@ class UnreadableWeights(PolicyError):
     """Weights are cut short, damaged, gone or not received; another try may succeed."""
 
     is_deterministic = False
+
+
+class WeightsRefused(UnreadableWeights):
+    """An engine has loaded other weights than the learner published, and again when the weights
+    were read once more; the sentence names the engine's process.
+    """
 
 
 class WireError(MageError):

@@ -13,7 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mage_async.config import config_file
-from mage_async.protocol.journal_records import Commit, Dropped, Granted, Head, Published, Record
+from mage_async.protocol.journal_records import (
+    Commit,
+    Dropped,
+    Granted,
+    Head,
+    Published,
+    Receipt,
+    Record,
+)
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
@@ -57,7 +65,7 @@ class Books:
                 self.digests[record.version] = record.digest
             case Dropped():
                 self.dropped[record.grant] = record.reason
-            case Published():
+            case Published() | Receipt():
                 return
 
     def trained(self) -> list[int]:

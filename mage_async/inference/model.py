@@ -106,15 +106,45 @@ class Model:
         Returns:
             float32 [W, V]
         """
-        row, positions = packed_positions(rows)
-        places = torch.from_numpy(rows.lanes[row] * self.max_tokens + positions)
-        turns = self._rotations.index_select(0, torch.from_numpy(positions))[:, None]
-        hidden = self.weights.embedding.index_select(0, torch.from_numpy(tokens))
+        hidden, turns, places = self._placed(tokens, rows)
         folded = buckets(rows) if len(self._cache) > 1 else []
         for layer, cache in zip(self.weights.layers[:-1], self._cache, strict=False):
             qkv = self._remember(layer, cache, hidden, turns, places, copies)
             hidden = self._block(layer, cache, hidden, qkv, folded)
         return self._last(hidden, turns, places, copies, rows, wanted)
+
+    @torch.inference_mode()
+    def score(self, tokens: np.ndarray) -> torch.Tensor:
+        """Log-probs of a context's tokens after the first, in nats; takes the first lane.
+
+        Args:
+            tokens: int64 [T], T at most `max_tokens`.
+
+        Returns:
+            float32 [T - 1]
+        """
+        rows = Rows(*(np.array([value]) for value in (0, 0, len(tokens))))
+        hidden, turns, places = self._placed(tokens, rows)
+        for layer, cache in zip(self.weights.layers, self._cache, strict=True):
+            qkv = self._remember(layer, cache, hidden, turns, places, [])
+            hidden = self._block(layer, cache, hidden, qkv, buckets(rows))
+        logits = self._logits(hidden[:-1])
+        targets = torch.from_numpy(tokens[1:, None])
+        return self.arithmetic.log_softmax(logits).gather(1, targets)[:, 0]
+
+    def _placed(
+        self, tokens: np.ndarray, rows: Rows
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Embeddings [T, D], rotations [T, 1, H / 2] and places in the cache [T] of new tokens."""
+        row, positions = packed_positions(rows)
+        places = torch.from_numpy(rows.lanes[row] * self.max_tokens + positions)
+        turns = self._rotations.index_select(0, torch.from_numpy(positions))[:, None]
+        hidden = self.weights.embedding.index_select(0, torch.from_numpy(tokens))
+        return hidden, turns, places
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, D] -> [T, V]"""
+        return self.arithmetic.linear(self._norm(hidden, self.weights.norm), self.weights.head)
 
     def _last(
         self,
@@ -133,7 +163,7 @@ class Model:
         last = torch.from_numpy((np.cumsum(rows.counts) - 1)[wanted])
         hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
         hidden = self._block(layer, cache, hidden, qkv, buckets(rows.take(wanted).last_tokens()))
-        return self.arithmetic.linear(self._norm(hidden, self.weights.norm), self.weights.head)
+        return self._logits(hidden)
 
     def _remember(
         self,

@@ -91,8 +91,7 @@ def read_weights(
     Raises:
         PolicyError: a file cannot be read, or holds another model's tensors.
     """
-    named = _read(weight_files(path))
-    return as_weights(named, architecture, str(path), arithmetic, copies=False)
+    return as_weights(read_tensors(path), architecture, str(path), arithmetic, copies=False)
 
 
 def as_weights(
@@ -196,8 +195,13 @@ def _json(file: Path) -> Mapping[str, Mapping[str, str]]:
         raise PolicyError(f"{file}: no JSON: {error}") from error
 
 
-def _read(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
-    for file in files:
+def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a safetensors file or model directory, by name; mapped, not copied.
+
+    Raises:
+        UnreadableWeights: a file cannot be read.
+    """
+    for file in weight_files(path):
         try:
             yield from load_file(file).items()
         except (OSError, SafetensorError) as error:

@@ -1,19 +1,25 @@
 """The weights of one version, copied out of the model, to be published while the next step trains.
 
 All tensors lie in one buffer without gaps, so the same bytes are a safetensors file, a piece of
-shared memory, or buckets to be sent to an engine; nothing is laid out twice.
+shared memory, or buckets to be sent to an engine; nothing is laid out twice. With the tensors goes
+the learner's receipt (`mage_async/inference/receipts/`), by which an engine knows that what it has
+loaded is what was published.
 """
 
+import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from mage_async.errors import UnreadableWeights
+from mage_async.inference.receipts.receipt import Receipt, precision_of, read_receipt
+from mage_async.inference.receipts.tensor_sums import tensor_digest
 from mage_async.learning.adapters import base_tensors, merged_tensors
 from mage_async.policy.beside_training import on_host
 
@@ -44,12 +50,19 @@ class Snapshot:
     """uint8 [bytes], on the model's device"""
     made: torch.cuda.Event | None = None
     """Happens when `data` holds the weights; None where the model is not on a GPU."""
+    logprobs: torch.Tensor | None = None
+    """float32 [tokens of the probe - 1]: the model's own, on its device; None: not scored"""
 
     @staticmethod
     @torch.no_grad()
-    def of(model: "PreTrainedModel", version: int) -> "Snapshot":
+    def of(
+        model: "PreTrainedModel", version: int, logprobs: torch.Tensor | None = None
+    ) -> "Snapshot":
         """Copy a model's weights, its adapters merged; a head that is tied to the embedding is left
         out.
+
+        Args:
+            logprobs: the probe's, by this very model (`mage_async/policy/probe.py`).
         """
         tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
         tensors = {name: one for name, one in base_tensors(model).items() if name != tied}
@@ -62,7 +75,7 @@ class Snapshot:
                 view = data[place.start : place.end].view(place.dtype)
                 view.copy_(tensor.reshape(-1))
         made = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
-        return Snapshot(version, places, data, made)
+        return Snapshot(version, places, data, made, logprobs)
 
     def write(self, file: Path) -> None:
         """Write it as a safetensors file, whole or not at all, readable by every user.
@@ -70,14 +83,49 @@ class Snapshot:
         In a folder of shared memory that is one copy and no disk. On a GPU, training goes on.
         """
         working = file.with_name(f".{file.name}.part")
-        data = on_host(self.data, self.made)
-        tensors = {
-            place.name: data[place.start : place.end].view(place.dtype).reshape(place.shape)
-            for place in self.places
-        }
-        save_file(tensors, working, {"format": "pt", "version": str(self.version)})
+        host = replace(self, data=on_host(self.data, self.made))
+        metadata = {"format": "pt", "version": str(self.version), "receipt": host.receipt().text()}
+        save_file(dict(host._tensors()), working, metadata)
         os.chmod(working, 0o644)
         os.replace(working, file)
+
+    def receipt(self) -> Receipt:
+        """What an engine has to find. Of weights that stay on a GPU there are no digests: they are
+        sent from there, and the host of an engine never sees them either.
+        """
+        named = () if self.data.is_cuda else self._tensors()
+        scored: list[float] = []
+        if self.logprobs is not None:
+            scored = (
+                on_host(self.logprobs.view(torch.uint8), self.made).view(torch.float32).tolist()
+            )
+        dtypes = {place.dtype for place in self.places}
+        return Receipt(
+            version=self.version,
+            precision=precision_of(min(dtypes, key=lambda dtype: dtype.itemsize)),
+            tensors={name: tensor_digest(name, tensor) for name, tensor in named},
+            logprobs=tuple(value if math.isfinite(value) else None for value in scored),
+        )
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for place in self.places:
+            part = self.data[place.start : place.end]
+            yield place.name, part.view(place.dtype).reshape(place.shape)
+
+
+def published_receipt(file: Path) -> Receipt | None:
+    """The learner's receipt in a file of published weights; None in a file without one: a model
+    directory's, or an older run's.
+
+    Raises:
+        UnreadableWeights: the file, or what it has for a receipt, cannot be read.
+    """
+    try:
+        with safe_open(file, "pt") as tensors:
+            text = (tensors.metadata() or {}).get("receipt")
+    except (OSError, SafetensorError) as error:
+        raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
+    return None if text is None else read_receipt(text, str(file))
 
 
 def read_snapshot(file: Path) -> tuple[tuple[Place, ...], torch.Tensor]:

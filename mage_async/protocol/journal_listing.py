@@ -4,7 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mage_async.policy_version import oldest
-from mage_async.protocol.journal_records import Commit, Dropped, Granted, Head, Published, Record
+from mage_async.protocol.journal_records import (
+    Commit,
+    Dropped,
+    Granted,
+    Head,
+    Published,
+    Receipt,
+    Record,
+)
 from mage_async.protocol.messages import TrialResult
 
 
@@ -30,8 +38,10 @@ class RecordFilter:
         return self.grant is None or self.grant in _grants(record)
 
     def _is_of_step(self, record: Record) -> bool:
-        """Whether a record is the step's commit or publication, or a group it was computed from."""
-        if isinstance(record, Commit | Published):
+        """Whether a record is the step's commit, publication or a receipt of it, or a group it was
+        computed from.
+        """
+        if isinstance(record, Commit | Published | Receipt):
             return record.version == self.step
         return isinstance(record, Granted | TrialResult) and bool(_grants(record) & self.trained)
 
@@ -63,6 +73,9 @@ def line_of(record: Record) -> tuple[str, str]:
             return "commit", f"step {record.version} {record.digest}: groups {grants}"
         case Published():
             return "publication", f"step {record.version} {record.path}"
+        case Receipt():
+            apart = f"log-probs {record.difference:.2g} nats apart"
+            return "receipt", f"step {record.version} {record.digest} at {record.peer}: {apart}"
 
 
 def _grants(record: Record) -> set[int]:
@@ -75,5 +88,5 @@ def _grants(record: Record) -> set[int]:
             return {record.grant}
         case Commit():
             return set(record.grants)
-        case Published():
+        case Published() | Receipt():
             return set()

@@ -12,6 +12,7 @@ that earlier segments say of groups and counts, so that earlier ones may be dele
     Dropped      a group is given up                          -
     Commit       a step has been computed                     anyone hears of its version
     Published    its weights are on disk                      -
+    Receipt      an engine draws with a version               -
 
 Records become durable in the order in which they were written. So a durable commit rests on durable
 trials, and **a version that anyone has heard of can be computed again from the journal**.
@@ -93,6 +94,20 @@ class Published(Fields):
     digest: str
 
 
+class Receipt(Fields):
+    """An engine draws with a version, and what it loaded is what was published. A replay needs no
+    receipt, and journals of older runs have none.
+    """
+
+    peer: str
+    version: Number
+    digest: str
+    """Of all tensors that were loaded (`mage_async/inference/receipts/tensor_sums.py`)."""
+    difference: float
+    """Mean distance of the probe's log-probs from the learner's, in nats."""
+    num_retries: Number
+
+
 class Head(Fields):
     """All that was known when a segment began."""
 
@@ -118,8 +133,8 @@ class Head(Fields):
         return min([self.version, *(granted.version for granted in self.groups)])
 
 
-Record = Head | Granted | TrialResult | Dropped | Commit | Published
-_Structs = Head | Granted | Dropped | Commit | Published
+Record = Head | Granted | TrialResult | Dropped | Commit | Published | Receipt
+_Structs = Head | Granted | Dropped | Commit | Published | Receipt
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[_Structs] = msgspec.msgpack.Decoder(_Structs)
 _HEADER: msgspec.msgpack.Decoder[TrialHeader] = msgspec.msgpack.Decoder(TrialHeader)
@@ -133,18 +148,6 @@ class Scan:
     """Kind and body of each record, as views of the bytes scanned; `read` takes them."""
     good_bytes: int
     """Where a torn tail begins: cut the segment here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """What has to be known of a segment to decide whether it is still needed."""
-
-    number: int
-    version: int
-    """Policy version of the segment's head."""
-    oldest_version: int
-    """Oldest version of the groups in flight in the segment's head."""
-    num_bytes: int
 
 
 def first_head(version: int, next_grant: int) -> Head:
@@ -230,38 +233,6 @@ def read_header(body: Frame) -> TrialHeader | None:
         return _HEADER.decode(body[start : start + sizes[1]])
     except msgspec.MsgspecError as fault:
         raise WireError(f"no header of this build: {fault}") from fault
-
-
-def first_needed(segments: Sequence[Segment], checkpoint_version: int) -> int | None:
-    """The segment from which on a checkpoint can be brought up to date; None: none is.
-
-    The last head not newer than the checkpoint knows which groups were in flight; their trials lie
-    behind the last head that is older than the oldest of those groups. The first segment of a run
-    needs no earlier one.
-    """
-    known = [segment for segment in segments if segment.version <= checkpoint_version]
-    if not known:
-        return None
-    oldest = known[-1].oldest_version
-    before = [segment for segment in known if segment.version < oldest]
-    if before:
-        return before[-1].number
-    return known[0].number if known[0].number == 1 else None
-
-
-def to_delete(segments: Sequence[Segment], checkpoint_version: int, max_bytes: int) -> list[int]:
-    """Segments to delete after a checkpoint, oldest first: only unneeded ones, and only until the
-    rest fits into `max_bytes`; what fits is kept for `mage replay`.
-    """
-    needed = first_needed(segments, checkpoint_version)
-    total = sum(segment.num_bytes for segment in segments)
-    doomed: list[int] = []
-    for segment in segments:
-        if total <= max_bytes or needed is None or segment.number >= needed:
-            break
-        doomed.append(segment.number)
-        total -= segment.num_bytes
-    return doomed
 
 
 def _body_at(view: memoryview, start: int) -> memoryview | None:

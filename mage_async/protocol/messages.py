@@ -198,9 +198,19 @@ class Publication(Fields):
 
 
 class Loaded(Fields):
-    """A peer draws with this version, and reads no older one any more."""
+    """A peer draws with this version, and reads no older one any more.
+
+    The other fields are the engine's receipt, which has agreed with the learner's
+    (`mage_async/inference/receipts/`).
+    """
 
     version: Number
+    digest: Annotated[str, Meta(max_length=128)] = ""
+    """Of all tensors that were loaded; empty where nothing was, or the weights had no receipt."""
+    difference: Booked = 0.0
+    """Mean distance of the probe's log-probs from the learner's, in nats."""
+    num_retries: Annotated[int, Meta(ge=0, le=65_536)] = 0
+    """Times that other weights were read first."""
 
 
 class Heartbeat(Fields):

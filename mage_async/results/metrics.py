@@ -39,10 +39,7 @@ METRICS: dict[str, tuple[str, str]] = {
         "The same, where a version of the policy was the opponent.",
     ),
     "trials_per_s": ("1/s", "Trials trained per second since the last step."),
-    "generated_tokens_per_s": (
-        "tokens/s",
-        "Sampled tokens trained per second since the last step.",
-    ),
+    "generated_tokens_per_s": ("tokens/s", "Sampled tokens trained a second since the last step."),
     "trained_tokens_per_s": ("tokens/s", "Context and sampled tokens trained per second."),
     "prefix_hit_rate": ("share", "Prompt tokens that the engine did not compute in that turn."),
     "prefix_reuse_rate": (
@@ -118,6 +115,9 @@ METRICS: dict[str, tuple[str, str]] = {
         "Time that actors had nothing to play, since they were last heard. Left out where none was "
         "heard since.",
     ),
+    "receipts": ("loads", "Loads since the last step that were shown to be what was published."),
+    "receipt_retries": ("loads", "Of these, weights that were read again, being others at first."),
+    "receipt_difference": ("nats", "Largest gap of a load's log-probs of the probe, mean over it."),
     "disk_free_bytes": ("bytes", "Free on the disk of the run's directory."),
     "dropped_by_member": (
         "groups",

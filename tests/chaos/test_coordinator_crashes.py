@@ -23,8 +23,8 @@ from mage_async.protocol.journal_records import (
     Dropped,
     Published,
     first_head,
-    first_needed,
 )
+from mage_async.protocol.journal_segments import first_needed
 from mage_async.protocol.messages import (
     Acknowledge,
     GroupDrop,

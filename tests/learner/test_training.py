@@ -16,7 +16,8 @@ from mage_async.errors import RunError
 from mage_async.graph_memory.memory import GraphMemory
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.weight_digest import NEWEST, Method, overall, tensor_digests
-from mage_async.protocol.journal_records import Commit, Record, Segment, first_head
+from mage_async.protocol.journal_records import Commit, Record, first_head
+from mage_async.protocol.journal_segments import Segment
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.learner import resume

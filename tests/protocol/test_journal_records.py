@@ -18,15 +18,14 @@ from mage_async.protocol.journal_records import (
     Granted,
     Head,
     Published,
+    Receipt,
     Record,
-    Segment,
     first_head,
-    first_needed,
     read,
     scan,
-    to_delete,
     write,
 )
+from mage_async.protocol.journal_segments import Segment, first_needed, to_delete
 from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.trajectory import Segment as Part
 from mage_async.trajectory import Task, Trial
@@ -65,6 +64,14 @@ RECORDS = st.one_of(
     st.builds(Dropped, grant=SMALL, reason=st.text(max_size=50)),
     st.builds(Granted, peer=st.none() | NAMES, version=SMALL, grant=st.builds(a_grant, SMALL)),
     st.builds(Published, version=SMALL, path=NAMES, digest=NAMES),
+    st.builds(
+        Receipt,
+        peer=NAMES,
+        version=SMALL,
+        digest=NAMES,
+        difference=st.floats(0, 1e9),
+        num_retries=SMALL,
+    ),
     st.builds(
         Commit,
         version=SMALL,

@@ -42,6 +42,7 @@ from mage_async.protocol.messages import (
 )
 from mage_async.trajectory import Task
 from mage_services.actor.rollout import Stage, play_trial
+from mage_services.engines.accepting import loaded
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
 from mage_services.environments.workers import Workers
@@ -151,9 +152,9 @@ class Actor:
             await self._channel.send(result)
 
     async def _load(self, version: int, path: Path) -> None:
-        await self._stage.engine.load(version, path)
+        receipt = await self._stage.engine.load(version, path)
         await self._weights.announce(version)
-        await self._channel.send(Loaded(version=version))
+        await self._channel.send(loaded(version, receipt))
 
     async def _group(self, grant: GroupGrant) -> None:
         """Play one group. The learner keeps its deadline, and says when the group is taken away.

@@ -37,6 +37,7 @@ from mage_async.trials.duel_run import Run
 from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.actor.recollection import Recall, recall_of, told_nothing
 from mage_services.actor.rollout import Stage, play_all
+from mage_services.engines.accepting import loaded
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
 from mage_services.environments.workers import Workers
@@ -265,8 +266,8 @@ class Follower:
     async def load(self, engine: Engine, version: int, path: Path) -> None:
         """Draw with other weights, and say so: older ones need not be kept for us."""
         self.time.enter("loading")
-        await engine.load(version, on_disk(path))
-        await self._channel.send(Loaded(version=version))
+        receipt = await engine.load(version, on_disk(path))
+        await self._channel.send(loaded(version, receipt))
 
     async def _beat(self) -> None:
         """Send heartbeats: a restarted learner knows only the peers that have spoken to it."""

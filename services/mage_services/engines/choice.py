@@ -22,7 +22,7 @@ def make_engine(config: Config, directory: Path, name: str) -> Engine:
         PolicyError: it cannot serve the model; the text says what can.
     """
     if isinstance(config.engine, Embedded):
-        return EmbeddedEngine(directory, config.engine)
+        return EmbeddedEngine(directory, config.engine, name)
     own = blake2s(f"{config.seed}/{name}".encode(), digest_size=4).digest()
     return SglangEngine(
         directory,
@@ -32,4 +32,5 @@ def make_engine(config: Config, directory: Path, name: str) -> Engine:
         has_gpu=torch.cuda.is_available(),
         max_deaths=config.supervision.max_restarts,
         silence_s=config.supervision.silence_s,
+        name=name,
     )

@@ -24,9 +24,12 @@ from mage_async.completion import Completion, Prompt
 from mage_async.config.schema import Embedded as EngineRules
 from mage_async.errors import MageError, RunError
 from mage_async.inference.model import Model
+from mage_async.inference.receipts.receipt import Accepted, Receipt
+from mage_async.inference.receipts.scoring import receipted
 from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.statistics import Statistics
-from mage_async.inference.weights import Weights, as_weights, read_weights
+from mage_async.inference.weights import Weights, read_tensors
+from mage_services.engines.accepting import read_again
 from mage_services.engines.rivals import Rivals
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
 
@@ -36,12 +39,13 @@ class EmbeddedEngine:
 
     Args:
         directory: its weights are version 0 until others are loaded.
+        name: of the process, for an error.
 
     Raises:
         PolicyError: the model cannot be served; the text says what can.
     """
 
-    def __init__(self, directory: Path, rules: EngineRules) -> None:
+    def __init__(self, directory: Path, rules: EngineRules, name: str = "an engine") -> None:
         model = Model.load(
             directory,
             lanes=rules.max_contexts,
@@ -50,7 +54,7 @@ class EmbeddedEngine:
         )
         interrupts = rules.in_flight == "interrupt"
         self._scheduler = Scheduler(model, interrupts=interrupts, now=time.perf_counter)
-        self._rivals, self._rules = Rivals(self._rival), rules
+        self._rivals, self._rules, self._name = Rivals(self._rival), rules, name
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(rules.threads,)
         )
@@ -72,18 +76,19 @@ class EmbeddedEngine:
             if future.cancelled():
                 self._post(partial(self._abort, prompt.context, future))
 
-    async def load(self, version: int, path: Path) -> None:
+    async def load(self, version: int, path: Path) -> Accepted | None:
         """Draw with other weights; returns when the next token will be drawn by them.
 
         Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a
         PolicyError, and leaves the old ones.
         """
         self._promise()  # an engine that has ended reads nothing
-        weights = await asyncio.to_thread(self._read, path)
+        weights, receipt = await asyncio.to_thread(self._read, version, path)
         future: asyncio.Future[None] = self._promise()
         self._loads.append((version, weights, future))
         self._has_work.set()
         await future
+        return receipt
 
     async def hold(self, version: int, path: Path) -> None:
         """Hold a version beside the current one until `let_go`. Cancellation leaves it as it was.
@@ -157,22 +162,28 @@ class EmbeddedEngine:
         """Schedulers of the current version and of those held beside it."""
         return [self._scheduler, *self._rivals.schedulers()]
 
-    def _rival(self, path: Path) -> Scheduler:
+    def _rival(self, version: int, path: Path) -> Scheduler:
         """A version beside the current one, with room for a quarter of its contexts."""
         own, tokens = self._scheduler, self._rules.max_tokens
         shape, arithmetic = own.architecture, own.arithmetic
-        weights = read_weights(path, shape, arithmetic)
+        weights, _ = self._read(version, path)
         lanes = max(1, self._rules.max_contexts // 4)
         model = Model(shape, weights, lanes=lanes, max_tokens=tokens, arithmetic=arithmetic)
         return Scheduler(model, now=time.perf_counter)
 
-    def _read(self, path: Path) -> Weights:
-        """Read weights, in a thread beside the one that computes: forwards go on meanwhile."""
-        architecture, arithmetic = self._scheduler.architecture, self._scheduler.arithmetic
-        if not is_manifest(path):
-            return read_weights(path, architecture, arithmetic)
-        tensors = self._receiver.receive(Manifest.read(path))
-        return as_weights(tensors.items(), architecture, str(path), arithmetic)
+    def _read(self, version: int, path: Path) -> tuple[Weights, Accepted | None]:
+        """Read weights and compare their receipt, in a thread beside the one that computes:
+        forwards go on meanwhile.
+        """
+        return read_again(self._name, version, path, partial(self._read_once, version))
+
+    def _read_once(self, version: int, path: Path) -> tuple[Weights, Receipt]:
+        shape, arithmetic = self._scheduler.architecture, self._scheduler.arithmetic
+        is_sent = is_manifest(path)
+        named = (
+            self._receiver.receive(Manifest.read(path)).items() if is_sent else read_tensors(path)
+        )
+        return receipted(version, named, shape, str(path), arithmetic, copies=is_sent)
 
     def _swap(self) -> None:
         loads, self._loads = self._loads, []

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from mage_async.completion import Completion, Prompt
+from mage_async.inference.receipts.receipt import Accepted
 from mage_async.inference.statistics import Statistics
 
 
@@ -19,10 +20,16 @@ class Engine(Protocol):
         """Draw a completion. Cancellation aborts it; the context keeps what was computed."""
         ...
 
-    async def load(self, version: int, path: Path) -> None:
+    async def load(self, version: int, path: Path) -> Accepted | None:
         """Draw with other weights; returns when the next token will be drawn by them.
 
         Cancellation leaves the old weights or the new ones, whole.
+
+        Returns:
+            The receipt that agreed with the learner's; None of a model directory, which has none.
+
+        Raises:
+            WeightsRefused: they are not what the learner published.
         """
         ...
 

@@ -24,7 +24,7 @@ class _Held:
 class Rivals:
     """Schedulers by version. `make` reads weights, in a thread, and never twice at once."""
 
-    def __init__(self, make: Callable[[Path], Scheduler]) -> None:
+    def __init__(self, make: Callable[[int, Path], Scheduler]) -> None:
         self._make, self._held = make, dict[int, _Held]()
         self._reading = asyncio.Lock()
         self._past_s = 0.0
@@ -39,7 +39,7 @@ class Rivals:
         """
         async with self._reading:
             if version not in self._held:
-                self._held[version] = _Held(await asyncio.to_thread(self._make, path))
+                self._held[version] = _Held(await asyncio.to_thread(self._make, version, path))
             held = self._held.pop(version)
             held.num_users += 1
             self._held[version] = held  # the latest used is the last

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mage_async.errors import RunError, WireError
-from mage_async.protocol.journal_records import Head, Record, Segment, read, scan
+from mage_async.protocol.journal_records import Head, Record, read, scan
+from mage_async.protocol.journal_segments import Segment
 from mage_async.results.durable_files import sync
 
 

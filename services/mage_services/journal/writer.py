@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from mage_async.errors import RunError
-from mage_async.protocol.journal_records import MAGIC, Head, Record, Segment, to_delete, write
+from mage_async.protocol.journal_records import MAGIC, Head, Record, write
+from mage_async.protocol.journal_segments import Segment, to_delete
 from mage_async.protocol.trial_frames import Frame
 from mage_async.results.durable_files import sync
 

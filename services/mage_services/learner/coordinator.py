@@ -133,7 +133,7 @@ class Coordinator:
             case GroupDrop():
                 self.grants.drop(message)
             case Loaded():
-                self._loaded(peer, message.version)
+                self._loaded(peer, message)
             case Heartbeat():
                 if known is not None:
                     known.beat = message
@@ -264,9 +264,9 @@ class Coordinator:
             for known in self.peers.values():
                 known.last_heard = now
 
-    def _loaded(self, peer: Peer, version: int) -> None:
+    def _loaded(self, peer: Peer, message: Loaded) -> None:
         """A peer draws with a version; an actor hears of newer ones now."""
-        self.weights.loaded(peer, version)
+        self.registry.loaded(peer, message)
         known = self.peers.get(peer)
         if known is not None and known.is_actor:
             self.registry.bring_up(peer)

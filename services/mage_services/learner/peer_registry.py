@@ -7,8 +7,11 @@ are granted again, and its leases on published weights.
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from mage_async.admission.ledger import SlotLedger
-from mage_async.protocol.messages import Heartbeat, Hello, Message, Publication, Welcome
+from mage_async.protocol.journal_records import Receipt
+from mage_async.protocol.messages import Heartbeat, Hello, Loaded, Message, Publication, Welcome
 from mage_services.learner.coordinator_rules import Journal
 from mage_services.transport.access import Peer
 from mage_services.transport.learner_channel import LearnerChannel, PeerGone
@@ -64,6 +67,8 @@ class PeerRegistry:
     peers: dict[Peer, RegisteredPeer] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     """Sentences about what peers did wrong, oldest first, at most `MAX_FAULTS`."""
+    receipts: list[Receipt] = field(default_factory=list)
+    """Those of weights that engines have loaded since `take_receipts`."""
 
     def greet(self, peer: Peer, hello: Hello, now: float) -> None:
         """Let a peer in, in place of the same process under an earlier connection."""
@@ -104,6 +109,24 @@ class PeerRegistry:
         """Tell an actor what to draw with, unless it does already or is loading something."""
         if (target := self.weights.next_for(peer)) is not None:
             self.announce(peer, target)
+
+    def loaded(self, peer: Peer, message: Loaded) -> None:
+        """A peer draws with a version; its receipt is journalled."""
+        self.weights.loaded(peer, message.version)
+        if not message.digest:
+            return
+        receipt = Receipt(peer=peer, **msgspec.structs.asdict(message))
+        self.journal.append(receipt)
+        self.receipts.append(receipt)
+        if message.num_retries:
+            self.note(
+                f"{peer}: read the weights of version {message.version} twice: other at first"
+            )
+
+    def take_receipts(self) -> list[Receipt]:
+        """Receipts that were handed in since this was last asked."""
+        taken, self.receipts = self.receipts, []
+        return taken
 
     def look_after(self, now: float) -> None:
         """Mark silent peers as away, and forget lost ones.

@@ -28,7 +28,8 @@ from mage_async.graph_memory.memory import GraphMemory
 from mage_async.policy.checkpoint import checkpoints
 from mage_async.policy.prepare import prepare_policy
 from mage_async.policy.warm_start import Progress
-from mage_async.protocol.journal_records import Segment, first_head, first_needed
+from mage_async.protocol.journal_records import first_head
+from mage_async.protocol.journal_segments import Segment, first_needed
 from mage_async.results.durable_files import write_whole
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group

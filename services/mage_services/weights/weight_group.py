@@ -25,6 +25,7 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _world
 
 from mage_async.errors import UnreadableWeights
+from mage_async.inference.receipts.receipt import Receipt, read_receipt
 
 HOST = "127.0.0.1"
 CONNECTING = timedelta(seconds=5)
@@ -45,6 +46,16 @@ class Manifest:
     backend: str
     buckets: tuple[tuple[Row, ...], ...]
     """Each is sent as one tensor of bytes, its tensors one after the other."""
+    receipt: str = ""
+    """The learner's, as JSON."""
+
+    def published_receipt(self, file: Path) -> Receipt | None:
+        """The learner's receipt; None in a manifest of an older run.
+
+        Raises:
+            UnreadableWeights: it cannot be read.
+        """
+        return read_receipt(self.receipt, str(file)) if self.receipt else None
 
     def write(self, file: Path) -> None:
         """Write it, whole or not at all."""

@@ -53,7 +53,8 @@ class WeightSender:
             tuple((one.name, str(one.dtype).removeprefix("torch."), one.shape) for one in bucket)
             for bucket in buckets_of(snapshot.places)
         )
-        Manifest(snapshot.version, self._store.port, self._backend, buckets).write(file)
+        port, receipt = self._store.port, snapshot.receipt().text()
+        Manifest(snapshot.version, port, self._backend, buckets, receipt).write(file)
         return file
 
     def versions(self) -> list[int]:

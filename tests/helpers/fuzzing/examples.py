@@ -43,7 +43,7 @@ def example_messages() -> list[messages.Message]:
         messages.GroupDrop(grant=7, epoch=1, reason="not finished"),
         messages.Acknowledge(grant=7, epoch=1, trial=2, is_duplicate=False),
         messages.Publication(version=3, path=path, digest=digest),
-        messages.Loaded(version=3),
+        messages.Loaded(version=3, digest=digest, difference=1e-6, num_retries=1),
         messages.Heartbeat(name="a", counters={"tokens": 3.5}, blocked_s={"engine": 0.25}),
         messages.Goodbye(reason="done"),
         messages.Enquiry(name="a", build="0.1+ab"),
@@ -98,4 +98,7 @@ def example_records() -> list[journal_records.Record]:
             version=3, grants=(5, 6), digest="d", tensors={"w": "e"}, time_s=1.5
         ),
         journal_records.Published(version=3, path="w", digest="d"),
+        journal_records.Receipt(
+            peer="actor-0/ab", version=3, digest="e", difference=1e-6, num_retries=1
+        ),
     ]

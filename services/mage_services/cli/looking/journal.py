@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mage_services.journal.reader import JournalOnDisk
 
 HELP = "List what a run's journal holds, a line a record, or export its trials."
-KINDS = ("head", "grant", "trial", "drop", "commit", "publication")
+KINDS = ("head", "grant", "trial", "drop", "commit", "publication", "receipt")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -74,7 +74,7 @@ def _replay(run: RunDirectory, to_step: int | None) -> None:
 def _begin(run: RunDirectory, config: "Config", journal: "JournalOnDisk") -> tuple["Training", int]:
     """The oldest weights that the journal can be replayed from, and its first segment for them."""
     from mage_async.policy.checkpoint import checkpoints
-    from mage_async.protocol.journal_records import first_needed
+    from mage_async.protocol.journal_segments import first_needed
     from mage_services.learner.training import Training
 
     for checkpoint in (None, *checkpoints(run.checkpoints)):

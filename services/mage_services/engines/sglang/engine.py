@@ -14,6 +14,7 @@ from typing import Any, Self
 from mage_async.completion import Completion, Prompt, check_prompt
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import RunError
+from mage_async.inference.receipts.receipt import Accepted
 from mage_async.inference.statistics import Statistics
 from mage_async.inference.turn_requests import TurnRequests
 from mage_services.engines.sglang import messages as say
@@ -34,6 +35,7 @@ class SglangEngine:
         has_gpu: otherwise SGLang computes on CPU cores, with PyTorch's own operators.
         max_deaths: so many in a row, without a completion between, are made good.
         silence_s: an aborted request is answered within this, or the process is taken to hang.
+        name: of the process that uses it, for an error.
 
     Raises:
         ConfigError: no SGLang of a known version is installed, or `engine.server` is wrong.
@@ -50,6 +52,7 @@ class SglangEngine:
         has_gpu: bool,
         max_deaths: int,
         silence_s: float,
+        name: str = "an engine",
     ) -> None:
         installed()
         self._vocabulary = vocabulary(directory)
@@ -66,7 +69,7 @@ class SglangEngine:
         self._busy: set[str] = set()
         """Contexts with a prompt under way."""
         self._turns = TurnQueue(self._keeper, silence_s=silence_s)
-        self._loads = WeightLoads(self._keeper, self._turns, rules, directory)
+        self._loads = WeightLoads(self._keeper, self._turns, rules, directory, name)
 
     async def complete(self, prompt: Prompt) -> Completion:
         """Draw a completion. Cancellation aborts it; the context keeps what was computed."""
@@ -81,7 +84,7 @@ class SglangEngine:
             if asked.future.cancelled():
                 self._turns.give_up(asked)
 
-    async def load(self, version: int, path: Path) -> None:
+    async def load(self, version: int, path: Path) -> Accepted | None:
         """Draw with other weights; returns when the next token will be drawn by them or by newer.
 
         Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a
@@ -91,7 +94,7 @@ class SglangEngine:
         await self._loads.have_ready(version, path)
         weights = WantedWeights(version, path, self._promise())
         self._loads.add(weights)
-        await weights.future
+        return await weights.future
 
     async def hold(self, version: int, path: Path) -> None:
         """An SGLang serves one version: always a RunError."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from mage_async.inference.receipts.receipt import Accepted
 from mage_async.protocol.messages import Fields
 from mage_services.processes import paired_process
 
@@ -132,6 +133,10 @@ class Loaded(Fields):
     """Why these are not the ones asked for."""
     stall_s: float = 0.0
     """From the pause to its end: nothing was drawn."""
+    receipt: Accepted | None = None
+    """The receipt of these weights; None of a model directory, or where there is an error."""
+    is_refused: bool = False
+    """Whether the error is of the receipt, or of what could not be read: twice."""
 
 
 Message = (

@@ -26,16 +26,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from mage_async.errors import PolicyError
+from mage_async.errors import PolicyError, UnreadableWeights
+from mage_async.inference.receipts.receipt import Precision, mismatch
 from mage_async.inference.weights import layout, misfit
+from mage_services.engines.accepting import accepted, is_published, promised
 from mage_services.engines.sglang import messages as say
-from mage_services.engines.sglang.arguments import known_names
+from mage_services.engines.sglang.arguments import known_names, vocabulary
 from mage_services.engines.sglang.replies import drew, nothing
 from mage_services.engines.sglang.versions import has_sessions, installed, says_spans
 from mage_services.engines.sglang.weights import Loader, Update
-from mage_services.weights.weight_group import is_manifest
+from mage_services.weights.weight_group import is_manifest, on_disk
 
 _SHOWN = (
     "device",
@@ -72,11 +75,12 @@ class Server:
         directory: Path,
         says_spans: bool,
         has_sessions: bool,
+        precision: Precision = "reduced",
     ) -> None:
         self._manager, self._send, self._says_spans = manager, send, says_spans
         self._version, self._good = version, directory
         self._layout = layout(directory)
-        self._loader = Loader(manager, has_sessions=has_sessions)
+        self._loader = Loader(manager, vocabulary(directory), precision, has_sessions=has_sessions)
         self._ready: tuple[int, str, Update] | None = None
         """A version and path, and what is left to do of their load."""
         self._running: dict[str, _Running] = {}
@@ -145,19 +149,37 @@ class Server:
         return await self._loader.prepare(ask.version, Path(ask.path))
 
     async def _load(self, ask: say.Load) -> None:
-        """Change the weights while nothing is drawn; says how long nothing was."""
+        """Change the weights, and again where they are not what the learner published."""
+        loaded = await self._load_once(ask, num_retries=0)
+        if loaded.is_refused:
+            again = msgspec.structs.replace(ask, path=str(on_disk(Path(ask.path))))
+            loaded = await self._load_once(again, num_retries=1)
+        self._send(loaded)
+
+    async def _load_once(self, ask: say.Load, num_retries: int) -> say.Loaded:
+        """Change the weights while nothing is drawn, then score the probe: a pause in place would
+        hold up the probe too. Says how long nothing was drawn.
+        """
         try:
             update = await self._update_of(ask)
+            published, digests = await asyncio.to_thread(promised, Path(ask.path))
         except PolicyError as error:
-            self._send(say.Loaded(version=self._version, error=str(error), stall_s=0.0))
-            return
+            is_refused = isinstance(error, UnreadableWeights) and is_published(Path(ask.path))
+            return say.Loaded(version=self._version, error=str(error), is_refused=is_refused)
         began = time.perf_counter()
         await (self._interrupt() if ask.interrupts else self._pause())
         reason = await self._update(ask, update)
         if not ask.interrupts:
             await self._go_on()
         stall_s = time.perf_counter() - began
-        self._send(say.Loaded(version=self._version, error=reason, stall_s=stall_s))
+        loaded = say.Loaded(version=self._version, error=reason, stall_s=stall_s)
+        if reason or published is None:
+            return loaded
+        own = await self._loader.receipt(loaded.version, digests)
+        if reason := mismatch(published, own):
+            return msgspec.structs.replace(loaded, error=reason, is_refused=True)
+        receipt = accepted(published, own, num_retries)
+        return msgspec.structs.replace(loaded, receipt=receipt)
 
     def _check(self, path: Path) -> None:
         """Refuse another model's weights: a scheduler that is given them dies half-way."""

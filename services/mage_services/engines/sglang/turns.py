@@ -9,6 +9,7 @@ import numpy as np
 
 from mage_async.completion import Completion
 from mage_async.inference.kv_contexts import Opened
+from mage_async.inference.receipts.receipt import Accepted
 from mage_async.inference.turn_requests import Piece, TurnRequests
 from mage_async.policy_version import VersionRun
 from mage_services.engines.sglang.messages import Draw, Drew
@@ -66,7 +67,7 @@ class WantedWeights:
 
     version: int
     path: Path
-    future: asyncio.Future[None]
+    future: asyncio.Future[Accepted | None]
     num_deaths: int = 0
     """Processes that died while they loaded it."""
 
@@ -86,11 +87,11 @@ def piece_of(message: Drew, key_version: int) -> Piece:
     )
 
 
-def settle(future: asyncio.Future[Any], error: BaseException | None) -> None:
+def settle(future: asyncio.Future[Any], error: BaseException | None, result: object = None) -> None:
     """Settle a future with a result or a failure, unless it is done."""
     if future.done():
         return
     if error is None:
-        future.set_result(None)
+        future.set_result(result)
     else:
         future.set_exception(error)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import PolicyError, RunError
+from mage_services.engines.accepting import refusal
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.keeper import EVERYTHING, Keeper
 from mage_services.engines.sglang.turn_queue import TurnQueue
@@ -27,9 +28,9 @@ class WeightLoads:
     """See the module. Version 0 is the model's directory."""
 
     def __init__(
-        self, keeper: Keeper, turns: TurnQueue, rules: EngineRules, directory: Path
+        self, keeper: Keeper, turns: TurnQueue, rules: EngineRules, directory: Path, name: str
     ) -> None:
-        self._keeper, self._turns, self._rules = keeper, turns, rules
+        self._keeper, self._turns, self._rules, self._name = keeper, turns, rules, name
         self._loading: WantedWeights | None = None
         self._loads: list[WantedWeights] = []
         self._ready: asyncio.Future[None] | None = None
@@ -91,8 +92,9 @@ class WeightLoads:
             self._wanted = weights.version, weights.path
             self._num_loads += 1
             self._stall_s += message.stall_s
+        error = self._error_of(message, weights)
         for one in settled:
-            settle(one.future, PolicyError(message.error) if message.error else None)
+            settle(one.future, error, message.receipt if one is weights else None)
         self._go_on()
 
     def die(self) -> int:
@@ -120,6 +122,11 @@ class WeightLoads:
     def totals(self) -> dict[str, float]:
         """What was loaded so far."""
         return {"num_loads": self._num_loads, "stall_s": self._stall_s}
+
+    def _error_of(self, message: say.Loaded, weights: WantedWeights) -> PolicyError | None:
+        if message.is_refused:
+            return refusal(self._name, weights.version, weights.path, message.error)
+        return PolicyError(message.error) if message.error else None
 
     def _go_on(self) -> None:
         """Load what is to be loaded, or else let turns be drawn."""

@@ -22,6 +22,7 @@ from uuid import uuid4
 import torch
 
 from mage_async.errors import UnreadableWeights
+from mage_async.inference.receipts.receipt import Precision, Receipt, probe_tokens
 from mage_async.inference.weights import unreadable, weight_files
 from mage_async.policy.snapshot import read_snapshot
 from mage_services.weights.weight_group import (
@@ -44,8 +45,12 @@ Update = Callable[[], Awaitable[str]]
 class Loader:
     """Brings weights into one SGLang, by its `TokenizerManager`."""
 
-    def __init__(self, manager: Any, *, has_sessions: bool) -> None:
+    def __init__(
+        self, manager: Any, vocabulary: int, precision: Precision, *, has_sessions: bool
+    ) -> None:
         self._manager, self._has_sessions = manager, has_sessions
+        self._vocabulary: int = vocabulary
+        self._precision: Precision = precision
         self._port, self._group = 0, ""
         self._kept: Any = None
         """What was handed over last: its memory is read until that update is answered."""
@@ -69,6 +74,20 @@ class Loader:
             bucket = await asyncio.to_thread(_bucket, path)
             return partial(self._in_session, partial(self._hand_over, version, bucket))
         return partial(self._read, version, path)
+
+    async def receipt(self, version: int, digests: dict[str, str]) -> Receipt:
+        """The receipt of weights that SGLang draws with: what it was given, and its log-probs of
+        the probe, by nobody's cached keys. Cancellation leaves nothing.
+        """
+        meta: dict[str, Any] = {}
+        async for reply in self._manager.generate_request(_probe(self._vocabulary), None):
+            meta = reply["meta_info"]
+        return Receipt(
+            version=version,
+            precision=self._precision,
+            tensors=digests,
+            logprobs=tuple(entry[0] for entry in meta["input_token_logprobs"][1:]),
+        )
 
     def _forget_last(self) -> None:
         """Free what was handed over last, before as much again is taken: SGLang has copied it."""
@@ -175,6 +194,21 @@ class Loader:
             ),
             None,
         )
+
+
+def _probe(vocabulary: int) -> Any:
+    """A request of one token, for the log-probs of its prompt."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    rid = uuid4().hex
+    return GenerateReqInput(
+        rid=rid,
+        input_ids=probe_tokens(vocabulary).tolist(),
+        sampling_params={"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
+        return_logprob=True,
+        logprob_start_len=0,
+        extra_key=rid,
+    )
 
 
 def _bucket(path: Path) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Receipts of weights: what proves that an engine draws with what the learner published."""

@@ -1,0 +1,120 @@
+"""A receipt: the digests of a version's tensors, and the log-probs of a fixed probe.
+
+The learner writes its receipt beside the weights that it publishes, and an engine makes another of
+what it has loaded. Digests see whatever happened to the bytes on their way; log-probs, which the
+learner computes with the model that it trains, see too what went wrong before the bytes were
+written (adapters that were not merged) and behind their reading (a matrix in another's place).
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from mage_async.errors import UnreadableWeights
+from mage_async.inference.receipts.tensor_sums import DIGEST_BYTES
+
+PROBE_TOKENS = 32
+_STRIDE = 2_654_435_761
+"""A prime beyond every vocabulary: its multiples visit all tokens, far apart."""
+Precision = Literal["float32", "reduced"]
+"""How log-probs were computed: all in float32 or better, or partly with fewer bits (bfloat16,
+float16, TF32)."""
+TOLERANCES: dict[Precision, float] = {"float32": 1e-3, "reduced": 0.25}
+"""Nats that two log-probs of a probe may differ by, on average over the probe, where the less
+precise side computes so."""
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What one side says of a version's weights."""
+
+    version: int
+    precision: Precision
+    tensors: dict[str, str]
+    """Digests by name; empty of weights that never were in the host's memory."""
+    logprobs: tuple[float | None, ...]
+    """Of each token of the probe after the first, in nats; None where one is not finite; empty of
+    weights that nobody scored."""
+
+    @property
+    def digest(self) -> str:
+        """One digest of all tensors, whatever their order."""
+        listed = "".join(f"{name} {self.tensors[name]} " for name in sorted(self.tensors))
+        return blake2b(listed.encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+    def text(self) -> str:
+        """As JSON."""
+        return msgspec.json.encode(self).decode()
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """A receipt that agrees with the learner's."""
+
+    digest: str
+    """Of all tensors that were loaded."""
+    difference: float
+    """Mean over the probe of how far both sides' log-probs are apart, in nats."""
+    num_retries: int
+    """Times that the weights were read again, because they were others at first."""
+
+
+def read_receipt(text: str, where: str) -> Receipt:
+    """A receipt from its JSON.
+
+    Raises:
+        UnreadableWeights: it is none; `where` it was found begins the sentence.
+    """
+    try:
+        return _DECODER.decode(text)
+    except msgspec.MsgspecError as error:
+        raise UnreadableWeights(f"{where}: its receipt cannot be read: {error}") from error
+
+
+def probe_tokens(vocabulary: int) -> np.ndarray:
+    """The fixed probe: int64 [PROBE_TOKENS], spread over the vocabulary."""
+    return (np.arange(1, PROBE_TOKENS + 1) * _STRIDE) % vocabulary
+
+
+def precision_of(dtype: torch.dtype) -> Precision:
+    """The precision of this process's products of matrices of a type."""
+    is_full = dtype.itemsize >= 4 and torch.get_float32_matmul_precision() == "highest"
+    return "float32" if is_full else "reduced"
+
+
+def difference(one: Sequence[float | None], other: Sequence[float | None]) -> float:
+    """Mean distance of two probes' log-probs; 0 where a side has none, infinite where one is finite
+    and the other is not: weights that have become NaN arrive as NaN.
+    """
+    if not one or not other:
+        return 0.0
+    first, second = (np.array(side, np.float64) for side in (one, other))
+    if len(first) != len(second) or (np.isfinite(first) != np.isfinite(second)).any():
+        return np.inf
+    return float(np.nan_to_num(np.abs(first - second), posinf=0.0).mean())
+
+
+def mismatch(published: Receipt, loaded: Receipt) -> str:
+    """Why an engine's receipt is not of what the learner published; empty where it is."""
+    if published.version != loaded.version:
+        return f"they are weights of version {published.version}"
+    if name := _first_difference(published.tensors, loaded.tensors):
+        return f"the digest of {name} is not the learner's"
+    is_full = published.precision == loaded.precision == "float32"
+    bound = TOLERANCES["float32" if is_full else "reduced"]
+    if (apart := difference(published.logprobs, loaded.logprobs)) > bound:
+        return f"log-probs of the probe are {apart:.3g} nats from the learner's, over {bound:g}"
+    return ""
+
+
+def _first_difference(published: dict[str, str], loaded: dict[str, str]) -> str:
+    """The name of a tensor that is not the same on both sides; empty where a side has none."""
+    if not published or not loaded:
+        return ""
+    names = sorted(published.keys() | loaded.keys())
+    return next((name for name in names if published.get(name) != loaded.get(name)), "")
+
+
+_DECODER = msgspec.json.Decoder(Receipt)

@@ -1,0 +1,38 @@
+"""The receipt that an embedded engine makes of weights it has loaded."""
+
+from collections.abc import Iterable
+
+import torch
+
+from mage_async.inference.architecture import Architecture
+from mage_async.inference.arithmetic import Arithmetic, BFloat16
+from mage_async.inference.model import Model
+from mage_async.inference.receipts.receipt import PROBE_TOKENS, Receipt, precision_of, probe_tokens
+from mage_async.inference.receipts.tensor_sums import digested
+from mage_async.inference.weights import Weights, as_weights
+
+
+def receipted(
+    version: int,
+    named: Iterable[tuple[str, torch.Tensor]],
+    architecture: Architecture,
+    where: str,
+    arithmetic: Arithmetic,
+    *,
+    copies: bool,
+) -> tuple[Weights, Receipt]:
+    """Arrange a model's tensors as `as_weights` does, and score the probe with them.
+
+    Raises:
+        PolicyError: they are another model's.
+    """
+    digests: dict[str, str] = {}
+    named = digested(named, digests)
+    weights = as_weights(named, architecture, where, arithmetic, copies=copies)
+    model = Model(architecture, weights, lanes=1, max_tokens=PROBE_TOKENS, arithmetic=arithmetic)
+    logprobs = model.score(probe_tokens(architecture.vocabulary)).tolist()
+    is_rounded = isinstance(arithmetic, BFloat16)
+    precision = precision_of(torch.bfloat16 if is_rounded else torch.float32)
+    return weights, Receipt(
+        version=version, precision=precision, tensors=digests, logprobs=tuple(logprobs)
+    )

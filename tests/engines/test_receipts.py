@@ -1,0 +1,109 @@
+"""Receipts of weights: an engine accepts what the learner published, and nothing else."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mage_async.config.schema import Embedded
+from mage_async.errors import UnreadableWeights, WeightsRefused
+from mage_services.engines.accepting import read_again, receipt_at
+from mage_services.engines.embedded import EmbeddedEngine
+from tests.helpers.weight_faults import FAULTS, Site
+
+RULES = Embedded(
+    arithmetic="float32",
+    max_contexts=2,
+    max_tokens=64,
+    cache_rule="keep",
+    threads=1,
+    in_flight="in_place",
+    turn_deadline_s=300.0,
+    devices=[],
+)
+TIMES = 20
+REFUSAL = "actor-1: its engine is refused: weights of version 1 at"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site.of(tmp_path)
+
+
+def outcomes(site: Site, make: Callable[[int], Path], rules: Embedded = RULES) -> list[str]:
+    """What an engine says of weights made twenty times: nothing where it accepts them."""
+
+    async def main() -> list[str]:
+        async with EmbeddedEngine(site.folder / "policy", rules, "actor-1") as engine:
+            return [await _said(engine, make(number)) for number in range(TIMES)]
+
+    return asyncio.run(main())
+
+
+async def _said(engine: EmbeddedEngine, path: Path) -> str:
+    try:
+        receipt = await engine.load(1, path)
+    except WeightsRefused as refused:
+        return str(refused)
+    published = receipt_at(path)
+    assert receipt is not None
+    assert published is not None
+    assert (receipt.digest, receipt.num_retries) == (published.digest, 0)
+    return ""
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_an_engine_refuses_every_made_fault(site: Site, kind: str) -> None:
+    said = outcomes(site, partial(FAULTS[kind], site))
+    assert [number for number, one in enumerate(said) if not one] == []
+    assert all(one.startswith(REFUSAL) and "read twice" in one for one in said)
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16", "exact"])
+def test_an_engine_accepts_what_was_published(site: Site, arithmetic: str) -> None:
+    rules = msgspec.structs.replace(RULES, arithmetic=arithmetic)
+
+    def published(number: int) -> Path:
+        site.step()
+        return site.publish()
+
+    assert outcomes(site, published, rules) == [""] * TIMES
+
+
+def test_weights_of_another_version_are_refused(site: Site) -> None:
+    said = outcomes(site, lambda number: site.publish(2 + number))
+    assert all(f"they are weights of version {2 + n}" in one for n, one in enumerate(said))
+
+
+def test_weights_that_were_others_at_first_are_read_again(site: Site) -> None:
+    path, sources = site.publish(), list[Path]()
+
+    async def main() -> None:
+        async with EmbeddedEngine(site.folder / "policy", RULES, "actor-1") as engine:
+
+            def read(source: Path):
+                sources.append(source)
+                if len(sources) == 1:
+                    raise UnreadableWeights("cut short")
+                return engine._read_once(1, source)
+
+            _, receipt = read_again("actor-1", 1, path, read)
+            assert receipt is not None
+            assert receipt.num_retries == 1
+
+    asyncio.run(main())
+    assert sources == [path, path]
+
+
+def test_a_rival_has_a_receipt_too_and_a_model_directory_has_none(site: Site) -> None:
+    async def main() -> None:
+        async with EmbeddedEngine(site.folder / "policy", RULES, "actor-1") as engine:
+            assert await engine.load(0, site.folder / "policy") is None
+            with pytest.raises(WeightsRefused, match="the digest of lm_head"):
+                await engine.hold(1, FAULTS["another type"](site, 2 * TIMES - 1))
+            await engine.hold(1, site.publish())
+
+    asyncio.run(main())
