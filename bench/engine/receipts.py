@@ -8,8 +8,8 @@ safetensors; otherwise a random one of 400 thousand parameters) is published and
 again: its weights copied, written to a file, read and arranged by an engine, each with receipts and
 without. Processor seconds are counted, of all threads, which a loaded machine changes little.
 
-    learner   the probe's log-probs by the trained model, and digests of what is written
-    engine    digests of what is read, and the probe's log-probs
+    learner   the check tokens' log-probs by the trained model, and digests of what is written
+    engine    digests of what is read, and the check tokens' log-probs
 
 Exits with 1 where a fault is not caught, or a sound publication is refused. Wanted: under 2 % of a
 publication.
@@ -38,8 +38,8 @@ from mage_async.inference.arithmetic import ARITHMETICS
 from mage_async.inference.receipts.receipt import difference
 from mage_async.inference.receipts.scoring import receipted
 from mage_async.inference.weights import read_tensors, read_weights
+from mage_async.policy.check_tokens import check_logprobs
 from mage_async.policy.load import load_policy
-from mage_async.policy.probe import probe_logprobs
 from mage_async.policy.snapshot import Snapshot
 from mage_services.engines.embedded import EmbeddedEngine
 from tests.helpers.weight_faults import FAULTS, Site
@@ -93,7 +93,7 @@ def _publication(model, directory: Path, folder: Path, spent: Seconds) -> float:
     file, shape = folder / "v000001.safetensors", read_architecture(directory)
     arithmetic = ARITHMETICS["float32" if model.dtype == torch.float32 else "bfloat16"]
     with _timed(spent, "learner's log-probs"):
-        logprobs = probe_logprobs(model)
+        logprobs = check_logprobs(model)
     with _timed(spent, "copy"):
         snapshot = Snapshot.of(model, 1, logprobs)
     with _timed(spent, "learner's digests"):

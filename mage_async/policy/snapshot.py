@@ -51,7 +51,7 @@ class Snapshot:
     made: torch.cuda.Event | None = None
     """Happens when `data` holds the weights; None where the model is not on a GPU."""
     logprobs: torch.Tensor | None = None
-    """float32 [tokens of the probe - 1]: the model's own, on its device; None: not scored"""
+    """float32 [check tokens - 1]: the model's own, on its device; None: not scored"""
 
     @staticmethod
     @torch.no_grad()
@@ -62,7 +62,7 @@ class Snapshot:
         out.
 
         Args:
-            logprobs: the probe's, by this very model (`mage_async/policy/probe.py`).
+            logprobs: the check tokens', by this very model (`mage_async/policy/check_tokens.py`).
         """
         tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
         tensors = {name: one for name, one in base_tensors(model).items() if name != tied}

@@ -104,7 +104,7 @@ class Receipt(Fields):
     digest: str
     """Of all tensors that were loaded (`mage_async/inference/receipts/tensor_sums.py`)."""
     difference: float
-    """Mean distance of the probe's log-probs from the learner's, in nats."""
+    """Mean distance of the check tokens' log-probs from the learner's, in nats."""
     num_retries: Number
 
 

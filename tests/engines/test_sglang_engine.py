@@ -9,7 +9,8 @@ import pytest
 
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.config.schema import Sglang as EngineRules
-from mage_async.errors import PolicyError, RunError, TurnLost
+from mage_async.errors import PolicyError, RunError, TurnLost, WeightsRefused
+from mage_async.inference.receipts.receipt import Accepted
 from mage_services.engines.sglang import engine as engine_module
 from mage_services.engines.sglang import keeper
 from mage_services.engines.sglang import messages as say
@@ -96,6 +97,7 @@ def play(
             has_gpu=False,
             max_deaths=9,
             silence_s=9.0,
+            name="actor-1",
         )
         async with asyncio.timeout(20), engine:
             await main(Scene(engine, children))
@@ -213,6 +215,31 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones(monkeypatch) -> None:
         await scene.settle()
         child.drew(child.draws()[0].rid)
         assert len((await turn).tokens) == DRAWN
+
+    play(monkeypatch, main, rules())
+
+
+def test_a_load_returns_its_receipt_and_others_than_the_published_weights_are_refused_by_name(
+    monkeypatch,
+) -> None:
+    receipt = Accepted(digest="d", difference=1e-6, num_retries=0)
+
+    async def main(scene: Scene) -> None:
+        async def load(version: int, answer: say.Loaded) -> Accepted | None:
+            path = Path(f"v{version}.safetensors")
+            loading = asyncio.create_task(scene.engine.load(version, path))
+            child = await scene.settle()
+            child.tells(say.Prepared())
+            await scene.settle()
+            child.tells(answer)
+            return await loading
+
+        assert await load(1, say.Loaded(1, receipt=receipt)) == receipt
+        reason = "log-probs of the check tokens are 1 nats from the learner's"
+        with pytest.raises(WeightsRefused, match=rf"^actor-1: .* version 2 at v2.*: {reason}"):
+            await load(2, say.Loaded(2, error=reason, is_refused=True))
+        child = await scene.settle()
+        assert child.heard[-1] == say.Load(1, "v1.safetensors", interrupts=False)
 
     play(monkeypatch, main, rules())
 

@@ -1,5 +1,6 @@
 """Which weights the coordinator tells whom of, and how long they stay."""
 
+from mage_async.protocol.journal_records import Receipt
 from mage_async.protocol.messages import Goodbye, Loaded, Publication, Welcome
 from mage_services.learner.peer_registry import LOST, SILENCE_S
 from mage_services.weights.weight_store import WeightStore
@@ -157,5 +158,23 @@ def test_weights_of_an_earlier_life_stay_until_its_peers_are_back_or_forgotten()
         site.now += SILENCE_S + 1
         site.coordinator.tick()
         assert site.coordinator.unused([1, 2]) == [1]
+
+    run(main)
+
+
+def test_a_receipt_is_journalled_and_counted_once() -> None:
+    async def main(site: Site) -> None:
+        actor = await site.connect()
+        site.coordinator.open(publication(0))
+        await site.say(
+            actor, Loaded(version=0), Loaded(version=1, digest="d", difference=0.5, num_retries=1)
+        )
+        (receipt,) = site.coordinator.registry.take_receipts()
+        assert (receipt.version, receipt.digest, receipt.difference) == (1, "d", 0.5)
+        assert [each for each in site.journal.durable_records() if isinstance(each, Receipt)] == [
+            receipt
+        ]
+        assert site.coordinator.registry.take_receipts() == []
+        assert "read weights of version 1 twice" in site.coordinator.faults[-1]
 
     run(main)

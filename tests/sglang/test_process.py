@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
+from mage_async.inference.receipts.receipt import CHECK_TOKENS, Receipt
+from mage_async.inference.receipts.tensor_sums import tensor_digest
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.process import Server
 from tests.sglang.served import Policies
@@ -27,6 +30,8 @@ class Manager:
 
     def __init__(self, fails: tuple[int, ...] = ()) -> None:
         self.done: list[str] = []
+        self.scores: list[list[float]] = []
+        """What the next check tokens are given for log-probs."""
         self._fails, self._num_updates = fails, 0
         self.drawn = asyncio.Event()
         self.may_end = asyncio.Event()
@@ -45,7 +50,12 @@ class Manager:
         return not fails, "out of memory" if fails else "", 0
 
     async def generate_request(self, request: Any, _: None) -> AsyncIterator[dict[str, Any]]:
-        """Three tokens, and after new weights two more; no spans."""
+        """Three tokens, and after new weights two more; no spans. Of check tokens their log-probs."""
+        if request.logprob_start_len == 0:
+            self.done.append("score")
+            entries = [(score, 7, None) for score in (None, *self.scores.pop(0))]
+            yield {"meta_info": {"input_token_logprobs": entries}}
+            return
         assert request.stream
         yield self._reply(3, None)
         self.drawn.set()
@@ -148,6 +158,43 @@ def test_a_failed_update_is_repaired_with_the_weights_of_before(
         "update to 0 of policy",
         "continue",
     ]
+
+
+GOOD, OTHER = [-1.0] * (CHECK_TOKENS - 1), [-2.0] * (CHECK_TOKENS - 1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "num_retries"), [([GOOD], 0), ([OTHER, GOOD], 1), ([OTHER, OTHER], None)]
+)
+def test_others_than_the_published_weights_are_loaded_again_and_then_refused(
+    policies: Policies, published: Path, scores: list[list[float]], num_retries: int | None
+) -> None:
+    tensors = load_file(published)
+    receipt = Receipt(
+        version=1,
+        precision="float32",
+        tensors={name: tensor_digest(name, one) for name, one in tensors.items()},
+        logprobs=tuple(GOOD),
+    )
+    save_file(tensors, published, {"receipt": receipt.text()})
+
+    async def main(process: Process) -> None:
+        process.tell(say.Load(version=1, path=str(published), interrupts=False))
+        loaded = await process.hear(say.Loaded)
+        assert loaded.is_refused == (num_retries is None)
+        if num_retries is None:
+            assert loaded.error.startswith(
+                "log-probs of the check tokens are 1 nats from the learner's"
+            )
+        else:
+            assert loaded.receipt.num_retries == num_retries
+            assert loaded.receipt.digest == receipt.digest
+
+    manager = Manager()
+    manager.scores = list(scores)
+    run(main, manager, policies.directory)
+    once = ["pause in_place", "update to 1 of new", "continue", "score"]
+    assert manager.done == once * len(scores)
 
 
 def test_weights_that_cannot_be_repaired_end_the_process(

@@ -12,6 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.config.schema import Sglang as EngineRules
+from mage_async.inference.receipts.receipt import check_tokens
 from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.sglang.engine import SglangEngine
@@ -43,6 +44,14 @@ def changed(trained: Qwen3ForCausalLM) -> dict[str, torch.Tensor]:
         for weight in trained.parameters():
             weight.mul_(1.0 + 0.05 * torch.randn(()))
     return {name: weight.clone() for name, weight in trained.state_dict().items()}
+
+
+@torch.no_grad()
+def scored(trained: Qwen3ForCausalLM) -> torch.Tensor:
+    """The model's own log-probs of the check tokens."""
+    tokens = torch.from_numpy(check_tokens(trained.config.vocab_size))
+    logprobs = trained(tokens[None]).logits[0, :-1].log_softmax(-1)
+    return logprobs.gather(1, tokens[1:, None])[:, 0]
 
 
 @torch.no_grad()
@@ -96,7 +105,11 @@ def test_every_way_brings_the_same_weights_while_turns_are_drawn(tmp_path: Path)
                     for n in range(TURNS)
                 ]
                 changed(trained)
-                await engine.load(version, transport.write(Snapshot.of(trained, version)))
+                snapshot = Snapshot.of(trained, version, scored(trained))
+                receipt = await engine.load(version, transport.write(snapshot))
+                assert receipt is not None
+                assert receipt.difference < 1e-4, transport.describe()
+                assert receipt.num_retries == 0
                 asked = prompt(f"after {version}", version)
                 drawn = await engine.complete(asked)
                 assert [(one.start, one.policy) for one in drawn.versions] == [(0, version)]

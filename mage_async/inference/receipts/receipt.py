@@ -1,4 +1,4 @@
-"""A receipt: the digests of a version's tensors, and the log-probs of a fixed probe.
+"""A receipt: the digests of a version's tensors, and the log-probs of fixed *check tokens*.
 
 The learner writes its receipt beside the weights that it publishes, and an engine makes another of
 what it has loaded. Digests see whatever happened to the bytes on their way; log-probs, which the
@@ -17,14 +17,14 @@ import torch
 from mage_async.errors import UnreadableWeights
 from mage_async.inference.receipts.tensor_sums import DIGEST_BYTES
 
-PROBE_TOKENS = 32
+CHECK_TOKENS = 32
 _STRIDE = 2_654_435_761
 """A prime beyond every vocabulary: its multiples visit all tokens, far apart."""
 Precision = Literal["float32", "reduced"]
 """How log-probs were computed: all in float32 or better, or partly with fewer bits (bfloat16,
 float16, TF32)."""
 TOLERANCES: dict[Precision, float] = {"float32": 1e-3, "reduced": 0.25}
-"""Nats that two log-probs of a probe may differ by, on average over the probe, where the less
+"""Nats that two log-probs of check tokens may differ by, on average over the tokens, where the less
 precise side computes so."""
 
 
@@ -36,7 +36,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     tensors: dict[str, str]
     """Digests by name; empty of weights that never were in the host's memory."""
     logprobs: tuple[float | None, ...]
-    """Of each token of the probe after the first, in nats; None where one is not finite; empty of
+    """Of each check token after the first, in nats; None where one is not finite; empty of
     weights that nobody scored."""
 
     @property
@@ -56,7 +56,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """Of all tensors that were loaded."""
     difference: float
-    """Mean over the probe of how far both sides' log-probs are apart, in nats."""
+    """Mean over the check tokens of how far both sides' log-probs are apart, in nats."""
     num_retries: int
     """Times that the weights were read again, because they were others at first."""
 
@@ -73,9 +73,9 @@ def read_receipt(text: str, where: str) -> Receipt:
         raise UnreadableWeights(f"{where}: its receipt cannot be read: {error}") from error
 
 
-def probe_tokens(vocabulary: int) -> np.ndarray:
-    """The fixed probe: int64 [PROBE_TOKENS], spread over the vocabulary."""
-    return (np.arange(1, PROBE_TOKENS + 1) * _STRIDE) % vocabulary
+def check_tokens(vocabulary: int) -> np.ndarray:
+    """The check tokens: int64 [CHECK_TOKENS], spread over the vocabulary."""
+    return (np.arange(1, CHECK_TOKENS + 1) * _STRIDE) % vocabulary
 
 
 def precision_of(dtype: torch.dtype) -> Precision:
@@ -85,7 +85,7 @@ def precision_of(dtype: torch.dtype) -> Precision:
 
 
 def difference(one: Sequence[float | None], other: Sequence[float | None]) -> float:
-    """Mean distance of two probes' log-probs; 0 where a side has none, infinite where one is finite
+    """Mean distance of both sides' log-probs; 0 where a side has none, infinite where one is finite
     and the other is not: weights that have become NaN arrive as NaN.
     """
     if not one or not other:
@@ -105,7 +105,9 @@ def mismatch(published: Receipt, loaded: Receipt) -> str:
     is_full = published.precision == loaded.precision == "float32"
     bound = TOLERANCES["float32" if is_full else "reduced"]
     if (apart := difference(published.logprobs, loaded.logprobs)) > bound:
-        return f"log-probs of the probe are {apart:.3g} nats from the learner's, over {bound:g}"
+        return (
+            f"log-probs of the check tokens are {apart:.3g} nats from the learner's, over {bound:g}"
+        )
     return ""
 
 

@@ -7,7 +7,7 @@ import torch
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import Arithmetic, BFloat16
 from mage_async.inference.model import Model
-from mage_async.inference.receipts.receipt import PROBE_TOKENS, Receipt, precision_of, probe_tokens
+from mage_async.inference.receipts.receipt import CHECK_TOKENS, Receipt, check_tokens, precision_of
 from mage_async.inference.receipts.tensor_sums import digested
 from mage_async.inference.weights import Weights, as_weights
 
@@ -21,7 +21,7 @@ def receipted(
     *,
     copies: bool,
 ) -> tuple[Weights, Receipt]:
-    """Arrange a model's tensors as `as_weights` does, and score the probe with them.
+    """Arrange a model's tensors as `as_weights` does, and score the check tokens with them.
 
     Raises:
         PolicyError: they are another model's.
@@ -29,8 +29,8 @@ def receipted(
     digests: dict[str, str] = {}
     named = digested(named, digests)
     weights = as_weights(named, architecture, where, arithmetic, copies=copies)
-    model = Model(architecture, weights, lanes=1, max_tokens=PROBE_TOKENS, arithmetic=arithmetic)
-    logprobs = model.score(probe_tokens(architecture.vocabulary)).tolist()
+    model = Model(architecture, weights, lanes=1, max_tokens=CHECK_TOKENS, arithmetic=arithmetic)
+    logprobs = model.score(check_tokens(architecture.vocabulary)).tolist()
     is_rounded = isinstance(arithmetic, BFloat16)
     precision = precision_of(torch.bfloat16 if is_rounded else torch.float32)
     return weights, Receipt(

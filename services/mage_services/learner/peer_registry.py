@@ -119,9 +119,7 @@ class PeerRegistry:
         self.journal.append(receipt)
         self.receipts.append(receipt)
         if message.num_retries:
-            self.note(
-                f"{peer}: read the weights of version {message.version} twice: other at first"
-            )
+            self.note(f"{peer}: read weights of version {message.version} twice, others at first")
 
     def take_receipts(self) -> list[Receipt]:
         """Receipts that were handed in since this was last asked."""

@@ -28,6 +28,7 @@ from mage_async.learning.packing import Sequenced
 from mage_async.learning.soft_actor_critic.choice import trainer_of
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.training_sequences import training_sequences
+from mage_async.policy.check_tokens import check_logprobs
 from mage_async.policy.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
@@ -35,7 +36,6 @@ from mage_async.policy.checkpoint import (
 )
 from mage_async.policy.load import load_frozen_beside
 from mage_async.policy.lora import load_trained
-from mage_async.policy.probe import probe_logprobs
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import NEWEST, overall, tensor_digests
 from mage_async.protocol.journal_records import Commit
@@ -143,11 +143,11 @@ class Training:
         return training_sequences(groups, self._config, self.trainer.model.device)
 
     def snapshot(self) -> Snapshot:
-        """A copy of the current weights with their log-probs of the probe, to be published while
+        """A copy of the current weights with their log-probs of the check tokens, to be published while
         the next step is trained.
         """
         model = self.trainer.model
-        return Snapshot.of(model, self.trainer.version, probe_logprobs(model))
+        return Snapshot.of(model, self.trainer.version, check_logprobs(model))
 
     def digest(self) -> str:
         """Digest of the current weights, as a commit records it."""

@@ -157,8 +157,8 @@ class Server:
         self._send(loaded)
 
     async def _load_once(self, ask: say.Load, num_retries: int) -> say.Loaded:
-        """Change the weights while nothing is drawn, then score the probe: a pause in place would
-        hold up the probe too. Says how long nothing was drawn.
+        """Change the weights while nothing is drawn, then score the check tokens: a pause in place
+        would hold that up too. Says how long nothing was drawn.
         """
         try:
             update = await self._update_of(ask)

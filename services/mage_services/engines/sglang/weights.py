@@ -22,7 +22,7 @@ from uuid import uuid4
 import torch
 
 from mage_async.errors import UnreadableWeights
-from mage_async.inference.receipts.receipt import Precision, Receipt, probe_tokens
+from mage_async.inference.receipts.receipt import Precision, Receipt, check_tokens
 from mage_async.inference.weights import unreadable, weight_files
 from mage_async.policy.snapshot import read_snapshot
 from mage_services.weights.weight_group import (
@@ -77,10 +77,10 @@ class Loader:
 
     async def receipt(self, version: int, digests: dict[str, str]) -> Receipt:
         """The receipt of weights that SGLang draws with: what it was given, and its log-probs of
-        the probe, by nobody's cached keys. Cancellation leaves nothing.
+        the check tokens, by nobody's cached keys. Cancellation leaves nothing.
         """
         meta: dict[str, Any] = {}
-        async for reply in self._manager.generate_request(_probe(self._vocabulary), None):
+        async for reply in self._manager.generate_request(_check_request(self._vocabulary), None):
             meta = reply["meta_info"]
         return Receipt(
             version=version,
@@ -196,14 +196,14 @@ class Loader:
         )
 
 
-def _probe(vocabulary: int) -> Any:
+def _check_request(vocabulary: int) -> Any:
     """A request of one token, for the log-probs of its prompt."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     rid = uuid4().hex
     return GenerateReqInput(
         rid=rid,
-        input_ids=probe_tokens(vocabulary).tolist(),
+        input_ids=check_tokens(vocabulary).tolist(),
         sampling_params={"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
         return_logprob=True,
         logprob_start_len=0,
