@@ -235,7 +235,7 @@ def test_a_load_returns_its_receipt_and_others_than_the_published_weights_are_re
             return await loading
 
         assert await load(1, say.Loaded(1, receipt=receipt)) == receipt
-        reason = "log-probs of the check tokens are 1 nats from the learner's"
+        reason = "log-probs are 1 nats from the learner's"
         with pytest.raises(WeightsRefused, match=rf"^actor-1: .* version 2 at v2.*: {reason}"):
             await load(2, say.Loaded(2, error=reason, is_refused=True))
         child = await scene.settle()

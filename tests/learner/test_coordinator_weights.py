@@ -171,9 +171,8 @@ def test_a_receipt_is_journalled_and_counted_once() -> None:
         )
         (receipt,) = site.coordinator.registry.take_receipts()
         assert (receipt.version, receipt.digest, receipt.difference) == (1, "d", 0.5)
-        assert [each for each in site.journal.durable_records() if isinstance(each, Receipt)] == [
-            receipt
-        ]
+        records = site.journal.durable_records()
+        assert [each for each in records if isinstance(each, Receipt)] == [receipt]
         assert site.coordinator.registry.take_receipts() == []
         assert "read weights of version 1 twice" in site.coordinator.faults[-1]
 

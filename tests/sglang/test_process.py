@@ -50,7 +50,7 @@ class Manager:
         return not fails, "out of memory" if fails else "", 0
 
     async def generate_request(self, request: Any, _: None) -> AsyncIterator[dict[str, Any]]:
-        """Three tokens, and after new weights two more; no spans. Of check tokens their log-probs."""
+        """Three tokens, and after new weights two more; no spans. Log-probs of check tokens."""
         if request.logprob_start_len == 0:
             self.done.append("score")
             entries = [(score, 7, None) for score in (None, *self.scores.pop(0))]
@@ -183,9 +183,7 @@ def test_others_than_the_published_weights_are_loaded_again_and_then_refused(
         loaded = await process.hear(say.Loaded)
         assert loaded.is_refused == (num_retries is None)
         if num_retries is None:
-            assert loaded.error.startswith(
-                "log-probs of the check tokens are 1 nats from the learner's"
-            )
+            assert loaded.error.startswith("log-probs are 1 nats from the learner's")
         else:
             assert loaded.receipt.num_retries == num_retries
             assert loaded.receipt.digest == receipt.digest

@@ -105,9 +105,7 @@ def mismatch(published: Receipt, loaded: Receipt) -> str:
     is_full = published.precision == loaded.precision == "float32"
     bound = TOLERANCES["float32" if is_full else "reduced"]
     if (apart := difference(published.logprobs, loaded.logprobs)) > bound:
-        return (
-            f"log-probs of the check tokens are {apart:.3g} nats from the learner's, over {bound:g}"
-        )
+        return f"log-probs are {apart:.3g} nats from the learner's on average, over {bound:g}"
     return ""
 
 

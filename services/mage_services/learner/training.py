@@ -143,8 +143,8 @@ class Training:
         return training_sequences(groups, self._config, self.trainer.model.device)
 
     def snapshot(self) -> Snapshot:
-        """A copy of the current weights with their log-probs of the check tokens, to be published while
-        the next step is trained.
+        """A copy of the current weights with their log-probs of the check tokens, to be published
+        while the next step is trained.
         """
         model = self.trainer.model
         return Snapshot.of(model, self.trainer.version, check_logprobs(model))
