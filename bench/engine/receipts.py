@@ -5,8 +5,9 @@
 Five kinds of faults, twenty of each, are made in publications of a small model, and twenty
 publications are sound; the embedded engine loads each. Then a model (MODEL, a directory of
 safetensors; otherwise a random one of 400 thousand parameters) is published and loaded again and
-again: its weights copied, written to a file, read and arranged by an engine, each with receipts and
-without. Processor seconds are counted, of all threads, which a loaded machine changes little.
+again: its weights copied, written to a file, read and arranged by an engine; what receipts add is
+taken apart from that. Processor seconds are counted, of all threads, which a loaded machine changes
+little.
 
     learner   the check tokens' log-probs by the trained model, and digests of what is written
     engine    digests of what is read, and the check tokens' log-probs
@@ -35,16 +36,18 @@ from mage_async.config.schema import Embedded
 from mage_async.errors import WeightsRefused
 from mage_async.inference.architecture import read_architecture
 from mage_async.inference.arithmetic import ARITHMETICS
-from mage_async.inference.receipts.receipt import difference
-from mage_async.inference.receipts.scoring import receipted
-from mage_async.inference.weights import read_tensors, read_weights
+from mage_async.inference.model import Model
+from mage_async.inference.receipts.receipt import CHECK_TOKENS, check_tokens, difference
+from mage_async.inference.weights import read_weights
 from mage_async.policy.check_tokens import check_logprobs
 from mage_async.policy.load import load_policy
 from mage_async.policy.snapshot import Snapshot
+from mage_services.engines.accepting import promised
 from mage_services.engines.embedded import EmbeddedEngine
-from tests.helpers.weight_faults import FAULTS, Site
+from tests.weights.weight_faults import FAULTS, Site
 
 TIMES, BOUND = 20, 0.02
+SIDES = ("learner", "engine")
 RULES = Embedded(max_contexts=2, max_tokens=64, threads=1)
 Seconds = dict[str, list[float]]
 
@@ -79,7 +82,7 @@ def costs(directory: Path, dtype: str, folder: Path, publications: int) -> dict[
     apart = [_publication(model, directory, folder, spent) for _ in range(publications + 1)]
     parts = {name: median(seconds[1:]) for name, seconds in spent.items()}  # the first warms up
     plain = parts["copy"] + parts["write"] + parts["load"]
-    own = parts["learner's log-probs"] + parts["learner's digests"] + parts["engine's receipt"]
+    own = sum(parts[f"{side}'s {what}"] for side in SIDES for what in ("log-probs", "digests"))
     return {
         "parameters": model.num_parameters(),
         "processor_s": {name: round(seconds, 5) for name, seconds in parts.items()},
@@ -102,11 +105,14 @@ def _publication(model, directory: Path, folder: Path, spent: Seconds) -> float:
         snapshot.write(file)
     spent["write"][-1] -= spent["learner's digests"][-1]
     with _timed(spent, "load"):
-        read_weights(file, shape, arithmetic)
-    with _timed(spent, "engine's receipt"):
-        _, loaded = receipted(1, read_tensors(file), shape, str(file), arithmetic, copies=False)
-    spent["engine's receipt"][-1] -= spent["load"][-1]
-    return difference(published.logprobs, loaded.logprobs)
+        weights = read_weights(file, shape, arithmetic)
+    with _timed(spent, "engine's digests"):
+        _, digests = promised(file)
+    engine = Model(shape, weights, lanes=1, max_tokens=CHECK_TOKENS, arithmetic=arithmetic)
+    with _timed(spent, "engine's log-probs"):
+        scored = engine.score(check_tokens(shape.vocabulary)).tolist()
+    assert digests == published.tensors
+    return difference(published.logprobs, scored)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from mage_async.config.schema import Embedded
 from mage_async.errors import UnreadableWeights, WeightsRefused
 from mage_services.engines.accepting import read_again, receipt_at
 from mage_services.engines.embedded import EmbeddedEngine
-from tests.helpers.weight_faults import FAULTS, Site
+from tests.weights.weight_faults import FAULTS, Site
 
 RULES = Embedded(
     arithmetic="float32",
