@@ -206,7 +206,8 @@ class Loaded(Fields):
 
     version: Number
     digest: Annotated[str, Meta(max_length=128)] = ""
-    """Of all tensors that were loaded; empty where nothing was, or the weights had no receipt."""
+    """Of all tensors that were loaded, "unseen" where no host saw them; empty where the weights had
+    no receipt."""
     difference: Booked = 0.0
     """Mean distance of the check tokens' log-probs from the learner's, in nats."""
     num_retries: Annotated[int, Meta(ge=0, le=65_536)] = 0

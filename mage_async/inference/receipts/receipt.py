@@ -17,6 +17,7 @@ import torch
 from mage_async.errors import UnreadableWeights
 from mage_async.inference.receipts.tensor_sums import DIGEST_BYTES
 
+UNSEEN = "unseen"
 CHECK_TOKENS = 32
 _STRIDE = 2_654_435_761
 """A prime beyond every vocabulary: its multiples visit all tokens, far apart."""
@@ -41,7 +42,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """One digest of all tensors, whatever their order."""
+        """One digest of all tensors, whatever their order; `UNSEEN` where no host saw them."""
+        if not self.tensors:
+            return UNSEEN
         listed = "".join(f"{name} {self.tensors[name]} " for name in sorted(self.tensors))
         return blake2b(listed.encode(), digest_size=DIGEST_BYTES).hexdigest()
 

@@ -4,8 +4,8 @@ each engine that reads them.
 Each 4 KiB of a tensor's bytes is added up as 64-bit words, modulo 2^64, and the sums are hashed
 with the tensor's name, type and shape. One changed word always changes the digest; words that
 change their places change the digest unless they stay within the same 4 KiB. A commit's digests
-(`mage_async/policy/weight_digest.py`) take any device and sum every place with a key of its own;
-they are made once a step, and take about seventy times as long.
+(`mage_async/policy/weight_digest.py`) take any device and multiply every word by a key of its
+place, which takes a processor far longer.
 """
 
 from collections.abc import Iterable, Iterator
