@@ -30,6 +30,14 @@ def test_the_engine_and_the_learner_agree_on_log_probs(summary: dict[str, Any]) 
     assert summary["logprob_mismatch"]["max_abs"] <= 1e-3
 
 
+def test_every_step_says_of_weights_that_they_arrived(finished: tuple[Path, str]) -> None:
+    lines = (finished[0] / "metrics.jsonl").read_text().splitlines()
+    steps = [step for step in map(json.loads, lines) if "receipts" in step]
+    assert sum(step["receipts"] for step in steps) >= 2  # two actors, and perhaps the evaluator
+    assert all(step["receipt_retries"] == 0 for step in steps)
+    assert all(step["receipt_difference"] < 1e-4 for step in steps)
+
+
 def test_no_context_token_is_computed_twice_but_for_evictions(summary: dict[str, Any]) -> None:
     assert summary["prefix_cache"]["reuse_rate"] >= 0.95
 

@@ -220,7 +220,7 @@ def test_what_another_key_says_cannot_be_said_twice() -> None:
 def test_weights_handed_over_last_are_freed_before_as_much_is_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = weights.Loader(None, has_sessions=False)
+    loader = weights.Loader(None, 100, "float32", has_sessions=False)
     loader._kept = np.zeros(1)
     last, alive = weakref.ref(loader._kept), []
     monkeypatch.setattr(weights, "SHARED", tmp_path)
