@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from mage_async.admission.counts import Counts, LedgerCounts
+from mage_async.admission.in_play import GroupsInPlay
 from mage_async.admission.slots import Slot
 
 OVER_AGE = "over age"
@@ -32,6 +33,8 @@ class GroupsInFlight:
     """Actors get weights of so many steps ago, and every bound on staleness grows by it."""
     _slots: dict[int, Slot] = field(default_factory=dict, init=False)
     """Groups not in training, by grant, oldest first."""
+    _in_play: GroupsInPlay = field(default_factory=GroupsInPlay, init=False)
+    """Of the slots, those that are not complete."""
     _in_training: list[list[int]] = field(default_factory=list, init=False)
     """The grants of each batch taken and not published, oldest first."""
     _first_grant: int = field(default=0, init=False)
@@ -59,27 +62,39 @@ class GroupsInFlight:
 
     def members_in_play(self) -> set[str]:
         """Opponents of the groups that are granted and not complete."""
-        return {slot.task.member for slot in self._slots.values() if not slot.is_complete()}
+        return {slot.task.member for slot in self._slots.values() if slot.grant in self._in_play}
 
     def num_in_play(self) -> int:
         """Groups granted and not complete."""
-        return sum(not slot.is_complete() for slot in self._slots.values())
+        return len(self._in_play)
+
+    def num_complete(self) -> int:
+        """Groups complete and not in training."""
+        return len(self._slots) - len(self._in_play)
 
     def num_playing(self, peer: str) -> int:
-        """Groups this peer plays; compare with its credits before granting it another."""
-        return sum(slot.peer == peer for slot in self._slots.values())
+        """Groups this peer plays."""
+        return self._in_play.num_of(peer)
+
+    def set_credits(self, peer: str, credits: int) -> None:
+        """A peer may be granted so many groups at a time; 0: none."""
+        self._in_play.set_credits(peer, credits)
+
+    def freest(self) -> str | None:
+        """The peer with credits that can take on the most groups more, if any can."""
+        return self._in_play.freest()
 
     def lapsed(self) -> list[int]:
         """Grants that no actor plays and that are not complete, oldest first: grant these again."""
-        return [s.grant for s in self._slots.values() if s.peer is None and not s.is_complete()]
+        return self._in_play.of(None)
 
     def owners(self) -> set[str]:
         """Peers that play a group."""
-        return {slot.peer for slot in self._slots.values() if slot.peer is not None}
+        return self._in_play.peers()
 
     def playing(self, peer: str) -> tuple[tuple[int, int], ...]:
         """Grant and epoch of what a peer plays."""
-        return tuple((slot.grant, slot.epoch) for slot in self._slots.values() if slot.peer == peer)
+        return tuple((grant, self._slots[grant].epoch) for grant in self._in_play.of(peer))
 
     def late(self, now: float) -> set[str]:
         """Peers that `expire` will take a group from."""
@@ -117,6 +132,21 @@ class GroupsInFlight:
         drops, self._dropped_lately = self._dropped_lately, Counter()
         return dict(sorted(drops.items()))
 
+    def _add(self, slot: Slot) -> None:
+        """A group takes a slot; none of its trials is here."""
+        self._slots[slot.grant] = slot
+        self._in_play.give(slot.grant, slot.peer)
+
+    def _give(self, slot: Slot, peer: str | None) -> None:
+        """A group in play passes to another peer, or to none."""
+        slot.peer = peer
+        self._in_play.give(slot.grant, peer)
+
+    def _remove(self, grant: int) -> Slot | None:
+        """Take a group out of its slot, if it has one."""
+        self._in_play.end(grant)
+        return self._slots.pop(grant, None)
+
     def _end(self, slot: Slot, reason: str) -> None:
         """Free the slot of a group that is given up, and count the drop."""
         known = reason in self._dropped or len(self._dropped) < MAX_REASONS
@@ -124,4 +154,4 @@ class GroupsInFlight:
         self._dropped_lately[slot.task.member] += 1
         self._drops_in_a_row += 1
         self._last_drop = reason
-        del self._slots[slot.grant]
+        self._remove(slot.grant)

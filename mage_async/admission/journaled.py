@@ -52,35 +52,36 @@ class JournaledGroups(GroupsInFlight):
             granted_again=head.granted_again,
         )
         for granted in head.groups:
-            self._slots[granted.grant.grant] = Slot.redone(granted)
+            self._add(Slot.redone(granted))
 
     def keep_only(self, head: Head) -> None:
         """A later head of the journal: what it does not name was dropped before it was written."""
         for grant in self._slots.keys() - {granted.grant.grant for granted in head.groups}:
-            del self._slots[grant]
+            self._remove(grant)
         self._dropped = Counter(head.dropped)
 
     def redo_grant(self, granted: Granted) -> None:
         """Redo what the journal says of a grant, the first or a later one."""
         slot = self._slots.get(granted.grant.grant)
         if slot is None:
-            self._slots[granted.grant.grant] = Slot.redone(granted)
+            self._add(Slot.redone(granted))
             self.next_grant = max(self.next_grant, granted.grant.grant + 1)
         else:
-            slot.peer, slot.epoch = granted.peer, granted.grant.epoch
+            self._give(slot, granted.peer)
+            slot.epoch = granted.grant.epoch
             self._events["granted_again"] += 1
 
     def redo_drop(self, grant: int, reason: str) -> None:
         """Redo a drop."""
         if grant in self._slots and reason == OVER_AGE:
             self._dropped[OVER_AGE] += 1
-            del self._slots[grant]
+            self._remove(grant)
         elif grant in self._slots:
             self._end(self._slots[grant], reason)
 
     def redo_commit(self, commit: Commit) -> list[Group] | None:
         """Redo a step; returns its groups, or None where a trial of them is not there."""
-        slots = [self._slots.pop(grant, None) for grant in commit.grants]
+        slots = [self._remove(grant) for grant in commit.grants]
         self._events["trained"] += len(slots)
         self._drops_in_a_row, self._last_drop = 0, ""
         self._dropped_lately.clear()  # the step's line has said them

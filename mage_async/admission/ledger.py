@@ -31,9 +31,11 @@ A result counts once by (grant, trial index), whichever epoch of the grant it co
 argument, in seconds of any clock that does not go back.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mage_async.admission.groups_in_flight import OVER_AGE
+from mage_async.admission.in_play import GroupsInPlay
 from mage_async.admission.journaled import JournaledGroups
 from mage_async.admission.rules import SLOTS, Flow, Place, Rule
 from mage_async.admission.slots import Slot
@@ -59,6 +61,21 @@ class Unknown:
     """No trial that was granted: a fault of the peer."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The places of slots in order of grant, made one by one: most questions look at few."""
+
+    slots: Mapping[int, Slot]
+    in_play: GroupsInPlay
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __iter__(self) -> Iterator[Place]:
+        for grant, slot in self.slots.items():
+            yield Place(grant, slot.version, grant not in self.in_play)
 
 
 @dataclass(slots=True)
@@ -108,7 +125,7 @@ class SlotLedger(JournaledGroups):
             max_turns=max_turns,
             guidance=guidance,
         )
-        self._slots[slot.grant] = slot
+        self._add(slot)
         self.next_grant += 1
         return slot.message(deadline_s, self.lag)
 
@@ -117,7 +134,8 @@ class SlotLedger(JournaledGroups):
         slot = self._slots[grant]
         assert slot.peer is None, f"group {grant} is being played"
         assert not slot.is_complete(), f"group {grant} is complete"
-        slot.peer, slot.deadline, slot.epoch = peer, now + deadline_s, slot.epoch + 1
+        self._give(slot, peer)
+        slot.deadline, slot.epoch = now + deadline_s, slot.epoch + 1
         slot.granted, slot.num_beside = now, self.num_in_play()
         self._events["granted_again"] += 1
         return slot.message(deadline_s, self.lag)
@@ -134,9 +152,10 @@ class SlotLedger(JournaledGroups):
             return Duplicate()
         slot.trials[result.trial.index] = result.trial
         self._events["acknowledged"] += 1
-        if slot.is_complete():
+        if is_complete := slot.is_complete():
             slot.peer = None
-        return Accepted(slot.is_complete())
+            self._in_play.end(slot.grant)
+        return Accepted(is_complete)
 
     def drop(self, grant: int, epoch: int, reason: str) -> bool:
         """Give a group up and free its slot; its trials count as dropped, acknowledged or not.
@@ -157,7 +176,7 @@ class SlotLedger(JournaledGroups):
         """
         late = [s for s in self._slots.values() if s.peer is not None and s.deadline <= now]
         for slot in late:
-            slot.peer = None
+            self._give(slot, None)
             slot.num_expired += 1
             if slot.num_expired >= self.max_expiries:
                 self._end(slot, self.expiry_reason())
@@ -169,17 +188,18 @@ class SlotLedger(JournaledGroups):
 
     def peer_gone(self, peer: str) -> list[int]:
         """Take its groups from a peer that ended; returns those to be granted again."""
-        left = [slot for slot in self._slots.values() if slot.peer == peer]
-        for slot in left:
-            slot.peer = None
-        return [slot.grant for slot in left]
+        left = self._in_play.of(peer)
+        for grant in left:
+            self._give(self._slots[grant], None)
+        return left
 
     def take_batch(self) -> list[Group] | None:
         """The groups of the next step in order of grant, once the rule finds them all complete.
 
         They hold their slots until `trained`; meanwhile a further batch may be taken.
         """
-        grants = self.rule.take(self._flow())
+        is_short = self.num_complete() < self.groups_per_step
+        grants = [] if is_short else self.rule.take(self._flow())
         if not grants:
             return None
         self._in_training.append(grants)
@@ -196,7 +216,7 @@ class SlotLedger(JournaledGroups):
         self.version = version
         for grant in self.rule.over_age(self._flow()):
             self._dropped[OVER_AGE] += 1
-            del self._slots[grant]
+            self._remove(grant)
 
     def postpone(self, seconds: float, latest: float) -> None:
         """Move deadlines back, none past `latest`: no peer was heard in the meantime."""
@@ -208,7 +228,7 @@ class SlotLedger(JournaledGroups):
 
         After a restart of the learner either side may know of a grant that the other does not.
         """
-        mine = [slot for slot in self._slots.values() if slot.peer == peer]
+        mine = [self._slots[grant] for grant in self._in_play.of(peer)]
         for slot in mine:
             slot.deadline = now + deadline_s
         return [slot.message(deadline_s, self.lag) for slot in mine]
@@ -221,12 +241,11 @@ class SlotLedger(JournaledGroups):
         self._dropped_lately.clear()
 
     def _flow(self) -> Flow:
-        places = [Place(s.grant, s.version, s.is_complete()) for s in self._slots.values()]
         return Flow(
             groups_per_step=self.groups_per_step,
             max_staleness=self.max_staleness,
             version=self.version,
-            places=places,
+            places=Places(self._slots, self._in_play),
             num_training=len(self._in_training),
         )
 

@@ -21,18 +21,26 @@ to the oldest place and slots that are held until trained, and the proof is with
 staleness of a group is that of its oldest token, so what is hard per group is hard per token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A group that is not in training."""
 
     grant: int
     version: int
     """Policy version at which the group was granted."""
     is_complete: bool
+
+
+class Places(Protocol):
+    """Places in order of grant, like a list of them."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Place]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,7 @@ class Flow:
     max_staleness: int
     version: int
     """Steps published so far."""
-    places: Sequence[Place]
-    """In order of grant."""
+    places: Places
     num_training: int
     """Batches taken and not published."""
 

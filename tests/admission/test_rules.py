@@ -14,6 +14,8 @@ from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.trajectory import Segment, Task, Trial
 
 DEADLINE_S = 10.0
+CREDITS = {"a": 1, "b": 2}
+"""Peers that may be granted groups, were they granted by how free they are."""
 SEGMENT = Segment(
     np.zeros(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), (VersionRun(0, 0, 0),)
 )
@@ -42,6 +44,10 @@ class Learner(RuleBasedStateMachine):
         self.dropped: set[int] = set()
         self.batches: list[list[int]] = []
         self.trained: set[int] = set()
+        for peer, credits in CREDITS.items():
+            self.slots.set_credits(peer, credits)
+        self.slots.set_credits("c", 1)
+        self.slots.set_credits("c", 0)
 
     @precondition(lambda self: self.slots.may_grant())
     @rule(peer=st.sampled_from("abc"), seed=st.integers(0, 9))
@@ -146,6 +152,23 @@ class Learner(RuleBasedStateMachine):
     def batches_are_in_order_of_grant(self) -> None:
         taken = [grant for batch in getattr(self, "batches", []) for grant in batch]
         assert taken == sorted(taken)
+
+    @invariant()
+    def groups_in_play_are_those_that_lack_a_trial(self) -> None:
+        slots = getattr(self, "slots", None)
+        if slots is None:
+            return
+        lacking = [slot for slot in slots._slots.values() if not slot.is_complete()]
+        assert slots.num_in_play() == len(lacking)
+        assert slots.lapsed() == [slot.grant for slot in lacking if slot.peer is None]
+        assert slots.owners() == {slot.peer for slot in lacking} - {None}
+        for peer in "abc":
+            mine = tuple((s.grant, s.epoch) for s in lacking if s.peer == peer)
+            assert slots.playing(peer) == mine
+            assert slots.num_playing(peer) == len(mine)
+        free = {peer: CREDITS[peer] - slots.num_playing(peer) for peer in CREDITS}
+        freest = slots.freest()
+        assert max(free.values()) <= 0 if freest is None else free[freest] == max(free.values())
 
     @invariant()
     def every_granted_trial_is_trained_dropped_or_in_flight(self) -> None:

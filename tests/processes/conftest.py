@@ -10,7 +10,7 @@ import pytest
 
 from mage_async.config import config_file
 from mage_services.processes import supervisor as supervisor_module
-from tests.helpers.supervised_runs import OUTER, PATIENCE_S, STAND_IN, Outer, Site, resume
+from tests.helpers.supervised_runs import OUTER, STAND_IN, Outer, Site, resume
 
 BESIDE_THE_REAL_ONES = """
 from pkgutil import extend_path
@@ -29,7 +29,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         file.write_text(STAND_IN)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stand_ins), *sys.path]))
     monkeypatch.setattr(supervisor_module, "BACK_OFF_S", (0.0,))
-    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)  # a last life may begin late
     made = Site(tmp_path / "run")
     for name in ("learner", "actor-0", "actor-1", "evaluator"):
         made.plan(name, "ends well")

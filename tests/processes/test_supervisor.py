@@ -24,7 +24,10 @@ def test_a_run_is_over_when_all_its_processes_have_ended_well(site: Site) -> Non
     assert site.lives("actor-1") == ["--address ipc://none"]
 
 
-def test_an_actor_that_fails_is_started_again_and_the_others_are_not(site: Site) -> None:
+def test_an_actor_that_fails_is_started_again_and_the_others_are_not(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
     site.plan("actor-0", "fails", "dies", "ends well")
     site.supervise()
     failed, died = site.view.restarts()
@@ -63,6 +66,7 @@ def test_failures_before_a_healthy_stretch_with_progress_are_forgotten(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "HEALTHY_S", 0.0)
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
     site.plan("actor-0", *["progresses"] * 3, "ends well")
     site.supervise(max_restarts=1)
     assert len(site.lives("actor-0")) == 4
@@ -115,26 +119,17 @@ def test_a_killed_learner_is_started_again_and_its_peers_live_on(site: Site) -> 
 def test_an_actor_that_did_not_hear_the_learners_goodbye_is_ended_after_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pids: dict[str, int] = {}
-
-    def end_learner(process: str, event: dict[str, Any]) -> None:
-        if event["event"] == "ready":
-            pids[process] = event["pid"]
-            if {"learner", "actor-0"} <= set(pids) and len(site.lives("learner")) == 1:
-                os.kill(pids["learner"], signal.SIGTERM)
-
-    monkeypatch.setattr(supervisor_module, "LEAVE_S", 0.1)
-    site.plan("learner", "lives", "ends well")
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", 3.0)  # enough to begin a life in
     site.plan("actor-0", "lives")
-    site.view.on_event = end_learner
     site.supervise()
-    assert all(restart.startswith("learner ") for restart in site.view.restarts())
+    assert site.view.restarts() == []
     assert len(site.lives("actor-0")) == 1
 
 
 def test_the_supervisors_time_is_booked_on_what_it_waits_for(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
     monkeypatch.setattr(supervisor_module, "BACK_OFF_S", (0.3,))
     site.plan("actor-0", "fails", "ends well")
     began, supervisor = time.monotonic(), site.supervisor()
@@ -143,12 +138,13 @@ def test_the_supervisors_time_is_booked_on_what_it_waits_for(
     assert set(booked) <= {"process starting", "view", "back-off", "processes", "ending"}
     assert booked["back-off"] >= 0.15  # the rest may have been drawing others' events
     assert booked["process starting"] > 0.0
-    assert sum(booked.values()) == pytest.approx(time.monotonic() - began, abs=0.5)
+    assert sum(booked.values()) == pytest.approx(time.monotonic() - began, abs=0.1)
 
 
 def test_a_process_that_somebody_killed_starts_again_at_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
     monkeypatch.setattr(supervisor_module, "BACK_OFF_S", (2 * PATIENCE_S,))
     site.plan("actor-0", "dies", "dies", "ends well")
     supervisor = site.supervisor()
@@ -163,7 +159,7 @@ def test_a_silent_process_is_killed_and_started_again(site: Site) -> None:
     supervisor = Supervisor(site.run, config, 1, "ipc://none", site.view)
     patiently(supervisor.supervise())
     assert site.view.restarts()[0].startswith("actor-0 said nothing for too long and was killed")
-    assert len(site.lives("actor-0")) >= 2  # more where a later one was slow to say a word
+    assert len(site.lives("actor-0")) == 2
 
 
 def test_engines_see_their_own_gpu_and_the_evaluators_is_the_last(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class Grants:
 
     def hand_out(self) -> None:
         """Give lapsed groups, then free slots, to the actor with the most free credits."""
-        while (peer := self.registry.freest()) is not None:
+        while (peer := self.ledger.freest()) is not None:
             if (grant := self._next(peer)) is None:
                 return
             grant = self._with_rival(grant)

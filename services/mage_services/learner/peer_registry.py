@@ -79,6 +79,7 @@ class PeerRegistry:
             if owner.startswith(f"{hello.name}/") and owner != peer:
                 self.ledger.peer_gone(owner)  # it was, while there was no learner
         self.peers[peer] = RegisteredPeer(hello, now)
+        self._may_play(peer)
 
     def hear(self, peer: Peer, now: float) -> bool:
         """A peer has spoken; whether it is let in. One that was away is told again what it keeps,
@@ -89,6 +90,8 @@ class PeerRegistry:
             return False
         was_away, known.is_away = known.is_away, False
         known.last_heard = now
+        if was_away:
+            self._may_play(peer)
         if was_away and self.weights.is_open:
             self.welcome(peer)
         return True
@@ -136,6 +139,7 @@ class PeerRegistry:
             if self.weights.is_open and known.is_silent(now):
                 self.note(f"{peer}: silent for {known.patience_s():g} s")
                 known.is_away = True
+                self._may_play(peer)
                 self.ledger.peer_gone(peer)
             elif known.is_lost(now):
                 silent_s = now - known.last_heard
@@ -146,6 +150,7 @@ class PeerRegistry:
     def remove(self, peer: Peer) -> None:
         """A peer has gone, for good or until it says hello."""
         self.peers.pop(peer, None)
+        self._may_play(peer)
         self.weights.release(peer)
         self.ledger.peer_gone(peer)
 
@@ -166,16 +171,6 @@ class PeerRegistry:
         """Remember what went wrong, for people to read."""
         self.faults = [*self.faults[1 - MAX_FAULTS :], sentence]
 
-    def freest(self) -> Peer | None:
-        """The actor that can take on the most groups more, if any can."""
-        free = {
-            peer: known.hello.credits - self.ledger.num_playing(peer)
-            for peer, known in self.peers.items()
-            if known.is_actor and not known.is_away
-        }
-        best = max(free, key=lambda peer: free[peer], default=None)
-        return best if best is not None and free[best] > 0 else None
-
     def shares(self) -> dict[str, dict[str, float]]:
         """Seconds by state of each actor, as it last said."""
         return {
@@ -183,3 +178,11 @@ class PeerRegistry:
             for known in self.peers.values()
             if known.beat is not None
         }
+
+    def _may_play(self, peer: Peer) -> None:
+        """Tell the ledger how many groups a peer may be granted now: an actor that is here, its
+        credits; anybody else none.
+        """
+        known = self.peers.get(peer)
+        plays = known is not None and known.is_actor and not known.is_away
+        self.ledger.set_credits(peer, known.hello.credits if known and plays else 0)

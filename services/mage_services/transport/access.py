@@ -35,11 +35,11 @@ from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits
 Peer = str
 """Names one connection of one process: `actor-0/5e2c81d0`. A restarted process is another peer."""
 
-MAX_COUNTED_PEERS = 1024
+MAX_COUNTED_PEERS = 8192
 """Faults of further peers are counted together, under "others"; of meters and refusals the oldest
 are forgotten."""
-MAX_PEERS = 1024
-"""Peers admitted at one time."""
+MAX_PEERS = 8192
+"""Peers admitted at one time; each is metered, so no more than `MAX_COUNTED_PEERS`."""
 HEARING_S, HEARING_MESSAGES = 0.25, 64
 """Time, and messages, from a refusal until the connection of a peer that goes on sending is ended.
 The peer may read the reason. A flooding peer does not, and discarding its messages for longer would
