@@ -1,0 +1,165 @@
+"""How many actors can the learner's admission code serve, and what does the rule make of them?
+
+    python -m bench.scale.admission [--actors 1 4 16 64 256 1024 4096] [--bounds 2 4] [--add]
+
+Actors, training steps and publications take simulated time; every message goes through the real
+access control, decoder, coordinator and ledger, whose processor time is measured (not the socket's,
+the disk's and the model's). A step trains as many groups as the actors have places, and takes as
+long as they take to play it: neither side has slack, the hardest case for the rule.
+
+    ideal    the smaller of two rates: a learner that never waits, and actors that always play
+    of core  processor seconds of the learner's event loop in a second of the run; at 1 it breaks
+    limit    the number of actors over that share: where it would break at this cost a message
+
+A second table has smaller bounds on staleness: what a slow group holds up when few steps may pass
+meanwhile. `--add` keeps rows of the baseline that are not measured now. The exit status is 1 where
+a group is over the bound, or 1,024 actors were simulated and had less than 0.95 of the ideal.
+"""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from statistics import fmean
+from typing import Any
+
+from bench.lib.baseline import FOLDER, machine, write_baseline
+from bench.lib.options import option_parser
+from bench.scale.simulation import Simulation
+from bench.scale.workload import Workload
+
+ACTORS = (1, 4, 16, 64, 256, 1024, 4096)
+BASE = Workload(trials_per_group=4, max_staleness=8)
+JUDGED, WANTED = 1024, 0.95
+BOUNDS = (2, 4)
+VARIED = (64, 1024)
+"""Numbers of actors at which smaller bounds are tried, with heartbeats only as often as needed."""
+NAME = "scale"
+COLUMNS = {
+    "actors": "d",
+    "bound": "d",
+    "trials_per_s": ".1f",
+    "of_ideal": ".3f",
+    "staleness_mean": ".2f",
+    "staleness_max": "d",
+    "inbox_most": "d",
+    "inbox_most_bytes": "d",
+    "messages_per_s": ".0f",
+    "grants_per_s": ".1f",
+    "us_per_message": ".0f",
+    "us_per_grant": ".0f",
+    "of_core": ".4f",
+    "limit_actors": "d",
+}
+
+
+def workload(actors: int, max_staleness: int) -> Workload:
+    """A balanced run of so many actors; fewer steps where many trials make up for it."""
+    steps = 14 if actors <= 256 else 9 if actors <= 1024 else 6
+    work = replace(
+        BASE,
+        num_actors=actors,
+        groups_per_step=actors * BASE.groups_per_actor,
+        max_staleness=max_staleness,
+        steps=steps,
+        settle=steps // 2,
+        heartbeat_s=BASE.heartbeat_s if max_staleness == BASE.max_staleness else 3.0,
+    )
+    return replace(work, step_s=work.groups_per_step * work.mean_group_s() / work.places())
+
+
+def figures(work: Workload) -> dict[str, Any]:
+    """One simulation, as a row."""
+    simulation = Simulation(work)
+    simulation.run()
+    measured, costs = simulation.measured, simulation.site.costs
+    seconds = measured.ended - measured.began
+    rate = (work.steps - work.settle) * work.trials_per_step() / seconds
+    bounds = work.learner_bound(), work.actors_bound(fmean(measured.lives_s))
+    busy = sum(costs.seconds.values())
+    messages = sum(costs.calls[name] for name in costs.calls if name in MESSAGES)
+    of_message = sum(costs.seconds[name] for name in costs.calls if name in MESSAGES)
+    return {
+        "actors": work.num_actors,
+        "bound": work.max_staleness,
+        "trials_per_s": rate,
+        "of_ideal": rate / min(bounds),
+        "learner_waited": measured.waited_s / seconds,
+        "staleness_mean": _mean(measured.token_ages),
+        "staleness_max": max(measured.group_ages),
+        "groups_by_staleness": _shares(measured.group_ages),
+        "tokens_by_staleness": _shares(measured.token_ages),
+        "inbox_most": simulation.inbox.most,
+        "inbox_most_bytes": simulation.inbox.most_bytes,
+        "messages_per_s": messages / seconds,
+        "grants_per_s": measured.num_grants / seconds,
+        "us_per_message": of_message / messages * 1e6,
+        "us_per_grant": busy / max(1, measured.num_grants) * 1e6,
+        "us_by_call": {n: costs.seconds[n] / costs.calls[n] * 1e6 for n in sorted(costs.calls)},
+        "of_core": busy / seconds,
+        "limit_actors": round(work.num_actors * seconds / busy),
+        "num_refused": simulation.site.num_refused,
+        "workload": asdict(work),
+    }
+
+
+MESSAGES = ("hello", "heartbeat", "loaded", "trialresult")
+
+
+def _mean(ages: dict[int, int]) -> float:
+    return sum(age * count for age, count in ages.items()) / sum(ages.values())
+
+
+def _shares(ages: dict[int, int]) -> dict[str, float]:
+    total = sum(ages.values())
+    return {str(age): ages[age] / total for age in sorted(ages)}
+
+
+def earlier() -> list[dict[str, Any]]:
+    """Rows of the baseline of this machine; none where there is no such file."""
+    file = FOLDER / f"{NAME}_{machine()}.json"
+    return json.loads(file.read_text())["rows"] if file.exists() else []
+
+
+def faults(rows: list[dict[str, Any]]) -> list[str]:
+    """What was promised and does not hold, in sentences."""
+    found = [
+        f"{row['actors']} actors: a group of staleness {row['staleness_max']}, the bound is "
+        f"{row['bound']}"
+        for row in rows
+        if row["staleness_max"] > row["bound"]
+    ]
+    return found + [
+        f"{JUDGED} actors have {row['of_ideal']:.3f} of the ideal, wanted {WANTED}"
+        for row in rows
+        if row["actors"] == JUDGED
+        and row["bound"] == BASE.max_staleness
+        and row["of_ideal"] < WANTED
+    ]
+
+
+def main() -> int:
+    """Simulate every number of actors; 1 where something promised does not hold."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--actors", type=int, nargs="+", default=ACTORS, metavar="N")
+    parser.add_argument("--bounds", type=int, nargs="*", default=BOUNDS, metavar="S")
+    parser.add_argument("--add", action="store_true", help="keep the baseline's other rows")
+    given = parser.parse_args()
+    cases = [(actors, BASE.max_staleness) for actors in given.actors]
+    cases += [(n, bound) for n in VARIED if n in given.actors for bound in given.bounds]
+    print(" ".join(f"{name:>16}" for name in COLUMNS))
+    rows = []
+    for actors, bound in cases:
+        row = figures(workload(actors, bound))
+        print(" ".join(f"{row[name]:16{form}}" for name, form in COLUMNS.items()), flush=True)
+        rows.append(row)
+    found = faults(rows)
+    kept = earlier() if given.add else []
+    rows += [row for row in kept if (row["actors"], row["bound"]) not in cases]
+    rows.sort(key=lambda row: (row["bound"] != BASE.max_staleness, row["bound"], row["actors"]))
+    write_baseline(NAME, {"rows": rows, "faults": faults(rows)})
+    print("verdict: " + ("; ".join(found) or "no group over the bound, and the ideal as wanted"))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

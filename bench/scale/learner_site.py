@@ -1,0 +1,145 @@
+"""The learner's real code for messages, without its socket, disk and model, and what it costs.
+
+Frames go through the real access control and decoder to the real coordinator; what that sends is
+encoded as for a socket, and journal records are written to memory. Every call is timed in seconds
+of this thread's processor.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.scale.workload import Workload
+from mage_async.admission.ledger import SlotLedger
+from mage_async.environments.catalogue import load
+from mage_async.protocol.codec import encode
+from mage_async.protocol.messages import Message, Publication
+from mage_async.protocol.trial_frames import Frame
+from mage_async.tasks.task_stream import TaskStream
+from mage_async.trajectory import Group
+from mage_services.learner.coordinator import Coordinator
+from mage_services.learner.coordinator_rules import CoordinatorRules
+from mage_services.transport.access import AccessControl, Peer
+from mage_services.weights.weight_store import WeightStore
+from tests.helpers.memory_channels import MemoryJournal, MemoryWeights
+
+BUILD = "scale"
+
+
+@dataclass(slots=True)
+class Outbox:
+    """A `LearnerChannel` that hands on what it would have sent."""
+
+    access: AccessControl = field(default_factory=lambda: AccessControl(BUILD, BUILD))
+    sent: list[tuple[Peer, Message]] = field(default_factory=list)
+
+    def send(self, peer: Peer, message: Message) -> None:
+        """As `LearnerChannel.send`."""
+        encode(message, self.access.limits)
+        self.access.sent(peer, message)
+        self.sent.append((peer, message))
+
+    def forget(self, peer: Peer) -> None:
+        """As `LearnerChannel.forget`."""
+        self.access.forget(peer)
+
+    def take_notes(self) -> list[str]:
+        """As `LearnerChannel.take_notes`."""
+        return self.access.take_notes()
+
+
+@dataclass(slots=True)
+class Costs:
+    """Calls, and processor seconds of this thread, by what they were for."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    def timed(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a call and count it."""
+        began = time.thread_time()
+        outcome = call(*args)
+        self.seconds[name] += time.thread_time() - began
+        self.calls[name] += 1
+        return outcome
+
+    def clear(self) -> None:
+        """Begin to measure."""
+        self.calls.clear()
+        self.seconds.clear()
+
+
+class LearnerSite:
+    """A coordinator at a simulated time."""
+
+    def __init__(self, work: Workload) -> None:
+        self.now = 0.0
+        self.costs, self.outbox = Costs(), Outbox()
+        self.num_refused = 0
+        self._versions = [0]
+        slots = SlotLedger(work.groups_per_step, work.max_staleness, work.trials_per_group)
+        rules = CoordinatorRules(
+            num_episodes=1,
+            deadline_s=600.0,
+            max_drops_in_a_row=50,
+            evaluate_every=0,
+            last_version=work.steps,
+        )
+        self.coordinator = Coordinator(
+            self.outbox,  # type: ignore[arg-type]
+            slots,
+            MemoryJournal(forgets=True),
+            TaskStream(load("rps"), work.seed),
+            rules,
+            lambda: self.now,
+            WeightStore(MemoryWeights()),
+        )
+        self.coordinator.open(publication(0))
+
+    def take(self, peer: Peer, frames: Sequence[Frame], name: str) -> None:
+        """A message has its turn in the inbox."""
+        self.costs.timed(name, self._take, peer, frames)
+
+    def tick(self) -> None:
+        """The learner's clock."""
+        self.costs.timed("tick", self.coordinator.tick)
+
+    def take_batch(self) -> list[Group] | None:
+        """The next step's groups, if they are all there."""
+        return self.costs.timed("take_batch", self.coordinator.take_batch)
+
+    def trained(self, version: int, groups: list[Group]) -> None:
+        """A step is committed."""
+        self.costs.timed("commit", self._trained, version, groups)
+
+    def announce(self, version: int) -> None:
+        """The weights of a version are there to be read."""
+        self.costs.timed("announce", self._announce, version)
+
+    def _take(self, peer: Peer, frames: Sequence[Frame]) -> None:
+        verdict = self.outbox.access.receive(peer, frames, now=self.now)
+        if verdict.answer is not None:
+            self.num_refused += 1
+        if verdict.message is not None:
+            self.coordinator.take(peer, verdict.message)
+
+    def _trained(self, version: int, groups: list[Group]) -> None:
+        """As the training loop and the run's log do it, on the event loop."""
+        arrivals = self.coordinator.arrivals
+        arrivals.lengths.trained([group.grant for group in groups])
+        self.coordinator.trained(version)
+        arrivals.take_actors()
+        arrivals.fates()
+
+    def _announce(self, version: int) -> None:
+        self.coordinator.announce(publication(version))
+        self._versions.append(version)
+        unused = self.coordinator.unused(self._versions)
+        self._versions = [each for each in self._versions if each not in unused]
+
+
+def publication(version: int) -> Publication:
+    """What peers are told of a version."""
+    return Publication(version=version, path=f"/weights/{version}", digest="0" * 32)
