@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from mage_async.errors import PeerRefused
-from mage_async.policy.snapshot import Snapshot
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.journal_records import MAGIC, Head, Record, read, scan, write
 from mage_async.protocol.messages import Hello, Message, Refusal, WhoAreYou
@@ -22,6 +21,9 @@ from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits
 from mage_services.transport.access import AccessControl, ChannelStatistics, Peer
 from mage_services.transport.learner_channel import PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES
+
+if TYPE_CHECKING:
+    from mage_async.policy.snapshot import Snapshot
 
 
 class MemoryJournal:
@@ -88,7 +90,7 @@ class MemoryWeights:
     def __init__(self, *versions: int) -> None:
         self._versions = list(versions)
 
-    def write(self, snapshot: Snapshot) -> Path:
+    def write(self, snapshot: "Snapshot") -> Path:
         """As `WeightTransport.write`."""
         self._versions.append(snapshot.version)
         return self.file(snapshot.version)

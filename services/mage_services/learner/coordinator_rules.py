@@ -12,7 +12,7 @@ from mage_async.graph_memory.memory import GraphMemory
 from mage_async.protocol.journal_records import Head, Record
 from mage_async.tasks.population import League
 from mage_async.trajectory import Task
-from mage_services.weights.weight_transport import is_measured
+from mage_services.weights.weight_store import is_measured
 
 
 class Journal(Protocol):

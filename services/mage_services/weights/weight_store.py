@@ -10,16 +10,23 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mage_async.admission.weight_leases import WeightLeases
-from mage_async.policy.snapshot import Snapshot
 from mage_async.protocol.messages import Publication
 from mage_async.results.durable_files import sync
-from mage_services.weights.weight_transport import WeightTransport
+
+if TYPE_CHECKING:
+    from mage_async.policy.snapshot import Snapshot
+    from mage_services.weights.weight_transport import WeightTransport
 
 EARLIER = "peers of an earlier life"
 """Holds the versions published before this learner began."""
+
+
+def is_measured(version: int, *, every: int, last: int) -> bool:
+    """Whether the evaluator is to play with a version: every so many (0: none), and the last."""
+    return version == last or (every > 0 and version % every == 0)
 
 
 class WeightStore:
@@ -31,7 +38,11 @@ class WeightStore:
     """
 
     def __init__(
-        self, transport: WeightTransport, *, lag: int = 0, digests: Mapping[int, str] | None = None
+        self,
+        transport: "WeightTransport",
+        *,
+        lag: int = 0,
+        digests: Mapping[int, str] | None = None,
     ) -> None:
         self.lag = lag
         self._transport, self._digests = transport, digests or {}
@@ -111,7 +122,7 @@ class WeightStore:
         newest = max((publication.version for publication in self._published), default=0)
         return [each for each in self._leases.unused(versions, newest) if each not in kept]
 
-    async def write(self, snapshot: Snapshot, *, is_durable: bool) -> None:
+    async def write(self, snapshot: "Snapshot", *, is_durable: bool) -> None:
         """Put a version where engines find it. Cancellation lets a write that has begun finish.
 
         Raises:

@@ -8,6 +8,7 @@ from mage_async.policy.checkpoint import writing
 from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.weights.weight_sender import WeightSender
+from mage_services.weights.weight_store import is_measured
 
 
 class WeightTransport(Protocol):
@@ -47,11 +48,6 @@ def weight_transport_of(run: RunDirectory, config: Config) -> WeightTransport:
             return WeightSender(
                 run.weights, backend, lambda version: is_measured(version, every=every, last=last)
             )
-
-
-def is_measured(version: int, *, every: int, last: int) -> bool:
-    """Whether the evaluator is to play with a version: every so many (0: none), and the last."""
-    return version == last or (every > 0 and version % every == 0)
 
 
 class WeightFiles:
