@@ -54,7 +54,7 @@ COLUMNS = {
 
 def workload(actors: int, max_staleness: int) -> Workload:
     """A balanced run of so many actors; fewer steps where many trials make up for it."""
-    steps = 14 if actors <= 256 else 9 if actors <= 1024 else 6
+    steps = 12 if actors <= 256 else 6 if actors <= 1024 else 4
     work = replace(
         BASE,
         num_actors=actors,

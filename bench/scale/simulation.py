@@ -33,7 +33,6 @@ from mage_async.protocol.messages import (
 )
 from mage_async.protocol.trial_frames import Frame
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
-from mage_services.learner.learner import TICK_S
 from mage_services.transport.access import Peer
 
 TURNS = 6
@@ -126,7 +125,7 @@ class Simulation:
         """Play all steps."""
         for number in range(self.work.num_actors):
             self._at(number * self.work.join_s, self._join, number)
-        self._at(TICK_S, self._tick)
+        self._at(self.work.tick_s, self._tick)
         while self._version < self.work.steps:
             self._now, _, call, args = heapq.heappop(self._events)
             self.site.now = self._now
@@ -147,7 +146,7 @@ class Simulation:
     def _tick(self) -> None:
         self.site.tick()
         self._deliver()
-        self._at(self._now + TICK_S, self._tick)
+        self._at(self._now + self.work.tick_s, self._tick)
 
     def _deliver(self) -> None:
         """What the learner has sent is on its way, and took its time."""

@@ -38,6 +38,7 @@ class Workload:
     send_s: float = 20e-6
     """The learner's time for a message that goes out."""
     heartbeat_s: float = 1.0
+    tick_s: float = 0.5
     join_s: float = 0.002
     """From the hello of an actor to that of the next."""
     tokens: int = 1024

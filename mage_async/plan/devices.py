@@ -1,6 +1,6 @@
 """GPUs by name: what their vendors say of them. Nothing here was measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mage_async.config.sections.run import GPU
 from mage_async.errors import ConfigError
@@ -19,6 +19,11 @@ class Device:
     tflops_32: float = 0.0
     """The same in float32, without TF32."""
     has_bfloat16: bool = True
+    read_gb_s: float = 0.0
+    """10^9 bytes a second out of its memory, at most; 0: unknown."""
+    link_gb_s: float = 0.0
+    """10^9 bytes a second to another GPU of its host, in each direction, at most: by NVLink, or by
+    PCIe where it has none; 0: unknown."""
 
     def tflops(self, dtype: str, *, is_rounded: bool = False) -> float:
         """The most it can do in a type.
@@ -36,16 +41,16 @@ class Device:
 GPUS = {
     device.name: device
     for device in (
-        Device("t4", 16 * GB, 65, 8.1, has_bfloat16=False),
-        Device("v100", 32 * GB, 125, 15.7, has_bfloat16=False),
-        Device("l4", 24 * GB, 121, 30.3),
-        Device("rtx4090", 24 * GB, 165, 82.6),
-        Device("l40s", 48 * GB, 362, 91.6),
-        Device("a100_40", 40 * GB, 312, 19.5),
-        Device("a100_80", 80 * GB, 312, 19.5),
-        Device("h100", 80 * GB, 989, 67),
-        Device("h200", 141 * GB, 989, 67),
-        Device("b200", 180 * GB, 2250, 80),
+        Device("t4", 16 * GB, 65, 8.1, False, 320, 16),
+        Device("v100", 32 * GB, 125, 15.7, False, 900, 150),
+        Device("l4", 24 * GB, 121, 30.3, True, 300, 32),
+        Device("rtx4090", 24 * GB, 165, 82.6, True, 1008, 32),
+        Device("l40s", 48 * GB, 362, 91.6, True, 864, 32),
+        Device("a100_40", 40 * GB, 312, 19.5, True, 1555, 300),
+        Device("a100_80", 80 * GB, 312, 19.5, True, 2039, 300),
+        Device("h100", 80 * GB, 989, 67, True, 3350, 450),
+        Device("h200", 141 * GB, 989, 67, True, 4800, 450),
+        Device("b200", 180 * GB, 2250, 80, True, 8000, 900),
     )
 }
 """Data sheets of NVIDIA: memory in 10^9 bytes, which is less than what the driver shows."""
@@ -63,8 +68,7 @@ def device_of(name: GPU, memory_gb: float = 0.0) -> Device:
             "`mage plan` --memory-gb"
         )
     known = GPUS[name] if name else Device("GPU", 0)
-    memory = round(memory_gb * GB) or known.memory_bytes
-    return Device(known.name, memory, known.tflops_16, known.tflops_32, known.has_bfloat16)
+    return replace(known, memory_bytes=round(memory_gb * GB) or known.memory_bytes)
 
 
 def check_dtype(dtype: str, device: Device, key: str) -> None:

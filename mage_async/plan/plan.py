@@ -21,6 +21,8 @@ class Plan:
     batch: Batch
     update: Update
     loads: list[Load]
+    num_weights: int = 0
+    """Numbers of the model without adapters."""
 
     def flops(self) -> float:
         """Operations of a step of the learner."""
@@ -127,4 +129,4 @@ def plan_of(config: Config, device: Device, num_actors: int, *, context_tokens: 
     shape, batch = shape_of(config), Batch.of(config, context_tokens)
     update = update_of(config, shape, batch)
     loads = loads_of(config, shape, update, device, num_actors)
-    return Plan(config, device, batch, update, loads)
+    return Plan(config, device, batch, update, loads, shape.num_weights)

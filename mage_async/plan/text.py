@@ -1,7 +1,9 @@
 """A plan in lines for people."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from mage_async.plan.cluster import Cluster
 from mage_async.plan.devices import GB
 from mage_async.plan.loads import GRAPH_BYTES, PROCESS_BYTES, Load
 from mage_async.plan.plan import Plan
@@ -17,9 +19,14 @@ def as_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
         yield from _memory(load)
     for place, size in plan.needed().items():
         yield f"{place}: {_gb(size)} of {_gb(plan.device.memory_bytes)} GB of {plan.device.name}"
-    yield from _work(plan, tflops)
+    yield from _work(plan)
+    yield from _seconds(plan, tflops)
     yield from _caches(plan)
-    yield (
+    yield _assumed()
+
+
+def _assumed() -> str:
+    return (
         f"assumed, not measured: {_gb(PROCESS_BYTES)} GB for a process on a GPU, and "
         f"{_gb(GRAPH_BYTES)} GB for an SGLang's graphs; all else follows from shapes"
     )
@@ -32,7 +39,7 @@ def _memory(load: Load) -> Iterator[str]:
     yield f"  {'together':<18}{_gb(load.parts.total()):>8}"
 
 
-def _work(plan: Plan, tflops: float) -> Iterator[str]:
+def _work(plan: Plan) -> Iterator[str]:
     batch, rules = plan.batch, plan.config.learner
     one_pass = batch.of_one_pass(plan.config)
     yield (
@@ -40,6 +47,9 @@ def _work(plan: Plan, tflops: float) -> Iterator[str]:
         f"can be: {one_pass} a pass, {batch.num_segments} a step in {rules.minibatches} minibatches"
     )
     yield f"a step computes {plan.flops() / 1e12:,.1f} TFLOP"
+
+
+def _seconds(plan: Plan, tflops: float) -> Iterator[str]:
     if seconds := plan.step_s(tflops):
         rate = tflops or plan.tflops()
         source = "given" if tflops else f"the most that {plan.device.name}'s data sheet says"
@@ -47,6 +57,42 @@ def _work(plan: Plan, tflops: float) -> Iterator[str]:
     else:
         yield "seconds a step: give --tflops, a rate that was measured on this machine"
     yield f"a publication has {_gb(plan.update.publication_bytes)} GB"
+
+
+def cluster_lines(cluster: Cluster) -> Iterator[str]:
+    """Many GPUs: memory of a rank, bytes on links, seconds, and who waits for whom."""
+    ranks, engines, traffic = cluster.ranks, cluster.engines, cluster.traffic()
+    publication = cluster.plan.update.publication_bytes
+    yield f"{ranks + engines} GPUs: the learner on {ranks}, engines on {engines}"
+    yield from _memory(Load("each rank of the learner", "its own", cluster.parts()))
+    yield from _memory(replace(cluster.plan.loads[-1], process="each engine", place="its own"))
+    yield f"a GPU: {_gb(cluster.plan.device.memory_bytes)} GB, {cluster.plan.device.name}"
+    yield from _work(cluster.plan)
+    yield from _caches(cluster.plan)
+    yield (
+        f"a step, each rank: gathers {_gb(traffic.gathered)} GB and sums {_gb(traffic.reduced)} GB "
+        f"of gradients; a publication sends {_gb(publication)} GB to each engine, "
+        f"{_gb(publication * engines)} in all"
+    )
+    yield (
+        f"a step of the learner takes at least {cluster.learner_s():,.3g} s: computing "
+        f"{cluster.compute_s():,.3g}, links {cluster.links_s():,.3g} and a publication "
+        f"{cluster.publication_s():,.3g} beside one another, at {cluster.link_gb_s:g} GB/s"
+    )
+    yield f"engines play a step in at least {cluster.engines_s():,.3g} s"
+    yield _who_waits(cluster)
+    yield _assumed()
+
+
+def _who_waits(cluster: Cluster) -> str:
+    """In a sentence: whether the learner or the engines have too little to do."""
+    learner_s, engines_s = cluster.learner_s(), cluster.engines_s()
+    idle = 1 - min(learner_s, engines_s) / cluster.step_s()
+    name = "the learner" if learner_s < engines_s else "engines"
+    return (
+        f"{name} would wait {idle:.0%} of the time; {cluster.needed_engines()} engines keep this "
+        "learner busy"
+    )
 
 
 def _caches(plan: Plan) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The memory that a plan is made for: given, this machine's, or that of a GPU by its name."""
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mage_async.config.schema import Config
@@ -58,6 +59,7 @@ def _own_gpu(config: Config) -> "Device | None":
         return None
     found = torch.cuda.get_device_properties(torch.device(config.learner.device))
     named = GPUS.get(config.hardware.gpu, Device("", 0))
-    return Device(
-        found.name, found.total_memory, named.tflops_16, named.tflops_32, found.major >= 8
+    has_bfloat16 = found.major >= 8
+    return replace(
+        named, name=found.name, memory_bytes=found.total_memory, has_bfloat16=has_bfloat16
     )

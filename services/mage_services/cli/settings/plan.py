@@ -38,6 +38,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="10^12 operations a second that were measured (what the GPU's data sheet says)",
     )
+    parser.add_argument(
+        "--gpus", type=int, default=0, metavar="N", help="divide N GPUs between learner and engines"
+    )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=0,
+        metavar="N",
+        help="ranks of the learner among --gpus (as many as make a step shortest)",
+    )
+    parser.add_argument(
+        "--link-gb-s",
+        type=float,
+        default=0.0,
+        metavar="RATE",
+        help="10^9 bytes a second that a GPU sends (what its data sheet says of one host)",
+    )
 
 
 def run(given: argparse.Namespace) -> int:
@@ -48,8 +65,9 @@ def run(given: argparse.Namespace) -> int:
     """
     from mage_async.assembly import check
     from mage_async.config import config_file
+    from mage_async.plan.cluster import cluster_of
     from mage_async.plan.plan import plan_of
-    from mage_async.plan.text import as_lines
+    from mage_async.plan.text import as_lines, cluster_lines
     from mage_services.processes.hardware import device_for
     from mage_services.terminal.printing import printing
 
@@ -57,8 +75,15 @@ def run(given: argparse.Namespace) -> int:
     check(config)
     device = device_for(config, given.memory_gb)
     plan = plan_of(config, device, given.actors, context_tokens=given.context_tokens)
+    if given.gpus:
+        rates = {"link_gb_s": given.link_gb_s, "tflops": given.tflops}
+        cluster = cluster_of(plan, given.gpus, ranks=given.ranks, **rates)
+        lines, spare = cluster_lines(cluster), cluster.spare()
+    else:
+        lines, spare = as_lines(plan, given.tflops), plan.spare()
     with printing():
-        print("\n".join(as_lines(plan, given.tflops)))
-    plan.check()
-    print(f"fits, with {plan.spare():.0%} to spare")
+        print("\n".join(lines))
+    if not given.gpus:
+        plan.check()
+    print(f"fits, with {spare:.0%} to spare")
     return 0
