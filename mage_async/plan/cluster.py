@@ -13,8 +13,7 @@ from mage_async.config.schema import Embedded
 from mage_async.errors import ConfigError
 from mage_async.plan.devices import GB
 from mage_async.plan.plan import Plan
-from mage_async.plan.ranks import Blocks, Traffic, blocks_of, compute_s, parts_of, traffic_of
-from mage_async.plan.shapes import meta_model, shape_of
+from mage_async.plan.ranks import Blocks, Traffic, compute_s, parts_of, traffic_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +76,18 @@ class Cluster:
 
 
 def cluster_of(
-    plan: Plan, gpus: int, *, ranks: int = 0, link_gb_s: float = 0.0, tflops: float = 0.0
+    plan: Plan,
+    blocks: Blocks,
+    gpus: int,
+    *,
+    ranks: int = 0,
+    link_gb_s: float = 0.0,
+    tflops: float = 0.0,
 ) -> Cluster:
     """Divide GPUs between learner and engines.
 
     Args:
+        blocks: of the policy as the learner trains it.
         ranks: of the learner; 0: as many as make a step shortest, of those that have room.
         link_gb_s: 10^9 bytes a second and direction; 0: what the data sheet says of one host.
         tflops: as of `Plan.step_s`.
@@ -108,7 +114,7 @@ def cluster_of(
             f"--gpus {gpus} leaves no GPU for engines beside {max(1, ranks)} ranks of the learner: "
             "give more of them"
         )
-    blocks, play_s = blocks_of(meta_model(config, shape_of(config))), engine_gpu_s(plan, tflops)
+    play_s = engine_gpu_s(plan, tflops)
     asked = [ranks] if ranks else range(1, most + 1)
     found = [Cluster(plan, blocks, n, gpus - n, link_gb_s, tflops, play_s) for n in asked]
     fitting = [each for each in found if each.spare() >= 0]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from mage_async.plan.ranks import (
     parts_of,
     traffic_of,
 )
-from mage_async.plan.shapes import meta_model, shape_of
+from mage_async.plan.shapes import Shape, meta_model, shape_of
 from mage_async.plan.text import cluster_lines
 from mage_async.plan.update import Update
 
@@ -38,10 +39,15 @@ def of(*changes: str) -> Config:
     return config_file.load(config_file.find("gpu8"), list(small))
 
 
+@cache
+def small_shape() -> Shape:
+    return shape_of(of())
+
+
 def plan(config: Config, flops: float = 1e9) -> Plan:
     """A plan of an update that is made up; parts are in GB."""
     parts = Counter({name: size * GB for name, size in PARTS.items()})
-    update, shape, device = Update(parts, flops, GB), shape_of(config), GPUS["h100"]
+    update, shape, device = Update(parts, flops, GB), small_shape(), GPUS["h100"]
     loads = loads_of(config, shape, update, device, 1)
     batch = Batch.of(config)
     return Plan(config, device, batch, update, loads, shape.num_weights)
@@ -112,9 +118,9 @@ def test_an_engine_reads_its_weights_once_for_a_token_of_each_context() -> None:
 
 def test_gpus_are_divided_so_that_neither_side_waits_long() -> None:
     found = plan(of())
-    best = cluster_of(found, 16)
+    best = cluster_of(found, BLOCKS, 16)
     assert best.ranks + best.engines == 16
-    others = [cluster_of(found, 16, ranks=n) for n in range(1, 16)]
+    others = [cluster_of(found, BLOCKS, 16, ranks=n) for n in range(1, 16)]
     assert best.step_s() == min(each.step_s() for each in others)
     assert best.step_s() == max(best.learner_s(), best.engines_s())
     needed = best.needed_engines()
@@ -124,14 +130,14 @@ def test_gpus_are_divided_so_that_neither_side_waits_long() -> None:
 
 def test_a_slow_link_is_what_a_learner_waits_for() -> None:
     found = plan(of())
-    fast, slow = (cluster_of(found, 8, ranks=4, link_gb_s=rate) for rate in (450, 0.1))
+    fast, slow = (cluster_of(found, BLOCKS, 8, ranks=4, link_gb_s=rate) for rate in (450, 0.1))
     assert slow.links_s() == pytest.approx(4500 * fast.links_s())
     assert slow.learner_s() == max(slow.links_s(), slow.publication_s())
     assert slow.publication_s() == pytest.approx(10.0)
 
 
 def test_the_plan_says_who_waits_and_for_how_many_gpus() -> None:
-    cluster = cluster_of(plan(of()), 8, ranks=4)
+    cluster = cluster_of(plan(of()), BLOCKS, 8, ranks=4)
     said = "\n".join(cluster_lines(cluster))
     assert said.startswith("8 GPUs: the learner on 4, engines on 4\neach rank of the learner")
     assert "whole blocks" in said
@@ -140,12 +146,12 @@ def test_the_plan_says_who_waits_and_for_how_many_gpus() -> None:
 
 def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(ConfigError, match="--gpus 4 leaves no GPU for engines beside 4 ranks"):
-        cluster_of(plan(of()), 4, ranks=4)
+        cluster_of(plan(of()), BLOCKS, 4, ranks=4)
     with pytest.raises(ConfigError, match=r'got learner.device = "cpu" and engine.kind'):
-        cluster_of(plan(of("learner.device=cpu")), 8)
+        cluster_of(plan(of("learner.device=cpu")), BLOCKS, 8)
     unknown = replace(plan(of()), device=replace(GPUS["h100"], read_gb_s=0.0))
     with pytest.raises(ConfigError, match="the rates of h100 are not known"):
-        cluster_of(unknown, 8)
+        cluster_of(unknown, BLOCKS, 8)
     tiny = replace(plan(of()), device=replace(GPUS["h100"], memory_bytes=GB))
     with pytest.raises(ConfigError, match=r"each of 7 ranks would need .* GB, each engine"):
-        cluster_of(tiny, 8)
+        cluster_of(tiny, BLOCKS, 8)

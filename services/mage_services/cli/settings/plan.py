@@ -67,6 +67,8 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.config import config_file
     from mage_async.plan.cluster import cluster_of
     from mage_async.plan.plan import plan_of
+    from mage_async.plan.ranks import blocks_of
+    from mage_async.plan.shapes import meta_model, shape_of
     from mage_async.plan.text import as_lines, cluster_lines
     from mage_services.processes.hardware import device_for
     from mage_services.terminal.printing import printing
@@ -77,7 +79,8 @@ def run(given: argparse.Namespace) -> int:
     plan = plan_of(config, device, given.actors, context_tokens=given.context_tokens)
     if given.gpus:
         rates = {"link_gb_s": given.link_gb_s, "tflops": given.tflops}
-        cluster = cluster_of(plan, given.gpus, ranks=given.ranks, **rates)
+        blocks = blocks_of(meta_model(config, shape_of(config)))
+        cluster = cluster_of(plan, blocks, given.gpus, ranks=given.ranks, **rates)
         lines, spare = cluster_lines(cluster), cluster.spare()
     else:
         lines, spare = as_lines(plan, given.tflops), plan.spare()
