@@ -119,7 +119,7 @@ def cluster_of(
     found = [Cluster(plan, blocks, n, gpus - n, link_gb_s, tflops, play_s) for n in asked]
     fitting = [each for each in found if each.spare() >= 0]
     if not fitting:
-        least = max(found, key=Cluster.spare)
+        least = min(found, key=lambda each: each.parts().total())
         raise ConfigError(
             f"each of {least.ranks} ranks would need {least.parts().total() / GB:.3g} GB, each "
             f"engine {plan.loads[-1].parts.total() / GB:.3g}, and a GPU has "

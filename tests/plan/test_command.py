@@ -53,3 +53,15 @@ def test_a_run_that_would_not_fit_is_refused_before_anything_is_downloaded() -> 
     config = config_file.load(config_file.find(None), [*SMALL_GPU, "hardware.gpu=t4"])
     with pytest.raises(DeterministicFailure, match=r"GPU 0 would need .* GB and has 16: "):
         look_at_policy(config, 1, say=print)
+
+
+@pytest.mark.slow
+def test_a_plan_of_many_gpus_divides_them(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = [word for change in SMALL_GPU for word in ("--set", change)]
+    assert (
+        main(["plan", *changes, "--set", "hardware.gpu=h100", "--gpus", "8", "--ranks", "2"]) == 0
+    )
+    said = capsys.readouterr().out
+    assert said.startswith("8 GPUs: the learner on 2, engines on 6\n")
+    assert "keep this learner busy" in said
+    assert said.splitlines()[-1].startswith("fits, with ")
