@@ -56,7 +56,7 @@ def overview_page(frame: Frame, seen: Seen) -> Markup:
     """The run's own page."""
     records = seen.records
     config, population = records.config, records.learner.get("population")
-    steps = [line["step"] for line in records.metrics]
+    steps, home = [line["step"] for line in records.metrics], frame.home
     return fill(
         "overview.html",
         frame=frame,
@@ -69,7 +69,7 @@ def overview_page(frame: Frame, seen: Seen) -> Markup:
         findings=seen.findings,
         ends=seen.ends,
         curves=[
-            (said, chart and chart.leading(lambda x: f"{frame.home}step/{x}", "step", steps or [1]))
+            (said, chart and chart.leading(lambda x: f"{home}step/{x}", "step", steps or [1]))
             for said, chart in learning_curves(records)
         ],
         episode_names=episode_names(config.trial.episodes),

@@ -76,6 +76,23 @@ def test_the_index_follows_files_that_grow(run):
         assert len(reader.metrics(10)) == 4
 
 
+def test_one_slice_reads_all_files_and_then_only_looks_at_what_changed(run, monkeypatch):
+    builder = IndexBuilder(run)
+    monkeypatch.setattr("mage_services.view.index.builder.SLICE_S", 60.0)
+    assert not builder.work()
+    with RunReader(run) as reader:
+        assert reader.progress().share == 1.0
+    with monkeypatch.context() as patched:
+        patched.setattr("mage_services.view.index.builder._digest", None)  # nothing is opened
+        assert not builder.work()
+    with run.metrics.open("a") as out:
+        out.write('{"step": 5, "time_s": 9.0}\n')
+    assert not builder.work()
+    builder.close()
+    with RunReader(run) as reader:
+        assert reader.last_step() == 5
+
+
 def test_records_longer_than_what_is_read_at_once_are_found(run, monkeypatch):
     monkeypatch.setattr("mage_services.view.index.builder.WINDOW_BYTES", 100)
     build(run)

@@ -60,10 +60,10 @@ def line_chart(
         x_names: ticks of the x axis by name; empty: round numbers.
         y_span: of the y axis; None: what the lines need.
     """
-    drawn = [each for each in series if each.finite()]
+    drawn = [each for each in series if each.finite]
     if not drawn:
         return None
-    points = [point for each in drawn for point in each.finite()]
+    points = [point for each in drawn for point in each.finite]
     across, down = _span([x for x, _ in points], 0.0), _span([y for _, y in points], 0.06)
     area = PlotArea(across, y_span or down, right=room(drawn))
     named = x_names or [(x, figure(x)) for x in ticks(*area.x, 5)]
@@ -73,7 +73,7 @@ def line_chart(
 def small_chart(values: Sequence[Point], *, described: str, css: str = "accent") -> Chart | None:
     """One quantity without labels but its bounds: for many side by side."""
     series = Series("", values, css)
-    points = series.finite()
+    points = series.finite
     if not points:
         return None
     low, high = min(y for _, y in points), max(y for _, y in points)

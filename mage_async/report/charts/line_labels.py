@@ -33,7 +33,7 @@ def room(series: Sequence[Series]) -> float:
 def line_labels(series: Sequence[Series], area: PlotArea) -> list[LineLabel]:
     """A label for each series that has a name."""
     labelled = [each for each in series if each.label]
-    lasts = [each.finite()[-1] for each in labelled]
+    lasts = [each.finite[-1] for each in labelled]
     ends = [(area.across(x), area.down(y)) for x, y in lasts]
     heights = spread([y for _, y in ends], LABEL_GAP, area.top + 4, area.height - area.bottom)
     edge = area.width - area.right + 12

@@ -6,11 +6,12 @@ Sizes are in units of the view box; the page scales the whole drawing.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Series:
     """A line. `css` gives its colour; points that are not finite are left out."""
 
@@ -21,14 +22,14 @@ class Series:
     """95 % half-widths of the points, drawn as a band; empty: none."""
     has_dots: bool = False
 
+    @cached_property
     def finite(self) -> list[Point]:
-        """The points that can be drawn."""
+        """The points that can be drawn; a chart asks several times."""
         return [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
 
     def dots(self) -> list[Point]:
         """The points that are marked one by one; a single point is, since no line shows it."""
-        finite = self.finite()
-        return finite if self.has_dots or len(finite) == 1 else []
+        return self.finite if self.has_dots or len(self.finite) == 1 else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,14 @@ class PlotArea:
 
     def path(self, points: Iterable[Point]) -> str:
         """Points as SVG writes them."""
-        return " ".join(f"{self.across(x):.1f},{self.down(y):.1f}" for x, y in points)
+        (first, last), (low, high) = self.x, self.y
+        right = (self.width - self.left - self.right) / (last - first)
+        down = (self.height - self.top - self.bottom) / (high - low)
+        left, top = self.left, self.top
+        drawn = [
+            f"{left + (x - first) * right:.1f},{top + (high - y) * down:.1f}" for x, y in points
+        ]
+        return " ".join(drawn)
 
     def outline(self, series: Series) -> str:
         """The outline of a series' band, cut off where the axis ends."""

@@ -29,10 +29,8 @@ from mage_services.processes.priority import WATCHER, give_way, give_way_no_more
 from mage_services.tracking.position import Position, new_position, read_position, write_position
 from mage_services.tracking.tracker import TrackedRun, Tracker, open_tracker
 
-LOOK_S = 2.0
-"""Between looks at the run's files. A tracker takes several points at once in less time."""
-LONGEST_PAUSE_S = 60.0
-"""Between tries, where the tracker raises again and again."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0
+"""Between tries, where the tracker raises; twice as long after each."""
 MOST_BYTES = 1 << 20
 """Read and told at once; a line has some 5 kB."""
 
@@ -66,7 +64,7 @@ class Follower:
                 self._note(position, fault)
                 if is_last:
                     return False
-            self.ended.wait(min(LONGEST_PAUSE_S, LOOK_S * 2**num_faults))
+            self.ended.wait(tracker.every_s if tracker else _pause_s(num_faults))
 
     def _position(self) -> Position:
         """Where an earlier process came to; a new one is written down before anybody is told."""
@@ -111,6 +109,11 @@ class Follower:
         position.fault = f"{type(fault).__name__}: {fault}"[:500]
         position.num_faults += 1
         write_position(self.run, self.name, position)
+
+
+def _pause_s(num_faults: int) -> float:
+    """After so many faults in a row."""
+    return min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2 ** (num_faults - 1))
 
 
 def _read(file: Path, start: int) -> tuple[list[Record], int]:

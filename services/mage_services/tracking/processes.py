@@ -86,6 +86,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "mage_services.tracking.follower", str(run.root)]
     command += ["--name", name, "--to", target, "--alive-fd", str(alive), "--end-s", str(end_s)]
+    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true"}  # a variable of the user's wins
     own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     with run.log_of(_log(name)).open("ab") as log:
         return subprocess.Popen(
@@ -95,7 +96,7 @@ def _start(
             stderr=log,
             pass_fds=(alive,),
             start_new_session=True,  # Ctrl-C is for `mage train`
-            env=os.environ | own,
+            env=quiet | os.environ | own,
         )
 
 

@@ -21,6 +21,8 @@ MOST_METRICS, MOST_PARAMS = 1000, 100
 class MlflowTracker:
     """A run of an MLflow experiment."""
 
+    every_s = 10.0
+
     def __init__(self, run: TrackedRun) -> None:
         self._client, self._began = MlflowClient(), run.began
         found = self._client.get_experiment_by_name(run.target)

@@ -13,6 +13,8 @@ from mage_services.tracking.tracker import TrackedRun
 class TensorBoardTracker:
     """A folder of events, beside the run's other files."""
 
+    every_s = 2.0
+
     def __init__(self, run: TrackedRun) -> None:
         self._began = run.began
         self._writer = EventFileWriter(str(run.folder / "tensorboard"))

@@ -14,6 +14,8 @@ from mage_services.tracking.tracker import TrackedRun
 class TrackioTracker:
     """A run of a trackio project; trackio finds a run again by its name."""
 
+    every_s = 10.0
+
     def __init__(self, run: TrackedRun) -> None:
         self._run = trackio.init(
             project=run.target,

@@ -15,6 +15,8 @@ from mage_services.tracking.tracker import TrackedRun
 class WandbTracker:
     """A run of a W&B project."""
 
+    every_s = 2.0
+
     def __init__(self, run: TrackedRun) -> None:
         settings = wandb.Settings(
             console="off",

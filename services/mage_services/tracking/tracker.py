@@ -39,6 +39,11 @@ class TrackedRun:
 class Tracker(Protocol):
     """A client of one tracker, which is told of a run."""
 
+    every_s: float
+    """Between two tellings, where new points come all the time. A tracker that writes to a database
+    has less work with many points at once.
+    """
+
     def __init__(self, run: TrackedRun) -> None:
         """Begin the tracker's own run, or go on with it."""
         ...

@@ -1,6 +1,7 @@
 """Builds the index of a run from its metrics and its journal, a slice at a time, newest first."""
 
 import json
+import os
 import sqlite3
 import time
 import zlib
@@ -57,30 +58,35 @@ ON CONFLICT (number) DO UPDATE SET dropped = excluded.dropped
 """
 _TRIAL = "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
+_State = tuple[int, int, int]
+"""Size, time and number of a file."""
+
 
 class IndexBuilder:
     """Of one run; the only one that writes to its index."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run, self._index = run, connect(run)
-        self._at_end: dict[str, int] = {}
-        """Sizes of files behind whose last whole record nothing whole was found."""
+        self._at_end: dict[str, _State] = {}
+        """How files were when nothing whole was left to read in them."""
 
     def close(self) -> None:
         """Leave the index as it is."""
         self._index.close()
 
     def work(self) -> bool:
-        """Do one slice; False where all is read.
+        """Do one slice, of several files where there is time; False where all is read.
 
         Raises:
             RunError: the run is gone, or a record is of another build.
         """
         try:
-            for file in self._files():
-                if self._is_unread(file):
-                    self._read(file)
-                    return True
+            until = time.monotonic() + SLICE_S
+            while unread := [file for file in self._files() if self._is_unread(file)]:
+                for file in unread:
+                    self._read(file, until)
+                    if time.monotonic() > until:
+                        return True
         except FileNotFoundError as gone:
             raise RunError(f"{gone.filename} was deleted") from gone
         except sqlite3.Error as error:
@@ -94,12 +100,17 @@ class IndexBuilder:
         return [*lines, *segments]
 
     def _is_unread(self, file: Path) -> bool:
-        size = file.stat().st_size
+        state = _state(file.stat())
+        if self._at_end.get(file.name) == state:
+            return False
+        size = state[0]
         done, digest = self._done(file)
         if size < done or (done and _digest(file, done) != digest):
             self._forget(file)
             done = 0
-        return size > done and self._at_end.get(file.name) != size
+        if size == done:
+            self._at_end[file.name] = state
+        return size > done
 
     def _done(self, file: Path) -> tuple[int, int]:
         """How far a file was read, and what it was there."""
@@ -124,17 +135,17 @@ class IndexBuilder:
         tables = {self._run.metrics: ("steps", "step"), self._run.curve: ("curve", "version")}
         return tables.get(file, ("trials", ""))
 
-    def _read(self, file: Path) -> None:
-        """Read on in a file for a slice; what was read, and how far, are written together."""
+    def _read(self, file: Path, until: float) -> None:
+        """Read on in a file up to a moment; what was read, and how far, are written together."""
         done, _ = self._done(file)
         with file.open("rb") as source, self._index:
-            size, end, until = source.seek(0, 2), done, time.monotonic() + SLICE_S
+            end, state = done, _state(os.fstat(source.fileno()))
             for reached in self._ends(file, source, done):
                 end = reached
                 if time.monotonic() > until:
                     break
             else:
-                self._at_end[file.name] = size
+                self._at_end[file.name] = state
             values = (file.name, end, _digest(file, end))
             self._index.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", values)
 
@@ -221,6 +232,10 @@ class IndexBuilder:
         if header.index == 0:
             task = header.task
             self._index.execute(_TASK, (header.grant, task.member, task.seat, str(task.seed)))
+
+
+def _state(found: os.stat_result) -> _State:
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _digest(file: Path, end: int) -> int:

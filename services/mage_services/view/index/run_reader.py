@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -67,7 +68,7 @@ class RunReader:
     def newest_metrics(self, at_most: int) -> list[Record]:
         """Metrics of the newest steps, oldest first."""
         rows = "SELECT record FROM steps ORDER BY number DESC LIMIT ?"
-        found = [json.loads(row[0]) for row in self._index.execute(rows, (at_most,))]
+        found = [_record(row[0]) for row in self._index.execute(rows, (at_most,))]
         return found[::-1]
 
     def step(self, number: int) -> Record:
@@ -165,10 +166,18 @@ class RunReader:
     def _records(self, table: str, numbers: Sequence[int]) -> list[Record]:
         marks = ",".join("?" * len(numbers))
         rows = f"SELECT record FROM {table} WHERE number IN ({marks}) ORDER BY number"
-        return [json.loads(row[0]) for row in self._index.execute(rows, numbers)]
+        return [_record(row[0]) for row in self._index.execute(rows, numbers)]
 
     def _one(self, query: str, values: Sequence[Any] = ()) -> Any:
         return self._index.execute(query, values).fetchone()
+
+
+@lru_cache(maxsize=1024)
+def _record(line: str) -> Record:
+    """A line of metrics or of the curve, which nobody changes: pages that follow a run ask for the
+    same ones every second.
+    """
+    return json.loads(line)
 
 
 def _size(file: Path) -> int:

@@ -1,7 +1,7 @@
 // Follows a run and listens to the keyboard. Every page is whole without this file.
 "use strict";
 
-const LEAST_MS = 1000; // between two looks at the same page
+const LEAST_MS = 1250; // between two looks at the same page
 const live = document.getElementById("live");
 let isLooking = false, isStale = false, lookedAt = 0, timer = 0;
 
