@@ -1,6 +1,7 @@
 """Fixtures of the core's tests."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from mage_async.assembly import WORDS, environment_of
 from mage_async.config import config_file
@@ -8,6 +9,11 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.run_directory import RunDirectory
 from tests.helpers import made_up_runs
+
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")  # how long an example takes says nothing on a loaded one
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,7 @@ class Rooms:
 def run(main: Callable[[type[Rooms], ResetStep], Awaitable[None]], **given: int) -> None:
     async def limited() -> None:
         kind = type("Rooms", (Rooms,), {"__doc__": "Rules.", **given})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await main(kind, ResetStep(kind, {}))
 
     asyncio.run(limited())
@@ -126,13 +126,13 @@ def test_a_reset_that_finds_no_room_in_time_costs_its_group(wait_for_room_s: flo
 
 def test_an_object_that_nobody_calls_is_closed_and_makes_room() -> None:
     async def main(kind: type[Rooms], environment: ResetStep) -> None:
-        async with Workers(idle_s=0.2, most_open=1) as workers:
+        async with Workers(idle_s=1.0, most_open=1) as workers:
             play, call = begun(environment, 0)
             call.take(await workers.perform(call))
             await played(environment, workers, 1)  # waits until the first is closed
             play.act("on")
             late: Any = play.next_call()
-            with pytest.raises(CallFault, match=r"turn 1: step\('on'\): .*idle_s = 0\.2, and was"):
+            with pytest.raises(CallFault, match=r"turn 1: step\('on'\): .*idle_s = 1, and was"):
                 await workers.perform(late)
             closing = play.closing()
             assert closing is not None

@@ -68,7 +68,7 @@ def run(directory, scenario, rules=RULES):
     """Run a scenario on an engine; what it returns."""
 
     async def main():
-        async with asyncio.timeout(20), EmbeddedEngine(directory, rules) as engine:
+        async with asyncio.timeout(60), EmbeddedEngine(directory, rules) as engine:
             return await scenario(engine)
 
     return asyncio.run(main())

@@ -99,7 +99,7 @@ def play(
             silence_s=9.0,
             name="actor-1",
         )
-        async with asyncio.timeout(20), engine:
+        async with asyncio.timeout(60), engine:
             await main(Scene(engine, children))
 
     asyncio.run(scene())

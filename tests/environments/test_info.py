@@ -81,9 +81,10 @@ def test_what_does_not_fit_is_left_out_and_said() -> None:
 
 
 def test_a_large_info_costs_little() -> None:
-    began = time.perf_counter()
     circle: list[Any] = [0]
     circle.append(circle)
     wide = {n: [list(range(64))] * 10**5 for n in range(64)}
-    assert len(info_text({"wide": wide, "circle": circle, "long": "x" * 10**8})) < MAX_INFO_CHARS
-    assert time.perf_counter() - began < 1.0
+    info = {"wide": wide, "circle": circle, "long": "x" * 10**8}
+    began = time.process_time()
+    assert len(info_text(info)) < MAX_INFO_CHARS
+    assert time.process_time() - began < 1.0

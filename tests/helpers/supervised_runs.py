@@ -25,7 +25,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_services.processes.supervisor import Supervisor
 
 T = TypeVar("T")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """For a loaded machine; nothing here takes two seconds on an idle one."""
 
 STAND_IN = """

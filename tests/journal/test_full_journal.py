@@ -116,7 +116,7 @@ def test_a_journal_that_is_full_as_a_learner_begins_is_freed(
         site.weights.close()
 
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await main()
 
     asyncio.run(limited())

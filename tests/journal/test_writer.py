@@ -36,7 +36,7 @@ def on_disk(folder: Path, first: int = 1) -> list[Record]:
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await main()
 
     asyncio.run(limited())

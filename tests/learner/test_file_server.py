@@ -32,7 +32,7 @@ from mage_services.transport.peer_channel import PeerChannel
 from tests.helpers.memory_channels import MemoryLearnerChannel
 
 HELLO = Hello(role="actor", name="far", build="b1", config_digest="c1", credits=2)
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """For a loaded machine; nothing here takes a tenth of a second on an idle one."""
 ENQUIRY = Enquiry(name="far", build="b1")
 

@@ -15,7 +15,7 @@ import uvloop
 from mage_services.processes.child import NOTICE_S, Child, Spec
 from mage_services.processes.process import EXIT_FAILED
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """For a loaded machine; nothing here takes a second on an idle one."""
 HEALTHY_S = 20.0
 
@@ -174,7 +174,7 @@ def test_a_silent_child_is_killed_and_says_so_in_its_epitaph(run: Run) -> None:
     run(main)
 
 
-def test_a_silent_child_is_noted_within_five_seconds_and_long_before_it_is_killed(
+def test_a_silent_child_is_noted_long_before_it_is_killed(
     run: Run,
 ) -> None:
     async def main(site: Site) -> None:
@@ -186,7 +186,7 @@ def test_a_silent_child_is_noted_within_five_seconds_and_long_before_it_is_kille
         began = asyncio.get_running_loop().time()
         note = await anext(events)
         assert note["text"] == f"silent for {NOTICE_S:g} s"
-        assert note["at"] - began < 5.0
+        assert note["at"] - began < HEALTHY_S  # 3 s where a machine does nothing else
         os.kill(child.pid, signal.SIGCONT)
         assert (await anext(events))["event"] == "beat"
         assert not child.was_silent
@@ -199,7 +199,10 @@ def test_a_child_is_not_silent_while_it_is_the_supervisor_that_does_not_run(run:
         child = await site.start("await asyncio.Event().wait()")
         events = child.events(2.0)
         assert (await anext(events))["event"] == "ready"
-        wake = await asyncio.create_subprocess_shell(f"sleep 4; kill -CONT {os.getpid()}")
+        stopped = f"grep -q '^State:.T' /proc/{os.getpid()}/status"
+        wake = await asyncio.create_subprocess_shell(
+            f"until {stopped}; do sleep 0.1; done; sleep 4; kill -CONT {os.getpid()}"
+        )
         os.kill(os.getpid(), signal.SIGSTOP)
         assert (await anext(events))["event"] == "beat"
         assert not child.was_silent

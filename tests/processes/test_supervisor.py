@@ -132,7 +132,7 @@ def test_the_supervisors_time_is_booked_on_what_it_waits_for(
     monkeypatch.setattr(supervisor_module, "LEAVE_S", PATIENCE_S)
     monkeypatch.setattr(supervisor_module, "BACK_OFF_S", (0.3,))
     site.plan("actor-0", "fails", "ends well")
-    began, supervisor = time.monotonic(), site.supervisor()
+    supervisor, began = site.supervisor(), time.monotonic()
     patiently(supervisor.supervise())
     booked = supervisor.time.seconds()
     assert set(booked) <= {"process starting", "view", "back-off", "processes", "ending"}

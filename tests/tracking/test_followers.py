@@ -154,10 +154,9 @@ def test_a_tracker_that_hangs_delays_no_end(make_run: Make, wandb_that: Put) -> 
     run = make_run(steps=4)
     run.logs.mkdir()
     followers = start(run, {"wandb": "project"}, 60.0)
-    began = time.monotonic()
     followers.end(0.0)
     (said,) = followers.left(run)
-    assert time.monotonic() - began < 1.0
+    assert followers.processes["wandb"].poll() is None
     assert "told of 0 steps so far, and is told on for up to 60 s; after that, `mage" in said
     followers.processes["wandb"].kill()
     followers.processes["wandb"].wait()

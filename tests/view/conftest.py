@@ -66,7 +66,7 @@ def shown(folder):
         yield Shown(re.search(r"http://\S+", line)[0])
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(100)
         process.stdout.close()
 
 

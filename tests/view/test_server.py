@@ -203,7 +203,7 @@ def test_a_new_step_is_told_and_shown(tmp_path):
             while b"changed" not in events.readline():
                 pass
             server.until("runs/finished/", "batch of step 4")
-            assert time.monotonic() - began < 20  # 2 s where a machine does nothing else
+            assert time.monotonic() - began < 60  # 2 s where a machine does nothing else
 
 
 def test_a_run_that_is_deleted_while_looked_at_is_said_to_be(tmp_path):
