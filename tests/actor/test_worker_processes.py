@@ -6,7 +6,6 @@
 import asyncio
 import math
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,9 +19,12 @@ from mage_services.processes.paired_process import PairedProcess
 from tests.helpers.actor_site import Run, Site, grant
 
 OWN = '''
-import asyncio, ctypes, math, os, pathlib, signal, threading, time
+import asyncio, ctypes, itertools, math, os, pathlib, signal, threading, time
 
 pathlib.Path(__file__).with_name(f"pid-{{os.getpid()}}").touch()
+
+
+COUNT, BARRIER = itertools.count(), threading.Barrier(4)
 
 
 class Own:
@@ -158,14 +160,10 @@ def test_what_a_class_says_crosses_as_plain_data(begin: Begin) -> None:
 
 def test_steps_that_wait_in_one_process_wait_together(begin: Begin) -> None:
     async def main(site: Site) -> None:
-        site.say(grant(0, member="good"))
-        await site.results(2)
-        began = time.monotonic()
-        site.say(*(grant(number, member="bad") for number in range(1, 9)))
+        site.say(*(grant(number, member="bad") for number in range(8)))
         assert len(await site.results(16)) == 16
-        assert time.monotonic() - began < 8 * 3 * 0.3  # three episodes of eight groups in a row
 
-    begin(main, "time.sleep(0.3)")
+    begin(main, "next(COUNT) < 4 and BARRIER.wait(60)")  # four are there at once, or it raises
 
 
 def test_a_process_that_meets_an_error_no_call_may_raise_ends(capfd) -> None:
