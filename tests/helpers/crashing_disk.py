@@ -7,12 +7,11 @@ from mage_async.protocol.journal_records import (
     MAGIC,
     Head,
     Record,
-    Segment,
     read,
     scan,
-    to_delete,
     write,
 )
+from mage_async.protocol.journal_segments import Segment, to_delete
 
 DEADLINE_S, SMALL_BYTES = 30.0, 3000
 
