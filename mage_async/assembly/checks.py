@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from mage_async.assembly import sac_checks
+from mage_async.assembly import rank_checks, sac_checks
 from mage_async.assembly.parts import (
     environment_of,
     expert_directory,
@@ -45,6 +45,7 @@ def check(config: Config) -> None:
     exploration_bonus.check(config.credit, environment)
     _check_expert(config)
     sac_checks.check(config, environment)
+    rank_checks.check(config)
     _check_memory(config)
     _check_sending(config)
     corrections.check(config.learner.correction)

@@ -21,11 +21,15 @@ __all__ = [
     "ModelInputs",
     "Row",
     "backend_report",
+    "body",
     "checkpoint_activations",
     "head_inputs",
     "hidden_states",
     "token_logprobs",
 ]
+
+SHARDED = "sharded_body"
+"""The method by which a model that is sharded over ranks does what `body` does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +110,11 @@ def checkpoint_activations(model: PreTrainedModel, *, is_on: bool) -> None:
 
 def hidden_states(model: PreTrainedModel, row: Row) -> torch.Tensor:
     """The last layer's output, before the head: [T, D]."""
+    return getattr(model, SHARDED, partial(body, model))(row)[0]
+
+
+def body(model: PreTrainedModel, row: Row) -> torch.Tensor:
+    """The same of a model that lies in one place: [1, T, D]."""
     with torch.autocast(row.tokens.device.type, model.dtype, enabled=has_wide_adapters(model)):
         out = model.base_model(
             input_ids=row.tokens,
@@ -113,4 +122,4 @@ def hidden_states(model: PreTrainedModel, row: Row) -> torch.Tensor:
             boundaries=row.boundaries,
             use_cache=False,
         )
-    return out.last_hidden_state[0]
+    return out.last_hidden_state

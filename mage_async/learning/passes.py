@@ -39,7 +39,7 @@ class Pass:
     """int32 [N]: steps"""
     turns: torch.Tensor
     """int64 [N]"""
-    reference: torch.Tensor | None
+    reference: torch.Tensor | None = None
     """float32 [N]: log-probs in nats under the frozen policy, where there is a KL term"""
     pairs: ExpertPairs | None = None
     """Where experts parted from the policy, with a preference loss on it."""

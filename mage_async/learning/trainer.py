@@ -23,7 +23,7 @@ from mage_async.learning.optimizer import Masters, optimizer_of, set_rate
 from mage_async.learning.packing import Packed, Sequenced, pack
 from mage_async.learning.passes import Pass, Start, cut
 from mage_async.learning.step_metrics import TrainedPass, Update, mismatch, step_metrics
-from mage_async.learning.token_loss import HeadInputs, loss_pass
+from mage_async.learning.token_loss import HeadInputs, LossPass, loss_pass
 from mage_async.learning.training_sequences import training_sequences
 from mage_async.trajectory import Group, Kind
 from mage_kernels import advantage_report, at_tokens, linear_logprob
@@ -92,7 +92,7 @@ class Trainer:
         """
         self._rules, self._temperature, self._seed = rules, temperature, seed
         self._sharpness = temperature / (strategy_temperature or temperature)
-        self._loss = loss_pass(rules)
+        self._loss = self._loss_pass(rules)
         self._preference = expert if expert and expert.form == "implicit" else None
         self._max_staleness = max_staleness
         torch.set_float32_matmul_precision(rules.matmul_precision)  # of this whole process
@@ -100,6 +100,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["betas"] = (rules.beta1, rules.beta2)
             group["weight_decay"] = rules.weight_decay
+
+    def _loss_pass(self, rules: Learner) -> LossPass:
+        return loss_pass(rules)
 
     def describe(self) -> str:
         """The model in a few words."""
@@ -133,6 +136,10 @@ class Trainer:
         """How far the engine's log-probs are from this model's, at equal weights and keys."""
         return mismatch([self.begun(each) for each in self.passes(sequences)], self.version)
 
+    def whole(self) -> PreTrainedModel:
+        """The model with all weights of this version in one place, to be read."""
+        return self.model
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the weights."""
         kept = {"version": self.version, "optimizer": self.optimizer.state_dict()}
@@ -152,11 +159,19 @@ class Trainer:
 
     def passes(self, sequences: Sequence[Sequenced]) -> list[Pass]:
         """A minibatch as it goes through the model, before any forward of the policy."""
+        return [self._pass(each) for each in self._cuts(sequences)]
+
+    def _cuts(self, sequences: Sequence[Sequenced]) -> list[list[Sequenced]]:
         rules = self._rules
-        cuts = cut(sequences, rules.tokens_per_pass, shares_opening=rules.shared_opening)
-        return [self._pass(each) for each in cuts]
+        return cut(sequences, rules.tokens_per_pass, shares_opening=rules.shared_opening)
 
     def _pass(self, sequences: Sequence[Sequenced]) -> Pass:
+        laid = self._laid(sequences)
+        reference, pairs = self._apart(laid.packed, laid.inputs)
+        return replace(laid, reference=reference, pairs=pairs)
+
+    def _laid(self, sequences: Sequence[Sequenced]) -> Pass:
+        """A pass without what a reference policy says."""
         device = self.model.device
         packed = pack(sequences, shares_opening=self._rules.shared_opening)
         sampled = packed.sampled
@@ -167,8 +182,7 @@ class Trainer:
             torch.from_numpy(self.version - sampled.policy_versions),
             torch.from_numpy(packed.turns),
         ]
-        apart = self._apart(packed, inputs)
-        return Pass(packed, inputs, *(column.to(device) for column in columns), *apart)
+        return Pass(packed, inputs, *(column.to(device) for column in columns))
 
     @torch.no_grad()
     def begun(self, each: Pass, inputs: HeadInputs | None = None) -> Pass:
@@ -229,10 +243,17 @@ class Trainer:
         """One optimizer update, which waits for no GPU."""
         self.optimizer.zero_grad(set_to_none=True)
         trained = [self._backward(each, scale) for each in passes]
-        norm = torch.nn.utils.clip_grad_norm_(self.masters.trained, self._rules.grad_clip)
+        return Update(trained, self._apply())
+
+    def _apply(self) -> torch.Tensor:
+        """Have the optimizer follow the gradient; the gradient's norm before it is clipped."""
+        norm = self._clip()
         self.optimizer.step()
         self.masters.write()
-        return Update(trained, norm)
+        return norm
+
+    def _clip(self) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(self.masters.trained, self._rules.grad_clip)
 
     def _backward(self, each: Pass, scale: float) -> TrainedPass:
         """Add a pass's gradient."""

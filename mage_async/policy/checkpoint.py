@@ -63,7 +63,7 @@ def save_checkpoint(
         if is_last:
             export_hf(trainer.model, chat_source, working / MERGED)
     else:
-        export_hf(trainer.model, chat_source, working)
+        export_hf(trainer.whole(), chat_source, working)
     torch.save(trainer.state(), working / OPTIMIZER)
     kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
     (working / COUNTERS).write_text(json.dumps(kept, indent=2))

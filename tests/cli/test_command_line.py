@@ -96,7 +96,11 @@ def test_the_default_matrix_of_an_ablation_is_in_its_help(
         (["report", "/nope"], "mage report: /nope is no run directory: it has no config.toml"),
         (["ablate", "--parallel", "0"], "mage ablate: --parallel and --actors must be at least 1"),
         (["train", "--actors", "0"], "mage: --actors must be at least 1, got 0"),
-        (["--learner", "2"], "mage: --learner must be 1 in this version, got 2"),
+        (
+            ["--learner", "0"],
+            "mage: --set learner.ranks=0: `learner.ranks` must be at least 1, got 0",
+        ),
+        (["--learner", "2", "--set", "policy.lora.rank=4"], "mage: learner.ranks = 2: policy.lora"),
         (["config", "larner"], "mage config: "),
         (["--resume"], "mage: --resume needs --run-dir, the run to go on with"),
         (["evaluate"], "mage evaluate: the following arguments are required: run_dir; see `mage"),

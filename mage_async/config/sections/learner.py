@@ -70,7 +70,10 @@ class Learner(Section):
     device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """"cpu", or a GPU: "cuda:0"."""
     threads: Count = 4
-    """Threads of the learner's process."""
+    """Threads of the learner's process; with ranks of each of its processes."""
+    ranks: Count = 1
+    """Processes of this machine that weights, gradients and the optimizer's state are sharded over
+    (`--learner N`). Of a number of GPUs, rank 0 has `device` and each other rank the next one."""
 
 
 def check_installed(rules: Learner) -> None:

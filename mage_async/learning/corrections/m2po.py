@@ -9,22 +9,14 @@ and punished (those that PPO would clip); what pulls a token back is never left 
 a minibatch here.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from mage_async.learning.corrections.surrogate import Surrogate, Tokens, nowhere
 
-
-def m2po(tokens: Tokens, *, max_second_moment: float) -> Surrogate:
-    """`-keep r A` with `r = current / behaviour`; `keep` is as large as the bound admits."""
-    gap = tokens.logprobs - tokens.behaviour
-    is_pushed = gap.detach() * tokens.advantages > 0
-    is_masked = is_pushed.clone()
-    kept = largest_set_under(gap.detach()[is_pushed] ** 2, max_second_moment)
-    is_masked[is_pushed] = ~kept
-    ratio = gap.exp()
-    losses = (-ratio * tokens.advantages).masked_fill(is_masked, 0.0)
-    weights = ratio.detach().masked_fill(is_masked, 0.0)
-    return Surrogate(losses, weights, nowhere(tokens), is_masked)
+Selection = Callable[[torch.Tensor, float], torch.Tensor]
+"""As `largest_set_under`."""
 
 
 def largest_set_under(values: torch.Tensor, bound: float) -> torch.Tensor:
@@ -37,3 +29,22 @@ def largest_set_under(values: torch.Tensor, bound: float) -> torch.Tensor:
     kept = torch.zeros_like(values, dtype=torch.bool)
     kept[places[: int((means <= bound).sum())]] = True
     return kept
+
+
+def m2po(
+    tokens: Tokens, *, max_second_moment: float, largest: Selection = largest_set_under
+) -> Surrogate:
+    """`-keep r A` with `r = current / behaviour`; `keep` is as large as the bound admits.
+
+    Args:
+        largest: of ranks, who have a part of the minibatch each, it looks at all parts.
+    """
+    gap = tokens.logprobs - tokens.behaviour
+    is_pushed = gap.detach() * tokens.advantages > 0
+    is_masked = is_pushed.clone()
+    kept = largest(gap.detach()[is_pushed] ** 2, max_second_moment)
+    is_masked[is_pushed] = ~kept
+    ratio = gap.exp()
+    losses = (-ratio * tokens.advantages).masked_fill(is_masked, 0.0)
+    weights = ratio.detach().masked_fill(is_masked, 0.0)
+    return Surrogate(losses, weights, nowhere(tokens), is_masked)

@@ -104,9 +104,7 @@ class SacTrainer(Trainer):
         self.optimizer.zero_grad(set_to_none=True)
         found = losses(inputs, self._tokens, self._critic, transitions, rules.entropy_coefficient)
         found.total().backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.masters.trained, self._rules.grad_clip)
-        self.optimizer.step()
-        self.masters.write()
+        norm = self._apply()
         self._critic.update(rules.critic_rate, rules.target_rate)
         return found, norm
 

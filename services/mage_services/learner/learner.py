@@ -4,6 +4,7 @@
     inbox     peers' messages         the socket              train, by `coordinator.arrived`
     files     questions for files     the inbox               actors on other machines
     clock     -                       half a second           lapsed grants, the supervisor's view
+    ranks     -                       the end of a follower   the end of the learner
     train     batches of groups       `coordinator.arrived`   publish, by a snapshot of the weights
     publish   snapshots               a snapshot              actors, by announcing the version
 
@@ -39,6 +40,7 @@ from mage_services.learner.parts import (
     pace_of,
     weight_store_of,
 )
+from mage_services.learner.ranks.gang import Gang
 from mage_services.learner.resume import Begun, Replayed, begin
 from mage_services.learner.run_log import RunLog
 from mage_services.learner.training_loop import TrainingLoop
@@ -82,14 +84,17 @@ async def main(startup: Startup, status: Status) -> None:
     ledger, rules = ledger_of(config), coordinator_rules_of(config)
     environment = environment_of(config)
     league, memory = League(config.population, environment.facts), GraphMemory(config, environment)
-    with LearnerChannel(
-        startup.address,
-        build=startup.build,
-        config_digest=startup.config_digest,
-        keys=keys_in(learner_keys, config.transport.keys),
-    ) as channel:
+    with (
+        LearnerChannel(
+            startup.address,
+            build=startup.build,
+            config_digest=startup.config_digest,
+            keys=keys_in(learner_keys, config.transport.keys),
+        ) as channel,
+        Gang(startup.run, config) as gang,
+    ):
         began = time.monotonic()
-        begun = await _begin(startup, status, worker, ledger, league, memory)
+        begun = await _begin(startup, status, worker, ledger, league, memory, gang)
         warm_start_s, training = time.monotonic() - began, begun.training
         journal = journal_of(startup, begun, head_of(ledger, rules, league, memory))
         ledger.resume(time.monotonic())
@@ -114,7 +119,9 @@ async def main(startup: Startup, status: Status) -> None:
         loop = TrainingLoop(startup, status, coordinator, league, journal, begun, worker, run_log)
         try:
             file_server = FileServer(channel, rules.config, startup.run.policy, weights.path)
-            await _live(channel, coordinator, file_server, loop, journal, status, begun.replayed)
+            await _live(
+                channel, coordinator, file_server, loop, journal, gang, status, begun.replayed
+            )
         finally:
             journal.close()
             weights.close()
@@ -130,11 +137,12 @@ async def _begin(
     ledger: SlotLedger,
     league: League,
     memory: GraphMemory,
+    gang: Gang,
 ) -> Begun:
     """The policy and the ledger as they were, or new. Cancellation leaves what is written."""
     began = time.monotonic()
     _announce(startup, status)
-    begun = await worker.call(begin, startup, _reporter(status), ledger, league, memory)
+    begun = await worker.call(begin, startup, _reporter(status), ledger, league, memory, gang)
     if startup.run.checkpoints.exists():  # who was killed may not have come to it
         await worker.call(sync, startup.run.checkpoints)
     status.send("fact", text=begun.training.describe())
@@ -150,10 +158,13 @@ async def _live(
     file_server: FileServer,
     loop: TrainingLoop,
     journal: JournalFile,
+    gang: Gang,
     status: Status,
     replayed: list[Replayed],
 ) -> None:
-    """Train to the end beside inbox, clock and the journal's watch. Cancellation ends all."""
+    """Train to the end beside inbox, clock, and the watch of journal and ranks. Cancellation ends
+    all.
+    """
     await loop.run_log.complete(replayed)
     async with asyncio.TaskGroup() as tasks:
         others = [
@@ -161,6 +172,7 @@ async def _live(
             tasks.create_task(file_server.run(), name="files"),
             tasks.create_task(_clock(coordinator, loop.run_log, status), name="clock"),
             tasks.create_task(journal.watch(), name="journal"),
+            tasks.create_task(gang.watch(), name="ranks"),
             tasks.create_task(loop.publisher.run(), name="publish"),
         ]
         parity = await loop.train()

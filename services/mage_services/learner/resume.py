@@ -22,6 +22,7 @@ from mage_async.admission.recovery import (
     replay,
 )
 from mage_async.config import config_file
+from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure
 from mage_async.graph_memory.graph import Table
 from mage_async.graph_memory.memory import GraphMemory
@@ -34,6 +35,7 @@ from mage_async.results.durable_files import write_whole
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
 from mage_services.journal.reader import JournalOnDisk, make_durable, open_journal
+from mage_services.learner.ranks.gang import Gang
 from mage_services.learner.training import Training, is_on_gpu
 from mage_services.processes.startup import Startup
 
@@ -72,6 +74,7 @@ def begin(
     ledger: SlotLedger,
     league: League,
     memory: GraphMemory,
+    gang: Gang,
 ) -> Begun:
     """The policy as it was when the run ended, and what its journal says of groups.
 
@@ -85,7 +88,8 @@ def begin(
     if not run.policy.exists():
         origin = _prepare(startup, report)
     found = checkpoints(run.checkpoints)
-    training = Training.of(run, config, found[-1] if found else None)
+    newest = found[-1] if found else None
+    training = Training.of(run, config, newest, gang.begin(config, newest))
     if found:
         origin = f"from checkpoint {found[-1].name}"
     journal = open_journal(run.journal)
@@ -112,7 +116,8 @@ def recover(
 
     Raises:
         DeterministicFailure: a step comes out otherwise than it did, or cannot be found. (On a
-            GPU sums have no fixed order: there it is said in `difference`, and the run goes on.)
+            GPU, and on another number of ranks than before, sums have another order: there it is
+            said in `difference`, and the run goes on.)
     """
     version = training.trainer.version
     if not journal.segments:
@@ -153,12 +158,18 @@ def _train_again(training: Training, commits: Iterable[Committed]) -> list[Repla
         training.digests[commit.version] = commit.digest
         if commit.version > version:
             metrics, difference = training.redo(committed)
-            if difference and not is_on_gpu(training.own_config):
+            if difference and _sums_alike(committed, training.own_config):
                 raise DeterministicFailure(difference)
             training.difference = training.difference or difference
             steps.append(_replayed(committed, metrics, before_s))
         before_s = commit.time_s
     return steps
+
+
+def _sums_alike(committed: Committed, own: Config) -> bool:
+    """Whether a step that is computed again adds in the order in which it did."""
+    has_as_many_ranks = config_file.loads(committed.config).learner.ranks == own.learner.ranks
+    return has_as_many_ranks and not is_on_gpu(own)
 
 
 def _replayed(committed: Committed, metrics: dict[str, Any], before_s: float) -> Replayed:

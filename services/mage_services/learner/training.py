@@ -25,6 +25,7 @@ from mage_async.errors import DeterministicFailure
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.forward import backend_report
 from mage_async.learning.packing import Sequenced
+from mage_async.learning.ranks.orders import Adopt, Ranks
 from mage_async.learning.soft_actor_critic.choice import trainer_of
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.training_sequences import training_sequences
@@ -48,9 +49,15 @@ class Training:
     """The trainer of a run and its files."""
 
     def __init__(
-        self, trainer: Trainer, run: RunDirectory, config: Config, counters: dict[str, Any]
+        self,
+        trainer: Trainer,
+        run: RunDirectory,
+        config: Config,
+        counters: dict[str, Any],
+        ranks: Ranks | None = None,
     ) -> None:
         self.trainer = trainer
+        self._ranks = ranks
         self.counters = counters
         """What a checkpoint remembered: `next_grant`, `train_s`, `totals`."""
         self.digests: dict[int, str] = {}
@@ -62,16 +69,19 @@ class Training:
         """The one it trains under: that of a step that is computed again, or the own."""
 
     @staticmethod
-    def of(run: RunDirectory, config: Config, checkpoint: Path | None) -> "Training":
-        """A trainer at a checkpoint, or where the run began."""
+    def of(
+        run: RunDirectory, config: Config, checkpoint: Path | None, ranks: Ranks | None = None
+    ) -> "Training":
+        """A trainer at a checkpoint, or where the run began; one of a learner's ranks, if any."""
         torch.set_num_threads(config.learner.threads)
         if is_on_gpu(config):
             torch.cuda.set_device(config.learner.device)  # where this thread's kernels are launched
-        model = load_trained(config, run.policy, checkpoint, device=config.learner.device)
+        device = "cpu" if ranks else config.learner.device  # ranks move their shares by themselves
+        model = load_trained(config, run.policy, checkpoint, device=device)
         chat = load_chat(run.policy)
-        trainer = trainer_of(config, model, chat, max_staleness=_bound(config))
+        trainer = trainer_of(config, model, chat, max_staleness=_bound(config), ranks=ranks)
         counters = restore_checkpoint(trainer, checkpoint) if checkpoint else {}
-        training = Training(trainer, run, config, counters)
+        training = Training(trainer, run, config, counters, ranks)
         training.adopt(config)
         return training
 
@@ -89,18 +99,21 @@ class Training:
             )
         self.adopt(config_file.loads(committed.config))
         metrics = self.step(committed.groups)
-        tensors = tensor_digests(self.trainer.model, commit.digest_method)
+        tensors = tensor_digests(self.trainer.whole(), commit.digest_method)
         if overall(tensors) == commit.digest:
             return metrics, ""
         return metrics, (
             f"step {commit.version} computed again gives other weights, first in "
             f"{first_difference(commit, tensors)}: {overall(tensors)} instead of "
-            f"{commit.digest}; another machine, library or number of threads computes otherwise"
+            f"{commit.digest}; another machine, library or number of threads or ranks computes "
+            "otherwise"
         )
 
     def adopt(self, config: Config) -> None:
         """Train under another configuration from here on: a resumed run may change it."""
         self._config = config
+        if self._ranks:
+            self._ranks.tell_all(Adopt(config_file.dump(config)))
         temperature, bound = config.sampling.temperature, _bound(config)
         load_frozen_beside(self.trainer, config, self.run.policy)
         self.trainer.adopt(
@@ -114,7 +127,7 @@ class Training:
 
     def commit(self, groups: Sequence[Group], time_s: float) -> Commit:
         """What the journal has to say of the step just trained."""
-        tensors = tensor_digests(self.trainer.model)
+        tensors = tensor_digests(self.trainer.whole())
         return Commit(
             version=self.trainer.version,
             grants=tuple(group.grant for group in groups),
@@ -146,12 +159,12 @@ class Training:
         """A copy of the current weights with their log-probs of the check tokens, to be published
         while the next step is trained.
         """
-        model = self.trainer.model
+        model = self.trainer.whole()
         return Snapshot.of(model, self.trainer.version, check_logprobs(model))
 
     def digest(self) -> str:
         """Digest of the current weights, as a commit records it."""
-        return overall(tensor_digests(self.trainer.model))
+        return overall(tensor_digests(self.trainer.whole()))
 
     def checkpoint(self, counters: dict[str, Any]) -> Path:
         """Write a checkpoint of the current version."""

@@ -15,6 +15,7 @@ from mage_services.cli.looking.journal import check_journal
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
     from mage_services.journal.reader import JournalOnDisk
+    from mage_services.learner.ranks.gang import Gang
     from mage_services.learner.training import Training
 
 HELP = "Train every committed batch of a run again, and compare the weights."
@@ -45,18 +46,27 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _replay(run: RunDirectory, to_step: int | None) -> None:
+    from mage_async.config import config_file
+    from mage_services.journal.reader import open_journal
+    from mage_services.learner.ranks.gang import Gang
+
+    config, journal = config_file.load_recorded(run.config), open_journal(run.journal)
+    with Gang(run, config) as gang:
+        _replay_steps(run, config, journal, gang, to_step)
+
+
+def _replay_steps(
+    run: RunDirectory, config: "Config", journal: "JournalOnDisk", gang: "Gang", to_step: int | None
+) -> None:
     from mage_async.admission.ledger import SlotLedger
     from mage_async.admission.recovery import replay
     from mage_async.assembly import environment_of
-    from mage_async.config import config_file
     from mage_async.graph_memory.memory import GraphMemory
     from mage_async.tasks.population import League
-    from mage_services.journal.reader import open_journal
 
-    config, journal = config_file.load_recorded(run.config), open_journal(run.journal)
     rules = config.admission
     ledger = SlotLedger(rules.groups_per_step, rules.max_staleness, rules.trials_per_group)
-    training, first = _begin(run, config, journal)
+    training, first = _begin(run, config, journal, gang)
     memory = GraphMemory(config, environment_of(config))
     version = began = training.trainer.version
     for committed in replay(journal.records(first), ledger, League(), memory):
@@ -71,7 +81,9 @@ def _replay(run: RunDirectory, to_step: int | None) -> None:
     print(f"{version - began} steps from step {began} on: every digest agrees")
 
 
-def _begin(run: RunDirectory, config: "Config", journal: "JournalOnDisk") -> tuple["Training", int]:
+def _begin(
+    run: RunDirectory, config: "Config", journal: "JournalOnDisk", gang: "Gang"
+) -> tuple["Training", int]:
     """The oldest weights that the journal can be replayed from, and its first segment for them."""
     from mage_async.policy.checkpoint import checkpoints
     from mage_async.protocol.journal_segments import first_needed
@@ -81,5 +93,5 @@ def _begin(run: RunDirectory, config: "Config", journal: "JournalOnDisk") -> tup
         version = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
         first = first_needed(journal.segments, version)
         if first is not None:
-            return Training.of(run, config, checkpoint), first
+            return Training.of(run, config, checkpoint, gang.begin(config, checkpoint)), first
     raise RunError(f"{run.journal} holds no steps behind the policy or a checkpoint of the run")

@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"actor processes ({DEFAULT_ACTORS}, or {DEFAULT_PRETRAINED_ACTORS} with a pretrained "
         "policy; a resumed run has as many as before)",
     )
-    parser.add_argument("--learner", type=int, default=1, metavar="N", help="learner processes (1)")
+    parser.add_argument(
+        "--learner", type=int, metavar="N", help="the same as --set learner.ranks=N"
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is written")
     parser.add_argument(
         "--set",
@@ -79,8 +81,6 @@ def run(given: argparse.Namespace) -> int:
     if given.print_config:
         print(config_file.dump(config), end="")
         return 0
-    if given.learner != 1:
-        raise ConfigError(f"--learner must be 1 in this version, got {given.learner}")
     if given.actors is not None and given.actors < 1:
         raise ConfigError(f"--actors must be at least 1, got {given.actors}")
     targets(config.tracking)
@@ -100,6 +100,7 @@ def _config(given: argparse.Namespace) -> "Config":
     from mage_async.config import config_file
 
     assignments = [*given.set, *([] if given.seed is None else [f"seed={given.seed}"])]
+    assignments += [] if given.learner is None else [f"learner.ranks={given.learner}"]
     if given.resume:
         file = _recorded_config(given)
         config = config_file.load_recorded(file, assignments, given.method)

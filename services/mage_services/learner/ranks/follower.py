@@ -1,0 +1,86 @@
+"""A follower: a rank of a learner other than 0. It does what rank 0 tells it, until rank 0 ends.
+
+`python -m mage_services.learner.ranks.follower RUN FOLDER NUMBER`, under rank 0, with orders on its
+standard input. What it prints goes where the learner's own words go.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from torch import distributed
+
+from mage_async.config import config_file
+from mage_async.errors import MageError
+from mage_async.learning.ranks.orders import Adopt, Begin, Order, Ranks
+from mage_async.learning.ranks.ranked_trainer import RankedTrainer
+from mage_async.results.run_directory import RunDirectory
+from mage_services.learner.ranks.process_group import (
+    device_type,
+    join,
+    on_own_device,
+    read_orders,
+)
+from mage_services.learner.training import Training
+from mage_services.processes.parent_death_signal import PARENT, die_with_parent
+from mage_services.processes.process import EXIT_DETERMINISTIC, EXIT_FAILED
+
+
+class Follower:
+    """One rank, which loads the policy as rank 0 does."""
+
+    def __init__(self, run: RunDirectory, folder: Path, number: int) -> None:
+        self._run, self._folder, self._number = run, folder, number
+        self._training: Training | None = None
+
+    def follow(self, order: Order) -> None:
+        """Do one thing together with rank 0."""
+        if isinstance(order, Begin):
+            self._training = self._begun(order)
+            return
+        assert self._training is not None, "the first order is to begin"
+        if isinstance(order, Adopt):
+            config = config_file.loads(order.config)
+            self._training.adopt(on_own_device(config, self._number))
+            return
+        trainer = self._training.trainer
+        assert isinstance(trainer, RankedTrainer)
+        trainer.follow(order)
+
+    def _begun(self, order: Begin) -> Training:
+        config = config_file.loads(order.config)
+        if not distributed.is_initialized():
+            _say_ready()
+            join(self._folder, self._number, config)
+        checkpoint = Path(order.checkpoint) if order.checkpoint else None
+        count, kind = config.learner.ranks, device_type(config)
+        ranks = Ranks(self._number, count, kind, lambda orders: None)
+        return Training.of(self._run, on_own_device(config, self._number), checkpoint, ranks)
+
+
+def _say_ready() -> None:
+    """Rank 0 waits for a byte; what is printed from here on goes where errors go."""
+    os.write(1, b".")
+    os.dup2(2, 1)
+
+
+def main(run: RunDirectory, folder: Path, number: int) -> int:
+    """Follow to the end of orders; the exit code."""
+    follower = Follower(run, folder, number)
+    try:
+        for order in read_orders(sys.stdin.buffer):
+            follower.follow(order)
+    except MageError as error:
+        print(f"rank {number}: {error}", file=sys.stderr, flush=True)
+        return EXIT_DETERMINISTIC if error.is_deterministic else EXIT_FAILED
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    die_with_parent(int(os.environ[PARENT]))
+    for each in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides what they mean
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(main(RunDirectory(Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])))
