@@ -54,7 +54,7 @@ COLUMNS = {
 
 def workload(actors: int, max_staleness: int) -> Workload:
     """A balanced run of so many actors; fewer steps where many trials make up for it."""
-    steps = max(4 if actors > 1024 else 6 if actors > 256 else 12, min(200, 768 // actors))
+    steps = max(8 if actors > 1024 else 24, min(200, 768 // actors))
     work = replace(
         BASE,
         num_actors=actors,
