@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -25,6 +26,7 @@ __all__ = [
     "checkpoint_activations",
     "head_inputs",
     "hidden_states",
+    "layers_of",
     "token_logprobs",
 ]
 
@@ -102,10 +104,14 @@ def checkpoint_activations(model: PreTrainedModel, *, is_on: bool) -> None:
 
     Layers are told one by one: the model's own method has two names among transformers' versions.
     """
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-            layer.gradient_checkpointing = is_on
+    for layer in layers_of(model):
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        layer.gradient_checkpointing = is_on
+
+
+def layers_of(model: nn.Module) -> list[GradientCheckpointingLayer]:
+    """A model's layers, which are computed again, or sharded over ranks, one by one."""
+    return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
 
 
 def hidden_states(model: PreTrainedModel, row: Row) -> torch.Tensor:

@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mage_async.config.schema import Config
+from mage_async.learning.forward import layers_of
 from mage_async.plan.made_up import Batch
 from mage_async.plan.plan import Plan
 
@@ -58,7 +58,7 @@ class Traffic:
 
 def blocks_of(model: nn.Module) -> Blocks:
     """The blocks of a model, which may lie on the meta device."""
-    found = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+    found = layers_of(model)
     inside = {id(weight) for layer in found for weight in layer.parameters()}
     outside = [weight for weight in model.parameters() if id(weight) not in inside]
     return Blocks(_block(outside), tuple(_block(list(layer.parameters())) for layer in found))

@@ -60,7 +60,7 @@ def _seconds(plan: Plan, tflops: float) -> Iterator[str]:
 
 
 def cluster_lines(cluster: Cluster) -> Iterator[str]:
-    """Many GPUs: memory of a rank, bytes on links, seconds, and who waits for whom."""
+    """Many GPUs: memory of a rank, bytes on links, seconds, and which side waits for the other."""
     ranks, engines, traffic = cluster.ranks, cluster.engines, cluster.traffic()
     publication = cluster.plan.update.publication_bytes
     yield f"{ranks + engines} GPUs: the learner on {ranks}, engines on {engines}"

@@ -38,7 +38,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Digests by name; empty of weights that never were in the host's memory."""
     logprobs: tuple[float | None, ...]
     """Of each check token after the first, in nats; None where one is not finite; empty of
-    weights that nobody scored."""
+    weights that were not scored."""
 
     @property
     def digest(self) -> str:

@@ -37,7 +37,7 @@ def m2po(
     """`-keep r A` with `r = current / behaviour`; `keep` is as large as the bound admits.
 
     Args:
-        largest: of ranks, who have a part of the minibatch each, it looks at all parts.
+        largest: selects the tokens to keep; where ranks share a minibatch, from all of their parts.
     """
     gap = tokens.logprobs - tokens.behaviour
     is_pushed = gap.detach() * tokens.advantages > 0

@@ -18,9 +18,8 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from mage_async.learning.forward import SHARDED, body
+from mage_async.learning.forward import SHARDED, body, layers_of
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
@@ -30,9 +29,8 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     `hidden_states` to the end of the backward: the loss reads the head behind the forward.
     """
     sums = MixedPrecisionPolicy(reduce_dtype=torch.promote_types(model.dtype, torch.float32))
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            _sum_gradients(fully_shard(layer, mesh=mesh, mp_policy=sums))
+    for layer in layers_of(model):
+        _sum_gradients(fully_shard(layer, mesh=mesh, mp_policy=sums))
     _sum_gradients(fully_shard(model, mesh=mesh, mp_policy=sums, reshard_after_forward=False))
     setattr(model, SHARDED, MethodType(body, model))
     register_fsdp_forward_method(model, SHARDED)

@@ -77,7 +77,7 @@ class Loader:
 
     async def receipt(self, version: int, digests: dict[str, str]) -> Receipt:
         """The receipt of weights that SGLang draws with: what it was given, and its log-probs of
-        the check tokens, by nobody's cached keys. Cancellation leaves nothing.
+        the check tokens, computed without cached keys. Cancellation leaves nothing.
         """
         meta: dict[str, Any] = {}
         async for reply in self._manager.generate_request(_check_request(self._vocabulary), None):

@@ -174,7 +174,7 @@ class RunReader:
 
 @lru_cache(maxsize=1024)
 def _record(line: str) -> Record:
-    """A line of metrics or of the curve, which nobody changes: pages that follow a run ask for the
+    """A line of metrics or of the curve, which is only read: pages that follow a run ask for the
     same ones every second.
     """
     return json.loads(line)
