@@ -1,0 +1,74 @@
+"""Does SGLang serve a real language model to a run, with the log-probs that the learner computes?
+
+    ENV/bin/python -m bench.models.sglang_run MODEL_DIR [--engine embedded]     8 minutes, 8 GB
+
+ENV is an environment that has SGLang (`tests/sglang/make_env.py`), MODEL_DIR holds
+SmolLM2-135M-Instruct. `mage train --config smollm2_boxes` plays by SGLang on the processor, in
+float32, after a short warm start, for three steps: SGLang loads three published versions. Prints
+the largest difference between the engine's log-prob of a token and the learner's at equal version;
+exits with status 1 where it is over 1e-4 nats, or a step or an evaluation is missing.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.learning.cases import Case, Summary
+from bench.learning.shipped import run
+from bench.lib.baseline import write_baseline
+from bench.lib.options import option_parser
+
+STEPS, CLOSE = 3, 1e-4
+SHORT = (
+    f"learner.steps={STEPS}",
+    "policy.dtype=float32",
+    "engine.arithmetic=float32",
+    "engine.max_contexts=16",
+    "warm_start.steps=6",
+    "warm_start.trials=48",
+    "admission.groups_per_step=4",
+    "admission.rule=sync",
+    "evaluation.every=0",
+    "evaluation.final_trials=16",
+)
+
+
+def main() -> None:
+    """Run the three steps, print what the engine's log-probs are apart by, and judge it."""
+    given = _arguments()
+    changes = (*SHORT, f"policy.source={given.model.resolve()}", f"engine.kind={given.engine}")
+    with tempfile.TemporaryDirectory() as folder:
+        summary = run(Case(given.engine, "smollm2_boxes", changes, {}), 0, Path(folder), actors=1)
+    measured = _measured(summary)
+    for name, value in measured.items():
+        print(f"{name:14} {value:.4g}")
+    is_ok = measured["steps"] == STEPS and 0 < measured["max_gap_nats"] <= CLOSE
+    print("ok" if is_ok else "MISSED")
+    if given.engine == "sglang":
+        write_baseline("sglang_run", {"measured": measured})
+    sys.exit(not is_ok)
+
+
+def _measured(summary: Summary) -> dict[str, float]:
+    mismatch = summary["logprob_mismatch"]
+    held_out = summary["evaluation"]["heldout"]
+    return {
+        "steps": summary["steps"],
+        "tokens": mismatch["num_tokens"],
+        "max_gap_nats": mismatch["max_abs"],
+        "mean_gap_nats": mismatch["mean_abs"],
+        "evaluated": held_out["num_trials"],
+        "minutes": summary["wall_s"] / 60,
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = option_parser(__doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="SmolLM2-135M-Instruct")
+    parser.add_argument("--engine", choices=("sglang", "embedded"), default="sglang")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
