@@ -13,8 +13,9 @@ from typing import Any
 
 from bench.scale.workload import Workload
 from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.rules import RULES
 from mage_async.environments.catalogue import load
-from mage_async.protocol.codec import encode
+from mage_async.protocol.codec import LastEncoded
 from mage_async.protocol.messages import Message, Publication
 from mage_async.protocol.trial_frames import Frame
 from mage_async.tasks.task_stream import TaskStream
@@ -33,11 +34,12 @@ class Outbox:
     """A `LearnerChannel` that hands on what it would have sent."""
 
     access: AccessControl = field(default_factory=lambda: AccessControl(BUILD, BUILD))
+    encoder: LastEncoded = field(default_factory=LastEncoded)
     sent: list[tuple[Peer, Message]] = field(default_factory=list)
 
     def send(self, peer: Peer, message: Message) -> None:
         """As `LearnerChannel.send`."""
-        encode(message, self.access.limits)
+        self.encoder.encode(message)
         self.access.sent(peer, message)
         self.sent.append((peer, message))
 
@@ -79,7 +81,12 @@ class LearnerSite:
         self.costs, self.outbox = Costs(), Outbox()
         self.num_refused = 0
         self._versions = [0]
-        slots = SlotLedger(work.groups_per_step, work.max_staleness, work.trials_per_group)
+        slots = SlotLedger(
+            work.groups_per_step,
+            work.max_staleness,
+            work.trials_per_group,
+            rule=RULES[work.rule],
+        )
         rules = CoordinatorRules(
             num_episodes=1,
             deadline_s=600.0,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.scale.idleness import Idleness
 from bench.scale.learner_site import BUILD, LearnerSite
 from bench.scale.workload import Workload
 from mage_async.inference.statistics import Statistics
@@ -92,8 +93,7 @@ class Measured:
     lives_s: list[float] = field(default_factory=list)
     """Seconds of the trained groups, from their first weights to their longest trial's end."""
     num_grants: int = 0
-    waited_s: float = 0.0
-    """Of the learner, for batches."""
+    idle: Idleness = field(default_factory=Idleness)
 
 
 class Simulation:
@@ -110,7 +110,8 @@ class Simulation:
         self._is_training = self._is_publishing = False
         self._trained: list[Group] | None = None
         """A batch that is trained and waits for the publication before it."""
-        self._idle_since = 0.0
+        self._playing = self._loading = 0
+        """Groups whose trials are played, and groups that wait for their actor's weights."""
         tokens = work.tokens
         self._arrays = (
             np.ones(tokens, np.int32), np.ones(tokens, bool), np.zeros(tokens, np.float32)
@@ -127,14 +128,24 @@ class Simulation:
             self._at(number * self.work.join_s, self._join, number)
         self._at(self.work.tick_s, self._tick)
         while self._version < self.work.steps:
-            self._now, _, call, args = heapq.heappop(self._events)
-            self.site.now = self._now
+            when, _, call, args = heapq.heappop(self._events)
+            self._pass_time(when - self._now)
+            self._now = self.site.now = when
             call(*args)
         self.measured.ended = self._now
 
     def _at(self, when: float, call: Callable[..., None], *args: Any) -> None:
         self._number += 1
         heapq.heappush(self._events, (when, self._number, call, args))
+
+    def _pass_time(self, seconds: float) -> None:
+        ledger, idle = self.site.coordinator.ledger, self.measured.idle
+        if not self._is_training:
+            idle.learner_waited(seconds, ledger)
+        places = self.work.places()
+        idle.actors_had(
+            seconds, ledger, places=places, playing=self._playing, loading=self._loading
+        )
 
     # the learner
 
@@ -167,7 +178,6 @@ class Simulation:
             arrived.clear()
             return
         self._is_training = True
-        self.measured.waited_s += self._now - self._idle_since
         self._at(self._now + self.work.step_s, self._stepped, groups)
 
     def _stepped(self, groups: list[Group]) -> None:
@@ -177,7 +187,7 @@ class Simulation:
             return
         self._count(groups)
         self._version += 1
-        self._is_publishing, self._is_training, self._idle_since = True, False, self._now
+        self._is_publishing, self._is_training = True, False
         self._at(self._now + self.work.publish_s, self._announce, self._version)
         self.site.trained(self._version, groups)
         if self._version == self.work.settle:
@@ -243,6 +253,7 @@ class Simulation:
         match message:
             case GroupGrant() if message.version > actor.version():
                 actor.waiting.append(message)
+                self._loading += 1
             case GroupGrant():
                 self._play(actor, message)
             case Welcome() | Publication() if message.version > actor.version():
@@ -255,14 +266,21 @@ class Simulation:
         actor.versions.append((self._now, version))
         self._say(actor, Loaded(version=version))
         waiting, actor.waiting = actor.waiting, []
+        self._loading -= len(waiting)
         for grant in waiting:
             self._hear(actor, grant)
 
     def _play(self, actor: Actor, grant: GroupGrant) -> None:
         lengths_s = [self.work.draw_s(self._source) for _ in range(grant.num_trials)]
         self._lives_s[grant.grant] = max(lengths_s)
+        self._playing += 1
+        self._at(self._now + max(lengths_s), self._end)
         for index, length_s in enumerate(lengths_s):
             self._at(self._now + length_s, self._finish, actor, grant, index, self._now)
+
+    def _end(self) -> None:
+        """A group's last trial is played."""
+        self._playing -= 1
 
     def _finish(self, actor: Actor, grant: GroupGrant, index: int, began: float) -> None:
         task = Task(grant.environment, grant.member, grant.seed, grant.seat)

@@ -18,6 +18,8 @@ class Workload:
     groups_per_step: int = 2
     trials_per_group: int = 8
     max_staleness: int = 2
+    rule: str = "slots"
+    """Of admission."""
     steps: int = 12
     settle: int = 4
     """Steps before measuring."""

@@ -62,7 +62,7 @@ class GroupsInFlight:
 
     def members_in_play(self) -> set[str]:
         """Opponents of the groups that are granted and not complete."""
-        return {slot.task.member for slot in self._slots.values() if slot.grant in self._in_play}
+        return {self._slots[grant].task.member for grant in self._in_play}
 
     def num_in_play(self) -> int:
         """Groups granted and not complete."""
@@ -75,6 +75,10 @@ class GroupsInFlight:
     def num_playing(self, peer: str) -> int:
         """Groups this peer plays."""
         return self._in_play.num_of(peer)
+
+    def num_places(self) -> int:
+        """Groups that all peers together may be granted at a time."""
+        return self._in_play.num_places()
 
     def set_credits(self, peer: str, credits: int) -> None:
         """A peer may be granted so many groups at a time; 0: none."""
@@ -98,7 +102,7 @@ class GroupsInFlight:
 
     def late(self, now: float) -> set[str]:
         """Peers that `expire` will take a group from."""
-        return {s.peer for s in self._slots.values() if s.peer is not None and s.deadline <= now}
+        return {slot.peer for slot in self._late(now) if slot.peer is not None}
 
     def life(self, grant: int, now: float) -> tuple[float, float]:
         """The time since the grant of a group that was completed just now, and the mean number of
@@ -131,6 +135,12 @@ class GroupsInFlight:
         """Groups given up since the last call, by what was hidden in them."""
         drops, self._dropped_lately = self._dropped_lately, Counter()
         return dict(sorted(drops.items()))
+
+    def _late(self, now: float) -> list[Slot]:
+        """Groups that a peer plays beyond their deadline, oldest first."""
+        slots = (self._slots[grant] for grant in self._in_play)
+        late = [slot for slot in slots if slot.peer is not None and slot.deadline <= now]
+        return sorted(late, key=lambda slot: slot.grant)
 
     def _add(self, slot: Slot) -> None:
         """A group takes a slot; none of its trials is here."""

@@ -4,6 +4,7 @@ The learner asks after every message, so no answer about one peer or one group l
 with thousands of actors that would be most of what the learner does.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -25,6 +26,13 @@ class GroupsInPlay:
 
     def __contains__(self, grant: int) -> bool:
         return grant in self._peers
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._peers)
+
+    def num_places(self) -> int:
+        """Groups that all peers may be granted at a time."""
+        return sum(self._credits.values())
 
     def give(self, grant: int, peer: str | None) -> None:
         """A group is played by a peer now, or by none."""

@@ -22,7 +22,8 @@ token, if actors play a grant with weights at least as new as its `version`.
     (ended)        trained, drop
 
 That is the rule `slots`; `mage_async/admission/rules.py` has others, whose groups are in flight and
-end in the same ways, and `concurrency` may admit fewer to be played at once than the rule does.
+end in the same ways (`overtake` keeps the bound without the order, with a proof there), and
+`concurrency` may admit fewer to be played at once than the rule does.
 
 Every transition that the bound rests on is in this file. `groups_in_flight.py` has the state and
 what others ask of it, `journaled.py` its way into the journal and back.
@@ -170,17 +171,17 @@ class SlotLedger(JournaledGroups):
         return True
 
     def expire(self, now: float) -> list[int]:
-        """Take groups from peers that missed their deadline; returns those to be granted again.
+        """Take groups from peers that missed their deadline; they are to be granted again.
 
-        A group at its `max_expiries`-th missed deadline is dropped instead.
+        A group at its `max_expiries`-th missed deadline is dropped instead: those are returned.
         """
-        late = [s for s in self._slots.values() if s.peer is not None and s.deadline <= now]
+        late = self._late(now)
         for slot in late:
             self._give(slot, None)
             slot.num_expired += 1
             if slot.num_expired >= self.max_expiries:
                 self._end(slot, self.expiry_reason())
-        return [slot.grant for slot in late if slot.grant in self._slots]
+        return [slot.grant for slot in late if slot.grant not in self._slots]
 
     def expiry_reason(self) -> str:
         """Why `expire` drops a group."""
@@ -205,18 +206,20 @@ class SlotLedger(JournaledGroups):
         self._in_training.append(grants)
         return [self._slots.pop(grant).group() for grant in grants]
 
-    def trained(self, version: int) -> None:
+    def trained(self, version: int) -> list[int]:
         """The step on the oldest taken batch is done and published as `version`: free its slots,
-        and drop what the rule finds over age.
+        and drop what the rule finds over age, which is returned, oldest first.
         """
         assert self._in_training, "no batch is in training"
         assert version == self.version + 1, f"after version {self.version} came {version}"
         self._events["trained"] += len(self._in_training.pop(0))
         self._drops_in_a_row, self._last_drop = 0, ""
         self.version = version
-        for grant in self.rule.over_age(self._flow()):
+        dropped = self.rule.over_age(self._flow())
+        for grant in dropped:
             self._dropped[OVER_AGE] += 1
             self._remove(grant)
+        return dropped
 
     def postpone(self, seconds: float, latest: float) -> None:
         """Move deadlines back, none past `latest`: no peer was heard in the meantime."""

@@ -14,11 +14,24 @@ simulated. Write S for max_staleness and B for groups_per_step.
     drop        always                                the oldest complete ones,  group at most S
                                                       and drops what is over age
     slots       fewer than (S + 1) B hold a slot      in order of grant          group at most S
+    overtake    as slots                              the oldest complete ones   group at most S
+                                                      while no group overtaken
+                                                      comes too late
     unbounded   always                                the oldest complete ones   nothing
 
 `strict` and `slots` make the same decisions; they are reached from two sides, a window that shrinks
 to the oldest place and slots that are held until trained, and the proof is with the slots. The
 staleness of a group is that of its oldest token, so what is hard per group is hard per token.
+
+`overtake` keeps the bound of `slots` without the order of grant, in which one long group holds up
+all that were granted after it; it is earliest deadline first. Write n for the version that the
+next batch trains. A group granted at version v is due at version v + S: in that batch at the
+latest. Claim: for every d >= n, at most (d - n + 1) B groups not in training are due at d or
+before. Proof. A group granted at the newest version v is due last of all, at v + S, and of
+(S + 1) B slots those not in training are (v + S - n + 1) B. A batch makes n larger by one, so it
+may leave (d - n) B groups behind that are due at d or before. `take_overtaking` counts those that
+it leaves before its last group; from that group's d on, all B of the batch are due at d or before,
+so B fewer are left. For d = n it leaves none: no group is trained after it is due.
 """
 
 from collections.abc import Callable, Iterator
@@ -115,6 +128,23 @@ def take_in_order(flow: Flow) -> list[int]:
     return take_from_window(flow, 1)
 
 
+def take_overtaking(flow: Flow) -> list[int]:
+    """The B oldest complete groups, once every group that they overtake can still be in time."""
+    chosen: list[int] = []
+    left = 0
+    for place in flow.places:
+        if len(chosen) == flow.groups_per_step:
+            break
+        if place.is_complete:
+            chosen.append(place.grant)
+            continue
+        left += 1
+        batches_left = place.version + flow.max_staleness - flow.next_version()
+        if left > batches_left * flow.groups_per_step:
+            return []
+    return chosen if len(chosen) == flow.groups_per_step else []
+
+
 def take_complete(flow: Flow) -> list[int]:
     """The B oldest complete groups, whichever groups they overtake."""
     return take_from_window(flow, len(flow.places))
@@ -172,9 +202,17 @@ DROP = Rule(
 SLOTS = Rule(
     "slots", "hard per group: at most max_staleness", fill_slots, take_in_order, none_over_age
 )
+OVERTAKE = Rule(
+    "overtake",
+    "hard per group: at most max_staleness",
+    fill_slots,
+    take_overtaking,
+    none_over_age,
+)
 UNBOUNDED = Rule("unbounded", "nothing", fill, take_complete, none_over_age)
 
 RULES = {
-    rule.name: rule for rule in (SYNC, ONE_STEP, COUNT, WINDOW, STRICT, DROP, SLOTS, UNBOUNDED)
+    rule.name: rule
+    for rule in (SYNC, ONE_STEP, COUNT, WINDOW, STRICT, DROP, SLOTS, OVERTAKE, UNBOUNDED)
 }
 """The rules, by the name a configuration gives them."""

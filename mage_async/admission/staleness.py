@@ -7,9 +7,8 @@ episode is the oldest and, in meta-RL, the exploration.
 Shapes: `N` sampled tokens.
 """
 
-from array import array
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -97,45 +96,6 @@ def length_bias(started: Sequence[float], trained: Sequence[float]) -> float:
     edge = np.quantile(started, 0.9)
     share = np.mean(np.asarray(started) >= edge)
     return float(np.mean(np.asarray(trained) >= edge) / share)
-
-
-@dataclass(slots=True)
-class Lengths:
-    """How long trials took, and which of them were trained: what a rule does to long ones.
-
-    A trial counts once it has come in, also where its group was dropped meanwhile; those still in
-    flight at the end do not count. What a learner had noted is forgotten when it is restarted.
-    """
-
-    _open: dict[int, dict[int, float]] = field(default_factory=dict)
-    """Seconds by grant and trial, of groups that are not trained."""
-    _trained: array = field(default_factory=lambda: array("f"))
-    _ended: set[int] = field(default_factory=set)
-    """Grants that were trained: a late duplicate of theirs does not count."""
-
-    def arrived(self, grant: int, trial: int, length_s: float) -> None:
-        """A trial came in; again is the same as once."""
-        if grant not in self._ended:
-            self._open.setdefault(grant, {}).setdefault(trial, length_s)
-
-    def trained(self, grants: Collection[int]) -> None:
-        """Groups were trained."""
-        self._ended.update(grants)
-        for grant in grants:
-            self._trained.extend(self._open.pop(grant, {}).values())
-
-    def bias(self, in_flight: Collection[int]) -> float:
-        """`length_bias` of the trials of all groups but those in flight."""
-        return length_bias([*self._trained, *self._lost(in_flight)], self._trained)
-
-    def wasted_share(self, in_flight: Collection[int]) -> float:
-        """Share of playing time that was spent on trials which were not trained."""
-        lost = sum(self._lost(in_flight))
-        return lost / max(1e-9, lost + sum(self._trained))
-
-    def _lost(self, in_flight: Collection[int]) -> list[float]:
-        dropped = [ends for grant, ends in self._open.items() if grant not in in_flight]
-        return [length_s for ends in dropped for length_s in ends.values()]
 
 
 def _ages(tokens: TokenAges, max_staleness: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ from mage_async.config.sections.admission import Admission
 from tests.helpers.flow_simulation import Workload, simulate
 
 DONE, PLAYED = True, False
-HARD = {"sync": 0, "one_step": 1, "strict": 2, "drop": 2, "slots": 2}
+HARD = {"sync": 0, "one_step": 1, "strict": 2, "drop": 2, "slots": 2, "overtake": 2}
 """Staleness no group may exceed, where max_staleness is 2."""
 
 
@@ -26,6 +26,26 @@ def test_slots_wait_for_the_oldest_and_count_lets_it_be_overtaken():
     assert RULES["slots"].take(now) == []
     assert RULES["strict"].take(now) == []
     assert RULES["count"].take(now) == [1, 2]
+
+
+def test_a_group_may_be_overtaken_until_it_is_due():
+    young = flow((2, PLAYED), (2, DONE), (3, PLAYED), (3, DONE))
+    assert RULES["overtake"].take(young) == [1, 3]
+    due = flow((1, PLAYED), (2, DONE), (3, DONE))
+    assert RULES["overtake"].take(due) == []
+    assert RULES["overtake"].take(flow((1, DONE), (2, PLAYED), (3, DONE))) == [0, 2]
+
+
+def test_no_more_groups_are_left_behind_than_the_batches_before_they_are_due_can_take():
+    two = flow((2, PLAYED), (2, PLAYED), (2, DONE), (3, DONE))
+    assert RULES["overtake"].take(two) == [2, 3]
+    three = flow((2, PLAYED), (2, PLAYED), (2, PLAYED), (2, DONE), (3, DONE))
+    assert RULES["overtake"].take(three) == []
+
+
+def test_a_batch_in_training_leaves_overtaken_groups_a_batch_less():
+    now = flow((2, PLAYED), (2, DONE), (3, DONE), training=1)
+    assert RULES["overtake"].take(now) == []
 
 
 def test_a_window_slides_over_what_is_taken_and_stops_at_what_is_not():

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mage_async.admission.staleness import (
-    Lengths,
     TokenAges,
     effective_share,
     k3,
@@ -61,19 +60,6 @@ def test_an_approximate_version_never_passes_for_an_exact_one():
     assert found["reply_staleness_mean"] == 4.0
     assert "segment_staleness_mean" in found
     check_names(found)
-
-
-def test_a_trial_counts_once_and_one_of_a_dropped_group_counts_as_lost():
-    lengths = Lengths()
-    for grant in range(10):
-        lengths.arrived(grant, 0, 1.0 + grant)
-    lengths.arrived(3, 0, 100.0)  # sent again
-    lengths.trained(range(9))
-    lengths.arrived(2, 0, 100.0)  # a late duplicate
-    assert lengths.bias(in_flight={9}) == 1.0
-    assert lengths.wasted_share(in_flight={9}) == 0.0
-    assert lengths.bias(in_flight=()) == 0.0
-    assert lengths.wasted_share(in_flight=()) == pytest.approx(10 / 55)
 
 
 def test_every_name_is_explained():

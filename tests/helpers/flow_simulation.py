@@ -132,10 +132,9 @@ class _Simulation:
             heapq.heappush(self.events, (end, 0, grant))
 
     def _publish(self, ledger: SlotLedger, pace: Concurrency, now: float) -> None:
-        before = ledger.grants_in_flight()
-        ledger.trained(ledger.version + 1)
+        dropped = ledger.trained(ledger.version + 1)
         self.published.append(now)
-        for grant in before - ledger.grants_in_flight():
+        for grant in dropped:
             self.lives[grant].cut = min(now, self.lives[grant].end)
             self.in_flight.discard(grant)
         pace.trained(1.0)

@@ -41,6 +41,17 @@ def test_a_silent_actors_groups_go_to_another_with_the_same_seed_and_the_next_ep
     run(main)
 
 
+def test_it_is_said_once_that_actors_have_room_for_more_groups_than_may_be_granted() -> None:
+    async def main(site: Site) -> None:
+        site.coordinator.ledger.concurrency = 3
+        for name in ("first", "second", "third"):
+            await site.connect(name, 2)
+        (said,) = site.coordinator.faults
+        assert said.startswith("the actors have room for 4 groups and are granted 3")
+
+    run(main)
+
+
 def test_an_actor_that_speaks_again_is_granted_groups_again() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))

@@ -55,9 +55,8 @@ def test_one_actor_in_lock_step_takes_what_its_parts_take() -> None:
     round_s = ONE.trial_s + ONE.step_s + ONE.publish_s + 2 * ONE.link_s
     assert rate(simulation) == pytest.approx(1 / round_s)
     assert simulation.measured.group_ages == {0: ONE.steps - ONE.settle}
-    assert simulation.measured.waited_s / (ONE.steps - ONE.settle) == pytest.approx(
-        round_s - ONE.step_s
-    )
+    waited_s = simulation.measured.idle.learner["too few complete"]
+    assert waited_s / (ONE.steps - ONE.settle) == pytest.approx(round_s - ONE.step_s)
 
 
 def test_one_actor_that_may_run_ahead_plays_without_a_pause() -> None:
@@ -67,9 +66,10 @@ def test_one_actor_that_may_run_ahead_plays_without_a_pause() -> None:
     assert rate(played(slow)) == pytest.approx(slow.learner_bound())
 
 
+@pytest.mark.parametrize("rule", ["slots", "overtake"])
 @pytest.mark.parametrize("bound", [0, 1, 3])
-def test_no_token_is_over_the_bound_and_every_one_is_counted(bound: int) -> None:
-    measured = played(replace(FEW, max_staleness=bound)).measured
+def test_no_token_is_over_the_bound_and_every_one_is_counted(bound: int, rule: str) -> None:
+    measured = played(replace(FEW, max_staleness=bound, rule=rule)).measured
     assert max(measured.group_ages) <= bound
     assert max(measured.token_ages) <= bound
     assert measured.group_ages.total() == FEW.steps * FEW.groups_per_step
@@ -81,6 +81,16 @@ def test_no_rate_is_over_the_ideal() -> None:
     lives_s = simulation.measured.lives_s
     ideal = min(FEW.learner_bound(), FEW.actors_bound(sum(lives_s) / len(lives_s)))
     assert 0.2 * ideal < rate(simulation) < ideal
+
+
+def test_every_second_of_a_place_and_of_the_learner_has_a_reason() -> None:
+    simulation = played(FEW)
+    measured, idle = simulation.measured, simulation.measured.idle
+    seconds = measured.ended - measured.began
+    assert sum(idle.places.values()) == pytest.approx(seconds * FEW.places())
+    trained_s = (FEW.steps - FEW.settle) * FEW.step_s
+    assert sum(idle.learner.values()) + trained_s == pytest.approx(seconds)
+    assert min(idle.learner["held back"], idle.places["no slot"]) > 0
 
 
 def test_two_equal_runs_are_identical_and_another_seed_is_not() -> None:

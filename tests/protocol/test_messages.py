@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.errors import WireError
-from mage_async.protocol.codec import PROTOCOL, decode, encode
+from mage_async.protocol.codec import PROTOCOL, LastEncoded, decode, encode
 from mage_async.protocol.messages import (
     MAX_REASON_CHARS,
     Acknowledge,
@@ -194,3 +194,20 @@ def test_a_byte_that_moved_to_the_next_frame_is_seen() -> None:
     tag, packed, crc = map(bytes, encode(WhoAreYou()))
     with pytest.raises(WireError, match="checksum"):
         decode([tag, packed[:-1], packed[-1:], crc])
+
+
+def test_a_message_to_many_peers_is_encoded_once_and_another_one_anew():
+    encoder, first = LastEncoded(), Publication(version=1, path="/weights/1", digest="0" * 32)
+    assert encoder.encode(first) is encoder.encode(first)
+    assert encoder.encode(first) == encode(first)
+    second = Publication(version=2, path="/weights/2", digest="0" * 32)
+    assert decode(encoder.encode(second)) == second
+
+
+def test_a_message_that_cannot_be_encoded_leaves_nothing_of_the_one_before():
+    encoder = LastEncoded()
+    encoder.encode(Publication(version=1, path="/weights/1", digest="0" * 32))
+    wrong = Publication(version=-1, path="/weights/1", digest="0" * 32)
+    for _ in range(2):
+        with pytest.raises(WireError):
+            encoder.encode(wrong)

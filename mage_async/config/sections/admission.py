@@ -17,13 +17,13 @@ class Admission(Section):
     """Groups that a step trains."""
     trials_per_group: Count = 8
     """Trials of one task that are compared with each other."""
-    rule: Literal["sync", "one_step", "count", "window", "strict", "drop", "slots", "unbounded"] = (
-        "slots"
-    )
+    rule: Literal[
+        "sync", "one_step", "count", "window", "strict", "drop", "slots", "overtake", "unbounded"
+    ] = "slots"
     """When a group is granted and taken in; `mage_async/admission/rules.py` says what each rule
     guarantees."""
     max_staleness: Natural = 2
-    """Bound in steps; with the rule `slots` a hard one for every group."""
+    """Bound in steps; with the rules `slots` and `overtake` a hard one for every group."""
     max_groups_in_play: Count = 1024
     """Groups granted and not complete; actors' contexts bound them too."""
     over_age_target: Share = 1.0

@@ -7,7 +7,7 @@ from functools import partial
 
 from mage_async.admission.concurrency import Concurrency
 from mage_async.admission.ledger import Accepted, SlotLedger, Unknown
-from mage_async.admission.staleness import Lengths
+from mage_async.admission.lengths import Lengths
 from mage_async.protocol.messages import Acknowledge, TrialResult, Unwanted
 from mage_services.learner.coordinator_rules import Journal
 from mage_services.learner.peer_registry import PeerRegistry
@@ -59,8 +59,11 @@ class Arrivals:
             self.ledger.concurrency = self.pace.limit
 
     def take_actors(self) -> dict[int, str]:
-        """Which actor finished each group, by grant; those that hold no slot are forgotten."""
+        """Which actor finished each group, by grant; those that hold no slot are forgotten, and
+        so are the single lengths of trials of groups that ended long ago.
+        """
         known, in_flight = self._actors, self.ledger.grants_with_slots()
+        self.lengths.forget_before(min(in_flight, default=self.ledger.next_grant))
         self._actors = {grant: actor for grant, actor in known.items() if grant in in_flight}
         return known
 

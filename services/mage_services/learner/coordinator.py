@@ -211,9 +211,7 @@ class Coordinator:
 
     def trained(self, version: int) -> None:
         """The oldest batch taken has become `version`, and the journal says so durably."""
-        before = self.ledger.grants_in_flight()
-        self.ledger.trained(version)
-        for grant in sorted(before - self.ledger.grants_in_flight()):
+        for grant in self.ledger.trained(version):
             self.journal.append(Dropped(grant=grant, reason=OVER_AGE))
         self.journal.roll(self.head)
 

@@ -68,13 +68,12 @@ class Grants:
         Raises:
             DeterministicFailure: too many groups were dropped in a row.
         """
-        before, late = self.ledger.grants_in_flight(), self.ledger.late(now)
-        self.ledger.expire(now)
+        late, dropped = self.ledger.late(now), self.ledger.expire(now)
         peers = self.registry.peers
         for peer in late & peers.keys():
             if not peers[peer].is_away:
                 self.registry.welcome(peer)
-        for grant in sorted(before - self.ledger.grants_in_flight()):
+        for grant in dropped:
             self._dropped(grant, self.ledger.expiry_reason())
         self._check_drops()
 

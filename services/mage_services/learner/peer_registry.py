@@ -80,6 +80,7 @@ class PeerRegistry:
                 self.ledger.peer_gone(owner)  # it was, while there was no learner
         self.peers[peer] = RegisteredPeer(hello, now)
         self._may_play(peer)
+        self._note_idle_places(hello)
 
     def hear(self, peer: Peer, now: float) -> bool:
         """A peer has spoken; whether it is let in. One that was away is told again what it keeps,
@@ -178,6 +179,15 @@ class PeerRegistry:
             for known in self.peers.values()
             if known.beat is not None
         }
+
+    def _note_idle_places(self, hello: Hello) -> None:
+        """Say it where, with this peer, the actors could play more groups than they may."""
+        places, most = self.ledger.num_places(), self.ledger.concurrency
+        if most is not None and places - hello.credits <= most < places:
+            self.note(
+                f"the actors have room for {places} groups and are granted {most}, as "
+                "admission.max_groups_in_play and over_age_target say: the rest of them is idle"
+            )
 
     def _may_play(self, peer: Peer) -> None:
         """Tell the ledger how many groups a peer may be granted now: an actor that is here, its

@@ -20,7 +20,7 @@ import zmq
 import zmq.asyncio
 
 from mage_async.errors import MageError, RunError
-from mage_async.protocol.codec import encode
+from mage_async.protocol.codec import LastEncoded
 from mage_async.protocol.messages import Message
 from mage_async.protocol.rate_limits import DEFAULT_ALLOWANCE, Allowance
 from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Limits
@@ -83,6 +83,7 @@ class LearnerChannel:
             raise
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """Where peers connect."""
+        self._encoder = LastEncoded(limits)
         self._poller = zmq.asyncio.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._links.monitor, zmq.POLLIN)
@@ -124,7 +125,7 @@ class LearnerChannel:
             PeerGone: the peer has ended, or 1,024 messages to it wait unread.
             WireError: the message is out of bounds.
         """
-        frames = encode(message, self._access.limits)
+        frames = self._encoder.encode(message)
         try:
             send_now(self._socket, [peer.encode("latin-1"), *frames])
         except zmq.Again as fault:
