@@ -24,12 +24,33 @@ def processor_s() -> dict[str, float]:
     """
     total: dict[str, float] = defaultdict(float)
     total["bench"] = sum(os.times()[:2])
+    for _, words, seconds in _started():
+        total[_name(words)] += seconds
+    return dict(total)
+
+
+def held_bytes() -> int:
+    """Memory of all processes that this one started and that live still; what several of them map
+    is counted once ("proportional set size").
+    """
+    return sum(_held_bytes(pid) for pid, _, _ in _started())
+
+
+def _held_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0  # the process has ended since
+    return 1024 * next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+
+
+def _started() -> Iterator[tuple[int, list[str], float]]:
+    """Process id, command line and processor seconds of all below this process."""
     lines = dict(command_lines())
     stats = {pid: stat for pid in lines if (stat := _stat(pid)) is not None}
-    for pid in stats:
+    for pid, (_, seconds) in stats.items():
         if _is_below(pid, os.getpid(), stats):
-            total[_name(lines[pid])] += stats[pid][1]
-    return dict(total)
+            yield pid, lines[pid], seconds
 
 
 def _stat(pid: int) -> tuple[int, float] | None:

@@ -51,7 +51,7 @@ ON_CORES: Table = {
     "policy": {"lora": {}},
     "transcript": {"forced_tags": "both", "max_action_tokens": 8, "max_reflection_tokens": 64},
     "engine": {"max_tokens": 2048, "threads": 1, "turn_deadline_s": 1800.0},
-    "admission": {"groups_per_step": 4, "grant_deadline_s": 3600.0},
+    "admission": {"groups_per_step": 3, "grant_deadline_s": 3600.0},
     "learner": {
         "minibatches": 2,
         "learning_rate": 0.0002,
@@ -65,7 +65,7 @@ ON_CORES: Table = {
     "evaluation": {"every": 0, "trials": 16, "final_trials": 32},
 }
 """Defaults of a pretrained policy whose learner and engines compute on processor cores, for a model
-of a hundred million weights on two: a step of 32 trials with adapters, in passes of little memory,
+of a hundred million weights on two: a step of 24 trials with adapters, in passes of little memory,
 and no evaluation before the end. All other defaults are the schema's."""
 
 

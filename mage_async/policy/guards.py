@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mage_async.errors import PolicyError
+from mage_async.policy.headers import check_head
 
 TRAINABLE = ("gemma", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
 """Values of `model_type` whose packed forward is tested against transformers' own."""
@@ -37,7 +38,6 @@ FEATURES = {
 """What a key of `config.json` turns on."""
 ROTATIONS_BY_LENGTH = ("dynamic", "longrope")
 """They turn every sequence of a pass as its longest one asks for."""
-HEAD = "lm_head.weight"
 
 
 def check_trainable(directory: Path) -> PreTrainedModel:
@@ -60,7 +60,8 @@ def check_trainable(directory: Path) -> PreTrainedModel:
         reason = str(error).strip().splitlines()[0]  # without all classes that transformers knows
         raise PolicyError(f"{directory}: transformers cannot build it: {reason}") from error
     refuse_untrainable(model, str(directory))
-    _check_head(directory, model)
+    names = [name for file in directory.glob("*.safetensors") for name in _names(file)]
+    check_head(directory, names, is_tied=model.config.tie_word_embeddings)
     return model
 
 
@@ -112,16 +113,6 @@ def _head_features(model: PreTrainedModel) -> set[str]:
     if type(head) is not nn.Linear:
         return {f"head of type {type(head).__name__}"}
     return {"head bias"} if head.bias is not None else set()
-
-
-def _check_head(directory: Path, model: PreTrainedModel) -> None:
-    """Without this sentence, transformers would draw the head at random."""
-    names = {name for file in directory.glob("*.safetensors") for name in _names(file)}
-    if names and HEAD not in names and not model.config.tie_word_embeddings:
-        raise PolicyError(
-            f"{directory}: config.json says tie_word_embeddings = false, but no file holds "
-            f"{HEAD}: set it to true where the head is the embedding, or add the head"
-        )
 
 
 def _names(file: Path) -> list[str]:

@@ -14,6 +14,7 @@ from mage_async.config.schema import Config
 from mage_async.config.sections.policy import Lora
 from mage_async.errors import PolicyError
 from mage_async.learning.adapters import ADAPTER, adapted_layers, trained_tensors
+from mage_async.policy.headers import check_targets
 from mage_async.policy.load import load_policy
 
 WEIGHTS = "adapter_model.safetensors"
@@ -50,7 +51,7 @@ def add_adapters(model: PreTrainedModel, rules: Lora, seed: int) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds
 
-    check_targets(model, rules)
+    check_targets(model.config.model_type, rules.targets, linear_layers(model))
     shape = LoraConfig(
         r=rules.rank,
         lora_alpha=rules.alpha,
@@ -68,26 +69,14 @@ def add_adapters(model: PreTrainedModel, rules: Lora, seed: int) -> None:
         layer.cast_input_dtype_enabled = False  # products are of the model's type
 
 
-def check_targets(model: PreTrainedModel, rules: Lora) -> None:
-    """Refuse targets that a model, on any device, has no linear layers for.
-
-    Raises:
-        PolicyError: with the layers that there are. The head is none of them: its log-probs are
-            computed from its weight alone.
-    """
+def linear_layers(model: PreTrainedModel) -> set[str]:
+    """Names of the linear layers of a model, on any device, that take an adapter."""
     head = model.get_output_embeddings()
-    linear = {
+    return {
         name.rpartition(".")[2]
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and layer is not head
     }
-    if missing := [target for target in rules.targets if target not in linear]:
-        raise PolicyError(
-            f"policy.lora.targets: {model.config.model_type} has no layer {missing[0]!r} that "
-            f"takes an adapter; it has {', '.join(sorted(linear))}"
-        )
-    if not rules.targets:
-        raise PolicyError("policy.lora.targets is empty: name a layer, or leave policy.lora out")
 
 
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:

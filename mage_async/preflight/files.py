@@ -4,10 +4,7 @@ The tokenizer and the chat template are used as a trial uses them, on trials tha
 so a context that is too short, or an action that is cut off, is known in words of this model.
 """
 
-import json
-import math
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +12,21 @@ from mage_async.assembly import named_parts, rules_of
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
 from mage_async.environments.reset_step import ResetStep
-from mage_async.errors import ConfigError, PolicyError
+from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
+from mage_async.policy.headers import (
+    Outline,
+    check_head,
+    check_targets,
+    outline_of,
+    says_untied,
+)
 from mage_async.trajectory import Kind, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial
 
 NUM_TRIALS = 3
 """Scripted trials that are measured."""
-MAX_HEADER_BYTES = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +85,17 @@ def _contexts(
     return Contexts(scripted, longest + sampled, num_turns)
 
 
-def num_weights(directory: Path) -> int:
-    """Numbers in the safetensors files of a directory, from their headers; 0 where there are none.
+def check_outline(config: Config, directory: Path) -> Outline:
+    """Read what the files say of the model's shape, and refuse what does not go together.
 
     Raises:
-        PolicyError: a file is cut short or is no safetensors file.
+        PolicyError: a file cannot be read, there is no head, or adapters have no layers.
     """
-    return sum(
-        math.prod(entry["shape"])
-        for file in sorted(directory.glob("*.safetensors"))
-        for name, entry in _header(file)
-        if name != "__metadata__"
-    )
-
-
-def _header(file: Path) -> Iterator[tuple[str, dict[str, list[int]]]]:
-    try:
-        with file.open("rb") as opened:
-            size = int.from_bytes(opened.read(8), "little")
-            yield from json.loads(opened.read(min(size, MAX_HEADER_BYTES))).items()
-    except (OSError, ValueError, AttributeError) as error:
-        raise PolicyError(f"{file}: cannot be read as safetensors: {error}") from error
+    outline = outline_of(directory)
+    check_head(directory, outline.tensors, is_tied=not says_untied(directory))
+    if config.policy.lora and outline.tensors:
+        check_targets(outline.model_type, config.policy.lora.targets, outline.linear())
+    return outline
 
 
 def _check_actions(config: Config, name: str, trials: list[Trial]) -> None:

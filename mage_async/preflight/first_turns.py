@@ -13,7 +13,6 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
 from mage_async.policy.guards import check_trainable
-from mage_async.policy.lora import check_targets
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duel_run import Run, begin_trial
@@ -60,9 +59,7 @@ def play_first_turns(
     Raises:
         PolicyError: training or the engine would compute the policy wrongly.
     """
-    shape = check_trainable(directory)
-    if config.policy.lora:
-        check_targets(shape, config.policy.lora)
+    check_trainable(directory)
     if not isinstance(config.engine, Embedded):
         return None
     torch.set_num_threads(config.engine.threads)

@@ -16,9 +16,9 @@ from mage_async.learning.attention import NAME
 from mage_async.learning.forward import Row, checkpoint_activations, hidden_states
 from mage_async.learning.layout import Layout
 from mage_async.learning.trainer import Trainer
-from mage_async.policy.guards import check_trainable
+from mage_async.policy.headers import check_targets, outline_of
 from mage_async.policy.load import export_hf
-from mage_async.policy.lora import add_adapters, check_targets, load_adapters, save_adapters
+from mage_async.policy.lora import add_adapters, linear_layers, load_adapters, save_adapters
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import tensor_digests
 from tests.helpers.random_models import random_model, sequence
@@ -156,6 +156,11 @@ def test_adapters_of_another_rank_or_of_no_checkpoint_are_one_sentence(tmp_path:
 def test_a_target_that_takes_no_adapter_is_one_sentence_before_weights_are_read(
     target: str, tmp_path: Path
 ) -> None:
-    random_model("Qwen3").save_pretrained(tmp_path)
+    model = random_model("Qwen3")
+    model.save_pretrained(tmp_path)
+    outline = outline_of(tmp_path)
+    assert outline.linear() == linear_layers(model)
     with pytest.raises(PolicyError, match=f"qwen3 has no layer '{target}' that takes an adapter"):
-        check_targets(check_trainable(tmp_path), Lora(targets=["q_proj", target]))
+        check_targets(outline.model_type, ["q_proj", target], outline.linear())
+    with pytest.raises(PolicyError, match="targets is empty: name a layer"):
+        check_targets(outline.model_type, [], outline.linear())

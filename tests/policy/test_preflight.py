@@ -3,6 +3,7 @@
 import json
 import sys
 from itertools import count
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config, Tiny
 from mage_async.environments.catalogue import load
 from mage_async.errors import ConfigError, DeterministicFailure, PolicyError
+from mage_async.policy.headers import outline_of
 from mage_async.policy.load import build_tiny
-from mage_async.preflight.files import check_files, num_weights
+from mage_async.preflight.files import check_files
 from mage_async.preflight.first_turns import play_first_turns
-from mage_async.preflight.size import check_size, with_deadlines
+from mage_async.preflight.size import Size, check_size, tiny_size, with_deadlines
 from mage_async.trials.duel_run import settle
 from mage_services.actor.preflight import look_at_policy
 
@@ -58,19 +60,36 @@ def test_actions_that_would_be_cut_off_are_refused(directory: Path) -> None:
 
 
 def test_weights_are_counted_from_headers_alone(directory: Path) -> None:
-    assert num_weights(directory) == 94_592
+    outline = outline_of(directory)
+    assert outline.num_weights == 94_592
+    assert outline.kv_token_bytes == tiny_size(Tiny()).kv_token_bytes
+    embedding = next(shape for name, shape in outline.tensors.items() if "embed" in name)
+    norms = sum(shape[0] for shape in outline.tensors.values() if len(shape) == 1)
+    assert tiny_size(Tiny()).num_weights == 94_592 - prod(embedding) - norms
     (directory / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nothing!")
     with pytest.raises(PolicyError, match="cannot be read as safetensors"):
-        num_weights(directory)
+        outline_of(directory)
 
 
 def test_a_policy_that_is_larger_than_the_memory_is_refused(directory: Path) -> None:
     config = pretrained(directory, "policy.lora=none")
-    check_size(config, num_weights=GB, num_actors=1, memory_bytes=24 * GB)
+    check_size(config, Size(GB, 0), num_actors=1, memory_bytes=24 * GB)
     with pytest.raises(ConfigError, match=r"learner needs 32\.0 GB .* set policy\.lora\.rank = 16"):
-        check_size(config, num_weights=2 * GB, num_actors=1, memory_bytes=24 * GB)
+        check_size(config, Size(2 * GB, 0), num_actors=1, memory_bytes=24 * GB)
     adapted = pretrained(directory, "policy.lora.rank=16")
-    check_size(adapted, num_weights=2 * GB, num_actors=1, memory_bytes=24 * GB)
+    check_size(adapted, Size(2 * GB, 0), num_actors=1, memory_bytes=24 * GB)
+
+
+def test_contexts_that_are_larger_than_the_memory_are_refused(directory: Path) -> None:
+    config = pretrained(directory, "engine.max_contexts=1000000")
+    with pytest.raises(ConfigError, match=r"1000000 contexts each, .* lower engine\.max_contexts"):
+        look_at_policy(config, 1, say=pytest.fail)
+
+
+def test_a_tiny_policy_of_an_absurd_size_is_refused() -> None:
+    config = config_file.load(config_file.find(None), ["policy.hidden_size=1000000"])
+    with pytest.raises(ConfigError, match="take a smaller policy"):
+        look_at_policy(config, 1, say=pytest.fail)
 
 
 def test_first_turns_count_valid_actions_and_show_one(directory: Path) -> None:
@@ -111,14 +130,14 @@ def test_what_the_process_finds_is_one_sentence(directory: Path) -> None:
 def test_adapters_of_layers_that_do_not_exist_are_refused(directory: Path) -> None:
     config = pretrained(directory, 'policy.lora.targets=["c_attn"]')
     with pytest.raises(PolicyError, match="qwen3 has no layer 'c_attn' that takes an adapter"):
-        play_first_turns(config, directory, lambda: 0.0, settle)
+        look_at_policy(config, 1, say=pytest.fail)
 
 
 def test_a_head_that_is_tied_and_declared_untied_is_refused(directory: Path) -> None:
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": False}))
     with pytest.raises(PolicyError, match=r"tie_word_embeddings = false, but no file holds lm_h"):
-        play_first_turns(pretrained(directory), directory, lambda: 0.0, settle)
+        look_at_policy(pretrained(directory), 1, say=pytest.fail)
 
 
 def test_a_tiny_policy_is_not_looked_at() -> None:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from mage_async.config import config_file
 from mage_async.config.policy_source import local_policy
-from mage_async.config.schema import Config, Pretrained
+from mage_async.config.schema import Config, Pretrained, Tiny
 from mage_async.errors import DeterministicFailure, MageError
-from mage_async.preflight.files import Contexts, check_files, num_weights
-from mage_async.preflight.size import check_size, with_deadlines
+from mage_async.preflight.files import Contexts, check_files, check_outline
+from mage_async.preflight.size import Size, check_size, tiny_size, with_deadlines
 from mage_async.trials.duel_run import Run
 from mage_services.environments.workers import Workers
 from mage_services.processes.hardware import check_gpu
@@ -35,8 +35,10 @@ def look_at_policy(config: Config, num_actors: int, say: Callable[[str], None]) 
         ConfigError, PolicyError: the policy cannot be trained or served as configured.
         DeterministicFailure: the process that loads the policy found why not.
     """
-    if not isinstance(config.policy, Pretrained):
+    if isinstance(config.policy, Tiny):
+        _check_size(config, tiny_size(config.policy), num_actors)
         return config
+    assert isinstance(config.policy, Pretrained)
     directory = local_policy(config.policy.source)
     if directory is not None:  # what the files say needs no process
         _check(config, directory, num_actors)
@@ -60,10 +62,14 @@ def look_at_policy(config: Config, num_actors: int, say: Callable[[str], None]) 
 
 
 def _check(config: Config, directory: Path, num_actors: int) -> Contexts:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    weights = num_weights(directory)
-    check_size(config, num_weights=weights, num_actors=num_actors, memory_bytes=memory)
+    outline = check_outline(config, directory)
+    _check_size(config, Size(outline.num_weights, outline.kv_token_bytes), num_actors)
     return check_files(config, directory)
+
+
+def _check_size(config: Config, size: Size, num_actors: int) -> None:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    check_size(config, size, num_actors=num_actors, memory_bytes=memory)
 
 
 def _played(config: Config, num_actors: int) -> dict:
