@@ -4,7 +4,7 @@ MageError
 ├── ConfigError         a configuration cannot be run as written
 ├── TrialFault          one trial cannot be played on or sent: costs its group and no more
 │   ├── EnvironmentFault    an environment raised, or broke a fact it declared
-│   │   ├── CallFault       a call of `reset`, `step` or `close` did, or took too long
+│   │   ├── CallFault       a call of `step`, `act` and the like did, or took too long
 │   │   │   └── CapacityFault   a `reset` found no room for another object
 │   │   ├── CapacityReached  a server of environments has no room for another session
 │   │   └── SessionClosed   a server of environments, or the network, ended a session
@@ -45,8 +45,8 @@ class EnvironmentFault(TrialFault):
 
 
 class CallFault(EnvironmentFault):
-    """A call into a class with `reset` and `step` raised, took too long, or returned what it may
-    not: as other people's servers do now and then.
+    """A call into a class of a user's own, or into a text engine, raised, took too long, or
+    returned what it may not: as other people's servers do now and then.
     """
 
 

@@ -75,7 +75,8 @@ def _check_workers(config: Config) -> None:
     if config.environment.workers and not has_small:
         raise ConfigError(
             "environment.workers plays classes with `reset` and `step` in processes of their own, "
-            f"and {config.environment.name!r} is none: set it to 0"
+            f"and {config.environment.name!r} is none: set it to 0; slow classes of the whole "
+            "protocol are called in threads of the actor"
         )
 
 

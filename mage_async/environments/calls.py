@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mage_async.environments.environment import Outcome, Play
+from mage_async.environments.hosted.hosted_play import HostedPlay
 from mage_async.environments.hosted.user_object import (
     Answered,
     Hosted,
@@ -17,16 +18,20 @@ from mage_async.environments.hosted.user_object import (
 )
 from mage_async.errors import CallFault, CapacityFault
 
+Callee = Hosted | HostedPlay
+"""What is called: an object of a class with `reset` and `step`, or a play of the whole protocol."""
+Take = Callable[[Answered], Outcome | None]
+"""Takes what a call returned: an outcome where an action was answered."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call that a play waits for."""
 
-    hosted: Hosted
-    """The object that is called, where the call is made in this process."""
+    hosted: Callee
+    """What is called, where the call is made in this process."""
     request: Request
-    take: Callable[[Answered], Outcome | None]
-    """Takes what the call returned: an outcome where an action was answered."""
+    take: Take
 
     @property
     def place(self) -> str:
@@ -40,7 +45,9 @@ class Call:
 
     def function(self) -> Any:
         """Make the call, where a thread or an event loop may wait for it."""
-        return (self.hosted.awaited if self.is_async else self.hosted.asked)(self.request)
+        if isinstance(self.hosted, Hosted) and self.is_async:
+            return self.hosted.awaited(self.request)
+        return self.hosted.asked(self.request)
 
     def now(self) -> Any:
         """Make the call here and wait for it, where there is no event loop; what it returned.

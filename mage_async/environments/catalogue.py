@@ -122,6 +122,8 @@ def load(name: str, **options: Any) -> Environment:
         environment = found(**options)
     if not isinstance(getattr(environment, "facts", None), Facts):
         raise ConfigError(f"environment {name!r}: its `facts` must be a `Facts`; {_ADVICE}")
+    if name not in _KNOWN and not _says_how_it_is_called(found):
+        object.__setattr__(environment, "called", "in_threads")  # also of a frozen dataclass
     return cast("Environment", environment)
 
 
@@ -207,6 +209,10 @@ def _parameters(found: type) -> Mapping[str, inspect.Parameter]:
     line = [each for each in found.__mro__[:-1] if not getattr(each, "_is_protocol", False)]
     has_own = any("__init__" in vars(each) for each in line)
     return inspect.signature(found).parameters if has_own else {}
+
+
+def _says_how_it_is_called(found: type) -> bool:
+    return any("called" in vars(each) for each in found.__mro__ if each is not Environment)
 
 
 def _is_small(found: type) -> bool:

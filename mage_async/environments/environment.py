@@ -17,6 +17,11 @@ from mage_async.trajectory import Task
 Split = Literal["train", "heldout"]
 Ladders = Mapping[str, Sequence[Mapping[str, Any]]]
 """Ladders of harder tasks: of each rung its options, by the name of an option."""
+Called = Literal["at_once", "in_threads", "in_turn"]
+"""How a trial calls `begin` and `act`: on its own event loop, which they may not hold up; in
+threads, each within `environment.step_deadline_s`; or so too, but one call after another, as an
+engine needs whose state is the whole process's.
+"""
 Side = Literal[0, 1]
 """A side of a duel: `AGENT`, which is trained, or `RIVAL`."""
 AGENT: Side = 0
@@ -202,6 +207,10 @@ class Environment(Protocol):
     facts: Facts
     tools: tuple[dict[str, Any], ...] = ()
     """Schemas of tools; an action is then the whole completion, with its calls."""
+    called: Called = "at_once"
+    """How a trial calls `begin` and `act`. The catalogue makes it "in_threads" for a class of a
+    user's own that does not say it.
+    """
     ladders: Ladders = MappingProxyType({})
     """Options in order of difficulty, by the name of an option that all rungs of a ladder have:
     `mage evaluate --harder` plays those above the run's own.

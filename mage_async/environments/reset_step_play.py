@@ -1,11 +1,11 @@
 """One episode of a class with `reset` and `step`: each is a call that is waited for elsewhere."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2s
 
-from mage_async.environments.calls import Call, SlowPlay
+from mage_async.environments.calls import Call, SlowPlay, Take
 from mage_async.environments.environment import PENDING, Chance, Outcome
 from mage_async.environments.hosted.user_object import (
     Answered,
@@ -20,7 +20,6 @@ INVALID = "invalid"
 _NO_ACTION = "No action was found: write one between <action> and </action>."
 _MOST_ANCHOR_CHARS = 200
 _MOST_SHOWN = 20
-Take = Callable[[Answered], Outcome | None]
 
 
 @dataclass(frozen=True, slots=True)

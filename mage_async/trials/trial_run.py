@@ -18,6 +18,7 @@ from mage_async.environments.environment import (
 )
 from mage_async.environments.hosted.info import MAX_INFO_CHARS, MAX_TRIAL_INFO_CHARS, TRIAL_IS_FULL
 from mage_async.environments.mix.parts import part_of
+from mage_async.environments.whole_play import begun, own_play
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import ExpertStep, Kind, Task, Trial, Turn
 from mage_async.trials.chat_format import ChatFormat
@@ -154,8 +155,8 @@ class TrialRun:
 
     @property
     def play(self) -> Play:
-        """The episode being played; a script looks at it."""
-        return self._play
+        """The episode being played, as its environment knows it: a script looks at it."""
+        return own_play(self._play)
 
     @property
     def episode(self) -> int:
@@ -210,7 +211,7 @@ class TrialRun:
         if self._expert is None:
             return
         done = [turn.action for turn in self._turns if turn.is_act_of(self._episode)]
-        wanted = self._expert.action(self._play, self._episode, done)
+        wanted = self._expert.action(self.play, self._episode, done)
         if wanted is not None:
             said = completion.tokens.tolist()
             step = ExpertStep(len(self._turns), wanted)
@@ -314,7 +315,7 @@ class TrialRun:
         is_last = episode + 1 == self._rules.num_episodes
         task = self._swap if self._swap is not None and is_last else self._task
         with environment_speaking(task):
-            return self._environment.begin(task, episode)
+            return begun(self._environment, task, episode)
 
     def _turn(
         self,

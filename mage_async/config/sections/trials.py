@@ -15,14 +15,14 @@ class Environment(Section):
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
     step_deadline_s: Positive = 60.0
-    """Seconds that `reset`, `step` or `close` of a class with `reset` and `step` may take; what
-    takes longer costs its group."""
+    """Seconds that `reset`, `step` or `close` of a class with `reset` and `step` may take, and
+    `begin` or `act` of a class of your own or a text engine; what takes longer costs its group."""
     workers: Natural = 0
     """Processes of each actor in which a class with `reset` and `step` is played: what ends one of
     them costs the groups it plays, and not the actor; 0 plays in the actor itself."""
     most_open: Natural = 0
-    """Objects of such a class that each actor has open at once, as a server may allow; other
-    episodes wait before their `reset`. 0: any number."""
+    """Objects of such a class, or plays of another one of your own, that each actor has open at
+    once, as a server may allow; other episodes wait before their `reset`. 0: any number."""
     idle_s: NonNegative = 0.0
     """Seconds after which an object that is not called is closed, which costs its group; 0: none
     is, however long a turn takes."""

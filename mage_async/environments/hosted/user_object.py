@@ -79,6 +79,9 @@ class Hosted:
     It is closed once: by `close`, or, where that came while `reset` had not returned yet, then.
     """
 
+    turn_of = ""
+    """Calls need not be made one after another."""
+
     def __init__(self, rules: HostedClass) -> None:
         self.rules = rules
         self._own: Any = None

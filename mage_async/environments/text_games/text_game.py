@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -42,7 +42,11 @@ class OwnLuck:
     """The global random state while an engine runs, and as it was before and after.
 
     `with luck: …` around every call of an engine that draws from `random` or `numpy.random`.
+    Calls are made one after another (`TextGames.called`); one that overran its deadline, and
+    returns while another is under way, leaves the state to that one.
     """
+
+    _inside: "ClassVar[OwnLuck | None]" = None
 
     def __init__(self, seed: int) -> None:
         numbers = np.random.RandomState(seed)
@@ -51,10 +55,14 @@ class OwnLuck:
 
     def __enter__(self) -> None:
         self._outside = random.getstate(), np.random.get_state()
+        OwnLuck._inside = self
         _set_luck(self._own)
 
     def __exit__(self, *_: object) -> None:
         assert self._outside is not None, "entered"
+        if OwnLuck._inside is not self:
+            return
+        OwnLuck._inside = None
         self._own = random.getstate(), np.random.get_state()
         _set_luck(self._outside)
 
@@ -135,6 +143,9 @@ class TextGames(Environment, ABC):
         turns: most turns of an episode.
         example: an action that a game offers at its beginning.
     """
+
+    called = "in_turn"
+    """Engines take long, and draw from the random state of the whole process."""
 
     def __init__(
         self, name: str, games: Mapping[Split, tuple[str, ...]], turns: int, example: str

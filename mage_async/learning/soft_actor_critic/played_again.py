@@ -11,6 +11,7 @@ from mage_async.environments.environment import Environment
 from mage_async.policy_version import VersionRun, append_run, moved
 from mage_async.trajectory import Segment, Trial, Turn
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.duel_run import settle
 from mage_async.trials.trial_rules import TrialRules
 from mage_async.trials.trial_run import TrialRun
 
@@ -49,6 +50,7 @@ def play_again(
         left.setdefault(turn.episode, []).append(turn)
     valid: list[tuple[str, ...]] = []
     reached: list[str | None] = []
+    settle(run)
     while run.next_prompt() is not None:
         turns, play = left.get(run.episode, []), run.play
         if not turns:
@@ -56,6 +58,7 @@ def play_again(
             break
         valid.append(tuple(play.legal_actions()))
         run.receive(_completion(trial, turns.pop()))
+        settle(run)
         reached.append(environment.reached(play))
     return PlayedAgain(run.trial(), tuple(valid), tuple(reached))
 

@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mage_async.environments.calls import Call
-from mage_async.environments.hosted.user_object import Hosted
+from mage_async.environments.calls import Call, Callee
 from mage_async.errors import CallFault
 
 
@@ -22,11 +21,11 @@ class Leases:
     """0: any number."""
     idle_s: float
     """An object that is not called for so long loses its lease; 0: none does."""
-    reap: Callable[[Hosted], None]
+    reap: Callable[[Callee], None]
     """Closes an object whose lease has ended."""
-    _open: dict[Hosted, asyncio.TimerHandle | None] = field(default_factory=dict, init=False)
+    _open: dict[Callee, asyncio.TimerHandle | None] = field(default_factory=dict, init=False)
     """Each with the clock of its idle time, where that runs."""
-    _ended: set[Hosted] = field(default_factory=set, init=False)
+    _ended: set[Callee] = field(default_factory=set, init=False)
     """Objects that lost their leases, and whose trials have not heard of it yet."""
     _freed: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
 
@@ -69,7 +68,7 @@ class Leases:
         except TimeoutError:
             return
 
-    async def give_back(self, hosted: Hosted) -> None:
+    async def give_back(self, hosted: Callee) -> None:
         """An object without a lease has been closed."""
         if hosted in self._open:
             await self._free(hosted)
@@ -77,16 +76,16 @@ class Leases:
     def _has_room(self) -> bool:
         return len(self._open) < (self.most_open or math.inf)
 
-    async def _free(self, hosted: Hosted) -> None:
+    async def _free(self, hosted: Callee) -> None:
         async with self._freed:
             self._open.pop(hosted, None)
             self._freed.notify_all()
 
-    def _stop_clock(self, hosted: Hosted) -> None:
+    def _stop_clock(self, hosted: Callee) -> None:
         if (clock := self._open.get(hosted)) is not None:
             clock.cancel()
             self._open[hosted] = None
 
-    def _expire(self, hosted: Hosted) -> None:
+    def _expire(self, hosted: Callee) -> None:
         self._ended.add(hosted)
         self.reap(hosted)

@@ -2,26 +2,30 @@
 
 call                 made in
 plain method         a thread; one that hangs is left behind and replaced
+whole protocol       the same; where the engine needs it, one call after another
 coroutine            one event loop in a thread of its own, shared by all coroutines: what blocks
                      there delays other coroutines of the class, and nothing else; one that stays
                      blocked is left behind and replaced
 
 All threads are daemons: a process ends although a user's code hangs. With `environment.workers` all
-of this happens in worker processes, which may die without the actor (`pool.py`).
+of this happens in worker processes, which may die without the actor (`pool.py`); but for the whole
+protocol, whose plays stay where scripts and filters can look at them.
 """
 
 import asyncio
 import math
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
 from mage_async.config.sections.trials import Environment
-from mage_async.environments.calls import Call
+from mage_async.environments.calls import Call, Callee
 from mage_async.environments.hosted.user_object import Answered, Hosted, Request
 from mage_async.errors import CallFault, CapacityFault
 from mage_services.environments.callers import Answer, Coroutines, Handover, Made, Thread
@@ -59,6 +63,7 @@ class Workers:
         self._deadline_s, self._wait_for_room_s = deadline_s, wait_for_room_s
         self._leases = Leases(most_open, idle_s, self._reap)
         self._pool = Pool(num_processes) if num_processes else None
+        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._idle: list[Thread] = []
         self._coroutines: Coroutines | None = None
         self._returns: Handover | None = None
@@ -104,20 +109,25 @@ class Workers:
         raise AssertionError("unreachable")
 
     async def _within_deadline(self, call: Call) -> Answered:
-        if self._pool is not None:
+        """Make a call; where it has to wait for others of its engine, that time does not count."""
+        if self._pool is not None and isinstance(call.hosted, Hosted):
             await self._pool.admit(call.hosted, call.request)
+        async with self._turns[call.hosted.turn_of] if call.hosted.turn_of else nullcontext():
+            return await self._at_once(call)
+
+    async def _at_once(self, call: Call) -> Answered:
         try:
             async with asyncio.timeout(None if math.isinf(self._deadline_s) else self._deadline_s):
                 return await self._answer(call)
         except TimeoutError:  # of ours: what the call raised is a `CallFault`
-            if self._pool is not None:
+            if self._pool is not None and isinstance(call.hosted, Hosted):
                 self._in_background(self._pool.look_after(call.hosted), "looking after a process")
             elif call.is_async:
                 self._in_background(self._leave_if_stuck(), "looking after coroutines")
             raise call.overdue(self._deadline_s) from None
 
     async def _answer(self, call: Call) -> Answered:
-        if self._pool is not None:
+        if self._pool is not None and isinstance(call.hosted, Hosted):
             return await self._pool.perform(call.hosted, call.request)
         make = self._in_loop if call.is_async else self._in_thread
         made = await make(call.function)
@@ -125,7 +135,7 @@ class Workers:
             raise call.fault(made.error) from made.error
         return made.value
 
-    def _reap(self, hosted: Hosted) -> None:
+    def _reap(self, hosted: Callee) -> None:
         """Close an object whose lease has ended."""
         place = f"an object that was not called for {self._leases.idle_s:g} s: close()"
         call = Call(hosted, Request("close", place), lambda answered: None)

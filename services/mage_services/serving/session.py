@@ -11,6 +11,7 @@ from mage_async.environments.loaders.openenv_messages import (
     error_answer,
     observation_answer,
 )
+from mage_async.environments.whole_play import begun
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 from mage_async.trials.trial_run import environment_speaking
@@ -88,7 +89,7 @@ class Session:
         self._task, self._num_steps, self._is_done = task, 0, False
         self._episode_id = data.get("episode_id")
         with environment_speaking(task):
-            self._play = self._environment.begin(task, episode)
+            self._play = begun(self._environment, task, episode)
         await self._settled()
         return Observed(self._play.observation, 0.0, False, True, self._legal())
 
