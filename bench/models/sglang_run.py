@@ -23,8 +23,8 @@ STEPS, CLOSE = 3, 1e-4
 SHORT = (
     f"learner.steps={STEPS}",
     "policy.dtype=float32",
-    "engine.arithmetic=float32",
     "engine.max_contexts=16",
+    "engine.threads=1",
     "warm_start.steps=6",
     "warm_start.trials=48",
     "admission.groups_per_step=4",
@@ -33,11 +33,13 @@ SHORT = (
     "evaluation.final_trials=16",
 )
 
+ENGINES = {"sglang": ("engine.kind=sglang",), "embedded": ("engine.arithmetic=float32",)}
+
 
 def main() -> None:
     """Run the three steps, print what the engine's log-probs are apart by, and judge it."""
     given = _arguments()
-    changes = (*SHORT, f"policy.source={given.model.resolve()}", f"engine.kind={given.engine}")
+    changes = (*SHORT, *ENGINES[given.engine], f"policy.source={given.model.resolve()}")
     with tempfile.TemporaryDirectory() as folder:
         summary = run(Case(given.engine, "smollm2_boxes", changes, {}), 0, Path(folder), actors=1)
     measured = _measured(summary)
@@ -66,7 +68,7 @@ def _measured(summary: Summary) -> dict[str, float]:
 def _arguments() -> argparse.Namespace:
     parser = option_parser(__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="SmolLM2-135M-Instruct")
-    parser.add_argument("--engine", choices=("sglang", "embedded"), default="sglang")
+    parser.add_argument("--engine", choices=ENGINES, default="sglang")
     return parser.parse_args()
 
 
