@@ -32,7 +32,6 @@ SHORT = (
     "evaluation.every=0",
     "evaluation.final_trials=16",
 )
-
 ENGINES = {"sglang": ("engine.kind=sglang",), "embedded": ("engine.arithmetic=float32",)}
 
 
