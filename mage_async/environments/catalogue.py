@@ -44,6 +44,7 @@ _EXTRAS = {
 }
 """Environments on engines that have to be installed too: `pip install 'mage_async[textworld]'`."""
 _LOADERS = {
+    "agentgym": ("mage_async.environments.loaders.agentgym:load", "http://127.0.0.1:36001"),
     "gymnasium": ("mage_async.environments.loaders.gymnasium:load", "Taxi-v4"),
     "openenv": ("mage_async.environments.loaders.openenv:load", "http://127.0.0.1:8000"),
     "reasoning-gym": ("mage_async.environments.loaders.reasoning_gym:load", "chain_sum"),

@@ -140,7 +140,9 @@ class Play(Protocol):
         ...
 
     def legal_actions(self) -> Sequence[str]:
-        """What the agent may do now; empty when the episode is done."""
+        """What the agent may do now; empty when the episode is done. One whose `is_whole` is False
+        holds more than it lists.
+        """
         ...
 
     def act(self, action: str) -> Outcome:

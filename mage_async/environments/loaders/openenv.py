@@ -7,12 +7,12 @@ alone. A task is the seed that `reset` is sent.
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from mage_async.environments.loaders.loaded import TURNS, declared, library
-from mage_async.environments.loaders.openenv_messages import ActionForm, Observed, form_of, observed
+from mage_async.environments.loaders.openenv_messages import ActionForm, form_of, observed
+from mage_async.environments.loaders.remote import Observed, address_of
 from mage_async.environments.options import check_whole
-from mage_async.errors import ConfigError, SessionClosed
+from mage_async.errors import SessionClosed
 
 HEARTBEAT_S = 20.0
 """After so long without a word the server is pinged; one that does not answer has gone."""
@@ -106,14 +106,12 @@ def load(
     """
     name = f"openenv:{url}"
     check_whole(name, "turns", turns, 1, 100_000)
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"environment {name!r}: write it as openenv:http://HOST:PORT")
+    address = address_of("openenv", url)
     library("aiohttp", "openenv")
     return declared(
         Episode,
         name,
-        url=f"{url.rstrip('/')}/",
+        url=address,
         more=dict(reset or {}),
         max_turns=turns,
         rules=rules,

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mage_async.environments.loaders.remote import Observed, texts_of
 from mage_async.errors import CapacityReached, EnvironmentFault, SessionClosed
 
 ErrorCode = Literal[
@@ -75,17 +76,6 @@ def form_of(schema: Mapping[str, Any]) -> ActionForm:
     return ActionForm(fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What a server answered to `reset` or `step`."""
-
-    said: str
-    reward: float
-    is_done: bool
-    is_valid: bool = True
-    legal_actions: tuple[str, ...] = ()
-
-
 def observed(answer: Mapping[str, Any]) -> Observed:
     """Read an answer. An action that the server refuses is an observation.
 
@@ -98,9 +88,7 @@ def observed(answer: Mapping[str, Any]) -> Observed:
     if answer.get("type") == "error":
         return _refused(data)
     fields = {key: value for key, value in data["observation"].items() if key != METADATA}
-    legal = fields.get("legal_actions")
-    is_listed = isinstance(legal, list) and all(isinstance(each, str) for each in legal)
-    if is_listed:
+    if (legal := texts_of(fields.get("legal_actions"))) is not None:
         del fields["legal_actions"]
     metadata = data.get(METADATA) or {}
     return Observed(
@@ -108,7 +96,7 @@ def observed(answer: Mapping[str, Any]) -> Observed:
         float(data.get("reward") or 0.0),
         bool(data.get("done")),
         bool(metadata.get("is_valid", True)),
-        tuple(legal) if is_listed else (),
+        legal or (),
     )
 
 

@@ -35,15 +35,15 @@ class Stock:
 class Actions(Sequence[str]):
     """What may be done on a page: its links, and where there is a search field, any search.
 
-    As a list it holds one search only, for the words of the goal.
+    As a list it holds one search only, for the words of the goal, and is not `is_whole`.
     """
 
     def __init__(self, links: Sequence[str], search: str | None) -> None:
         self._links = (*((search,) if search else ()), *links)
-        self._can_search = search is not None
+        self.is_whole = search is None
 
     def __contains__(self, action: object) -> bool:
-        return action in self._links or (self._can_search and query_of(str(action)) is not None)
+        return action in self._links or (not self.is_whole and query_of(str(action)) is not None)
 
     def __getitem__(self, index):
         return self._links[index]

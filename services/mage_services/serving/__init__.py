@@ -1,1 +1,1 @@
-"""Our environments offered to other programs, over OpenEnv's protocol."""
+"""Our environments offered to other programs, over OpenEnv's or AgentGym's protocol."""

@@ -8,35 +8,24 @@ no room                      the client is told `CAPACITY_REACHED`, and there is
 """
 
 import asyncio
-import signal
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from mage_async.environments.environment import Environment
 from mage_async.environments.loaders.openenv_messages import error_answer
-from mage_async.errors import RunError
 from mage_services.environments.workers import Workers
-from mage_services.serving.session import ACTION, OBSERVATION, STATE, Json, Session
+from mage_services.serving.openenv_requests import ACTION, OBSERVATION, STATE, answer
+from mage_services.serving.serve import Limits, refuse_other_sites
+from mage_services.serving.session import Json, Session
 
 PING_S = 20.0
 """A connection without a word for so long is pinged, and closed where no answer comes."""
 MAX_REQUEST_BYTES = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a server holds at most."""
-
-    sessions: int
-    idle_s: float
-    """A session without a request for so long is closed."""
-
-
 class Server:
-    """Answers requests; run by `serve`."""
+    """Answers requests; its `application` is run by `serve`."""
 
     def __init__(self, environment: Environment, limits: Limits, workers: Workers) -> None:
         self._environment, self._limits, self._workers = environment, limits, workers
@@ -53,8 +42,7 @@ class Server:
         self.application.on_shutdown.append(self._close_all)
 
     async def _connected(self, request: web.Request) -> web.WebSocketResponse:
-        if request.headers.get("Origin", "").rpartition("//")[2] not in ("", request.host):
-            raise web.HTTPForbidden(text="pages of other sites may not open a session here")
+        refuse_other_sites(request)
         socket = web.WebSocketResponse(heartbeat=PING_S, max_msg_size=MAX_REQUEST_BYTES)
         await socket.prepare(request)
         if len(self._open) >= self._limits.sessions:
@@ -89,9 +77,9 @@ class Server:
                 idle.reschedule(None)
                 if message.type is not WSMsgType.TEXT:
                     return
-                if (answer := await session.answer(message.data)) is None:
+                if (answered := await answer(session, message.data)) is None:
                     return
-                await socket.send_json(answer)
+                await socket.send_json(answered)
 
     async def _close_all(self, _: web.Application) -> None:
         """Close all sessions at once; each waits a while for its client's word."""
@@ -112,38 +100,3 @@ _SCHEMA = {"action": ACTION, "observation": OBSERVATION, "state": STATE}
 
 async def _json(document: Json) -> web.Response:
     return web.json_response(document)
-
-
-async def serve(
-    environment: Environment,
-    limits: Limits,
-    host: str,
-    port: int,
-    workers: Workers,
-    say: Callable[[str], None],
-) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        port: 0 takes one that is free.
-        workers: make the calls of a slow environment; closed at the end.
-        say: is given the address, once it is served.
-
-    Raises:
-        RunError: the address cannot be listened on.
-    """
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with workers:
-        runner = web.AppRunner(Server(environment, limits, workers).application)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise RunError(f"{host}:{port} cannot be listened on: {error.strerror}") from error
-        try:
-            say(f"http://{host}:{runner.addresses[0][1]}")
-            await ended.wait()
-        finally:
-            await runner.cleanup()

@@ -1,4 +1,4 @@
-"""`mage serve-environment NAME`: offer an environment over OpenEnv's protocol."""
+"""`mage serve-environment NAME`: offer an environment over OpenEnv's or AgentGym's protocol."""
 
 import argparse
 import importlib.util
@@ -6,16 +6,19 @@ import importlib.util
 from mage_async.errors import ConfigError
 from mage_services.cli.running.evaluate import positive
 
-HELP = "Offer an environment to other programs, over OpenEnv's protocol."
+HELP = "Offer an environment to other programs, over OpenEnv's or AgentGym's protocol."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the environment, and where it is served."""
     parser.epilog = (
-        "Every connection is a session. Anybody who reaches the port may play; there is no "
-        "authentication. Ctrl-C ends it."
+        "With OpenEnv a connection is a session, with AgentGym an environment that is created. "
+        "Anybody who reaches the port may play; there is no authentication. Ctrl-C ends it."
     )
     parser.add_argument("name", help="as environment.name: rps, module:Class, gymnasium:Taxi-v4, …")
+    parser.add_argument(
+        "--protocol", choices=("openenv", "agentgym"), default="openenv", help="(openenv)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes one that is free (8000)")
     parser.add_argument(
@@ -55,7 +58,9 @@ def run(given: argparse.Namespace) -> int:
 
     if importlib.util.find_spec("aiohttp") is None:
         raise ConfigError("serving needs aiohttp: pip install 'mage_async[openenv]'")
-    from mage_services.serving.server import Limits, serve
+    from mage_services.serving.agentgym_server import AgentGymServer
+    from mage_services.serving.serve import Limits, serve
+    from mage_services.serving.server import Server
 
     assignments = [f"environment.name={given.name}", *given.set]
     config = config_file.load(config_file.find(None), assignments)
@@ -69,5 +74,7 @@ def run(given: argparse.Namespace) -> int:
         print(f"serving {given.name} at {address}, at most {limits.sessions} sessions", flush=True)
 
     workers = Workers.of(config.environment)
-    uvloop.run(serve(environment, limits, given.host, given.port, workers, say))
+    kind = AgentGymServer if given.protocol == "agentgym" else Server
+    application = kind(environment, limits, workers).application
+    uvloop.run(serve(application, given.host, given.port, workers, say))
     return 0
