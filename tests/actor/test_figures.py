@@ -10,6 +10,7 @@ import msgspec
 
 from mage_async.assembly import WORDS, environment_of
 from mage_async.config import config_file
+from mage_async.config.sections.policy import Pretrained
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -19,7 +20,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.score import Score
 from mage_async.trials.action_parser import ActionParser
 from mage_services.actor.evaluator import Evaluator, write_evaluation
-from mage_services.actor.figures import diversity_of, rungs_of, score_rungs
+from mage_services.actor.figures import diversity_of, ladder_of, score_rungs
 from mage_services.environments.workers import Workers
 from tests.helpers.scripted_engine import (
     Answers,
@@ -29,6 +30,7 @@ from tests.helpers.scripted_engine import (
     at_once,
 )
 
+BOXES = config_file.load(config_file.find(None), ["environment.name=boxes"])
 CONFIG = config_file.load(config_file.find(None), ["environment.name=sokoban"])
 Measured = tuple[dict[str, Score], Diversity, Harder]
 
@@ -45,8 +47,8 @@ def measured(folder: Path, kind: type[UniformWords] | type[WordsInOrder]) -> Mea
             evaluator = Evaluator(CONFIG, environment, chat, engine, workers, 2)
             sets = {"heldout": await evaluator.play("heldout", 8, 1)}
             spread = await diversity_of(evaluator, 24, 8)
-            rungs = rungs_of(CONFIG, "boxes")
-            harder = await score_rungs(CONFIG, rungs, sets["heldout"], chat, engine, workers, 2)
+            ladder = ladder_of(CONFIG, "boxes")
+            harder = await score_rungs(ladder, sets["heldout"], chat, engine, workers, 2)
         return sets, spread, harder
 
     return asyncio.run(main())
@@ -80,3 +82,28 @@ def test_harder_tasks_are_scored_beside_those_as_trained(tmp_path: Path) -> None
     assert both["diversity"]["repeats"] == 8
     assert both["harder"]["rungs"][1]["options"] == {"boxes": 3}
     assert "harder" not in written(4)
+
+
+def test_a_part_of_a_mix_is_played_alone_on_its_harder_rungs(tmp_path: Path) -> None:
+    parts = '[{name = "rps"}, {name = "boxes", label = "few", options = {boxes = 5}}]'
+    config = config_file.load(
+        config_file.find(None), ["environment.name=mix", f"environment.options.parts={parts}"]
+    )
+    pretrained = msgspec.structs.replace(config, policy=Pretrained(source="none"))
+    ladder = ladder_of(pretrained, "few")
+    words = load("boxes", boxes=6).facts.words
+    save_tokenizer(build_tokenizer([*words, *WORDS]), tmp_path)
+    chat = load_chat(tmp_path)
+    answers = UniformWords(chat, ActionParser("both"), ("left", "right"))
+
+    async def main() -> Harder:
+        engine = ScriptedEngine(answers, at_once)
+        async with Workers() as workers:
+            own = Evaluator(BOXES, environment_of(BOXES), chat, engine, workers, 2)
+            heldout = await own.play("heldout", 4, 1)
+            return await score_rungs(ladder, heldout, chat, engine, workers, 2)
+
+    harder = asyncio.run(main())
+    assert harder.ladder == "few/boxes"
+    assert [rung.label for rung in harder.rungs] == ["as trained", "few boxes 6"]
+    assert all(rung.score.num_trials == 4 for rung in harder.rungs)

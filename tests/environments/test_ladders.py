@@ -7,8 +7,9 @@ from mage_async.environments.catalogue import load, names
 from mage_async.environments.ladders import harder
 from mage_async.environments.reset_step import ResetStep
 from mage_async.errors import ConfigError
-from mage_services.actor.figures import on, rungs_of, times_as_long
+from mage_services.actor.figures import Ladder, ladder_of, on, times_as_long
 
+PRETRAINED = ("policy.kind=pretrained", "policy.source=none")
 WITH_LADDERS = [name for name in names() if load(name).ladders]
 
 
@@ -28,7 +29,9 @@ class Locks:
 
 
 def test_some_of_the_shipped_environments_have_ladders() -> None:
-    assert {"sokoban", "minesweeper", "maze"} <= set(WITH_LADDERS)
+    guessing = {"mastermind", "numberlock", "wordle"}
+    others = {"boxes", "hangman", "maze", "minesweeper", "sokoban"}
+    assert set(WITH_LADDERS) == guessing | others
 
 
 @pytest.mark.parametrize("name", WITH_LADDERS)
@@ -38,7 +41,9 @@ def test_every_rung_of_a_ladder_is_an_environment_of_its_own(name: str) -> None:
         above = harder(name, load(name), {}, ladder)
         assert above == [dict(rung) for rung in rungs][-len(above) :]
         for rung in rungs:
-            assert load(name, **rung).members("heldout")
+            heldout = set(load(name, **rung).members("heldout"))
+            assert heldout
+            assert not heldout & set(load(name).members("train"))
 
 
 def test_rungs_stand_above_the_runs_own_option() -> None:
@@ -68,17 +73,39 @@ def test_what_has_no_harder_rung_is_a_sentence(
 def test_a_tiny_policy_plays_rungs_whose_words_it_knows() -> None:
     def rungs(name: str, *more: str) -> list[dict[str, int]]:
         given = [f"environment.name={name}", *more]
-        return rungs_of(config_file.load(config_file.find(None), given), "")
+        return ladder_of(config_file.load(config_file.find(None), given), "").rungs
 
     assert rungs("sokoban") == [{"boxes": 3}, {"boxes": 4}]
     with pytest.raises(ConfigError, match="harder tasks need words that the tiny policy was not"):
         rungs("minesweeper")
-    pretrained = ("policy.kind=pretrained", "policy.source=none")
-    assert len(rungs("minesweeper", *pretrained)) == 4
+    assert len(rungs("minesweeper", *PRETRAINED)) == 4
 
 
 def test_longer_episodes_ask_for_more_room() -> None:
     config = config_file.load(config_file.find(None), ["environment.name=maze"])
-    assert times_as_long(config, [{"size": 5, "turns": 30}]) == 1.5
-    assert times_as_long(config, []) == 1.0
+    assert times_as_long(config, Ladder("size", config, [{"size": 5, "turns": 30}])) == 1.5
+    assert times_as_long(config, None) == 1.0
     assert on(config, {"size": 5, "turns": 30}).environment.options == {"size": 5, "turns": 30}
+
+
+MIX = (
+    "environment.name=mix",
+    'environment.options.parts=[{name = "rps"}, {name = "wordle"}, {name = "maze", share = 0}]',
+)
+
+
+def test_a_ladder_of_a_mix_is_that_of_a_part() -> None:
+    config = config_file.load(config_file.find(None), MIX)
+    fewer = ladder_of(config, "wordle/turns")
+    assert (fewer.name, fewer.part, fewer.rungs[0]) == ("wordle/turns", "wordle", {"turns": 5})
+    assert fewer.config.environment.name == "wordle"
+    with pytest.raises(ConfigError, match="environment 'maze': harder tasks need words"):
+        ladder_of(config, "maze")
+    config = config_file.load(config_file.find(None), [*MIX, *PRETRAINED])
+    assert ladder_of(config, "maze").rungs[0] == {"size": 5, "turns": 30}
+    assert times_as_long(config, ladder_of(config, "maze")) == 42 / 20
+    for name in ("", "chess"):
+        with pytest.raises(ConfigError, match=f"called '{name}': name one.* do: wordle, maze$"):
+            ladder_of(config, name)
+    with pytest.raises(ConfigError, match="environment 'rps' declares no `ladders`"):
+        ladder_of(config, "rps")

@@ -5,6 +5,7 @@ half of the boxes open without memory, all of them with it. Nothing is drawn by 
 """
 
 import random
+from types import MappingProxyType
 from typing import get_args
 
 from mage_async.environments.boxes.codes import (
@@ -26,7 +27,7 @@ from mage_async.environments.boxes.play import (
     BoxesScript,
     Scripted,
 )
-from mage_async.environments.environment import Chance, Environment, Facts, Split
+from mage_async.environments.environment import Chance, Environment, Facts, Ladders, Split
 from mage_async.environments.options import check_one_of, check_whole
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
@@ -48,6 +49,8 @@ class Boxes(Environment):
     Raises:
         ConfigError: an option is out of its range.
     """
+
+    ladders: Ladders = MappingProxyType({"boxes": tuple({"boxes": count} for count in NUM_BOXES)})
 
     def __init__(
         self, boxes: int = 4, scripted: Scripted = "remembers", near: str = "", differ: int = 1

@@ -7,8 +7,9 @@ found is guessed at once.
 import random
 from collections.abc import Sequence
 from functools import partial
+from types import MappingProxyType
 
-from mage_async.environments.environment import Chance, Environment, Facts, Split
+from mage_async.environments.environment import Chance, Environment, Facts, Ladders, Split
 from mage_async.environments.guessing.play import (
     INVALID,
     OVER,
@@ -29,6 +30,15 @@ worth more the sooner it comes. You have {turns} guesses.
 The {what} is the same in all episodes."""
 
 
+FEWER_GUESSES: Ladders = MappingProxyType(
+    {"turns": tuple({"turns": count} for count in range(10, 1, -1))}
+)
+"""Rungs keep what is held out apart from what is trained on: longer codes do, and so do fewer
+guesses. Among codes of more symbols, or more words, some would be held out that a run has trained
+on.
+"""
+
+
 class Guessing(Environment):
     """A game of guessing.
 
@@ -37,6 +47,8 @@ class Guessing(Environment):
         words: of guesses and answers, beside those that all games have.
         rules: in words.
     """
+
+    ladders = FEWER_GUESSES
 
     def __init__(self, name: str, puzzle: Puzzle, words: Sequence[str], rules: str) -> None:
         self.puzzle, self._rules = puzzle, rules

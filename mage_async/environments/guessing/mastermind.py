@@ -1,8 +1,10 @@
 """Mastermind: how many colours are in place, and how many are elsewhere."""
 
 import itertools
+from types import MappingProxyType
 
-from mage_async.environments.guessing.game import REWARDS, Guessing
+from mage_async.environments.environment import Ladders
+from mage_async.environments.guessing.game import FEWER_GUESSES, REWARDS, Guessing
 from mage_async.environments.guessing.puzzle import Code, Puzzle, in_place, shared
 from mage_async.environments.options import check_whole
 
@@ -25,6 +27,10 @@ class Mastermind(Guessing):
     Raises:
         ConfigError: an option is out of its range.
     """
+
+    ladders: Ladders = MappingProxyType(
+        {"pegs": tuple({"pegs": count} for count in range(2, 6)), **FEWER_GUESSES}
+    )
 
     def __init__(self, pegs: int = 3, colours: int = 4, turns: int = 6) -> None:
         check_whole("mastermind", "pegs", pegs, 2, 5)

@@ -1,8 +1,10 @@
 """A number lock: how many digits are in place, and nothing else."""
 
 import itertools
+from types import MappingProxyType
 
-from mage_async.environments.guessing.game import REWARDS, Guessing
+from mage_async.environments.environment import Ladders
+from mage_async.environments.guessing.game import FEWER_GUESSES, REWARDS, Guessing
 from mage_async.environments.guessing.puzzle import Code, Puzzle, in_place
 from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError
@@ -25,6 +27,10 @@ class NumberLock(Guessing):
     Raises:
         ConfigError: an option is out of its range.
     """
+
+    ladders: Ladders = MappingProxyType(
+        {"dials": tuple({"dials": count} for count in range(2, 5)), **FEWER_GUESSES}
+    )
 
     def __init__(self, dials: int = 3, digits: int = 5, turns: int = 6) -> None:
         check_whole("numberlock", "dials", dials, 2, 5)

@@ -9,7 +9,6 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from mage_services.cli.running.other_environment import OtherEnvironment, check_
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
     from mage_async.results.score import Score
+    from mage_services.actor.figures import Ladder
     from mage_services.actor.recollection import Recall
 
 REPEATS = 16
@@ -71,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         metavar="LADDER",
         help="also play held-out tasks that are harder than those trained on, such as more boxes; "
-        "LADDER names one of those that the environment declares (its first)",
+        "LADDER names one of those that the environment declares (its first); of a mix, PART or "
+        "PART/LADDER",
     )
     parser.add_argument(
         "--environment",
@@ -125,14 +126,14 @@ def _evaluate(run: RunDirectory, asked: Asked, other: OtherEnvironment | None) -
     from mage_async.report import render
     from mage_async.results.summary import summarise, write_summary
     from mage_services.actor.evaluator import write_evaluation
-    from mage_services.actor.figures import rungs_of, times_as_long
+    from mage_services.actor.figures import ladder_of, times_as_long
     from mage_services.actor.play_session import newest
     from mage_services.actor.recollection import recall_of, told_nothing
     from mage_services.terminal.view import make_view
 
     config = other.config(run.config) if other else config_file.load_recorded(run.config)
     own, episodes = config.evaluation.episodes, asked.episodes
-    rungs = [] if asked.ladder is None else rungs_of(config, asked.ladder)
+    ladder = None if asked.ladder is None else ladder_of(config, asked.ladder)
     policy, version = newest(run, config)
     if other:
         check_words(config, policy)
@@ -141,10 +142,10 @@ def _evaluate(run: RunDirectory, asked: Asked, other: OtherEnvironment | None) -
     if episodes not in (None, own):
         target = replace(target, root=target.root / f"episodes_{episodes}")
     cost = _cost_of(run) if target is run else None
-    roomy = _roomy(config, episodes, times_as_long(config, rungs))
+    roomy = _roomy(config, episodes, times_as_long(config, ladder))
     recall = told_nothing if other else recall_of(run, config, version)
     wanted = replace(asked, episodes=episodes or own)
-    sets, more = uvloop.run(_play(roomy, policy, wanted, rungs, recall))
+    sets, more = uvloop.run(_play(roomy, policy, wanted, ladder, recall))
     if target is not run:
         target.root.mkdir(exist_ok=True, parents=True)
         target.config.write_text(config_file.dump(config))
@@ -175,7 +176,7 @@ async def _play(
     config: "Config",
     policy: Path,
     asked: Asked,
-    rungs: Sequence[Mapping[str, Any]],
+    ladder: "Ladder | None",
     recall: "Recall",
 ) -> tuple[dict[str, "Score"], dict[str, Any]]:
     """Play the final sets with the controls; also what else is asked for, as plain data.
@@ -200,9 +201,9 @@ async def _play(
         sets = await evaluator.final(asked.num_trials)
         if asked.repeats:
             more["diversity"] = await diversity_of(evaluator, asked.num_trials, asked.repeats)
-        if rungs:
+        if ladder is not None:
             more["harder"] = await score_rungs(
-                config, rungs, sets["heldout"], chat, engine, workers, asked.episodes
+                ladder, sets["heldout"], chat, engine, workers, asked.episodes
             )
     return sets, msgspec.to_builtins(more)
 
