@@ -48,6 +48,16 @@ SOKOBAN = (
 policy. The warm start clones 800 trials of scripts of every care.
 """
 
+FAR = (
+    *SOKOBAN,
+    "environment.options={size=5,boxes=1,turns=12,steps_per_turn=1,shortest=2,longest=9,rooms=1024}",
+    "engine.max_tokens=600",
+)
+"""The same with rooms that take up to nine steps, and twelve turns: a horizon that matters."""
+STAGES = ("curriculum.turns=[4, 8, 12]", "curriculum.steps=7", "curriculum.episodes=[1]")
+"""ScalingInter's stages, as AgentGym-RL's 10, 20 and 30 turns, a third of training each. Over half
+of the rooms can be solved in four.
+"""
 
 GRID = (
     "environment.name=grid",
@@ -107,6 +117,8 @@ ARMS = {
         control="sokoban",
         warm_start="sokoban",
     ),
+    "far": Arm(None, FAR, control="far", warm_start="far"),
+    "scaling_inter_far": Arm("scaling_inter", (*FAR, *STAGES), control="far", warm_start="far"),
     "stepagent_irl": Arm("stepagent_irl", SOKOBAN, control="sokoban", warm_start="sokoban"),
     "sac_glam": Arm("sac_glam", GRID, "sac_without_hindsight", "grid", "train"),
     "sac_without_hindsight": Arm(
@@ -132,6 +144,7 @@ ARMS = {
 }
 BASELINES = {
     "alike": "methods_alike",
+    "far": "methods_far",
     "sac_without_hindsight": "methods_grid",
     "sokoban": "methods_sokoban",
 }
