@@ -1,6 +1,6 @@
 """From the configuration to the objects that it describes, in one place for every process."""
 
-from mage_async.assembly.checks import check
+from mage_async.assembly.checks import check, check_keys, check_room
 from mage_async.assembly.parts import (
     WORDS,
     environment_of,
@@ -13,6 +13,8 @@ from mage_async.assembly.parts import (
 __all__ = [
     "WORDS",
     "check",
+    "check_keys",
+    "check_room",
     "environment_of",
     "expert_directory",
     "experts_of",

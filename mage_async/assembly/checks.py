@@ -17,7 +17,7 @@ from mage_async.config.sections.policy import Tiny
 from mage_async.credit import estimators, exploration_bonus
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix.parts import Mixed
-from mage_async.environments.rehearsal import check_declared, rehearse
+from mage_async.environments.rehearsal import check_declared, is_rehearsed
 from mage_async.environments.reset_step import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.tasks import curriculum
@@ -32,6 +32,12 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: with the keys, what was got and what to write.
     """
+    check_keys(config)
+    check_room(config)
+
+
+def check_keys(config: Config) -> None:
+    """Refuse what can be seen without playing; otherwise as `check`."""
     environment = environment_of(config)
     for name, part in named_parts(config):
         _check_environment(config, name, part)
@@ -52,19 +58,26 @@ def check(config: Config) -> None:
     _check_passes(config)
     _check_masters(config)
     policy.check(config.policy)
+
+
+def check_room(config: Config) -> None:
+    """Refuse a context without room for a trial that a script plays here; otherwise as `check`."""
     for name, part in named_parts(config):
         if part.script(random.Random(0)) is not None:
             _check_room(config, name, part)
 
 
 def _check_environment(config: Config, name: str, environment: Environment) -> None:
-    """One environment is as it declares: ours are tested, a user's own is played a little."""
-    num_episodes = config.evaluation.episodes
+    """One environment declares what it needs: ours are tested, others are rehearsed later on."""
+    if is_rehearsed(name, environment):
+        check_declared(name, environment, config.evaluation.episodes)
     if isinstance(environment, ResetStep):
-        check_declared(name, environment, num_episodes)
         _check_open(config, name, environment)
-    elif ":" in name:
-        rehearse(name, environment, num_episodes)
+    if config.warm_start is not None and environment.script(random.Random(0)) is None:
+        raise ConfigError(
+            f"environment {name!r} has no `script` to warm-start on: write one, or set "
+            "warm_start.steps = 0"
+        )
     for split in ("train", "heldout"):
         if not environment.members(split):
             raise ConfigError(f"environment {environment.facts.name!r} has no {split} members")
@@ -135,17 +148,12 @@ def _check_expert(config: Config) -> None:
 
 
 def _check_open(config: Config, name: str, environment: ResetStep) -> None:
-    """What a class with `reset` and `step` has to declare for a tiny model and a warm start."""
+    """What a class with `reset` and `step` has to declare for a tiny model and a population."""
     facts = environment.facts
     if isinstance(config.policy, Tiny) and not facts.words:
         raise ConfigError(
             f'environment {name!r} has no `words`, of which policy.kind = "tiny" is built: declare '
             "them, or set policy.source to a pretrained model"
-        )
-    if config.warm_start is not None and environment.script(random.Random(0)) is None:
-        raise ConfigError(
-            f"environment {name!r} has no `script` to warm-start on: write one, or set "
-            "warm_start.steps = 0"
         )
     has_bounds = None not in (facts.min_return, facts.max_return)
     if (config.population.rivals or config.population.matchmaker != "decks") and not has_bounds:

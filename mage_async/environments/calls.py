@@ -39,6 +39,11 @@ class Call:
         return self.request.place
 
     @property
+    def name(self) -> str:
+        """Of what is called; empty where that is nothing."""
+        return self.hosted.named(self.request.method)
+
+    @property
     def is_async(self) -> bool:
         """`function` is a coroutine function."""
         return self.hosted.is_async(self.request.method)

@@ -1,29 +1,66 @@
-"""A rehearsal: a class of the user's own is played a little before any process starts.
+"""A rehearsal: a class of the whole protocol is played a little before any process starts.
 
 A mistake in the class is said in one sentence then, and not by groups that are dropped minutes
-later.
+later. Its calls are made as in a run, each within a deadline.
 
-The rehearsal plays one scripted episode for each split and seat, and one invalid action. That finds
-mistakes of every trial; mistakes of some trials need a test, such as the one that our environments
-share (`tests/environments/test_every_environment.py`).
+The rehearsal plays one episode for each split and seat, and begins it once more for one
+invalid action. That finds mistakes of every trial; mistakes of some trials need a test, such as the
+one that our environments share (`tests/environments/test_every_environment.py`).
 """
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from mage_async.environments.environment import Environment, Outcome, Play, Split
+from mage_async.environments.calls import Call, calls_of
+from mage_async.environments.environment import Environment, Outcome, Split
 from mage_async.environments.user_code import own_code
+from mage_async.environments.whole_play import WholePlay, whole_play
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
-_PLAY = ("chance", "observation", "anchor", "legal_actions", "act")
 _ROUNDING = 1e-9
 
 
-def rehearse(name: str, environment: Environment, num_episodes: int) -> None:
-    """Play an environment called `name` against its facts.
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What was seen."""
+
+    num_steps: int
+    """Over both splits, without those of restarts."""
+    longest: str
+    """The longest observation."""
+
+
+Rehearsal = Generator[Call, Any, Rehearsed]
+"""Yields calls, takes what they returned; a call that failed is thrown into it."""
+
+
+def is_rehearsed(name: str, environment: Environment) -> bool:
+    """Whether an environment is played before a run: a user's own, or one that may take long."""
+    return ":" in name or environment.called != "at_once"
+
+
+def whole_rehearsal(name: str, environment: Environment) -> Rehearsal:
+    """Play an environment called `name`, whose declarations were checked, against its facts.
+
+    Raises:
+        ConfigError: it is not what it declares.
+        CallFault: a call failed.
+    """
+    rehearsal = _Rehearsal(name, environment)
+    with own_code(name):
+        for split in ("train", "heldout"):
+            for seat in environment.seats():
+                member = environment.members(split)[0]
+                yield from rehearsal.play(Task(environment.facts.name, member, 0, seat))
+    return Rehearsed(rehearsal.num_steps, max(rehearsal.said, key=len))
+
+
+def check_declared(name: str, environment: Environment, num_episodes: int) -> None:
+    """Check what an environment says of itself, without playing it.
 
     Args:
         num_episodes: of an evaluation; references are wanted for each.
@@ -31,16 +68,6 @@ def rehearse(name: str, environment: Environment, num_episodes: int) -> None:
     Raises:
         ConfigError: it raised, or is not what it declares.
     """
-    check_declared(name, environment, num_episodes)
-    rehearsal = _Rehearsal(name, environment)
-    with own_code(name):
-        for split in ("train", "heldout"):
-            for seat in environment.seats():
-                rehearsal.play(Task(environment.facts.name, environment.members(split)[0], 0, seat))
-
-
-def check_declared(name: str, environment: Environment, num_episodes: int) -> None:
-    """Check what an environment says of itself, without playing it; otherwise as `rehearse`."""
     rehearsal = _Rehearsal(name, environment)
     with own_code(name):
         rehearsal.check_facts()
@@ -54,6 +81,9 @@ class _Rehearsal:
     def __init__(self, name: str, environment: Environment) -> None:
         self._name, self._environment = name, environment
         self._facts = environment.facts
+        self.said: list[str] = []
+        """Observations."""
+        self.num_steps = 0
 
     def check_facts(self) -> None:
         """What is declared once for all."""
@@ -88,28 +118,35 @@ class _Rehearsal:
         call = f"references({split!r}, {num_episodes})"
         self._want(_are_references(known, num_episodes), call, wanted, known)
 
-    def play(self, task: Task) -> None:
-        """An episode by script, then what another answers to no action at all."""
-        play, again = self._begin(task), self._begin(task)
+    def play(self, task: Task) -> Generator[Call, Any, None]:
+        """An episode by script, or by any actions, then what another answers to no action."""
+        play = yield from self._begin(task)
+        yield from self._play_by_script(play)
+        yield from _closed(play)
+        again = yield from self._begin(task)
         wanted = f"{play.observation!r} again for the same task and episode"
         is_same = again.observation == play.observation
         self._want(is_same, "play.observation", wanted, again.observation)
-        self._play_by_script(play)
-        self._act(again, "", is_valid=False)
+        yield from self._act(again, "", is_valid=False)
+        yield from _closed(again)
 
-    def _play_by_script(self, play: Play) -> None:
+    def _play_by_script(self, play: WholePlay) -> Generator[Call, Any, None]:
         facts, earned = self._facts, list[float]()
-        script = self._environment.script(random.Random(0))
-        self._want(hasattr(script, "choose"), "script(source)", "a `Script`", script)
-        while legal := play.legal_actions():
+        source = random.Random(0)
+        script = self._environment.script(source)
+        is_script = script is None or hasattr(script, "choose")
+        self._want(is_script, "script(source)", "a `Script`, or None", script)
+        while legal := play.own.legal_actions():
             wanted = f"over after facts.max_turns = {facts.max_turns} turns"
             self._want(len(earned) < facts.max_turns, "an episode", wanted, "more")
-            action = script.choose(play)
+            action = source.choice(legal) if script is None else script.choose(play.own)
             self._want(action in legal, "script(source).choose(play)", f"one of {legal}", action)
             self._spoken("an action", action)
             self._text("play.anchor", play.anchor)
-            earned.append(self._act(play, action, is_valid=True).reward)
+            outcome = yield from self._act(play, action, is_valid=True)
+            earned.append(outcome.reward)
         self._want(bool(earned), "legal_actions()", "not empty as an episode begins", legal)
+        self.num_steps += len(earned)
         least, most = facts.min_return, facts.max_return
         if least is None or most is None:
             return
@@ -117,23 +154,27 @@ class _Rehearsal:
         wanted = f"from facts.min_return = {least:g} to max_return = {most:g}"
         self._want(within, "what an episode earns", wanted, sum(earned))
 
-    def _begin(self, task: Task) -> Play:
-        play = self._environment.begin(task, 0)
-        is_play = all(hasattr(play, each) for each in _PLAY)
-        self._want(is_play, "begin(task, 0)", f"a `Play`, with {', '.join(_PLAY)}", play)
+    def _begin(self, task: Task) -> Generator[Call, Any, WholePlay]:
+        play = whole_play(self._environment, task, 0)
+        yield from calls_of(play)
         self._spoken("play.observation", play.observation)
+        self.said.append(play.observation)
         return play
 
-    def _act(self, play: Play, action: str, *, is_valid: bool) -> Outcome:
-        outcome, call = play.act(action), f"play.act({action!r})"
-        self._want(isinstance(outcome, Outcome), call, "an `Outcome`", outcome)
+    def _act(
+        self, play: WholePlay, action: str, *, is_valid: bool
+    ) -> Generator[Call, Any, Outcome]:
+        play.act(action)
+        outcome, call = (yield from calls_of(play)), f"play.act({action!r})"
+        assert outcome is not None, "the call answers an action"
         self._want(_is_number(outcome.reward), f"{call}.reward", "a number", outcome.reward)
         wanted = f"{is_valid}, as the action is {'' if is_valid else 'not '}legal"
         self._want(outcome.is_valid == is_valid, f"{call}.is_valid", wanted, outcome.is_valid)
-        is_done = not play.legal_actions()
+        is_done = not play.own.legal_actions()
         wanted = f"{is_done}, as legal_actions() is {'' if is_done else 'not '}empty"
         self._want(outcome.is_done == is_done, f"{call}.is_done", wanted, outcome.is_done)
         self._spoken(f"{call}.observation", outcome.observation)
+        self.said.append(outcome.observation)
         return outcome
 
     def _spoken(self, what: str, said: Any) -> None:
@@ -148,6 +189,11 @@ class _Rehearsal:
     def _want(self, holds: bool, what: str, wanted: str, got: object) -> None:
         if not holds:
             raise ConfigError(f"environment {self._name!r}: {what} must be {wanted}, got {got!r}")
+
+
+def _closed(play: WholePlay) -> Generator[Call, Any, None]:
+    if (call := play.closing()) is not None:
+        call.take((yield call))
 
 
 def _are_bounds(least: object, most: object) -> bool:

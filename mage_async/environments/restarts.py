@@ -12,6 +12,7 @@ from typing import Any
 
 from mage_async.environments.calls import Call, calls_of
 from mage_async.environments.environment import Outcome
+from mage_async.environments.rehearsal import Rehearsal, Rehearsed
 from mage_async.environments.reset_step import ResetStep
 from mage_async.environments.reset_step_play import ResetStepPlay
 from mage_async.environments.user_code import own_code
@@ -22,20 +23,6 @@ NUM_ACTS = 8
 """Most steps of each rehearsed episode."""
 _ANY_TEXT = ("1", "a", "hello world", "1 2 3")
 """Actions for a class that lists none: a policy may write anything, and needs an answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rehearsed:
-    """What was seen."""
-
-    num_steps: int
-    """Over both splits, without those of restarts."""
-    longest: str
-    """The longest observation."""
-
-
-Rehearsal = Generator[Call, Any, Rehearsed]
-"""Yields calls, takes what they returned; a call that failed is thrown into it."""
 
 
 def rehearsal(name: str, environment: ResetStep, *, compares: bool) -> Rehearsal:

@@ -1,14 +1,16 @@
 """A class of the user's own: the documentation has one, and mistakes in one are said at once."""
 
+import asyncio
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from mage_async.assembly import check
+from mage_async.assembly import check_keys, check_room, environment_of
 from mage_async.config import config_file
 from mage_async.errors import ConfigError
+from mage_services.actor.rehearsing import rehearse
 
 PAGE = Path(__file__).parents[2] / "docs" / "your_environment.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -26,20 +28,52 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def checked(name: str) -> None:
-    check(config_file.load(config_file.find(None), [f"environment.name={name}"]))
+def checked(name: str, *changes: str) -> list[str]:
+    """What is said before a run of this environment starts."""
+    config = config_file.load(config_file.find(None), [f"environment.name={name}", *changes])
+    said: list[str] = []
+    check_keys(config)
+    asyncio.run(rehearse(config, name, environment_of(config), said.append))
+    check_room(config)
+    return said
 
 
 @pytest.mark.usefixtures("folder")
 def test_the_example_is_an_environment_that_can_be_run() -> None:
-    checked("buttons:Buttons")
+    playing, times, room = checked("buttons:Buttons", "environment.most_open=1")
+    assert playing == "rehearsal: playing buttons:Buttons twice with the same seeds"
+    assert re.fullmatch(
+        r"rehearsal: 4 × begin took .* s each, at most .* s; 8 × act took .* s each, .*", times
+    )
+    assert room.startswith("rehearsal: the longest trial, 3 × 3 turns, needs up to about")
+
+
+def test_a_class_without_a_script_is_rehearsed_for_a_pretrained_model(folder: Path) -> None:
+    (folder / "faulty.py").write_text(
+        "from buttons import Buttons\n"
+        "class Faulty(Buttons):\n    script = lambda self, source: None\n"
+    )
+    said = checked("faulty:Faulty", "policy.kind=pretrained", "policy.source=none")
+    assert "8 × act took" in said[1]
+
+
+def test_a_class_that_hangs_is_refused_before_any_process_starts(folder: Path) -> None:
+    (folder / "faulty.py").write_text(
+        "import threading\nfrom buttons import Buttons\n"
+        "class Faulty(Buttons):\n"
+        "    def begin(self, task, episode):\n        threading.Event().wait()\n"
+    )
+    sentence = r"seed 0, episode 1: begin\(\) took longer than environment.step_deadline_s = 0.2$"
+    with pytest.raises(ConfigError, match=sentence):
+        checked("faulty:Faulty", "environment.step_deadline_s=0.2")
 
 
 @pytest.mark.parametrize(
     ("inside", "sentence"),
     [
-        ("begin = lambda self, task, episode: None", "begin(task, 0) must be a `Play`, with chan"),
-        ("script = lambda self, source: None", "script(source) must be a `Script`, got None"),
+        ("begin = lambda self, task, episode: None", "begin() must be a `Play`, with chance, obs"),
+        ("script = lambda self, source: None", "has no `script` to warm-start on: write one, or"),
+        ("script = lambda self, source: 1", "script(source) must be a `Script`, or None, got 1"),
         ("seats = lambda self: (1,)", "seats() must be a tuple of seats, each below facts.num_se"),
         ("rules = lambda self: None", "rules() must be text, got None"),
         ("swaps = lambda self, *_: ()", "swaps('left-left-left', 'train') must be a tuple of oth"),
@@ -78,5 +112,7 @@ def test_what_is_wrong_in_every_trial_is_said_before_any_process_starts(
         "    return lambda self, *task: type('Play', (Visit,), changed)(*task)\n"
         f"class Faulty(Buttons):\n    {inside}\n"
     )
-    with pytest.raises(ConfigError, match=f"^environment 'faulty:Faulty': .*{re.escape(sentence)}"):
+    with pytest.raises(
+        ConfigError, match=f"^environment 'faulty:Faulty':? .*{re.escape(sentence)}"
+    ):
         checked("faulty:Faulty")

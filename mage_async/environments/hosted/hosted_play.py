@@ -34,6 +34,10 @@ class HostedPlay:
         """No method of the whole protocol is a coroutine function."""
         return False
 
+    def named(self, method: Method) -> str:
+        """What the protocol calls a method; empty where there is nothing to call."""
+        return {"reset": "begin", "step": "act", "close": ""}[method]
+
     def asked(self, request: Request) -> Answered:
         """Make a call.
 

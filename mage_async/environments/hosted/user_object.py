@@ -93,6 +93,10 @@ class Hosted:
         """Whether the class's method is a coroutine function."""
         return iscoroutinefunction(getattr(self.rules.kind, method, None))
 
+    def named(self, method: Method) -> str:
+        """What the protocol calls a method."""
+        return method
+
     def asked(self, request: Request) -> Answered:
         """Make a call of a plain method.
 

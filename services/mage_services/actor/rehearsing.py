@@ -1,5 +1,5 @@
-"""The rehearsal of a slow environment: its calls are made and timed, and what a run has to expect
-is said before anything starts.
+"""The rehearsal of an environment that may be slow: its calls are made and timed, and what a run
+has to expect is said before anything starts.
 """
 
 import asyncio
@@ -10,9 +10,11 @@ from functools import partial
 
 from mage_async.config.schema import Config
 from mage_async.environments.calls import Call
+from mage_async.environments.environment import Environment
 from mage_async.environments.hosted.user_object import Answered
+from mage_async.environments.rehearsal import Rehearsal, Rehearsed, whole_rehearsal
 from mage_async.environments.reset_step import ResetStep
-from mage_async.environments.restarts import Rehearsed, rehearsal
+from mage_async.environments.restarts import rehearsal
 from mage_async.errors import CallFault, ConfigError
 from mage_services.environments.workers import Workers
 
@@ -25,7 +27,7 @@ TEMPLATE_TOKENS = 12
 
 
 async def rehearse(
-    config: Config, name: str, environment: ResetStep, say: Callable[[str], None]
+    config: Config, name: str, environment: Environment, say: Callable[[str], None]
 ) -> None:
     """Play an environment called `name` a little, restart and compare; `say` is given lines for a
     person.
@@ -36,7 +38,7 @@ async def rehearse(
     """
     say(f"rehearsal: playing {name} twice with the same seeds")
     seconds: dict[str, list[float]] = defaultdict(list)
-    playing = rehearsal(name, environment, compares=config.trial.repeats == "same")
+    playing = _playing(config, name, environment)
     news = _News(say)
     async with Workers.of(config.environment) as workers:
         go_on = partial(playing.send, None)
@@ -53,9 +55,16 @@ async def rehearse(
                 go_on = partial(playing.send, await _performed(call, workers, news))
             except CallFault as fault:
                 go_on = partial(playing.throw, fault)
-            seconds[call.request.method].append(time.monotonic() - began)
+            if call.name:
+                seconds[call.name].append(time.monotonic() - began)
     say(f"rehearsal: {_times(seconds)}")
     say(f"rehearsal: {_room(config, environment, seen)}")
+
+
+def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
+    if isinstance(environment, ResetStep):
+        return rehearsal(name, environment, compares=config.trial.repeats == "same")
+    return whole_rehearsal(name, environment)
 
 
 class _News:
@@ -73,7 +82,7 @@ class _News:
         """A call has not returned yet."""
         if not self.left_s():
             self._say(
-                f"rehearsal: {self._num_calls} calls made; {call.request.method} has taken "
+                f"rehearsal: {self._num_calls} calls made; {call.name} has taken "
                 f"{since_s:.0f} s so far"
             )
             self._said_at = time.monotonic()
@@ -105,7 +114,7 @@ def _times(seconds: dict[str, list[float]]) -> str:
     return "; ".join(parts)
 
 
-def _room(config: Config, environment: ResetStep, seen: Rehearsed) -> str:
+def _room(config: Config, environment: Environment, seen: Rehearsed) -> str:
     """What the longest context needs, by the longest observation that was seen."""
     episodes = config.trial.episodes if "history" in config.trial.memory else 1
     facts, room = environment.facts, config.engine.max_tokens

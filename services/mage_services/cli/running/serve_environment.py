@@ -52,7 +52,7 @@ def run(given: argparse.Namespace) -> int:
 
     from mage_async.assembly.parts import environment_of, named_parts
     from mage_async.config import config_file
-    from mage_async.environments.reset_step import ResetStep
+    from mage_async.environments.rehearsal import is_rehearsed
     from mage_services.actor.rehearsing import rehearse
     from mage_services.environments.workers import Workers
 
@@ -66,7 +66,7 @@ def run(given: argparse.Namespace) -> int:
     config = config_file.load(config_file.find(None), assignments)
     environment = environment_of(config)
     for name, part in named_parts(config):
-        if isinstance(part, ResetStep):
+        if is_rehearsed(name, part):
             asyncio.run(rehearse(config, name, part, print))
     limits = Limits(given.sessions, float(given.idle))
 

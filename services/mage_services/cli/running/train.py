@@ -70,6 +70,7 @@ def run(given: argparse.Namespace) -> int:
 
     Returns: 0, or 128 + N where signal N ended the run.
     """
+    from mage_async.assembly import check_room
     from mage_async.config import config_file
     from mage_async.config.policy_source import check_source
     from mage_async.config.sections.learner import check_installed
@@ -86,6 +87,7 @@ def run(given: argparse.Namespace) -> int:
     targets(config.tracking)
     check_installed(config.learner)
     _rehearse(config)
+    check_room(config)
     if not given.resume:  # a resumed run keeps the policy it began from
         check_source(config.policy)
         say = partial(print, flush=True)
@@ -95,8 +97,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _config(given: argparse.Namespace) -> "Config":
-    """The configuration asked for, checked; a resumed run keeps its own."""
-    from mage_async.assembly import check
+    """The configuration asked for, checked as far as that can be done without playing; a resumed
+    run keeps its own.
+    """
+    from mage_async.assembly import check_keys
     from mage_async.config import config_file
 
     assignments = [*given.set, *([] if given.seed is None else [f"seed={given.seed}"])]
@@ -111,22 +115,23 @@ def _config(given: argparse.Namespace) -> "Config":
             )
     else:
         config = config_file.load(config_file.find(given.config), assignments, given.method)
-    check(config)
+    check_keys(config)
     return config
 
 
 def _rehearse(config: "Config") -> None:
-    """Play an environment whose calls may take long, and say what a run has to expect.
+    """Play environments of a user's own, or whose calls may take long, and say what a run has to
+    expect.
 
     Raises:
         ConfigError: as `mage_services.actor.rehearsing.rehearse`.
     """
     from mage_async.assembly import named_parts
-    from mage_async.environments.reset_step import ResetStep
+    from mage_async.environments.rehearsal import is_rehearsed
     from mage_services.actor.rehearsing import rehearse
 
     for name, part in named_parts(config):
-        if isinstance(part, ResetStep):
+        if is_rehearsed(name, part):
             asyncio.run(rehearse(config, name, part, partial(print, flush=True)))
 
 
