@@ -1,12 +1,48 @@
-"""Returns of scripted players, measured where no exact value is known."""
+"""Returns of scripted players, measured where no exact value is known, with their errors."""
 
+import math
 import random
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mage_async.environments.environment import Environment, Script, Split
 from mage_async.trajectory import Task
 
 NUM_TRIALS = 200
+
+
+class Sampled(tuple[float, ...]):
+    """Means of sampled returns, one an episode; exact values are a plain tuple."""
+
+    half_widths: tuple[float, ...]
+    """Of the means' intervals at 95 %."""
+
+    def __new__(cls, means: Iterable[float], half_widths: Iterable[float]) -> "Sampled":
+        made = super().__new__(cls, means)
+        made.half_widths = tuple(half_widths)
+        return made
+
+    def repeated(self, count: int) -> "Sampled":
+        """The same means for so many times as many episodes."""
+        return Sampled(self * count, self.half_widths * count)
+
+
+def half_widths_of(references: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
+    """The half-widths of those references that were sampled, by name."""
+    return {
+        name: values.half_widths
+        for name, values in references.items()
+        if isinstance(values, Sampled)
+    }
+
+
+def mean_of(every: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Means over several references, each independent of the others; sampled where one is."""
+    means = tuple(statistics.fmean(values) for values in zip(*every, strict=True))
+    sampled = [each.half_widths for each in every if isinstance(each, Sampled)]
+    if not sampled:
+        return means
+    return Sampled(means, (math.hypot(*each) / len(every) for each in zip(*sampled, strict=True)))
 
 
 def scripted_returns(
@@ -15,16 +51,32 @@ def scripted_returns(
     num_episodes: int,
     make: Callable[[random.Random], Script],
     num_trials: int = NUM_TRIALS,
-) -> tuple[float, ...]:
+) -> Sampled:
     """Mean return of each episode over trials of a script, members and seats in turn."""
+    trials = [
+        _trial(environment, split, num_episodes, make, number) for number in range(num_trials)
+    ]
+    by_episode, units = list(zip(*trials, strict=True)), environment.facts.units
+    return Sampled(
+        (statistics.fmean(each) / units for each in by_episode),
+        (1.96 * statistics.stdev(each) / math.sqrt(num_trials) / units for each in by_episode),
+    )
+
+
+def _trial(
+    environment: Environment,
+    split: Split,
+    num_episodes: int,
+    make: Callable[[random.Random], Script],
+    number: int,
+) -> list[float]:
+    """The return of each episode of one trial."""
     members, seats = environment.members(split), environment.seats()
-    sums = [0.0] * num_episodes
-    for number in range(num_trials):
-        script = make(random.Random(f"reference/{number}"))
-        seat = seats[number // len(members) % len(seats)]
-        task = Task(environment.facts.name, members[number % len(members)], number, seat)
-        for episode in range(num_episodes):
-            play = environment.begin(task, episode)
-            while play.legal_actions():
-                sums[episode] += play.act(script.choose(play)).reward
-    return tuple(each / num_trials / environment.facts.units for each in sums)
+    script, earned = make(random.Random(f"reference/{number}")), [0.0] * num_episodes
+    seat = seats[number // len(members) % len(seats)]
+    task = Task(environment.facts.name, members[number % len(members)], number, seat)
+    for episode in range(num_episodes):
+        play = environment.begin(task, episode)
+        while play.legal_actions():
+            earned[episode] += play.act(script.choose(play)).reward
+    return earned

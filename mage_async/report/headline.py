@@ -52,9 +52,16 @@ def headline(records: RunRecords, summary: Mapping[str, Any]) -> Headline:
     if "heldout" not in evaluation:
         return Headline(name, run_line, unfinished(records, summary))
     references = summary.get("references", {}).get("heldout", {})
-    levels = [f"{words(name)} {signed(values[-1])}" for name, values in references.items()]
+    errors = summary.get("reference_ci95", {}).get("heldout", {})
+    levels = [_level(name, values, errors.get(name)) for name, values in references.items()]
     tiles = [_hero(evaluation["heldout"]), *_controls(evaluation)]
     return Headline(name, run_line, verdict(evaluation), tiles, " · ".join(levels))
+
+
+def _level(name: str, values: Sequence[float], half_widths: Sequence[float] | None) -> str:
+    """A reference of the last episode; a sampled one with its interval."""
+    said = f"{words(name)} {signed(values[-1])}"
+    return said if half_widths is None else f"{said} ± {half_widths[-1]:.2f}"
 
 
 def verdict(evaluation: Mapping[str, Score]) -> str:

@@ -11,19 +11,15 @@ Rows = Mapping[str, Sequence[float]]
 
 
 def sets_tables(
-    evaluation: Mapping[str, Any], references: Mapping[str, Rows], bound: float
+    evaluation: Mapping[str, Any], summary: Mapping[str, Any], bound: float
 ) -> dict[str, PageTable | str | None]:
     """Every set with its intervals beside the references, and what there is to say of them: wins,
     seats, trials cut short, probes.
     """
     num_episodes = len(next(iter(evaluation.values()))["return_by_episode"])
     rows = [_set_row(SETS[name][0], evaluation[name], bound) for name in SETS if name in evaluation]
-    known = [
-        _row(words(name), values, bound, css="quiet")
-        for name, values in references.get("heldout", {}).items()
-    ]
     return {
-        "sets": _table(num_episodes, "set", [*rows, *known]),
+        "sets": _table(num_episodes, "set", [*rows, *_references(summary, bound)]),
         "wins": _wins(evaluation, num_episodes),
         "seats": _seats(evaluation["heldout"], num_episodes, bound),
         "cut": _cut(evaluation),
@@ -42,14 +38,24 @@ def environment_tables(
 
 
 def _environment_table(name: str, sets: Mapping[str, Any], known: Mapping[str, Any]) -> PageTable:
-    facts, references = known["environment"], known["references"]["heldout"]
+    facts = known["environment"]
     played = {each: sets[each]["parts"]["environment"][name] for each in SETS if each in sets}
     largest = max(abs(facts["min_return"] or 0.0), abs(facts["max_return"] or 0.0))
     bound = largest / facts["units"] or 1.0
     rows = [_set_row(SETS[each][0], part, bound) for each, part in played.items()]
-    quiet = [_row(words(each), values, bound, "quiet") for each, values in references.items()]
     num_episodes = len(next(iter(played.values()))["return_by_episode"])
-    return _table(num_episodes, "set", [*rows, *quiet])
+    return _table(num_episodes, "set", [*rows, *_references(known, bound)])
+
+
+def _references(known: Mapping[str, Any], bound: float) -> list[TableRow]:
+    """Known values; those that were sampled stand with their intervals."""
+    errors = known.get("reference_ci95", {}).get("heldout", {})
+    return [
+        _between(words(name), values, errors[name], bound, "quiet")
+        if name in errors
+        else _row(words(name), values, bound, "quiet")
+        for name, values in known.get("references", {}).get("heldout", {}).items()
+    ]
 
 
 def _titled(name: str, known: Mapping[str, Any]) -> str:
@@ -79,8 +85,14 @@ def _table(num_episodes: int, head: str, rows: Sequence[TableRow]) -> PageTable:
 
 
 def _set_row(label: str, score: Mapping[str, Any], bound: float) -> TableRow:
-    pairs = zip(score["return_by_episode"], score["ci95_by_episode"], strict=True)
-    return TableRow(label, [_cell(value, bound, f"± {half:.3f}", 3) for value, half in pairs])
+    return _between(label, score["return_by_episode"], score["ci95_by_episode"], bound)
+
+
+def _between(
+    label: str, means: Sequence[float], halves: Sequence[float], bound: float, css: str = ""
+) -> TableRow:
+    pairs = zip(means, halves, strict=True)
+    return TableRow(label, [_cell(mean, bound, f"± {half:.3f}", 3) for mean, half in pairs], css)
 
 
 def _row(label: str, values: Sequence[float], bound: float, css: str = "") -> TableRow:

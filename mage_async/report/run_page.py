@@ -69,7 +69,7 @@ def adaptation_part(records: RunRecords, summary: Mapping[str, Any]) -> Record |
     return {
         "measured": _measured(records.evaluation),
         "chart": adaptation(evaluation, references.get("heldout", {})),
-        **sets_tables(evaluation, references, bound),
+        **sets_tables(evaluation, summary, bound),
         "families": family_tables(records.evaluation["sets"], bound),
         "environments": environment_tables(evaluation, summary.get("environments", {})),
     }

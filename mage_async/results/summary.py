@@ -50,6 +50,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "warm_start_s": records.learner.get("warm_start_s"),
         "evaluation": _evaluation(records.evaluation),
         "references": records.evaluation.get("references"),
+        "reference_ci95": records.evaluation.get("reference_ci95"),
         "environments": records.evaluation.get("environments"),
         "diversity": records.evaluation.get("diversity"),
         "harder": records.evaluation.get("harder"),

@@ -10,14 +10,15 @@ from mage_async.assembly import rules_of
 from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Split
-from mage_async.report.return_tables import environment_tables
+from mage_async.environments.scripted_returns import Sampled, half_widths_of, mean_of
+from mage_async.report.return_tables import environment_tables, sets_tables
+from mage_async.results.known_values import by_environment, references
 from mage_async.results.metrics import batch_metrics, check_names, returns_by_environment
 from mage_async.results.score import environment_returns, score
 from mage_async.tasks.task_stream import FINAL_SEED, evaluation_tasks
 from mage_async.trajectory import Group, Trial
 from mage_async.trials.scripted import scripted_trial
 from mage_async.trials.shortest_context import chat_in_words
-from mage_services.actor.evaluator import by_environment, references
 from mage_services.terminal.final_table import final_table
 
 MIX = catalogue.load("mix", parts=[{"name": "boxes"}, {"name": "rps", "share": 0}])
@@ -77,7 +78,7 @@ def summary() -> dict[str, Any]:
         "wall_s": 1.0,
         "environment": {"name": "mix"},
         "evaluation": {"heldout": msgspec.to_builtins(score(PLAYED, MIX))},
-        "references": references(MIX, 3),
+        **references(MIX, 3),
         **by_environment(MIX, 3),
     }
 
@@ -94,3 +95,33 @@ def test_the_final_table_and_the_report_show_each_environment_beside_its_referen
     assert (boxes["label"], rps["label"]) == ("boxes", "rps, never trained on")
     rows = [row.label for row in boxes["table"].rows]
     assert rows == ["held-out", "random", "without memory", "with memory"]
+
+
+def test_sampled_references_stand_with_their_intervals_and_exact_ones_without() -> None:
+    hangman = catalogue.load("hangman", words=16)
+    known = references(hangman, 3)
+    exact, sampled = {"random", "known"}, {"solver_without_memory", "solver"}
+    assert set(known["references"]["heldout"]) == exact | sampled
+    assert set(known["reference_ci95"]["heldout"]) == sampled
+    found = {**summary(), **known}
+    console = Console(width=100, record=True, file=None)
+    with console.capture() as captured:
+        console.print(final_table(found))
+    lines = captured.get().splitlines()
+    (solver,) = (line for line in lines if "solver without memory" in line)
+    (random,) = (line for line in lines if "│ random" in line)
+    assert (solver.count("±"), random.count("±")) == (3, 0)
+    rows = sets_tables(found["evaluation"], found, 1.0)["sets"].rows
+    beside = {row.label: row.cells[0].beside for row in rows}
+    assert beside["solver without memory"].startswith("± 0.")
+    assert beside["random"] == ""
+
+
+def test_the_half_width_of_a_mean_is_that_of_its_parts() -> None:
+    sampled = Sampled((1.0, 0.0), (0.3, 0.4))
+    found = mean_of([sampled, (0.0, 1.0), sampled])
+    assert found == pytest.approx((2 / 3, 1 / 3))
+    assert half_widths_of({"a": found, "b": (1.0,)})["a"] == pytest.approx(
+        (0.3 * 2**0.5 / 3, 0.4 * 2**0.5 / 3)
+    )
+    assert half_widths_of({"b": mean_of([(1.0,), (2.0,)])}) == {}

@@ -12,6 +12,7 @@ from typing import Any
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Facts, Play, Split
 from mage_async.environments.mix.parts import Mixed, Part, References
+from mage_async.environments.scripted_returns import mean_of
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -81,13 +82,7 @@ class Mix(Mixed):
         """Means over the parts of the values that all of them know, each per unit of its part."""
         known = list(self.own_references(split, num_episodes).values())
         names = [name for name in known[0] if all(name in each for each in known)]
-        return {
-            name: tuple(
-                sum(values) / len(known)
-                for values in zip(*(each[name] for each in known), strict=True)
-            )
-            for name in names
-        }
+        return {name: mean_of([each[name] for each in known]) for name in names}
 
     def own_references(self, split: Split, num_episodes: int) -> dict[str, References]:
         """The values that each part knows, by label; they are computed once."""

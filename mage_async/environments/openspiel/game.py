@@ -179,7 +179,7 @@ class OpenSpielGame(Environment):
         """
         uniform = partial(OpenSpielScript, care=0.0, make=partial(self._opponents.mover, "random"))
         measured = scripted_returns(self, split, 1, uniform, _NUM_REFERENCE_TRIALS)
-        values = {"random": measured * num_episodes}
+        values = dict[str, tuple[float, ...]](random=measured.repeated(num_episodes))
         members = self._splits[split]
         if set(members) & set(TABLES) and not any(map(is_search, members)):
             best = sum(map(self._opponents.best_value, members)) / len(members)

@@ -22,11 +22,11 @@ import msgspec
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment, Split
-from mage_async.environments.mix.parts import Mixed
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_async.results.durable_files import write_whole
+from mage_async.results.known_values import by_environment, references
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document
 from mage_async.results.score import Score, environment_returns, score
@@ -147,29 +147,6 @@ class Evaluator:
         return swapped(task, self._environment, split) if wanted else None
 
 
-def references(environment: Environment, num_episodes: int) -> dict[str, Any]:
-    """Known values of both splits, for a person to compare with."""
-    return {split: environment.references(split, num_episodes) for split in ("train", "heldout")}
-
-
-def by_environment(environment: Environment, num_episodes: int) -> dict[str, Any]:
-    """References and facts of each part of a mix; nothing of an environment alone."""
-    if not isinstance(environment, Mixed):
-        return {}
-    known = {
-        split: environment.own_references(split, num_episodes) for split in ("train", "heldout")
-    }
-    parts = {
-        part.label: {
-            "is_trained_on": part.share > 0,
-            "references": {split: values[part.label] for split, values in known.items()},
-            "environment": asdict(part.environment.facts),
-        }
-        for part in environment.parts
-    }
-    return {"environments": parts}
-
-
 def write_evaluation(
     run: RunDirectory,
     sets: dict[str, Score],
@@ -191,7 +168,7 @@ def write_evaluation(
     document = {
         "version": version,
         "sets": {name: msgspec.to_builtins(value) for name, value in sets.items()},
-        "references": references(environment, num_episodes),
+        **references(environment, num_episodes),
         "environment": asdict(environment.facts),
         **by_environment(environment, num_episodes),
         **figures,

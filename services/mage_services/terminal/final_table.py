@@ -33,7 +33,7 @@ def final_table(summary: dict[str, Any], *, ascii_only: bool = False) -> Rendera
 
 
 def _returns(summary: dict[str, Any], plus_minus: str) -> Table:
-    evaluation, references = summary["evaluation"], summary.get("references", {})
+    evaluation = summary["evaluation"]
     shown = _shown(len(next(iter(evaluation.values()))["return_by_episode"]))
     table = Table(title=_title(summary), title_justify="left", title_style="bold", box=ROUNDED)
     table.add_column("return per unit", no_wrap=True)
@@ -44,8 +44,8 @@ def _returns(summary: dict[str, Any], plus_minus: str) -> Table:
             cells = _with_interval(evaluation[name], plus_minus)
             table.add_row(label, *(cells[k] for k in shown), style=_style(name))
     table.add_section()
-    for name, values in references.get("heldout", {}).items():
-        table.add_row(name.replace("_", " "), *_aligned([values[k] for k in shown]), style="dim")
+    for name, cells in _references(summary, plus_minus).items():
+        table.add_row(name, *(cells[k] for k in shown), style="dim")
     _add_environments(table, summary, shown, plus_minus)
     _add_probes(table, evaluation, shown)
     _add_harder(table, summary, shown, plus_minus)
@@ -88,9 +88,8 @@ def _add_environments(
         label = name if known["is_trained_on"] else f"{name} (not trained on)"
         cells = _with_interval(part, plus_minus)
         table.add_row(label, *(cells[k] for k in shown), style="bold green")
-        for reference, values in known["references"]["heldout"].items():
-            cells = _aligned([values[k] for k in shown])
-            table.add_row(f"  {reference.replace('_', ' ')}", *cells, style="dim")
+        for reference, cells in _references(known, plus_minus).items():
+            table.add_row(f"  {reference}", *(cells[k] for k in shown), style="dim")
 
 
 def _shown(num_episodes: int) -> list[int]:
@@ -111,8 +110,23 @@ def _add_probes(table: Table, evaluation: dict[str, Any], shown: Sequence[int]) 
 
 
 def _with_interval(score: dict[str, Any], plus_minus: str) -> list[str]:
-    pairs = zip(score["return_by_episode"], score["ci95_by_episode"], strict=True)
+    return _between(score["return_by_episode"], score["ci95_by_episode"], plus_minus)
+
+
+def _between(means: Sequence[float], halves: Sequence[float], plus_minus: str) -> list[str]:
+    pairs = zip(means, halves, strict=True)
     return [f"{_return(mean)} {plus_minus}{half:.3f}" for mean, half in pairs]
+
+
+def _references(known: dict[str, Any], plus_minus: str) -> dict[str, list[str]]:
+    """Cells of each reference by name; sampled ones have an interval, exact ones none."""
+    errors = known.get("reference_ci95", {}).get("heldout", {})
+    return {
+        name.replace("_", " "): _between(values, errors[name], plus_minus)
+        if name in errors
+        else _aligned(values)
+        for name, values in known.get("references", {}).get("heldout", {}).items()
+    }
 
 
 def _aligned(values: Sequence[float]) -> list[str]:

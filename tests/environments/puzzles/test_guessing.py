@@ -2,13 +2,16 @@
 
 import itertools
 import random
+from functools import partial
 
 import pytest
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment, Split
+from mage_async.environments.guessing.play import GuessingScript
 from mage_async.environments.guessing.puzzle import Puzzle, in_place
 from mage_async.environments.guessing.values import random_return
+from mage_async.environments.scripted_returns import scripted_returns
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 
@@ -113,6 +116,18 @@ def test_references_are_what_players_reach(name: str) -> None:
     assert known["random"][0] < known["solver_without_memory"][0] < known["solver"][1]
     assert known["solver"][0] == pytest.approx(known["solver_without_memory"][0])
     assert known["solver"][1] == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_exact_value_lies_within_the_interval_of_a_sampled_one(name: str) -> None:
+    game = catalogue.load(name)
+    anything = partial(GuessingScript, puzzle=game.puzzle, care=0.0, memory=0.0)
+    few, many = (scripted_returns(game, "heldout", 2, anything, count) for count in (100, 400))
+    (exact, _) = game.references("heldout", 2)["random"]
+    for sampled in (few, many):
+        pairs = zip(sampled, sampled.half_widths, strict=True)
+        assert all(abs(mean - exact) < 1.5 * half for mean, half in pairs)
+    assert 0 < many.half_widths[0] < 0.7 * few.half_widths[0]
 
 
 def test_the_fewest_codes_still_leave_one_to_swap_with() -> None:
