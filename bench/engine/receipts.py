@@ -3,17 +3,19 @@
     python -m bench.engine.receipts [MODEL] [--dtype float32|bfloat16] [--publications 5]
 
 Five kinds of faults, twenty of each, are made in publications of a small model, and twenty
-publications are sound; the embedded engine loads each. Then a model (MODEL, a directory of
-safetensors; otherwise a random one of 400 thousand parameters) is published and loaded again and
-again: its weights copied, written to a file, read and arranged by an engine; what receipts add is
-taken apart from that. Processor seconds are counted, of all threads, which a loaded machine changes
-little.
+publications are sound; the embedded engine loads each. The same faults are made once more in a
+version whose check tokens are not scored: what digests do not see there, the next scored version
+shows. Then a model (MODEL, a directory of safetensors; otherwise a random one of 400 thousand
+parameters) is published and loaded again and again: its weights copied, written to a file, read and
+arranged by an engine; what receipts add is taken apart from that. Processor seconds are counted, of
+all threads, which a loaded machine changes little.
 
     learner   the check tokens' log-probs by the trained model, and digests of what is written
     engine    digests of what is read, and the check tokens' log-probs
 
-Exits with 1 where a fault is not caught, or a sound publication is refused. Wanted: under 2 % of a
-publication.
+Both sides' log-probs are counted by a sixteenth, for one version in so many is scored; the share of
+a scored version stands beside. Exits with 1 where a fault is not caught, or a sound publication is
+refused. Wanted: under 2 % of a publication.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import torch
 
@@ -39,11 +42,12 @@ from mage_async.inference.arithmetic import ARITHMETICS
 from mage_async.inference.model import Model
 from mage_async.inference.receipts.receipt import CHECK_TOKENS, check_tokens, difference
 from mage_async.inference.weights import read_weights
-from mage_async.policy.check_tokens import check_logprobs
+from mage_async.policy.check_tokens import SCORED_EVERY, check_logprobs
 from mage_async.policy.load import load_policy
 from mage_async.policy.snapshot import Snapshot
 from mage_services.engines.accepting import promised
 from mage_services.engines.embedded import EmbeddedEngine
+from tests.weights import weight_faults
 from tests.weights.weight_faults import FAULTS, Site
 
 TIMES, BOUND = 20, 0.02
@@ -82,11 +86,14 @@ def costs(directory: Path, dtype: str, folder: Path, publications: int) -> dict[
     apart = [_publication(model, directory, folder, spent) for _ in range(publications + 1)]
     parts = {name: median(seconds[1:]) for name, seconds in spent.items()}  # the first warms up
     plain = parts["copy"] + parts["write"] + parts["load"]
-    own = sum(parts[f"{side}'s {what}"] for side in SIDES for what in ("log-probs", "digests"))
+    logprobs, digests = (
+        sum(parts[f"{side}'s {what}"] for side in SIDES) for what in ("log-probs", "digests")
+    )
     return {
         "parameters": model.num_parameters(),
         "processor_s": {name: round(seconds, 5) for name, seconds in parts.items()},
-        "receipts_over_publication": round(own / plain, 4),
+        "receipts_over_publication": round((digests + logprobs / SCORED_EVERY) / plain, 4),
+        "of_a_scored_version": round((digests + logprobs) / plain, 4),
         "logprob_difference": max(apart),
     }
 
@@ -133,7 +140,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = caught(folder / "faults")
+        with patch.object(weight_faults, "check_logprobs", return_value=None):
+            by_digests = caught(folder / "faults of a version that is not scored")
         figures = costs(_model(given, folder), given.dtype, folder, given.publications)
+    figures["refused_by_digests_alone"] = by_digests
     _report(found, figures)
     name = "receipts" if given.model is None else f"receipts_{given.model.resolve().name}"
     write_baseline(f"{name}_{given.dtype}", {"refused": found, "times": TIMES} | figures)

@@ -1,4 +1,10 @@
-"""The learner's log-probs of the check tokens, by the model that it trains, adapters and all."""
+"""The learner's log-probs of the check tokens, by the model that it trains, adapters and all.
+
+Not every version is scored: on a CPU one forward of each side costs nearly half as much as the rest
+of a publication. What log-probs see and digests do not, adapters that are not merged or a matrix
+that an engine puts in another's place, is wrong in every version once it is wrong: the first
+versions of a run or of a learner's life show it, or else the next sixteenth.
+"""
 
 import numpy as np
 import torch
@@ -7,6 +13,14 @@ from transformers import PreTrainedModel
 from mage_async.inference.receipts.receipt import check_tokens
 from mage_async.learning.forward import ModelInputs, Row, token_logprobs
 from mage_async.learning.layout import Layout
+
+SCORED_EVERY = 16
+"""Versions; before the first of these, powers of two are scored too."""
+
+
+def is_scored(version: int) -> bool:
+    """Whether a version's check tokens are scored: 0, 1, 2, 4, 8, 16, 32, 48 and so on."""
+    return version % SCORED_EVERY == 0 or version in (1, 2, 4, 8)
 
 
 @torch.no_grad()

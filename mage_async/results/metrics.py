@@ -117,7 +117,10 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "receipts": ("loads", "Loads since the last step that were shown to be what was published."),
     "receipt_retries": ("loads", "Of these, weights that were read again, being others at first."),
-    "receipt_difference": ("nats", "Largest mean gap of a load's log-probs to the learner's."),
+    "receipt_difference": (
+        "nats",
+        "Largest mean gap of log-probs to the learner's, where they were scored.",
+    ),
     "disk_free_bytes": ("bytes", "Free on the disk of the run's directory."),
     "dropped_by_member": (
         "groups",

@@ -35,7 +35,9 @@ def test_every_step_says_of_weights_that_they_arrived(finished: tuple[Path, str]
     steps = [step for step in map(json.loads, lines) if "receipts" in step]
     assert sum(step["receipts"] for step in steps) >= 2  # two actors, and perhaps the evaluator
     assert all(step["receipt_retries"] == 0 for step in steps)
-    assert all(step["receipt_difference"] < 1e-4 for step in steps)
+    apart = [step["receipt_difference"] for step in steps if "receipt_difference" in step]
+    assert apart
+    assert max(apart) < 1e-4
 
 
 def test_no_context_token_is_computed_twice_but_for_evictions(summary: dict[str, Any]) -> None:

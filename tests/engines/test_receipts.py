@@ -4,12 +4,16 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import pytest
 
 from mage_async.config.schema import Embedded
 from mage_async.errors import UnreadableWeights, WeightsRefused
+from mage_async.inference.receipts import scoring
+from mage_async.policy.check_tokens import is_scored
+from mage_async.policy.snapshot import Snapshot
 from mage_services.engines.accepting import read_again, receipt_at
 from mage_services.engines.embedded import EmbeddedEngine
 from tests.weights.weight_faults import FAULTS, Site
@@ -84,11 +88,12 @@ def test_weights_that_were_others_at_first_are_read_again(site: Site) -> None:
     async def main() -> None:
         async with EmbeddedEngine(site.folder / "policy", RULES, "actor-1") as engine:
 
-            def read(source: Path):
+            def read(source: Path, scores: bool):
+                assert scores
                 sources.append(source)
                 if len(sources) == 1:
                     raise UnreadableWeights("cut short")
-                return engine._read_once(1, source)
+                return engine._read_once(1, source, scores)
 
             _, receipt = read_again("actor-1", 1, path, read)
             assert receipt is not None
@@ -96,6 +101,27 @@ def test_weights_that_were_others_at_first_are_read_again(site: Site) -> None:
 
     asyncio.run(main())
     assert sources == [path, path]
+
+
+def test_of_a_version_that_the_learner_did_not_score_digests_alone_are_compared(site: Site) -> None:
+    path = site.folder / "v000001.safetensors"
+    Snapshot.of(site.model, 1).write(path)
+
+    async def main() -> None:
+        async with EmbeddedEngine(site.folder / "policy", RULES, "actor-1") as engine:
+            with patch.object(scoring, "_logprobs", side_effect=AssertionError("scored")):
+                receipt = await engine.load(1, path)
+            assert receipt is not None
+            assert receipt.difference == 0.0
+            with pytest.raises(WeightsRefused, match="digest"):
+                await engine.load(1, FAULTS["half a bucket"](site, 1))
+
+    asyncio.run(main())
+
+
+def test_the_first_versions_of_a_run_are_scored_and_then_every_sixteenth() -> None:
+    scored = [version for version in range(60) if is_scored(version)]
+    assert scored == [0, 1, 2, 4, 8, 16, 32, 48]
 
 
 def test_a_rival_has_a_receipt_too_and_a_model_directory_has_none(site: Site) -> None:

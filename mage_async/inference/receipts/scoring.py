@@ -20,8 +20,10 @@ def receipted(
     arithmetic: Arithmetic,
     *,
     copies: bool,
+    scores: bool,
 ) -> tuple[Weights, Receipt]:
-    """Arrange a model's tensors as `as_weights` does, and score the check tokens with them.
+    """Arrange a model's tensors as `as_weights` does, and score the check tokens with them, where
+    the learner has done so.
 
     Raises:
         PolicyError: they are another model's.
@@ -29,10 +31,16 @@ def receipted(
     digests: dict[str, str] = {}
     named = digested(named, digests)
     weights = as_weights(named, architecture, where, arithmetic, copies=copies)
-    model = Model(architecture, weights, lanes=1, max_tokens=CHECK_TOKENS, arithmetic=arithmetic)
-    logprobs = model.score(check_tokens(architecture.vocabulary)).tolist()
+    logprobs = _logprobs(weights, architecture, arithmetic) if scores else ()
     is_rounded = isinstance(arithmetic, BFloat16)
     precision = precision_of(torch.bfloat16 if is_rounded else torch.float32)
     return weights, Receipt(
-        version=version, precision=precision, tensors=digests, logprobs=tuple(logprobs)
+        version=version, precision=precision, tensors=digests, logprobs=logprobs
     )
+
+
+def _logprobs(
+    weights: Weights, architecture: Architecture, arithmetic: Arithmetic
+) -> tuple[float, ...]:
+    model = Model(architecture, weights, lanes=1, max_tokens=CHECK_TOKENS, arithmetic=arithmetic)
+    return tuple(model.score(check_tokens(architecture.vocabulary)).tolist())

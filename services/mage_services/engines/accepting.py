@@ -48,14 +48,15 @@ def promised(path: Path) -> tuple[Receipt | None, dict[str, str]]:
 
 
 def read_again(
-    name: str, version: int, path: Path, read: Callable[[Path], tuple[T, Receipt]]
+    name: str, version: int, path: Path, read: Callable[[Path, bool], tuple[T, Receipt]]
 ) -> tuple[T, Accepted | None]:
     """Read weights, and once more, from the whole file where the learner wrote one, if they are not
     what the learner published.
 
     Args:
         name: of the process whose engine reads.
-        read: what is read, with the engine's own receipt of that.
+        read: what is read, with the engine's own receipt of that; the second argument says
+            whether the check tokens are to be scored, as the learner's receipt has them scored.
 
     Returns:
         What was read, and the receipt; None for a model directory.
@@ -68,7 +69,7 @@ def read_again(
     for num_retries, source in enumerate((path, on_disk(path))):
         try:
             published = receipt_at(source)
-            found, loaded = read(source)
+            found, loaded = read(source, published is not None and bool(published.logprobs))
         except UnreadableWeights as error:
             if not is_published(source):
                 raise

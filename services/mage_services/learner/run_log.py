@@ -143,11 +143,12 @@ class RunLog:
         coordinator, rules = self._coordinator, self._config.admission
         before, self._heard = self._heard, coordinator.registry.shares()
         receipts = coordinator.registry.take_receipts()
+        apart = [each.difference for each in receipts]
         found = {
             "actors_idle_share": idle_share(before, self._heard),
             "receipts": len(receipts) or None,
             "receipt_retries": sum(each.num_retries for each in receipts) if receipts else None,
-            "receipt_difference": max((each.difference for each in receipts), default=None),
+            "receipt_difference": max(filter(None, apart), default=None),
             "dropped_by_member": coordinator.ledger.take_drops(),
             "over_bound_by_actor": over_bound_by_actor(
                 groups,

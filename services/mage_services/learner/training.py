@@ -29,7 +29,7 @@ from mage_async.learning.ranks.orders import Adopt, Ranks
 from mage_async.learning.soft_actor_critic.choice import trainer_of
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.training_sequences import training_sequences
-from mage_async.policy.check_tokens import check_logprobs
+from mage_async.policy.check_tokens import check_logprobs, is_scored
 from mage_async.policy.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
@@ -58,6 +58,7 @@ class Training:
     ) -> None:
         self.trainer = trainer
         self._ranks = ranks
+        self._has_published = False
         self.counters = counters
         """What a checkpoint remembered: `next_grant`, `train_s`, `totals`."""
         self.digests: dict[int, str] = {}
@@ -156,11 +157,15 @@ class Training:
         return training_sequences(groups, self._config, self.trainer.model.device)
 
     def snapshot(self) -> Snapshot:
-        """A copy of the current weights with their log-probs of the check tokens, to be published
-        while the next step is trained.
+        """A copy of the current weights, to be published while the next step is trained; with the
+        log-probs of the check tokens where this version is scored, or is sent: of weights that are
+        sent an engine has no digests.
         """
-        model = self.trainer.whole()
-        return Snapshot.of(model, self.trainer.version, check_logprobs(model))
+        model, version = self.trainer.whole(), self.trainer.version
+        is_sent = self._config.transport.weights == "nccl"
+        scores = is_scored(version) or is_sent or not self._has_published
+        self._has_published = True
+        return Snapshot.of(model, version, check_logprobs(model) if scores else None)
 
     def digest(self) -> str:
         """Digest of the current weights, as a commit records it."""

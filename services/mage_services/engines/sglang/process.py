@@ -175,7 +175,8 @@ class Server:
         loaded = say.Loaded(version=self._version, error=reason, stall_s=stall_s)
         if reason or published is None:
             return loaded
-        own = await self._loader.receipt(loaded.version, digests)
+        scores = bool(published.logprobs)
+        own = await self._loader.receipt(loaded.version, digests, scores=scores)
         if reason := mismatch(published, own):
             return msgspec.structs.replace(loaded, error=reason, is_refused=True)
         receipt = accepted(published, own, num_retries)

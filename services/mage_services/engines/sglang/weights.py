@@ -75,19 +75,21 @@ class Loader:
             return partial(self._in_session, partial(self._hand_over, version, bucket))
         return partial(self._read, version, path)
 
-    async def receipt(self, version: int, digests: dict[str, str]) -> Receipt:
-        """The receipt of weights that SGLang draws with: what it was given, and its log-probs of
-        the check tokens, computed without cached keys. Cancellation leaves nothing.
+    async def receipt(self, version: int, digests: dict[str, str], *, scores: bool) -> Receipt:
+        """The receipt of weights that SGLang draws with: what it was given, and where `scores` says
+        so its log-probs of the check tokens. Cancellation leaves nothing.
         """
+        logprobs = await self._logprobs() if scores else ()
+        return Receipt(
+            version=version, precision=self._precision, tensors=digests, logprobs=logprobs
+        )
+
+    async def _logprobs(self) -> tuple[float, ...]:
+        """Log-probs of the check tokens after the first, computed without cached keys."""
         meta: dict[str, Any] = {}
         async for reply in self._manager.generate_request(_check_request(self._vocabulary), None):
             meta = reply["meta_info"]
-        return Receipt(
-            version=version,
-            precision=self._precision,
-            tensors=digests,
-            logprobs=tuple(entry[0] for entry in meta["input_token_logprobs"][1:]),
-        )
+        return tuple(entry[0] for entry in meta["input_token_logprobs"][1:])
 
     def _forget_last(self) -> None:
         """Free what was handed over last, before as much again is taken: SGLang has copied it."""
