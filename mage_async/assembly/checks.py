@@ -53,6 +53,7 @@ def check_keys(config: Config) -> None:
     sac_checks.check(config, environment)
     rank_checks.check(config)
     _check_memory(config)
+    _check_devices(config)
     _check_sending(config)
     corrections.check(config.learner.correction)
     _check_passes(config)
@@ -217,6 +218,21 @@ def _check_memory(config: Config) -> None:
         raise ConfigError(
             "graph_memory.strategies compares trials that are told with others of their group: "
             "set admission.trials_per_group to at least 2, or graph_memory.strategies = 0"
+        )
+
+
+def _check_devices(config: Config) -> None:
+    """Engines that share their model over GPUs have whole groups of them."""
+    engine, needed = config.engine, config.engine.num_gpus
+    if len(engine.devices) % needed:
+        raise ConfigError(
+            f"engine.gpus_per_actor = {needed} takes {needed} of engine.devices for each engine, "
+            f"which names {len(engine.devices)}: name a multiple"
+        )
+    if needed > 1 and config.transport.weights == "nccl":
+        raise ConfigError(
+            f'transport.weights = "nccl" sends to engines of one GPU; with engine.gpus_per_actor = '
+            f'{needed} set "disk" or "tensor"'
         )
 
 

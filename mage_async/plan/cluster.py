@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from mage_async.config.schema import Embedded
 from mage_async.errors import ConfigError
 from mage_async.plan.devices import GB
+from mage_async.plan.loads import Load
 from mage_async.plan.plan import Plan
 from mage_async.plan.ranks import Blocks, Traffic, compute_s, parts_of, traffic_of
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A plan on many GPUs of one kind; an engine takes one of them."""
+    """A plan on many GPUs of one kind; an engine takes `engine.gpus_per_actor` of them."""
 
     plan: Plan
     blocks: Blocks
@@ -27,8 +28,8 @@ class Cluster:
     link_gb_s: float
     """10^9 bytes that a GPU sends in a second, while it receives as many."""
     tflops: float
-    engine_gpu_s: float
-    """Seconds in which one GPU plays a step."""
+    engine_s: float
+    """Seconds in which one engine plays a step."""
 
     def parts(self) -> Counter[str]:
         """Bytes of a rank by part."""
@@ -57,7 +58,7 @@ class Cluster:
 
     def engines_s(self) -> float:
         """Seconds in which the engines play a step."""
-        return self.engine_gpu_s / self.engines
+        return self.engine_s / self.engines
 
     def step_s(self) -> float:
         """Seconds a step takes at least."""
@@ -65,13 +66,13 @@ class Cluster:
 
     def needed_engines(self) -> int:
         """Engines that keep this learner busy."""
-        return max(1, -int(-self.engine_gpu_s // self.learner_s()))
+        return max(1, -int(-self.engine_s // self.learner_s()))
 
     def spare(self) -> float:
         """Share of a rank's or an engine's memory that is left, of the fuller; below 0 the run
         does not fit.
         """
-        fuller = max(self.parts().total(), self.plan.loads[-1].parts.total())
+        fuller = max(self.parts().total(), engine_load(self.plan).parts.total())
         return 1 - fuller / self.plan.device.memory_bytes
 
 
@@ -108,35 +109,43 @@ def cluster_of(
             f"the rates of {device.name} are not known: set hardware.gpu to a GPU whose data sheet "
             "`mage plan` has"
         )
-    most = gpus - 1
+    each = config.engine.num_gpus
+    most = gpus - each
     if ranks > most or most < 1:
         raise ConfigError(
-            f"--gpus {gpus} leaves no GPU for engines beside {max(1, ranks)} ranks of the learner: "
-            "give more of them"
+            f"--gpus {gpus} leaves no GPU for engines beside {max(1, ranks)} ranks of the learner, "
+            f"where an engine takes {each}: give more of them"
         )
-    play_s = engine_gpu_s(plan, tflops)
+    play_s = engine_s(plan, tflops)
     asked = [ranks] if ranks else range(1, most + 1)
-    found = [Cluster(plan, blocks, n, gpus - n, link_gb_s, tflops, play_s) for n in asked]
+    found = [Cluster(plan, blocks, n, (gpus - n) // each, link_gb_s, tflops, play_s) for n in asked]
     fitting = [each for each in found if each.spare() >= 0]
     if not fitting:
         least = min(found, key=lambda each: each.parts().total())
         raise ConfigError(
             f"each of {least.ranks} ranks would need {least.parts().total() / GB:.3g} GB, each "
-            f"engine {plan.loads[-1].parts.total() / GB:.3g}, and a GPU has "
+            f"GPU of an engine {engine_load(plan).parts.total() / GB:.3g}, and a GPU has "
             f"{device.memory_bytes / GB:.3g}: lower learner.tokens_per_pass or "
             "engine.server.max_total_tokens, or give more GPUs"
         )
     return min(fitting, key=lambda each: (each.step_s(), each.ranks))
 
 
-def engine_gpu_s(plan: Plan, tflops: float = 0.0) -> float:
-    """Seconds in which one GPU plays a step, its caches as full as they may be."""
-    load, batch = plan.loads[-1], plan.batch
+def engine_load(plan: Plan) -> Load:
+    """What the fullest GPU of an engine holds: the first, where it has several."""
+    return plan.loads[-plan.config.engine.num_gpus]
+
+
+def engine_s(plan: Plan, tflops: float = 0.0) -> float:
+    """Seconds in which one engine plays a step, its caches as full as they may be; its GPUs read
+    and compute their parts at once, and what they tell each other is not counted.
+    """
+    load, batch = engine_load(plan), plan.batch
     room = min(load.kv_tokens // batch.tokens, plan.config.engine.max_contexts)
     contexts = max(1, min(room, batch.num_segments))
     weights = load.parts["weights"]
     read = weights + contexts * load.kv_token_bytes * batch.tokens / 2  # half full on average
     drawn = batch.num_segments * batch.sampled / contexts * read / (plan.device.read_gb_s * GB)
-    rate = (tflops or plan.device.tflops_16) * 1e12
+    rate = (tflops or plan.device.tflops_16) * 1e12 * plan.config.engine.num_gpus
     prompts = batch.num_segments * (batch.tokens - batch.sampled)
     return drawn + prompts * 2 * plan.num_weights / rate

@@ -8,6 +8,7 @@ from mage_async.config.schema import Config, Embedded, Pretrained
 from mage_async.plan.devices import GB, Device
 from mage_async.plan.shapes import Shape
 from mage_async.plan.update import Update
+from mage_async.policy.tensor_parallel import check_divisible
 
 PROCESS_BYTES = GB
 """Assumed, for a process on a GPU: its CUDA context, the libraries' workspaces, holes in memory."""
@@ -38,16 +39,20 @@ class Load:
 def loads_of(
     config: Config, shape: Shape, update: Update, device: Device, num_actors: int
 ) -> list[Load]:
-    """The learner, the actors' engines and the evaluator's."""
-    engines = [f"engine of actor-{number}" for number in range(num_actors)]
-    places = config.engine.devices or [0]
-    numbers = [*(places[number % len(places)] for number in range(num_actors)), places[-1]]
-    own = [_learner(config, update)]
-    for name, number in zip([*engines, "engine of the evaluator"], numbers, strict=True):
-        if isinstance(config.engine, Embedded):
+    """The learner, the actors' engines and the evaluator's, on each of their GPUs.
+
+    Raises:
+        PolicyError: the model cannot be shared over the GPUs of an engine.
+    """
+    engine, own = config.engine, [_learner(config, update)]
+    check_divisible(shape.config.to_dict(), engine.num_gpus, "policy")
+    names = {number: f"engine of actor-{number}" for number in range(num_actors)}
+    for number, name in (names | {-1: "engine of the evaluator"}).items():
+        if isinstance(engine, Embedded):
             own.append(_embedded(config, shape, name))
-        else:
-            own.append(_sglang(config, shape, device, name, number))
+            continue
+        places = engine.devices_of(number) or range(engine.num_gpus)
+        own += [_sglang(config, shape, device, name, place, place == places[0]) for place in places]
     return own
 
 
@@ -69,15 +74,24 @@ def _embedded(config: Config, shape: Shape, name: str) -> Load:
     return Load(name, CPU, parts, tokens, token)
 
 
-def _sglang(config: Config, shape: Shape, device: Device, name: str, number: int) -> Load:
-    """As the keys of `engine.server` size it: by tokens, or by a share of the memory."""
+def _sglang(
+    config: Config, shape: Shape, device: Device, name: str, number: int, is_first: bool
+) -> Load:
+    """One of an engine's GPUs, as the keys of `engine.server` size it: by tokens, or by a share of
+    the memory. Weights that are handed over lie whole on the first.
+    """
     server: dict[str, Any] = getattr(config.engine, "server", {})
-    itemsize = ITEMSIZE.get(server.get("dtype", config.policy.dtype), 2)
-    weights, token = shape.num_weights * itemsize, shape.kv_token_bytes(itemsize)
+    itemsize, gpus = (
+        ITEMSIZE.get(server.get("dtype", config.policy.dtype), 2),
+        config.engine.num_gpus,
+    )
+    whole, token = shape.num_weights * itemsize, shape.kv_token_bytes(itemsize, gpus)
+    weights = whole // gpus
     share = float(server.get("mem_fraction_static", 0.85))
     room = max(0, round(share * device.memory_bytes) - weights) // token
     tokens = min(room, int(server.get("max_total_tokens", room)))
-    handed = BUCKET_BYTES if config.transport.weights == "nccl" else weights
+    kept = whole if is_first and config.transport.weights == "tensor" else weights
+    handed = BUCKET_BYTES if config.transport.weights == "nccl" else kept
     parts = Counter({"weights": weights, "new weights": handed, "keys and values": tokens * token})
     parts |= Counter({"process": PROCESS_BYTES, "graphs": GRAPH_BYTES})
     return Load(name, f"GPU {number}", parts, tokens, token)

@@ -19,6 +19,7 @@ from mage_async.learning.attention import NAME
 from mage_async.policy.guards import refuse_untrainable
 from mage_async.policy.load import tiny_shape
 from mage_async.policy.lora import add_adapters
+from mage_async.policy.tensor_parallel import kv_heads_of_a_gpu
 from mage_async.policy.tiny_tokenizer import build_tokenizer
 
 QWEN3: dict[str, Any] = {
@@ -56,11 +57,12 @@ class Shape:
     num_weights: int
     """Numbers of the model without adapters, a tied head counted once."""
 
-    def kv_token_bytes(self, itemsize: int) -> int:
-        """Bytes of the keys and values of one token."""
+    def kv_token_bytes(self, itemsize: int, gpus: int = 1) -> int:
+        """Bytes of the keys and values of one token, on each of the GPUs that share the model."""
         rules = self.config
         size = getattr(rules, "head_dim", None) or rules.hidden_size // rules.num_attention_heads
-        return 2 * rules.num_hidden_layers * rules.num_key_value_heads * size * itemsize
+        heads = kv_heads_of_a_gpu(rules.num_key_value_heads, gpus)
+        return 2 * rules.num_hidden_layers * heads * size * itemsize
 
 
 def shape_of(config: Config) -> Shape:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mage_async.plan.cluster import Cluster
+from mage_async.plan.cluster import Cluster, engine_load
 from mage_async.plan.devices import GB
 from mage_async.plan.loads import GRAPH_BYTES, PROCESS_BYTES, Load
 from mage_async.plan.plan import Plan
@@ -63,9 +63,13 @@ def cluster_lines(cluster: Cluster) -> Iterator[str]:
     """Many GPUs: memory of a rank, bytes on links, seconds, and which side waits for the other."""
     ranks, engines, traffic = cluster.ranks, cluster.engines, cluster.traffic()
     publication = cluster.plan.update.publication_bytes
-    yield f"{ranks + engines} GPUs: the learner on {ranks}, engines on {engines}"
+    each = cluster.plan.config.engine.num_gpus
+    shared = f", {each} for each of {engines}" if each > 1 else ""
+    gpus = engines * each
+    yield f"{ranks + gpus} GPUs: the learner on {ranks}, engines on {gpus}{shared}"
     yield from _memory(Load("each rank of the learner", "its own", cluster.parts()))
-    yield from _memory(replace(cluster.plan.loads[-1], process="each engine", place="its own"))
+    first = "first GPU of each engine" if each > 1 else "each engine"
+    yield from _memory(replace(engine_load(cluster.plan), process=first, place="its own"))
     yield f"a GPU: {_gb(cluster.plan.device.memory_bytes)} GB, {cluster.plan.device.name}"
     yield from _work(cluster.plan)
     yield from _caches(cluster.plan)

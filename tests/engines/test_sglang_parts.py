@@ -1,9 +1,13 @@
 """The parts of the SGLang adapter that need no SGLang; `tests/sglang` has the rest."""
 
 import asyncio
+import json
+import re
 import struct
+import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,8 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mage_async.assembly import check
+from mage_async.config import config_file
 from mage_async.config.schema import Sglang as EngineRules
-from mage_async.errors import ConfigError
+from mage_async.errors import ConfigError, PolicyError
+from mage_async.policy.tensor_parallel import check_divisible
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang import versions, weights
 from mage_services.engines.sglang.arguments import chosen, known_names
@@ -203,9 +210,9 @@ def test_arguments_go_by_the_name_that_this_sglang_has() -> None:
 
 
 def test_arguments_of_the_configuration_come_over_ours() -> None:
-    rules = msgspec.structs.replace(RULES, devices=[], server={"page_size": 16, "tp_size": 2})
+    rules = msgspec.structs.replace(RULES, devices=[], server={"page_size": 16, "dp_size": 2})
     arguments = chosen(rules, Path("/m"), dtype="bfloat16", has_gpu=True)
-    assert (arguments["page_size"], arguments["tp_size"]) == (16, 2)
+    assert (arguments["page_size"], arguments["dp_size"]) == (16, 2)
     assert (arguments["max_running_requests"], arguments["dtype"]) == (8, "bfloat16")
     assert "device" not in arguments
     assert chosen(RULES, Path("/m"), dtype="float32", has_gpu=False)["device"] == "cpu"
@@ -215,6 +222,89 @@ def test_what_another_key_says_cannot_be_said_twice() -> None:
     rules = msgspec.structs.replace(RULES, devices=[], server={"max_running_requests": 3})
     with pytest.raises(ConfigError, match=r"engine\.server: `max_running_requests` follows"):
         chosen(rules, Path("/m"), dtype="float32", has_gpu=True)
+
+
+def test_the_gpus_of_an_engine_are_its_tensor_parallelism(tmp_path: Path) -> None:
+    shape = {"num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 3072}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": shape}))
+    rules = msgspec.structs.replace(RULES, gpus_per_actor=4)
+    assert chosen(rules, tmp_path, dtype="bfloat16", has_gpu=True)["tp_size"] == 4
+    assert chosen(RULES, tmp_path, dtype="bfloat16", has_gpu=True)["tp_size"] == 1
+    other = msgspec.structs.replace(rules, server={"tp_size": 2})
+    with pytest.raises(ConfigError, match=r"engine\.server: `tp_size` follows"):
+        chosen(other, tmp_path, dtype="bfloat16", has_gpu=True)
+    uneven = msgspec.structs.replace(RULES, gpus_per_actor=3)
+    with pytest.raises(PolicyError, match="with 16 attention heads and 8 key-value heads cannot"):
+        chosen(uneven, tmp_path, dtype="bfloat16", has_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "gpus", "is_shared"),
+    [
+        (32, 8, 9728, 8, True),
+        (32, 2, 9728, 8, True),
+        (32, 8, 9728, 3, False),
+        (12, 3, 9728, 2, False),
+        (32, 3, 9728, 8, False),
+        (32, 8, 9730, 4, False),
+    ],
+)
+def test_a_model_is_shared_where_its_heads_and_its_mlp_divide(
+    heads: int, kv_heads: int, width: int, gpus: int, is_shared: bool
+) -> None:
+    shape = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": width,
+    }
+    if is_shared:
+        check_divisible(shape, gpus, "policy")
+        return
+    with pytest.raises(PolicyError, match=rf"engine\.gpus_per_actor = {gpus} GPUs: set a divisor"):
+        check_divisible(shape, gpus, "policy")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["engine.devices=[0, 1, 2]"], "takes 2 of engine.devices for each engine, which names 3"),
+        (["transport.weights=nccl"], 'with engine.gpus_per_actor = 2 set "disk" or "tensor"'),
+    ],
+)
+def test_a_configuration_that_cannot_share_a_model_is_refused(
+    changes: list[str], sentence: str
+) -> None:
+    sharing = ["engine.kind=sglang", "engine.gpus_per_actor=2"]
+    check(config_file.load(config_file.find(None), sharing))
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        check(config_file.load(config_file.find(None), sharing + changes))
+
+
+def test_the_embedded_engine_shares_its_model_over_no_gpus() -> None:
+    with pytest.raises(ConfigError, match="gpus_per_actor"):
+        config_file.load(config_file.find(None), ["engine.gpus_per_actor=2"])
+
+
+def test_each_gpu_of_an_engine_is_handed_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[Any] = []
+
+    async def update(request: Any, _: None) -> tuple[bool, str]:
+        handed.append(request)
+        return True, ""
+
+    manager = SimpleNamespace(
+        server_args=SimpleNamespace(tp_size=2), update_weights_from_tensor=update
+    )
+    serialised = SimpleNamespace(serialize=lambda bucket: dict(bucket))
+    for name, value in {
+        "sglang.srt.managers.io_struct": {"UpdateWeightsFromTensorReqInput": SimpleNamespace},
+        "sglang.srt.utils": {"MultiprocessingSerializer": serialised},
+    }.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**value))
+    loader = weights.Loader(manager, 100, "float32", has_sessions=False)
+    assert asyncio.run(loader._hand_over(3, {"flattened_tensor": 1})) == ""
+    assert handed[0].serialized_named_tensors == [{"flattened_tensor": 1}] * 2
+    assert handed[0].weight_version == "3"
 
 
 def test_weights_handed_over_last_are_freed_before_as_much_is_taken_again(

@@ -11,7 +11,7 @@ from torch import nn
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError
-from mage_async.plan.cluster import cluster_of, engine_gpu_s
+from mage_async.plan.cluster import cluster_of, engine_load, engine_s
 from mage_async.plan.devices import GB, GPUS
 from mage_async.plan.loads import loads_of
 from mage_async.plan.made_up import Batch
@@ -113,7 +113,7 @@ def test_an_engine_reads_its_weights_once_for_a_token_of_each_context() -> None:
     read = load.parts["weights"] + 10 * 25 * load.kv_token_bytes
     drawn = 100 * 20 / 10 * read / (3350 * GB)
     prompts = 100 * 30 * 2 * found.num_weights / 989e12
-    assert engine_gpu_s(found) == pytest.approx(drawn + prompts)
+    assert engine_s(found) == pytest.approx(drawn + prompts)
 
 
 def test_gpus_are_divided_so_that_neither_side_waits_long() -> None:
@@ -124,8 +124,29 @@ def test_gpus_are_divided_so_that_neither_side_waits_long() -> None:
     assert best.step_s() == min(each.step_s() for each in others)
     assert best.step_s() == max(best.learner_s(), best.engines_s())
     needed = best.needed_engines()
-    assert best.engine_gpu_s / needed <= best.learner_s()
-    assert needed == 1 or best.engine_gpu_s / (needed - 1) > best.learner_s()
+    assert best.engine_s / needed <= best.learner_s()
+    assert needed == 1 or best.engine_s / (needed - 1) > best.learner_s()
+
+
+def test_gpus_that_share_a_model_hold_and_read_a_part_each() -> None:
+    eight = ("engine.devices=[0, 1, 2, 3, 4, 5, 6, 7]", "transport.weights=tensor")
+    one, four = plan(of(*eight)), plan(of(*eight, "engine.gpus_per_actor=4"))
+    whole, part = engine_load(one), engine_load(four)
+    assert part.parts["weights"] == whole.parts["weights"] // 4
+    assert part.kv_token_bytes == whole.kv_token_bytes / 4
+    assert part.parts["new weights"] == whole.parts["new weights"], "it is handed over whole"
+    assert four.loads[-1].parts["new weights"] == part.parts["weights"]
+    assert [load.place for load in four.loads[1:]] == [f"GPU {n}" for n in range(8)]
+
+
+def test_engines_take_whole_groups_of_the_gpus_that_the_learner_leaves() -> None:
+    found = plan(of("engine.gpus_per_actor=2", "engine.devices=[0, 1, 2, 3]"))
+    cluster = cluster_of(found, BLOCKS, 9, ranks=2)
+    assert cluster.engines == 3
+    said = "\n".join(cluster_lines(cluster))
+    assert said.startswith("8 GPUs: the learner on 2, engines on 6, 2 for each of 3\n")
+    with pytest.raises(ConfigError, match="beside 1 ranks of the learner, where an engine takes 2"):
+        cluster_of(found, BLOCKS, 2)
 
 
 def test_a_slow_link_is_what_a_learner_waits_for() -> None:
@@ -153,5 +174,5 @@ def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(ConfigError, match="the rates of h100 are not known"):
         cluster_of(unknown, BLOCKS, 8)
     tiny = replace(plan(of()), device=replace(GPUS["h100"], memory_bytes=GB))
-    with pytest.raises(ConfigError, match=r"each of 7 ranks would need .* GB, each engine"):
+    with pytest.raises(ConfigError, match=r"each of 7 ranks would need .* GB, each GPU of"):
         cluster_of(tiny, BLOCKS, 8)

@@ -167,10 +167,22 @@ def test_engines_see_their_own_gpu_and_the_evaluators_is_the_last(tmp_path: Path
     run = RunDirectory(tmp_path)
     view = make_view(config, run, is_terminal=False)
     supervisor = Supervisor(run, config, 3, "ipc://none", view)
-    seen = {spec.name: spec.device for spec in supervisor._specs()}
-    assert seen == {"learner": None, "actor-0": 0, "actor-1": 1, "actor-2": 2, "evaluator": 2}
+    seen = {spec.name: spec.devices for spec in supervisor._specs()}
+    actors = {"actor-0": (0,), "actor-1": (1,), "actor-2": (2,)}
+    assert seen == {"learner": (), **actors, "evaluator": (2,)}
     supervisor.config = config_file.load(config_file.find(None), [])
-    assert {spec.device for spec in supervisor._specs()} == {None}
+    assert {spec.devices for spec in supervisor._specs()} == {()}
+
+
+def test_engines_that_share_their_model_see_a_group_of_gpus_each(tmp_path: Path) -> None:
+    changes = ["engine.devices=[0, 1, 2, 3]", "engine.gpus_per_actor=2"]
+    config = config_file.load(config_file.find("gpu8"), changes)
+    run = RunDirectory(tmp_path)
+    view = make_view(config, run, is_terminal=False)
+    specs = Supervisor(run, config, 3, "ipc://none", view)._specs()
+    seen = {spec.name: spec.devices for spec in specs}
+    assert seen["actor-0"] == seen["actor-2"] == (0, 1)
+    assert seen["actor-1"] == seen["evaluator"] == (2, 3)
 
 
 def test_the_learner_of_a_pretrained_model_keeps_its_heap_together(tmp_path: Path) -> None:

@@ -26,8 +26,20 @@ class Engine(Variant):
     """Seconds after which a turn that is not drawn costs its group; a start of an SGLang is part of
     a turn."""
     devices: list[Natural] = field(default_factory=list)
-    """GPUs of the actors' engines, one each, from the first again where there are more actors; the
-    evaluator's is the last, a process sees no other GPU, and with [] each sees all there are."""
+    """GPUs of the actors' engines, one each (or `gpus_per_actor`), from the first again where there
+    are more actors; the evaluator's are the last, a process sees no other GPU, and with [] each
+    sees all there are."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that an engine on GPUs shares its model over."""
+        return 1
+
+    def devices_of(self, number: int) -> tuple[int, ...]:
+        """GPUs of the actor of this number, or of the evaluator where it is -1; () for all."""
+        starts = range(0, len(self.devices), self.num_gpus)
+        groups = [tuple(self.devices[start : start + self.num_gpus]) for start in starts]
+        return groups[number % len(groups)] if groups else ()
 
 
 class Embedded(Engine, tag="embedded"):
@@ -43,6 +55,15 @@ class Embedded(Engine, tag="embedded"):
 class Sglang(Engine, tag="sglang"):
     """An SGLang in a process under the actor."""
 
+    gpus_per_actor: Count = 1
+    """GPUs that an engine shares its model over (tensor parallelism); its heads, its key-value
+    heads and the width of its MLP must divide by it."""
+
     server: dict[str, Any] = field(default_factory=dict)
     """Arguments for SGLang's server by its own names, over those we choose; for determinism
     { enable_deterministic_inference = true }."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that an engine on GPUs shares its model over."""
+        return self.gpus_per_actor

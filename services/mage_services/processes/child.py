@@ -35,8 +35,8 @@ class Spec:
     arguments: tuple[str, ...]
     log: Path
     threads: int
-    device: int | None = None
-    """The only GPU it sees; None: all there are."""
+    devices: tuple[int, ...] = ()
+    """The only GPUs it sees; (): all there are."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of its environment, beside those of every child."""
 
@@ -171,8 +171,9 @@ class Child:
 
 
 def _own(spec: Spec, pipe: int) -> dict[str, str]:
-    device = {} if spec.device is None else {"CUDA_VISIBLE_DEVICES": str(spec.device)}
-    return {**device, **spec.variables} | {
+    numbers = ",".join(map(str, spec.devices))
+    devices = {"CUDA_VISIBLE_DEVICES": numbers} if spec.devices else {}
+    return {**devices, **spec.variables} | {
         "MAGE_STATUS_FD": str(pipe),
         "MAGE_PARENT": str(os.getpid()),
         "PYTHONSAFEPATH": "1",

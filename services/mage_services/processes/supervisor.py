@@ -214,25 +214,24 @@ class Supervisor:
         await asyncio.gather(*ending)
 
     def _specs(self) -> Sequence[Spec]:
-        threads, devices = self.config.engine.threads, self.config.engine.devices or [None]
+        threads, devices_of = self.config.engine.threads, self.config.engine.devices_of
         specs = [
             self._spec("learner", "mage_services.learner.learner", self.config.learner.threads)
         ]
         for number in range(self.num_actors):
-            device = devices[number % len(devices)]
-            specs.append(
-                self._spec(f"actor-{number}", "mage_services.actor.actor", threads, device)
-            )
-        specs.append(self._spec("evaluator", "mage_services.actor.evaluator", threads, devices[-1]))
+            own = devices_of(number)
+            specs.append(self._spec(f"actor-{number}", "mage_services.actor.actor", threads, own))
+        own = devices_of(-1)
+        specs.append(self._spec("evaluator", "mage_services.actor.evaluator", threads, own))
         return specs
 
-    def _spec(self, name: str, module: str, threads: int, device: int | None = None) -> Spec:
+    def _spec(self, name: str, module: str, threads: int, devices: tuple[int, ...] = ()) -> Spec:
         arguments = (str(self.run.root), "--name", name, "--address", self.address)
         if self.resume:
             arguments = (*arguments, "--resume")
         trains_large = name == "learner" and isinstance(self.config.policy, Pretrained)
         variables = LARGE_TENSORS if trains_large else {}
-        return Spec(name, module, arguments, self.run.log_of(name), threads, device, variables)
+        return Spec(name, module, arguments, self.run.log_of(name), threads, devices, variables)
 
 
 async def until_signalled(supervisor: Supervisor) -> int | None:

@@ -3,6 +3,7 @@
 These are chosen here; `engine.server` may override them:
 
     tokens in, tokens out        skip_tokenizer_init: no text, no tokenizer files
+    GPUs of an engine            tp_size: as engine.gpus_per_actor says
     a page is one token          a context is reused to its last token
     without a GPU                PyTorch's own attention and sampling, no graphs
 """
@@ -14,13 +15,14 @@ from typing import Any
 
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import ConfigError, PolicyError
+from mage_async.policy.tensor_parallel import check_divisible
 
 _RENAMED = {
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
     "disable_piecewise_cuda_graph": "disable_prefill_cuda_graph",
 }
 """Names until 0.5.13, and from 0.5.14 on."""
-_OURS = ("model_path", "skip_tokenizer_init", "weight_version", "max_running_requests")
+_OURS = ("model_path", "skip_tokenizer_init", "weight_version", "max_running_requests", "tp_size")
 """Arguments that other keys of the configuration say."""
 
 
@@ -29,7 +31,10 @@ def chosen(rules: EngineRules, directory: Path, *, dtype: str, has_gpu: bool) ->
 
     Raises:
         ConfigError: `engine.server` says what another key says.
+        PolicyError: the model cannot be shared over `engine.gpus_per_actor` GPUs.
     """
+    if rules.gpus_per_actor > 1:
+        check_divisible(_model(directory), rules.gpus_per_actor, str(directory))
     for name in _OURS:
         if name in rules.server:
             raise ConfigError(f"engine.server: `{name}` follows from the other keys; remove it")
@@ -41,6 +46,7 @@ def chosen(rules: EngineRules, directory: Path, *, dtype: str, has_gpu: bool) ->
         "dtype": dtype,
         "page_size": 1,
         "max_running_requests": rules.max_contexts,
+        "tp_size": rules.gpus_per_actor,
         "grammar_backend": "none",
         "log_level": "error",
     }
@@ -54,10 +60,18 @@ def vocabulary(directory: Path) -> int:
         PolicyError: its directory does not say it.
     """
     try:
+        return _model(directory)["vocab_size"]
+    except KeyError as error:
+        raise PolicyError(f"{directory}: no config.json with a vocab_size") from error
+
+
+def _model(directory: Path) -> dict[str, Any]:
+    """What a model's config.json says of its part for text."""
+    try:
         config = json.loads((directory / "config.json").read_text())
-        return (config.get("text_config") or config)["vocab_size"]
-    except (OSError, ValueError, KeyError) as error:
-        raise PolicyError(f"{directory}: no config.json with a vocab_size: {error}") from error
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"{directory}: no config.json that can be read: {error}") from error
+    return config.get("text_config") or config
 
 
 def known_names(arguments: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:

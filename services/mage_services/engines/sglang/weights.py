@@ -2,7 +2,8 @@
 
     a model directory, or a file on disk    read by SGLang
     a file in shared memory                 one flattened bucket, handed over as a tensor: on a GPU
-                                            it is brought there first, and shared by CUDA IPC
+                                            it is brought there first, and shared by CUDA IPC; with
+                                            several GPUs each takes its part out of the same bucket
     a manifest                              sent by the learner to SGLang's scheduler, in a group
 
 What can be done while tokens are drawn is done in `prepare`; generation has to stand still for
@@ -129,10 +130,12 @@ class Loader:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
         from sglang.srt.utils import MultiprocessingSerializer
 
-        self._kept = bucket
+        self._kept, num_gpus = bucket, self._manager.server_args.tp_size
         success, message = await self._manager.update_weights_from_tensor(
             UpdateWeightsFromTensorReqInput(
-                serialized_named_tensors=[MultiprocessingSerializer.serialize(bucket)],
+                serialized_named_tensors=[
+                    MultiprocessingSerializer.serialize(bucket) for _ in range(num_gpus)
+                ],
                 load_format="flattened_bucket",
                 weight_version=str(version),
                 flush_cache=False,
