@@ -40,9 +40,10 @@ from mage_async.results.score import Score, score
 from mage_async.tasks.curriculum import horizon
 from mage_async.tasks.matchmaking import Matchmaker
 from mage_async.tasks.population import League
+from mage_async.tasks.seats import plays
 from mage_async.tasks.task_stream import FINAL_SEED, TaskStream, evaluation_tasks, swapped
 from mage_async.trajectory import Group, Trial
-from mage_async.trials.duel_run import Run, begin_trial, settle
+from mage_async.trials.duels.begin import Run, begin_trial, settle, trials_of
 
 Look = Callable[[list[Group]], None]
 
@@ -147,7 +148,7 @@ class InProcessRun:
                 name=f"{number}.{index}",
             )
             for (number, task), guidance in zip(tasks, told, strict=True)
-            for index in range(size)
+            for index in plays(task, size)
         ]
         trials = self._play(runs)
         parts = [tuple(trials[begin : begin + size]) for begin in range(0, len(trials), size)]
@@ -206,7 +207,7 @@ class InProcessRun:
                     run = playing.pop(context)
                     run.receive(completion)
                     self._ask(run, playing)
-        return [run.trial() for run in runs]
+        return [trial for run in runs for trial in trials_of(run)]
 
     def _ask(self, run: Run, playing: dict[str, Run]) -> None:
         """Submit a trial's next prompt, or free the contexts of a trial that is over."""

@@ -7,7 +7,7 @@ only reflections are carried over.
 Shapes: `T` tokens of a segment.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -35,6 +35,10 @@ class Task:
     seed: int
     """Decides every chance move of every episode; equal for all trials of a group."""
     seat: int = 0
+
+    def across(self) -> "Task":
+        """The same task from the other of two seats."""
+        return replace(self, seat=1 - self.seat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import zmq
 
 from mage_async.protocol.codec import encode
 from mage_async.protocol.messages import Heartbeat, Hello
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame
+from mage_async.protocol.trial_header import DEFAULT_LIMITS, Frame
 from mage_services.transport.authentication import actor_keys
 
 NUM_HALF_OPEN = 1000

@@ -22,7 +22,7 @@ from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
 from mage_async.tasks.task_stream import TaskStream
-from mage_async.trials.duel_run import begin_trial
+from mage_async.trials.duels.begin import begin_trial
 
 GROUPS, GROUP_SIZE, RATE = 4, 8, 1e-4
 BATCH = GROUPS * GROUP_SIZE

@@ -32,13 +32,8 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.protocol.codec import PROTOCOL
 from mage_async.protocol.journal_records import MAGIC, Commit, Granted, Record, first_head, write
 from mage_async.protocol.messages import GroupGrant
-from mage_async.protocol.trial_frames import (
-    DEFAULT_LIMITS,
-    Frame,
-    TrialHeader,
-    TrialResult,
-    pack_trial,
-)
+from mage_async.protocol.trial_frames import TrialResult, pack_trial
+from mage_async.protocol.trial_header import DEFAULT_LIMITS, Frame, TrialHeader
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trials.scripted import random_task, scripted_trial
 from tests.helpers.made_up_runs import make_run

@@ -41,7 +41,8 @@ from mage_async.admission.journaled import JournaledGroups
 from mage_async.admission.rules import SLOTS, Flow, Place, Rule
 from mage_async.admission.slots import Slot
 from mage_async.protocol.messages import GroupGrant, TrialResult
-from mage_async.trajectory import Group, Guidance, Task
+from mage_async.tasks.seats import num_seats
+from mage_async.trajectory import Group, Guidance, Task, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Accepted:
     """The first result for this trial: journal it, then acknowledge it."""
 
     is_complete: bool
-    """Whether it was the last trial of its group."""
+    """Whether its group has all of its trials now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class SlotLedger(JournaledGroups):
         return slot.message(deadline_s, self.lag)
 
     def receive(self, result: TrialResult) -> Accepted | Duplicate | Unknown:
-        """Take a trial in; acknowledge it when the journal holds it durably."""
+        """Take a trial in, or both seats of one; acknowledge it when the journal holds it."""
         slot = self._slots.get(result.grant)
         reason = self._why_unknown(result, slot)
         if reason:
@@ -151,8 +152,9 @@ class SlotLedger(JournaledGroups):
         if slot is None or slot.trials[result.trial.index] is not None:
             self._events["duplicate"] += 1
             return Duplicate()
-        slot.trials[result.trial.index] = result.trial
-        self._events["acknowledged"] += 1
+        for trial in result.trials():
+            slot.trials[trial.index] = trial
+            self._events["acknowledged"] += 1
         if is_complete := slot.is_complete():
             slot.peer = None
             self._in_play.end(slot.grant)
@@ -256,14 +258,23 @@ class SlotLedger(JournaledGroups):
         if not self._first_grant <= result.grant < self.next_grant:
             return f"group {result.grant} was never granted by this learner"
         count = self.trials_per_group if slot is None else len(slot.trials)
-        if not 0 <= result.trial.index < count:
+        seats = num_seats(result.trial.task.member)
+        if len(result.trials()) != seats or result.trial.index % seats:
+            got = f"{len(result.trials())} from number {result.trial.index}"
+            return f"group {result.grant} is played {seats} trials at a time, got {got}"
+        if not 0 <= result.trial.index <= count - seats:
             return f"a group has {count} trials, got number {result.trial.index}"
         if slot is None:
             return ""
         if result.epoch > slot.epoch:
             return f"group {slot.grant} is at epoch {slot.epoch}, got {result.epoch}"
-        if (result.trial.task, result.trial.num_episodes) != (slot.task, slot.num_episodes):
-            return f"group {slot.grant} is another task than the trial's"
-        if result.trial.memory != slot.memory_of(result.trial.index):
-            return f"group {slot.grant} was granted with another memory than the trial's"
-        return ""
+        return next(filter(None, (_why_foreign(trial, slot) for trial in result.trials())), "")
+
+
+def _why_foreign(trial: Trial, slot: Slot) -> str:
+    """Why a trial is none of a group's; empty where it is."""
+    if (trial.task, trial.num_episodes) != (slot.task_of(trial.index), slot.num_episodes):
+        return f"group {slot.grant} is another task than the trial's"
+    if trial.memory != slot.memory_of(trial.index):
+        return f"group {slot.grant} was granted with another memory than the trial's"
+    return ""

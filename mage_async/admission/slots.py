@@ -9,6 +9,7 @@ from typing import Self
 
 from mage_async.protocol.journal_records import Granted
 from mage_async.protocol.messages import GroupGrant
+from mage_async.tasks.seats import task_of
 from mage_async.trajectory import Group, Guidance, Task, Trial
 
 
@@ -51,6 +52,12 @@ class Slot:
             max_turns=message.max_turns,
             guidance=message.guidance,
         )
+
+    def task_of(self, index: int) -> Task:
+        """The task that a trial has to be of: where the policy plays both seats, every second trial
+        has the other one.
+        """
+        return task_of(self.task, index)
 
     def is_complete(self) -> bool:
         """All of its trials are here."""

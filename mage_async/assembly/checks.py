@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from mage_async.assembly import rank_checks, sac_checks
+from mage_async.assembly import population_checks, rank_checks, sac_checks
 from mage_async.assembly.parts import (
     environment_of,
     expert_directory,
@@ -16,13 +16,10 @@ from mage_async.config.sections import corrections, policy
 from mage_async.config.sections.policy import Tiny
 from mage_async.credit import estimators, exploration_bonus
 from mage_async.environments.environment import Environment
-from mage_async.environments.mix.parts import Mixed
 from mage_async.environments.rehearsal import check_declared, is_rehearsed
 from mage_async.environments.reset_step import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.tasks import curriculum
-from mage_async.tasks.population import name_of, version_of
-from mage_async.trajectory import Task
 from mage_async.trials.shortest_context import chat_in_words, shortest_context
 
 
@@ -42,7 +39,7 @@ def check_keys(config: Config) -> None:
     for name, part in named_parts(config):
         _check_environment(config, name, part)
     _check_workers(config)
-    _check_population(config, environment)
+    population_checks.check(config, environment)
     _check_engine(config)
     curriculum.check(config.curriculum, config.trial)
     estimators.check(config.advantage, config.transcript)
@@ -179,36 +176,6 @@ def _check_room(config: Config, name: str, environment: Environment) -> None:
             f"engine.max_tokens must be at least {least}, which a trial of {last.num_episodes} "
             f"episodes of {name!r} needs for its words alone; "
             f"got {config.engine.max_tokens}"
-        )
-
-
-def _check_population(config: Config, environment: Environment) -> None:
-    """No train member is held out, and rivals have a seat, weights and an engine."""
-    name, rules = environment.facts.name, config.population
-    train, heldout = (environment.members(split) for split in ("train", "heldout"))
-    if isinstance(environment, Mixed) and (rules.rivals or rules.matchmaker != "decks"):
-        raise ConfigError(
-            "a mix has no population: its parts are not rated against each other; set "
-            'population.rivals = 0 and population.matchmaker = "decks"'
-        )
-    if shared := set(train) & set(heldout):
-        raise ConfigError(f"{name}: {min(shared)!r} cannot be trained on and held out")
-    if taken := [each for each in (*train, *heldout) if version_of(each) is not None]:
-        raise ConfigError(f"{name}: {taken[0]!r} is the name of a version of the policy")
-    places = round((1 - rules.rivals) * config.admission.groups_per_step)
-    if rules.matchmaker == "fixed" and len(train) > places:
-        raise ConfigError(
-            f'population.matchmaker = "fixed" has {places} places in a step for {len(train)} '
-            "members, so some would never be met: raise admission.groups_per_step"
-        )
-    if not rules.rivals:
-        return
-    if environment.duel(Task(name, name_of(0), 0, environment.seats()[0]), 0) is None:
-        raise ConfigError(f"{name}: nobody can play the opponent's seat: set population.rivals = 0")
-    if not isinstance(config.engine, Embedded) or config.transport.weights != "disk":
-        raise ConfigError(
-            "population.rivals: versions are held by the embedded engine and kept on disk: set "
-            'engine.kind = "embedded" and transport.weights = "disk"'
         )
 
 

@@ -93,4 +93,5 @@ def rules_of(
         strategy=config.trial.strategy,
         strategy_temperature=config.sampling.strategy_temperature,
         expert=expert,
+        rivals_remember=config.population.rivals_remember,
     )

@@ -46,6 +46,7 @@ def _wanted(config: Config) -> list[tuple[str, object, tuple[object, ...]]]:
         ("sampling.top_p", config.sampling.top_p, (1.0,)),
         ("sampling.top_k", config.sampling.top_k, (0,)),
         ("population.rivals", config.population.rivals, (0.0,)),
+        ("population.both_seats", config.population.both_seats, (0.0,)),
         ("expert", config.expert and "there", (None,)),
         ("curriculum", config.curriculum and "there", (None,)),
     ]

@@ -104,7 +104,8 @@ class _Seen:
         groups = []
         for grant in grants:
             version = self._versions.pop(grant, 0)
-            trials = {each.trial.index: each.trial for each in self._trials.pop(grant, ())}
+            results = self._trials.pop(grant, ())
+            trials = {trial.index: trial for result in results for trial in result.trials()}
             if trials:
                 ordered = tuple(trials[index] for index in sorted(trials))
                 groups.append(Group(grant, version, ordered))

@@ -63,6 +63,15 @@ UNTRAINED = {"learner.steps": 0, "warm_start": "none"}
 BY_ROLE = ["group", "kind"]
 """Actions, reflections and strategies of a group, each with a mean and a deviation of their own."""
 
+BOTH_SEATS = {
+    "population.both_seats": 0.33,
+    "advantage.baseline": ["group", "seat", "kind", "episode", "index"],
+    "advantage.scale": ["member", "seat"],
+}
+"""A third of the groups is self-play, trained on from both seats, each with a mean and a deviation
+of its own.
+"""
+
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "lamer_code": PUBLISHED | AS_CODED | {"credit.kind": "cumulative_code"},
     "lamer_paper": PUBLISHED | REPAIRED | {"credit.kind": "cumulative_paper"},
@@ -115,6 +124,14 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "graph_memory.strategies": 3,
         "advantage.baseline": ["group", "memory", "kind", "episode", "index"],
     },
+    "both_seats": BOTH_SEATS,
+    "mage_population": BOTH_SEATS
+    | {
+        "population.rivals": 0.17,
+        "population.every": 5,
+        "population.rivals_remember": True,
+        "population.matchmaker": "progress",
+    },
 }
 """Keys by method; behind MAGE and LaMer the papers' baselines.
 
@@ -124,7 +141,7 @@ one episode is luck, and anything that claims to learn within a trial has to bea
 `react` and `reflexion` are the model as it is: by itself, with its earlier episodes to read, and
 with its remarks on them; a model that reads needs `transcript.rules = true` for each.
 
-Seven change one thing each of whatever configuration they are written over:
+Nine change one thing each of whatever configuration they are written over:
 
 - `scaling_inter` (arXiv 2509.08755): a horizon that grows in stages of `curriculum.steps`, here
   over episodes; how many turns are few depends on the environment: set `curriculum.turns` too.
@@ -141,6 +158,10 @@ Seven change one thing each of whatever configuration they are written over:
   two pays the turn; `docs/methods/stepagent.md`.
 - `graph_memory` (arXiv 2511.07800): half of each group's trials begin with three strategies that
   earlier tasks taught, drawn by trained weights; both halves have a baseline of their own.
+- `both_seats` and `mage_population` (MAGE, arXiv 2603.03680): self-play in which the policy plays
+  both seats and is trained on both; the latter with past versions that remember the trial, and
+  members drawn by how much the agent's return against them changes;
+  `docs/methods/mage_population.md`.
 
 `sac_glam` (arXiv 2410.12481) is soft actor-critic with a replay buffer and goals relabelled in
 hindsight, on one episode; `docs/methods/sac_glam.md` has its equations.

@@ -69,6 +69,9 @@ NOT_COMPARED = {"doctor", "tracking"}
 """Sections that change nothing of what peers do together."""
 WHERE_PRESENT = {"sac"}
 """Sections that are compared where a configuration has them: without them digests are as before."""
+WHERE_CHANGED = {"population": ("both_seats", "rivals_remember")}
+"""Keys, by section, that are compared where they are not the default: they came after the section.
+"""
 
 
 def digest(config: Config) -> str:
@@ -79,4 +82,10 @@ def digest(config: Config) -> str:
         if name not in NOT_COMPARED
         and ((value := getattr(config, name)) is not None or name not in WHERE_PRESENT)
     }
-    return blake2s(msgspec.json.encode(compared, order="sorted"), digest_size=4).hexdigest()
+    said = msgspec.to_builtins(compared)
+    for section, keys in WHERE_CHANGED.items():
+        usual = msgspec.to_builtins(type(compared[section])())
+        for key in keys:
+            if said[section][key] == usual[key]:
+                del said[section][key]
+    return blake2s(msgspec.json.encode(said, order="sorted"), digest_size=4).hexdigest()

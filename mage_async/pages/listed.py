@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mage_async.tasks.seats import num_seats
+
 
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
@@ -22,6 +24,11 @@ class ListedGroup:
     """That trained the group; None: none yet."""
     dropped: str | None
     """Why the group was given up; None: it was not."""
+
+    @property
+    def both_seats(self) -> bool:
+        """Whether the policy plays both seats, so that a play has two trials."""
+        return self.member is not None and num_seats(self.member) > 1
 
 
 @dataclass(frozen=True, slots=True)

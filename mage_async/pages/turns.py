@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mage_async.policy_version import Provenance, VersionRun
 from mage_async.report.trial_chat import TEMPLATE_MARKS
+from mage_async.tasks.seats import num_seats
 from mage_async.trajectory import Kind, Segment, Trial, Turn
 
 _OPENING, _CLOSING = re.compile(r"<(action|remark)>$"), re.compile(r"^</(action|remark)>")
@@ -90,6 +91,8 @@ class ShownTrial:
     duration_s: float
     memory: int | None
     """Version of the graph memory that it was told strategies of; None: of none."""
+    seat: int | None
+    """Its seat, where the policy played both; None: the agent had one, which the group says."""
     rest: str
     """What the agent was told after its last answer."""
 
@@ -116,6 +119,7 @@ def shown_trial(
         num_tokens=trial.num_tokens(),
         duration_s=trial.duration_s,
         memory=trial.memory,
+        seat=trial.task.seat if num_seats(trial.task.member) > 1 else None,
         rest=_words(rest, decode),
     )
 

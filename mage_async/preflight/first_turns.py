@@ -15,7 +15,7 @@ from mage_async.inference.scheduler import Scheduler
 from mage_async.policy.guards import check_trainable
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duel_run import Run, begin_trial
+from mage_async.trials.duels.begin import Run, begin_trial
 from mage_async.trials.scripted import random_task
 
 NUM_TURNS = 2

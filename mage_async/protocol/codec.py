@@ -23,15 +23,8 @@ import msgspec
 from mage_async.errors import WireError
 from mage_async.protocol.file_chunks import Chunk, ChunkHeader, pack_chunk, unpack_chunk
 from mage_async.protocol.messages import Header, Message
-from mage_async.protocol.trial_frames import (
-    DEFAULT_LIMITS,
-    Frame,
-    Limits,
-    TrialHeader,
-    TrialResult,
-    pack_trial,
-    unpack_trial,
-)
+from mage_async.protocol.trial_frames import TrialResult, pack_trial, unpack_trial
+from mage_async.protocol.trial_header import DEFAULT_LIMITS, Frame, Limits, TrialHeader
 
 PROTOCOL = b"mage/2"
 KEPT = (PROTOCOL, b"mage/1")

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from mage_async.errors import WireError
-from mage_async.protocol.trial_frames import Frame, Limits, Natural
+from mage_async.protocol.trial_header import Frame, Limits, Natural
 
 FileName = Annotated[str, Meta(pattern=r"^(policy/[\w.-]{1,128}|weights/[0-9]{1,10})$")]
 """`policy/FILE` of the model's directory, or `weights/VERSION`."""

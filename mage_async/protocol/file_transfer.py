@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from mage_async.protocol.file_chunks import Chunk
 from mage_async.protocol.messages import Enquiry, Fetch
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS
+from mage_async.protocol.trial_header import DEFAULT_LIMITS
 
 WINDOW = 4
 CHUNK_BYTES = DEFAULT_LIMITS.max_chunk_bytes

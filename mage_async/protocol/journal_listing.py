@@ -14,6 +14,7 @@ from mage_async.protocol.journal_records import (
     Record,
 )
 from mage_async.protocol.messages import TrialResult
+from mage_async.trajectory import Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,9 @@ def line_of(record: Record) -> tuple[str, str]:
         case Granted(grant=grant):
             what = f"{grant.member} seat {grant.seat} at step {grant.version}"
             return "grant", f"group {grant.grant}.{grant.epoch} to {record.peer}: {what}"
-        case TrialResult(trial=trial):
-            drawn = oldest(run for part in trial.segments for run in part.versions)
-            rewards = ", ".join(f"{reward:g}" for reward in trial.episode_rewards())
-            name = f"group {record.grant}.{record.epoch} trial {trial.index}"
-            return "trial", f"{name}: {trial.num_tokens()} tokens from step {drawn}, [{rewards}]"
+        case TrialResult():
+            group = f"group {record.grant}.{record.epoch}"
+            return "trial", f"{group} {' and '.join(map(_said_of, record.trials()))}"
         case Dropped():
             return "drop", f"group {record.grant}: {record.reason}"
         case Commit():
@@ -76,6 +75,12 @@ def line_of(record: Record) -> tuple[str, str]:
         case Receipt():
             apart = f"log-probs {record.difference:.2g} nats apart"
             return "receipt", f"step {record.version} {record.digest} at {record.peer}: {apart}"
+
+
+def _said_of(trial: Trial) -> str:
+    drawn = oldest(run for part in trial.segments for run in part.versions)
+    rewards = ", ".join(f"{reward:g}" for reward in trial.episode_rewards())
+    return f"trial {trial.index}: {trial.num_tokens()} tokens from step {drawn}, [{rewards}]"
 
 
 def _grants(record: Record) -> set[int]:

@@ -23,7 +23,7 @@ A crash tears only the tail: `scan` yields what is whole and says where the rest
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 from typing import Literal
 
@@ -33,13 +33,8 @@ from mage_async.errors import WireError
 from mage_async.graph_memory.graph import Table as MemoryTable
 from mage_async.protocol.codec import decode_kept, encode
 from mage_async.protocol.messages import Fields, GroupGrant, Number
-from mage_async.protocol.trial_frames import (
-    DEFAULT_LIMITS,
-    Frame,
-    Limits,
-    TrialHeader,
-    TrialResult,
-)
+from mage_async.protocol.trial_frames import TrialResult
+from mage_async.protocol.trial_header import DEFAULT_LIMITS, Frame, Limits, TrialHeader
 from mage_async.tasks.population import Table
 
 MAGIC = b"mage-journal/1\n"
@@ -256,7 +251,7 @@ def _read_trial(data: bytes, limits: Limits) -> TrialResult:
     message = decode_kept(_cut(memoryview(data)[_SIZES.size :], sizes), limits)
     if not isinstance(message, TrialResult):
         raise WireError(f"expected a trial, got {type(message).__name__}")
-    return TrialResult(message.grant, message.epoch, message.trial)
+    return replace(message, frames=())
 
 
 def _cut(data: memoryview, sizes: Sequence[int]) -> list[memoryview]:

@@ -28,7 +28,8 @@ import msgspec
 from msgspec import Meta
 
 from mage_async.protocol.file_chunks import Chunk, ChunkHeader, FileDigest, FileName
-from mage_async.protocol.trial_frames import TrialHeader, TrialResult
+from mage_async.protocol.trial_frames import TrialResult
+from mage_async.protocol.trial_header import TrialHeader
 from mage_async.trajectory import Guidance
 
 MAX_REASON_CHARS = 2000

@@ -8,7 +8,7 @@ from mage_async.admission.counts import LedgerCounts
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix.parts import label_of, part_of
 from mage_async.policy_version import PROVENANCES, tokens_by_provenance
-from mage_async.tasks.population import version_of
+from mage_async.tasks.population import is_policy
 from mage_async.trajectory import Group, Kind, Trial
 
 IN = "_in_"
@@ -194,7 +194,7 @@ def _injections(trials: Sequence[Trial]) -> dict[str, int]:
     """Observations with special tokens in their text, by the side that wrote them, above 0."""
     counts: Counter[str] = Counter()
     for trial in trials:
-        side = "environment" if version_of(trial.task.member) is None else "opponent"
+        side = "opponent" if is_policy(trial.task.member) else "environment"
         counts[INJECTIONS[side]] += trial.num_injections
     return dict(+counts)
 

@@ -11,7 +11,7 @@ import msgspec
 from mage_async.environments.environment import Environment, Facts
 from mage_async.environments.mix.parts import Mixed, part_of
 from mage_async.results.intervals import half_width, wilson
-from mage_async.tasks.population import ITSELF, version_of
+from mage_async.tasks.population import ITSELF, is_policy
 from mage_async.trajectory import Kind, Trial
 
 MOST_MEMBERS = 64
@@ -180,7 +180,7 @@ def environment_returns(score: Score) -> dict[str, list[float]]:
 
 def family_of(member: str, environment: Environment) -> str:
     """The kind a member belongs to; all versions of the policy are of one."""
-    return environment.family(member) if version_of(member) is None else ITSELF
+    return ITSELF if is_policy(member) else environment.family(member)
 
 
 def _means(rows: Sequence[Sequence[float]]) -> list[float]:

@@ -26,11 +26,14 @@ from mage_async.trajectory import Group
 
 PREFIX = "policy-"
 ITSELF = "policy"
-"""The name in ratings of all versions that were met as the newest."""
+"""The policy in both seats, as a member; in ratings also all versions that were met as the newest.
+"""
 STEP = 16.0
 """Rating points that a group can move, at most."""
-FADE = 0.25
-"""Weight of a member's latest group in what the agent achieves against it now."""
+FADE, SLOW_FADE = 0.25, 0.05
+"""Weight of a member's latest group in what the agent achieves against it now, and in what it has
+achieved for long.
+"""
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -38,6 +41,11 @@ Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 def name_of(version: int) -> str:
     """A version as a member."""
     return f"{PREFIX}{version}"
+
+
+def is_policy(member: str) -> bool:
+    """Whether a member is the policy or a version of it, and none of the environment's own."""
+    return member == ITSELF or version_of(member) is not None
 
 
 def version_of(member: str) -> int | None:
@@ -56,6 +64,8 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Sum of the agent's returns against the member, over all episodes."""
     recent: float = 0.0
     """The agent's mean return in late groups, which count the more the later they are."""
+    long: float = 0.0
+    """The same over many more groups."""
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -68,7 +78,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     standings: dict[str, Standing] = {}
 
 
-ALONE = Population(matchmaker="decks", rivals=0.0, every=0, kept=1, keep="newest")
+ALONE = Population()
 """The environment's members alone."""
 
 
@@ -89,7 +99,8 @@ class League:
     @property
     def is_on(self) -> bool:
         """Whether anything here is asked for; otherwise nothing is counted or kept."""
-        return self._rules.rivals > 0 or self._rules.matchmaker != "decks"
+        rules = self._rules
+        return rules.rivals > 0 or rules.both_seats > 0 or rules.matchmaker != "decks"
 
     def rivals(self) -> tuple[int, ...]:
         """Versions that a new group may meet, oldest first."""
@@ -166,6 +177,7 @@ class League:
             episodes=past.episodes + len(returns),
             total=past.total + sum(returns),
             recent=mean if not past.groups else past.recent + FADE * (mean - past.recent),
+            long=mean if not past.groups else past.long + SLOW_FADE * (mean - past.long),
         )
 
     def _score(self, value: float) -> float:

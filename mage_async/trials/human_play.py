@@ -13,7 +13,8 @@ from mage_async.completion import Completion, Prompt
 from mage_async.environments.calls import Call, SlowPlay, calls_of
 from mage_async.environments.environment import AGENT, Environment, Play
 from mage_async.trajectory import Task
-from mage_async.trials.duel_run import RivalSide, SidePlay
+from mage_async.trials.duels.rival import RivalSide
+from mage_async.trials.duels.sides import SidePlay
 
 
 @dataclass(frozen=True, slots=True)

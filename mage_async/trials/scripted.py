@@ -14,7 +14,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duel_run import settle
+from mage_async.trials.duels.begin import settle
 from mage_async.trials.trial_rules import TrialRules
 from mage_async.trials.trial_run import TrialRun
 

@@ -40,6 +40,8 @@ class TrialRules:
     strategy_temperature: float = 1.0
     expert: Experts | None = None
     """The expert that is asked at every action; None: no expert."""
+    rivals_remember: bool = False
+    """A version of the policy in the opponent's seat remembers the trial's earlier episodes."""
     memory: int | None = None
     """Version of the graph memory that the prompts tell strategies of; None: of none."""
 

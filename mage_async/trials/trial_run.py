@@ -1,9 +1,6 @@
 """One trial, played without waiting: prompts out, completions in, at the end a `Trial`."""
 
-import math
-import numbers
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,14 +11,14 @@ from mage_async.environments.environment import (
     Environment,
     Outcome,
     Play,
-    fault_of_text,
 )
-from mage_async.environments.hosted.info import MAX_INFO_CHARS, MAX_TRIAL_INFO_CHARS, TRIAL_IS_FULL
+from mage_async.environments.hosted.info import MAX_TRIAL_INFO_CHARS, TRIAL_IS_FULL
 from mage_async.environments.mix.parts import part_of
 from mage_async.environments.whole_play import begun, own_play
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import ExpertStep, Kind, Task, Trial, Turn
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.environment_faults import environment_speaking, fault_of, place_of
 from mage_async.trials.experts import expert_step
 from mage_async.trials.transcript import Transcript
 from mage_async.trials.trial_rules import TrialRules
@@ -169,6 +166,11 @@ class TrialRun:
         return self._kind
 
     @property
+    def is_over(self) -> bool:
+        """Nothing more is asked."""
+        return self._is_done
+
+    @property
     def is_waiting(self) -> bool:
         """The environment has not answered the last action: others have to act before it does."""
         return self._acted is not None
@@ -223,8 +225,8 @@ class TrialRun:
         assert self._acted is not None, "nothing was asked of the environment"
         start, completion, action, anchor = self._acted
         self._acted = None
-        if fault := _fault_of(outcome):
-            raise EnvironmentFault(f"{_place(self._task)}{self._turn_name()}: act() {fault}")
+        if fault := fault_of(outcome):
+            raise EnvironmentFault(f"{place_of(self._task)}{self._turn_name()}: act() {fault}")
         self._counts.num_injections += self._chat.holds_special_token(outcome.observation)
         outcome = replace(outcome, observation=self._rules.prompts.layout(outcome.observation))
         self._turns.append(
@@ -367,32 +369,3 @@ def _seed(task_seed: int, trial: int, turn: int) -> int:
     """A seed of 63 bits for one completion; distinct trials and turns get unrelated ones."""
     mixed = (task_seed * 0x9E3779B97F4A7C15 + trial * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     return ((mixed ^ (mixed >> 31)) + turn * 0x94D049BB133111EB) % 2**63
-
-
-@contextmanager
-def environment_speaking(task: Task, turn: str = "") -> Iterator[None]:
-    """Environments are other people's code: whatever they raise is their fault, named, and costs
-    one group.
-
-    Args:
-        turn: the episode and turn, where they are known.
-    """
-    try:
-        yield
-    except Exception as error:  # the border to foreign code
-        where = _place(task) + turn
-        raise EnvironmentFault(f"{where}: raised {type(error).__name__}: {error}") from error
-
-
-def _place(task: Task) -> str:
-    return f"{task.environment} against {task.member!r}, seed {task.seed}"
-
-
-def _fault_of(outcome: Outcome) -> str | None:
-    """Why an outcome can be neither said nor trained on; None: it can."""
-    reward: object = outcome.reward
-    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-        return f"must return a finite reward, got {reward!r:.60}"
-    if len(outcome.info) > MAX_INFO_CHARS:
-        return f"gave {len(outcome.info):,} characters of info: at most {MAX_INFO_CHARS:,} fit"
-    return fault_of_text(outcome.observation)

@@ -58,6 +58,25 @@ def test_a_trial_that_the_learner_holds_is_not_played_again(run: Run) -> None:
     run(main)
 
 
+def test_both_seats_of_a_play_arrive_as_one_result(run: Run) -> None:
+    async def main(site: Site) -> None:
+        site.say(grant(0, epoch=1, member="policy", num_trials=6, held=(2, 3)))
+        results = await site.results(2)
+        assert {result.trial.index for result in results} == {0, 4}
+        for result in results:
+            one, other = result.trials()
+            assert other.index == one.index + 1
+            assert (one.task, other.task) == (Task("rps", "policy", 5), Task("rps", "policy", 5, 1))
+            assert [len(trial.turns) for trial in (one, other)] == [12, 12]
+        site.say(acknowledge(results[0]), welcome())
+        (again,) = await site.results(1)
+        turns = [[trial.turns for trial in each.trials()] for each in (again, results[1])]
+        assert turns[0] == turns[1]
+        assert site.engine.statistics().num_contexts == 0
+
+    run(main)
+
+
 def test_what_is_not_acknowledged_is_sent_again_to_a_learner_that_welcomes_anew(run: Run) -> None:
     async def main(site: Site) -> None:
         site.say(grant(0, num_trials=3))

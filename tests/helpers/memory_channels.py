@@ -17,7 +17,7 @@ from mage_async.errors import PeerRefused
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.journal_records import MAGIC, Head, Record, read, scan, write
 from mage_async.protocol.messages import Hello, Message, Refusal, WhoAreYou
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits
+from mage_async.protocol.trial_header import DEFAULT_LIMITS, Frame, Limits
 from mage_services.transport.access import AccessControl, ChannelStatistics, Peer
 from mage_services.transport.learner_channel import PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES

@@ -18,7 +18,7 @@ from mage_async.policy.load import build_tiny
 from mage_async.preflight.files import check_files
 from mage_async.preflight.first_turns import play_first_turns
 from mage_async.preflight.size import Size, check_size, tiny_size, with_deadlines
-from mage_async.trials.duel_run import settle
+from mage_async.trials.duels.begin import settle
 from mage_services.actor.preflight import look_at_policy
 
 GB = 10**9

@@ -15,7 +15,7 @@ from mage_async.errors import WireError
 from mage_async.policy_version import PROVENANCES, VersionRun
 from mage_async.protocol.codec import PROTOCOL, decode, decode_kept, encode
 from mage_async.protocol.messages import Message, TrialResult
-from mage_async.protocol.trial_frames import Limits, TrialHeader
+from mage_async.protocol.trial_header import Limits, TrialHeader
 from mage_async.trajectory import ExpertStep, Kind, Segment, Task, Trial, Turn
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -10,7 +10,7 @@ from mage_async.environments.kuhn.game import Kuhn
 from mage_async.environments.rps.game import Rps
 from mage_async.tasks.matchmaking import Matchmaker as Rule
 from mage_async.tasks.matchmaking import prioritised
-from mage_async.tasks.population import League, version_of
+from mage_async.tasks.population import ITSELF, League, version_of
 from mage_async.tasks.task_stream import TaskStream
 from tests.helpers.populations import KUHN, group, population
 
@@ -87,3 +87,50 @@ def test_the_best_answers_are_those_of_the_references(environment: Kuhn | Rps) -
         known = environment.references(split, 1)
         name = "hindsight" if "hindsight" in known else "best_response"
         assert mean == pytest.approx(known[name][0])
+
+
+def test_a_share_of_groups_has_the_policy_in_both_seats() -> None:
+    rules = Population(both_seats=0.25, rivals=0.25, every=2)
+    league = League(rules, KUHN.facts)
+    league.published(0)
+    made = matchmaker(rules, league)
+    met = Counter(made.task(number).member for number in range(2000))
+    assert met[ITSELF] / 2000 == pytest.approx(0.25, abs=0.04)
+    assert met["policy-0"] / 2000 == pytest.approx(0.25, abs=0.04)
+    tasks = [made.task(number) for number in range(50)]
+    assert tasks == [matchmaker(rules, league).task(number) for number in range(50)]
+
+
+def test_self_play_is_counted_and_rates_nobody() -> None:
+    league = League(Population(both_seats=0.5), KUHN.facts)
+    league.trained([group(ITSELF, 2.0, 2.0)])
+    standing = league.standing(ITSELF)
+    assert standing is not None
+    assert (standing.groups, standing.rating, league.rating) == (1, 0.0, 0.0)
+
+
+def test_progress_draws_by_the_change_of_returns_in_either_direction() -> None:
+    """Means by hand: after 0 and then a, the fast one is a / 4, the slow one a / 20."""
+    rules = Population(matchmaker="progress")
+    league = League(rules, KUHN.facts)
+    first, second, *others = KUHN.members("train")
+    for each in others:
+        league.trained([group(each, 1.0), group(each, 1.0)])
+    league.trained([group(first, 0.0), group(first, 2.0)])
+    league.trained([group(second, 0.0), group(second, -4.0)])
+    assert league.standing(first).recent - league.standing(first).long == pytest.approx(0.4)  # type: ignore[union-attr]
+    made = matchmaker(rules, league)
+    met = Counter(made.task(number).member for number in range(6000))
+    anyone = 0.1 / len(KUHN.members("train"))
+    assert met[first] / 6000 == pytest.approx(0.3 + anyone, abs=0.03)
+    assert met[second] / 6000 == pytest.approx(0.6 + anyone, abs=0.03)
+
+
+def test_whoever_was_never_met_may_make_the_most_progress() -> None:
+    rules = Population(matchmaker="progress")
+    league = League(rules, KUHN.facts)
+    unmet, *others = KUHN.members("train")
+    for each in others:
+        league.trained([group(each, 0.0), group(each, 0.0)])
+    met = Counter(matchmaker(rules, league).task(number).member for number in range(500))
+    assert met[unmet] > 400

@@ -72,3 +72,31 @@ def test_the_catalogue_says_who_has_a_second_seat() -> None:
         if load(name).duel(Task(name, "policy-0", 0, 0), 0) is not None
     }
     assert seated == {"kuhn", "rps", "tictactoe", "openspiel"}
+
+
+SEATS = 'advantage.baseline=["group", "seat", "kind", "episode", "index"]'
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ([], 'add "seat" to advantage.baseline'),
+        ([SEATS, "admission.trials_per_group=2"], "must be even and at least 4, got 2"),
+        ([SEATS, "admission.trials_per_group=7"], "must be even and at least 4, got 7"),
+        ([SEATS, "population.rivals=0.7"], r"got 0.7 \+ 0.5, at most 1"),
+        ([SEATS, "trial.stop_on_success=true"], "trial.stop_on_success is for one agent"),
+        ([SEATS, "graph_memory.strategies=1"], "graph_memory.strategies is for one agent"),
+        ([SEATS, "credit.information_bonus=0.1"], "credit.information_bonus is for one agent"),
+        ([SEATS, "curriculum.turns=[2, 4]"], "curriculum.turns ends an episode for the agent"),
+    ],
+)
+def test_both_seats_are_compared_each_with_itself(changes: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check(config_file.load(config_file.find("kuhn"), ["population.both_seats=0.5", *changes]))
+
+
+def test_both_seats_need_no_weights_of_the_past() -> None:
+    changes = ["population.both_seats=1.0", SEATS, "transport.weights=tensor"]
+    check(config_file.load(config_file.find("kuhn"), changes))
+    with pytest.raises(ConfigError, match=r"scout: .* set population\.both_seats = 0"):
+        check(config_file.load(config_file.find("scout"), ["population.both_seats=0.5"]))

@@ -13,7 +13,7 @@ from mage_async.protocol.messages import (
     Message,
     Welcome,
 )
-from mage_async.protocol.trial_frames import Limits
+from mage_async.protocol.trial_header import Limits
 from mage_services.transport.learner_channel import LearnerChannel, PeerGone
 from mage_services.transport.peer_channel import PeerChannel
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES, ipc_address

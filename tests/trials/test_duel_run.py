@@ -18,7 +18,7 @@ from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duel_run import DuelRun
+from mage_async.trials.duels.rival import DuelRun
 from mage_async.trials.trial_rules import TrialRules
 
 NAMES = ("kuhn", "rps", "tictactoe")

@@ -18,7 +18,7 @@ from mage_async.policy_version import VersionRun
 from mage_async.trajectory import ExpertStep, Kind, Task, Trial
 from mage_async.trials.action_parser import ActionParser, Forced
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duel_run import begin_trial
+from mage_async.trials.duels.begin import begin_trial
 from mage_async.trials.experts import (
     RecordedExperts,
     ScriptedExpert,

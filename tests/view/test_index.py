@@ -50,7 +50,7 @@ def test_the_index_says_of_every_trial_what_the_journal_does(finished):
             assert found.num_tokens == result.trial.num_tokens()
             assert found.num_invalid == result.trial.num_invalid()
             assert found.member == result.trial.task.member
-            loaded = reader.load(found.group, found.number).trial
+            loaded = reader.load(found.group, found.number)
             assert loaded.turns == result.trial.turns
         assert reader.progress().share == 1.0
         assert reader.last_step() == 4

@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from mage_async.config.sections.section import Count, Natural, Positive, Section, Share
 
-Matchmaker = Literal["decks", "fixed", "resampled", "prioritised"]
+Matchmaker = Literal["decks", "fixed", "resampled", "prioritised", "progress"]
 Keep = Literal["newest", "best", "spread"]
 
 
@@ -43,7 +43,8 @@ class Population(Section):
 
     matchmaker: Matchmaker = "decks"
     """The environment's members in shuffled decks; the same one always in the same place of a step,
-    as in MAGE; any; or by how much the agent could still gain against them."""
+    as in MAGE; any; by how much the agent could still gain against them; or by how much its return
+    against them changes."""
     rivals: Share = 0.0
     """Share of groups that meet a version of the policy instead, in the opponent's seat; only the
     agent's side is trained on."""
@@ -53,3 +54,9 @@ class Population(Section):
     """Most rivals at once."""
     keep: Keep = "spread"
     """Which rivals stay of too many: the newest, the best rated, or some from all times."""
+    rivals_remember: bool = False
+    """A rival remembers the trial's earlier episodes and writes remarks, as the agent does; else
+    each episode is its first one."""
+    both_seats: Share = 0.0
+    """Share of groups in which the policy plays both seats, each with a memory of its own, and is
+    trained on both: a play is then two of the group's trials."""

@@ -11,7 +11,7 @@ from mage_async.environments.environment import Environment
 from mage_async.policy_version import VersionRun, append_run, moved
 from mage_async.trajectory import Segment, Trial, Turn
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duel_run import settle
+from mage_async.trials.duels.begin import settle
 from mage_async.trials.trial_rules import TrialRules
 from mage_async.trials.trial_run import TrialRun
 

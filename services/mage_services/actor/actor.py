@@ -40,7 +40,9 @@ from mage_async.protocol.messages import (
     Unwanted,
     Welcome,
 )
+from mage_async.tasks.seats import plays
 from mage_async.trajectory import Task
+from mage_async.trials.duels.begin import trials_of
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.engines.accepting import loaded
 from mage_services.engines.choice import make_engine
@@ -212,7 +214,7 @@ class Actor:
         told = grant.guidance
         guided, first = stage.guided(told), told.num_guided if told else 0
         async with asyncio.TaskGroup() as trials:
-            for index in sorted(set(range(grant.num_trials)) - self._played(grant)):
+            for index in sorted(set(plays(task, grant.num_trials)) - self._played(grant)):
                 how = guided if index < first else stage
                 trials.create_task(
                     self._trial(how, grant, task, index), name=f"trial {grant.grant}.{index}"
@@ -224,15 +226,18 @@ class Actor:
         return sent | set(grant.held)
 
     async def _trial(self, stage: Stage, grant: GroupGrant, task: Task, index: int) -> None:
-        """Play a trial and send it. Cancellation abandons it, unless it was finished.
+        """Play a trial and send it, with that of the other seat where the policy plays both.
+        Cancellation abandons it, unless it was finished.
 
         Raises:
             TrialFault: it holds what no message may, as a policy that has collapsed writes. Were
                 that to end the actor, the next one would be granted the same seeds, and end too.
         """
         name = f"{grant.grant}.{grant.epoch}.{index}"
-        trial = await play_trial(stage.begin(task, index, name), stage.engine, stage.workers)
-        result = TrialResult(grant=grant.grant, epoch=grant.epoch, trial=trial)
+        run = stage.begin(task, index, name)
+        trial = await play_trial(run, stage.engine, stage.workers)
+        _, *across = trials_of(run, trial.duration_s)
+        result = TrialResult(grant.grant, grant.epoch, trial, other=next(iter(across), None))
         self._unacknowledged[grant.grant, index] = result
         try:
             await self._channel.send(result)

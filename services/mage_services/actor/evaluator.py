@@ -33,7 +33,7 @@ from mage_async.results.score import Score, environment_returns, score
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duel_run import Run
+from mage_async.trials.duels.begin import Run
 from mage_async.trials.trial_as_dict import trial_as_dict
 from mage_services.actor.recollection import Recall, recall_of, told_nothing
 from mage_services.actor.rollout import Stage, play_all

@@ -9,7 +9,7 @@ from mage_async.environments.mix.parts import part_of
 from mage_async.errors import RunError
 from mage_async.tasks.population import name_of, version_of
 from mage_async.trajectory import Task, Trial
-from mage_async.trials.duel_run import RivalSide
+from mage_async.trials.duels.rival import RivalSide
 from mage_async.trials.human_play import HumanPlay, HumanPrompt, human_play
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.environments.workers import Workers

@@ -21,7 +21,7 @@ from mage_async.config.schema import Config, Pretrained, Tiny
 from mage_async.errors import DeterministicFailure, MageError
 from mage_async.preflight.files import Contexts, check_files, check_outline
 from mage_async.preflight.size import Size, check_size, tiny_size, with_deadlines
-from mage_async.trials.duel_run import Run
+from mage_async.trials.duels.begin import Run
 from mage_services.environments.workers import Workers
 from mage_services.processes.hardware import check_gpu
 

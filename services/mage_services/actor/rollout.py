@@ -12,7 +12,7 @@ from mage_async.environments.environment import Environment
 from mage_async.errors import CallFault, ContextFull, TurnOverdue
 from mage_async.trajectory import Guidance, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duel_run import Run, begin_trial
+from mage_async.trials.duels.begin import Run, begin_trial
 from mage_async.trials.trial_rules import TrialRules
 from mage_services.engines.engine import Engine
 from mage_services.environments.workers import Workers

@@ -23,7 +23,7 @@ from pathlib import Path
 from mage_async.errors import RunError
 from mage_async.protocol.journal_records import MAGIC, Head, Record, write
 from mage_async.protocol.journal_segments import Segment, to_delete
-from mage_async.protocol.trial_frames import Frame
+from mage_async.protocol.trial_header import Frame
 from mage_async.results.durable_files import sync
 
 RETRY_S = 1.0

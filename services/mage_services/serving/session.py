@@ -9,7 +9,7 @@ from mage_async.environments.loaders.remote import Observed
 from mage_async.environments.whole_play import begun
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
-from mage_async.trials.trial_run import environment_speaking
+from mage_async.trials.environment_faults import environment_speaking
 from mage_services.environments.workers import Workers
 
 Json = dict[str, Any]

@@ -30,7 +30,7 @@ from mage_async.protocol.messages import (
     WhoAreYou,
 )
 from mage_async.protocol.rate_limits import DEFAULT_ALLOWANCE, Allowance, Meter
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Frame, Limits
+from mage_async.protocol.trial_header import DEFAULT_LIMITS, Frame, Limits
 
 Peer = str
 """Names one connection of one process: `actor-0/5e2c81d0`. A restarted process is another peer."""

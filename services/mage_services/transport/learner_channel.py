@@ -23,7 +23,7 @@ from mage_async.errors import MageError, RunError
 from mage_async.protocol.codec import LastEncoded
 from mage_async.protocol.messages import Message
 from mage_async.protocol.rate_limits import DEFAULT_ALLOWANCE, Allowance
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Limits
+from mage_async.protocol.trial_header import DEFAULT_LIMITS, Limits
 from mage_services.transport.access import AccessControl, ChannelStatistics, Peer
 from mage_services.transport.authentication import Gate, LearnerKeys
 from mage_services.transport.connection_limits import SilentConnections

@@ -18,7 +18,7 @@ from mage_async.protocol.messages import (
     Refusal,
     WhoAreYou,
 )
-from mage_async.protocol.trial_frames import DEFAULT_LIMITS, Limits
+from mage_async.protocol.trial_header import DEFAULT_LIMITS, Limits
 from mage_services.transport.authentication import PeerKeys
 from mage_services.transport.connections import PeerLink
 from mage_services.transport.sockets import (

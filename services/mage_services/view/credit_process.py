@@ -103,7 +103,7 @@ def credit_of(run: RunDirectory, step: int) -> Credit:
             numbers = [each.number for each in reader.trials_of([listed.number])]
             if listed.num_trials is None or len(numbers) < listed.num_trials:
                 raise RunError(f"some trials of step {step} are not in the index")
-            trials = [reader.load(listed.number, number).trial for number in numbers]
+            trials = [reader.load(listed.number, number) for number in numbers]
             groups.append(Group(listed.number, listed.version or 0, tuple(trials)))
     found = attributed(JournalStep(step, groups, config, is_whole=True), lambda _: "")
     return {

@@ -26,7 +26,7 @@ def search(
         trial = trials[number]
         number += 1
         try:
-            contexts = reader.load(trial.group, trial.number).trial.segments
+            contexts = reader.load(trial.group, trial.number).segments
         except RunError as error:
             missing = str(error)
             continue

@@ -63,7 +63,7 @@ def group(asked: Asked) -> Markup:
         shown: list[ShownTrial] = []
         for listed in reader.trials_of([number])[:MOST_BESIDE]:
             try:
-                trial = reader.load(number, listed.number).trial
+                trial = reader.load(number, listed.number)
                 made = credit.get(f"{number}/{listed.number}", ())
                 shown.append(shown_trial(trial, decode, of.step, made))
             except RunError as error:
@@ -89,7 +89,7 @@ def turn(asked: Asked) -> Markup:
     decode, _ = decode_of(asked.run)
     with RunReader(asked.run) as reader:
         of = reader.group(number)
-        trial = reader.load(number, index).trial
+        trial = reader.load(number, index)
         if place >= len(trial.turns):
             raise RunError(f"trial {index} of group {number} has {len(trial.turns)} turns")
         found = trial.turns[place]

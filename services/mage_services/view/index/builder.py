@@ -24,7 +24,7 @@ from mage_async.protocol.journal_records import (
     read,
     read_header,
 )
-from mage_async.protocol.trial_frames import TrialHeader
+from mage_async.protocol.trial_header import TrialHeader
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Trial
 from mage_services.view.index.index_file import connect
@@ -194,7 +194,8 @@ class IndexBuilder:
 
     def _take(self, segment: int, end: int, body: memoryview) -> None:
         if (header := read_header(body)) is not None:
-            self._take_trial(header, (segment, end - len(body), len(body)))
+            for each in header.seats():
+                self._take_trial(each, (segment, end - len(body), len(body)))
             return
         match read(body):
             case Head(version=version, config=config, groups=groups):

@@ -15,6 +15,7 @@ from mage_async.pages.listed import IndexProgress, ListedGroup, ListedTrial
 from mage_async.protocol.journal_records import read
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
+from mage_async.trajectory import Trial
 from mage_services.view.index.index_file import connect
 
 Record = dict[str, Any]
@@ -128,8 +129,8 @@ class RunReader:
             found += self.trials_of([number])
         return found[:at_most]
 
-    def load(self, group: int, number: int) -> TrialResult:
-        """A whole trial, from the journal.
+    def load(self, group: int, number: int) -> Trial:
+        """A whole trial, from the journal, whose record may have both seats of a play.
 
         Raises:
             RunError: its segment of the journal was deleted, or is damaged there.
@@ -151,7 +152,7 @@ class RunReader:
         except (WireError, IndexError) as fault:
             raise RunError(f"{file} is damaged at byte {found['place']}: {fault}") from fault
         assert isinstance(record, TrialResult)
-        return record
+        return next(trial for trial in record.trials() if trial.index == number)
 
     def _groups(self, wanted: str, values: Sequence[Any]) -> list[ListedGroup]:
         rows = self._index.execute(f"SELECT {_GROUPS} FROM groups {wanted}", values)

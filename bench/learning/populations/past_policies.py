@@ -1,8 +1,8 @@
 """Do past policies among the opponents help? Kuhn poker against scripts only, with past policies,
 and with the newest one (self-play), on the same held-out scripts.
 
-    python -m bench.learning.population [--run-dir DIR] [--seeds 0 1 2] [--parallel 1]
-        [--only-report]
+    python -m bench.learning.populations.past_policies [--run-dir DIR] [--seeds 0 1 2]
+        [--parallel 1] [--only-report]
 
 Equal budget: `kuhn.toml`, of whose groups some meet a version of the policy instead of a script.
 Each run is on-policy in one process (`mage_async/algorithm.py`); seeds share their warm start and
@@ -18,28 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import torch
-from transformers import PreTrainedModel
 
+from bench.learning.populations.first_hand import exploitability, first_hand
 from bench.lib.arms import Job, arguments, results, run_missing
 from bench.lib.baseline import ROOT, write_baseline
 from mage_async.algorithm import InProcessRun, prepare
 from mage_async.assembly import environment_of, rules_of
-from mage_async.completion import Completion
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.environments.kuhn.opponents import CARDS, Player, Style
-from mage_async.environments.kuhn.play import FACING, OPEN
-from mage_async.environments.kuhn.values import best_response
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.attention import Boundaries
-from mage_async.policy_version import VersionRun
 from mage_async.results.intervals import interval, paired
-from mage_async.trajectory import Kind
-from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.transcript import Transcript
-from mage_async.trials.trial_rules import TrialRules
 
 CONFIG = ROOT / "configs/kuhn.toml"
 STEPS, TRIALS = 30, 1024
@@ -65,63 +53,19 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
     policy = prepare(config, folder)
     lab, chat = InProcessRun(config, policy), load_chat(policy)
     rules = rules_of(config, environment_of(config), chat, config.trial.episodes)
-    before = exploitability(lab.model, chat, rules)
+    before = exploitability(first_hand(lab.model, chat, rules))
     curve = lab.train()
     heldout, swap = lab.evaluate("heldout", TRIALS), lab.evaluate("heldout", TRIALS, swap=True)
     return {
         **{f"episode {n + 1}": each for n, each in enumerate(heldout.return_by_episode)},
         "swapped episode 3": swap.return_by_episode[-1],
         "train episode 3": lab.evaluate("train", TRIALS).return_by_episode[-1],
-        "exploitability": exploitability(lab.model, chat, rules),
+        "exploitability": exploitability(first_hand(lab.model, chat, rules)),
         "exploitability before": before,
         "invalid actions a trial": heldout.invalid_actions_per_trial,
         "population": msgspec.to_builtins(lab.league.table()),
         "curve": curve,
     }
-
-
-def exploitability(model: PreTrainedModel, chat: ChatFormat, rules: TrialRules) -> float:
-    """Chips a hand of the best answer to the policy in the first hand of a trial."""
-    styles = []
-    for position in ("first", "second"):
-        bets, calls = [], []
-        for card in CARDS:
-            opened = Transcript(chat, rules.parser)
-            said = f"you {position} {card}"
-            free = said if position == "first" else f"{said} opp check"
-            opened.ask(_opening(rules, free), Kind.ACT)
-            bets.append(_chance(model, chat, opened, OPEN))
-            facing = Transcript(chat, rules.parser)
-            if position == "first":
-                facing.ask(_opening(rules, said), Kind.ACT)
-                facing.receive(_says(chat, "check"))
-                facing.tell("opp bet", Kind.ACT)
-            else:
-                facing.ask(_opening(rules, f"{said} opp bet"), Kind.ACT)
-            calls.append(_chance(model, chat, facing, FACING))
-        styles.append(Style(tuple(bets), tuple(calls)))
-    return best_response((Player("policy", "policy", *styles),))
-
-
-def _opening(rules: TrialRules, said: str) -> str:
-    return rules.prompts.opening(0, said, ())
-
-
-def _chance(
-    model: PreTrainedModel, chat: ChatFormat, asked: Transcript, words: tuple[str, str]
-) -> float:
-    """Probability of the second of two words."""
-    ids = torch.from_numpy(asked.tokens().astype(np.int64))[None]
-    with torch.no_grad():
-        boundaries = Boundaries.of(torch.tensor([ids.shape[1]]))
-        logits = model(ids, boundaries=boundaries).logits[0, -1].float()
-    tokens = [chat.encode(f" {word}")[0] for word in words]
-    return float(torch.softmax(logits[tokens], 0)[1])
-
-
-def _says(chat: ChatFormat, word: str) -> Completion:
-    tokens = np.array(chat.encode(f" {word}"), np.int32)
-    return Completion(tokens, np.zeros(len(tokens), np.float32), (VersionRun(0, 0, 0),), "stop", 0)
 
 
 def _report(found: Mapping[str, Mapping[int, dict[str, Any]]]) -> int:

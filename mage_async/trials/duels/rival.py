@@ -9,30 +9,18 @@ words; its tokens belong to no trial, so they are neither trained on nor counted
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.calls import Call
-from mage_async.environments.environment import (
-    AGENT,
-    PENDING,
-    RIVAL,
-    Chance,
-    Duel,
-    Environment,
-    Outcome,
-    Play,
-    Side,
-)
-from mage_async.errors import EnvironmentFault
-from mage_async.tasks.population import version_of
+from mage_async.environments.environment import AGENT, RIVAL, Chance, Environment
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.duels.sides import SidePlay, duel_of, fault_of_silence
 from mage_async.trials.trial_rules import TrialRules
-from mage_async.trials.trial_run import TrialRun, environment_speaking
+from mage_async.trials.trial_run import TrialRun
 
 
 class RivalSide:
@@ -53,11 +41,8 @@ class RivalSide:
         name: str,
         version: int,
     ) -> None:
-        with environment_speaking(task):
-            duel = environment.duel(task, episode)
-        if duel is None:
-            raise EnvironmentFault(f"{task.environment}: nobody can play the opponent's seat")
-        self.duel, self._version = duel, version
+        duel = self.duel = duel_of(environment, task, episode)
+        self._version = version
         own_rules = replace(rules.guided(None), num_episodes=1, max_turns=0, stops_on_success=False)
         own_task = replace(task, seed=_luck(duel.chance))
         side = SidePlay(duel, RIVAL)
@@ -138,10 +123,7 @@ class DuelRun:
         is_rivals = duel.turn == RIVAL
         (rival if is_rivals else self._agent).receive(completion)
         if duel.turn is None and is_rivals and not self._agent.is_waiting:
-            raise EnvironmentFault(
-                f"{self._task.environment}, seed {self._task.seed}: an episode against "
-                f"{self._task.member!r} was over before the agent could act"
-            )
+            raise fault_of_silence(self._task, "the agent")
         rival.listen()
         if duel.turn != RIVAL and self._agent.is_waiting:
             self._agent.hear(duel.hear(AGENT))
@@ -158,66 +140,12 @@ class DuelRun:
         """The agent's finished trial."""
         return self._agent.trial(duration_s)
 
-    def _agents_play(self, episode: int) -> "SidePlay":
+    def _agents_play(self, episode: int) -> SidePlay:
         """The agent comes to its next episode, and with it the rival."""
         if episode:
             self._past_contexts += self._rival.contexts()
             self._rival = self._meet(episode)
         return SidePlay(self._rival.duel, AGENT)
-
-
-Run = TrialRun | DuelRun
-
-
-def begin_trial(
-    environment: Environment,
-    task: Task,
-    index: int,
-    rules: TrialRules,
-    chat: ChatFormat,
-    *,
-    name: str,
-    swap: Task | None = None,
-) -> Run:
-    """A trial about to be played; a duel where its member is a version of the policy."""
-    version = version_of(task.member)
-    if version is None:
-        return TrialRun(environment, task, index, rules, chat, name=name, swap=swap)
-    return DuelRun(environment, task, index, rules, chat, name=name, version=version)
-
-
-def settle(run: Run) -> None:
-    """Make the calls that a run waits for, one after another, where nothing else goes on.
-
-    Raises:
-        EnvironmentFault: as `Call.now`.
-    """
-    while (call := run.next_call()) is not None:
-        run.answer(call.now())
-
-
-class SidePlay(Play):
-    """A duel as one side's `Play`."""
-
-    def __init__(self, duel: Duel, side: Side) -> None:
-        self._duel, self._side, self.chance = duel, side, duel.chance
-
-    @property
-    def observation(self) -> str:
-        """What the side was told before its first action; it is told once."""
-        return self._duel.hear(self._side).observation
-
-    @property
-    def anchor(self) -> str:
-        return self._duel.anchor(self._side)
-
-    def legal_actions(self) -> Sequence[str]:
-        return self._duel.legal_actions() if self._duel.turn == self._side else ()
-
-    def act(self, action: str) -> Outcome:
-        """The answer comes when it is this side's turn again, or all is done."""
-        self._duel.act(action)
-        return PENDING
 
 
 def _luck(chance: Chance) -> int:

@@ -1,0 +1,144 @@
+"""Does training on both seats of self-play come nearer to an equilibrium, and does it cost anything
+against scripts? Kuhn poker against scripts only, with a third of the groups in both seats, and with
+all of them.
+
+    python -m bench.learning.populations.both_seats [--run-dir DIR] [--seeds 0 1 2] [--parallel 1]
+        [--only-report]
+
+Equal budget: `kuhn.toml` with fresh deals in every episode and every episode paid its own reward,
+so that the first hand of a trial is a hand of Kuhn poker and nothing else. Each run is on-policy in
+one process (`mage_async/algorithm.py`); arms of a seed share their warm start, so differences are
+taken seed by seed. *Exploitability* is OpenSpiel's, of how the policy plays the first hand of a
+trial, in chips a hand; the *average* policy is that of the versions of the second half of training.
+Returns are against held-out scripts. With a DIR a run that has been measured is not run again.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.learning.populations.first_hand import (
+    NASH_VALUE,
+    Hand,
+    average,
+    exploitability,
+    first_hand,
+    value,
+)
+from bench.lib.arms import Job, arguments, results, run_missing
+from bench.lib.baseline import ROOT, write_baseline
+from mage_async.algorithm import InProcessRun, prepare
+from mage_async.assembly import environment_of, rules_of
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.inference.chat_files import load_chat
+from mage_async.results.intervals import interval, paired
+
+CONFIG = ROOT / "configs/kuhn.toml"
+STEPS, TRIALS = 30, 1024
+"""Half of the training of `kuhn.toml`."""
+SETTING = (
+    'environment.options={hands = 2, opponents = "contrasts", redeals = true}',
+    "credit.kind=single_episode",
+    'advantage.baseline=["group", "seat", "kind", "episode", "index"]',
+    'advantage.scale=["member", "seat"]',
+)
+CONTROL = "scripts"
+ARMS = {
+    CONTROL: (),
+    "a third in both seats": ("population.both_seats=0.33",),
+    "all in both seats": ("population.both_seats=1.0",),
+}
+MEASURES = (
+    "exploitability at first",
+    "exploitability at last",
+    "exploitability of the average",
+    "value of the average minus Nash",
+    "episode 1",
+    "episode 2",
+    "episode 3",
+)
+
+
+def main() -> int:
+    """Run what is missing, then report what there is."""
+    given = arguments(__doc__, "both_seats", ARMS)
+    run_missing(given, run, lambda job, folder: prepare(_config(*job), folder))
+    return _report(results(given, ARMS))
+
+
+def run(job: Job, folder: Path) -> dict[str, Any]:
+    """Train one arm with one seed: how it plays the first hand, and what it earns."""
+    config = _config(*job)
+    policy = prepare(config, folder)
+    lab, chat = InProcessRun(config, policy), load_chat(policy)
+    rules = rules_of(config, environment_of(config), chat, config.trial.episodes)
+    hands = [first_hand(lab.model, chat, rules)]
+    for _ in range(STEPS):
+        lab.step()
+        hands.append(first_hand(lab.model, chat, rules))
+    heldout = lab.evaluate("heldout", TRIALS)
+    return {
+        **{f"episode {n + 1}": each for n, each in enumerate(heldout.return_by_episode)},
+        **measured(hands),
+        "invalid actions a trial": heldout.invalid_actions_per_trial,
+        "population": msgspec.to_builtins(lab.league.table()),
+        "exploitability by version": [exploitability(hand) for hand in hands],
+        "first hand at last": dict(hands[-1]),
+    }
+
+
+def measured(hands: list[Hand]) -> dict[str, float]:
+    """What OpenSpiel says of the versions of a run, the warm start first."""
+    mean = average(hands[len(hands) // 2 :])
+    return {
+        "exploitability at first": exploitability(hands[0]),
+        "exploitability at last": exploitability(hands[-1]),
+        "exploitability of the average": exploitability(mean),
+        "value of the average minus Nash": value(mean) - NASH_VALUE,
+    }
+
+
+def _report(found: Mapping[str, Mapping[int, dict[str, Any]]]) -> int:
+    rows = []
+    for measure in MEASURES:
+        values = {
+            arm: {seed: each[measure] for seed, each in runs.items()}
+            for arm, runs in found.items()
+            if runs
+        }
+        rows.append({"measure": measure, "values": values, "gains": _gains(values)})
+    print("chips a hand, by seed; then minus scripts only, 95 % over seeds")
+    for row in rows:
+        print(row["measure"])
+        for arm, values in row["values"].items():
+            shown = " ".join(f"{value:+.3f}" for value in values.values())
+            gain = row["gains"].get(arm)
+            print(f"  {arm:22} {shown}" + (f"   {gain[0]:+.3f} ± {gain[1]:.3f}" if gain else ""))
+    arms = {arm: list(changes) for arm, changes in ARMS.items()}
+    runs = {f"{arm}, seed {n}": each for arm, same in found.items() for n, each in same.items()}
+    setting = {"setting": list(SETTING), "steps": STEPS, "trials": TRIALS}
+    write_baseline("both_seats", {"arms": arms, **setting, "rows": rows, "runs": runs})
+    return 0
+
+
+def _gains(values: Mapping[str, Mapping[int, float]]) -> dict[str, tuple[float, float]]:
+    """The gain of each arm over scripts only, seed by seed."""
+    pairs = {
+        arm: paired(each, values[CONTROL])
+        for arm, each in values.items()
+        if arm != CONTROL and CONTROL in values
+    }
+    return {arm: interval(each) for arm, each in pairs.items() if len(each) > 1}
+
+
+def _config(arm: str, seed: int) -> Config:
+    changes = [*SETTING, *ARMS[arm], f"learner.steps={STEPS}", f"seed={seed}"]
+    return config_file.load(CONFIG, changes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""How a policy plays the first hand of a trial of Kuhn poker, where it knows nothing of the other
+player, and what OpenSpiel says of that: exact values, in chips a hand.
+
+A game of Kuhn poker has twelve situations: a card, a seat, and whether a bet has to be faced.
+Probabilities are of the two legal words alone.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyspiel
+import torch
+from transformers import PreTrainedModel
+
+from mage_async.completion import Completion
+from mage_async.environments.kuhn.opponents import CARDS
+from mage_async.environments.kuhn.play import FACING, OPEN
+from mage_async.learning.attention import Boundaries
+from mage_async.policy_version import VersionRun
+from mage_async.trajectory import Kind
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.transcript import Transcript
+from mage_async.trials.trial_rules import TrialRules
+
+NASH_VALUE = -1 / 18
+"""What the seat that speaks first earns where both play an equilibrium."""
+Hand = Mapping[str, float]
+"""The probability of betting, or of calling, by OpenSpiel's name of a situation: a card's number,
+then `p` for each pass and `b` for each bet.
+"""
+
+
+def first_hand(model: PreTrainedModel, chat: ChatFormat, rules: TrialRules) -> Hand:
+    """How a policy plays the first hand of the first episode."""
+    hand: dict[str, float] = {}
+    for number, card in enumerate(CARDS):
+        opens, answers = f"you first {card}", f"you second {card}"
+        checked = _asked(chat, rules, opens)
+        hand[f"{number}"] = _chance(model, chat, checked, OPEN)
+        checked.receive(_says(chat, "check"))
+        checked.tell("opp bet", Kind.ACT)
+        hand[f"{number}pb"] = _chance(model, chat, checked, FACING)
+        hand[f"{number}p"] = _chance(model, chat, _asked(chat, rules, f"{answers} opp check"), OPEN)
+        hand[f"{number}b"] = _chance(model, chat, _asked(chat, rules, f"{answers} opp bet"), FACING)
+    return hand
+
+
+def exploitability(hand: Hand) -> float:
+    """What the best answer earns a hand, over both seats: 0 is an equilibrium."""
+    return float(pyspiel.exploitability(pyspiel.load_game("kuhn_poker"), _table(hand)))
+
+
+def value(hand: Hand) -> float:
+    """What the seat that speaks first earns where both play like this."""
+    state = pyspiel.load_game("kuhn_poker").new_initial_state()
+    return float(pyspiel.expected_returns(state, _table(hand), -1, True)[0])
+
+
+def average(hands: Sequence[Hand]) -> Hand:
+    """The policy that draws one of several and plays a whole hand by it: in a situation that a
+    player comes to only by passing, each counts as often as it passes (Kuhn's theorem).
+    """
+    mean: dict[str, float] = {}
+    for name in hands[0]:
+        weights = [1 - hand[name[0]] if name.endswith("pb") else 1.0 for hand in hands]
+        total = sum(weights) or 1.0
+        pairs = zip(weights, hands, strict=True)
+        mean[name] = sum(weight * hand[name] for weight, hand in pairs) / total
+    return mean
+
+
+def _table(hand: Hand) -> pyspiel.TabularPolicy:
+    return pyspiel.TabularPolicy({name: [(0, 1 - p), (1, p)] for name, p in hand.items()})
+
+
+def _asked(chat: ChatFormat, rules: TrialRules, said: str) -> Transcript:
+    transcript = Transcript(chat, rules.parser)
+    transcript.ask(rules.prompts.opening(0, said, ()), Kind.ACT)
+    return transcript
+
+
+def _chance(
+    model: PreTrainedModel, chat: ChatFormat, asked: Transcript, words: tuple[str, str]
+) -> float:
+    """Probability of the second of two words."""
+    ids = torch.from_numpy(asked.tokens().astype(np.int64))[None]
+    with torch.no_grad():
+        boundaries = Boundaries.of(torch.tensor([ids.shape[1]]))
+        logits = model(ids, boundaries=boundaries).logits[0, -1].float()
+    tokens = [chat.encode(f" {word}")[0] for word in words]
+    return float(torch.softmax(logits[tokens], 0)[1])
+
+
+def _says(chat: ChatFormat, word: str) -> Completion:
+    tokens = np.array(chat.encode(f" {word}"), np.int32)
+    return Completion(tokens, np.zeros(len(tokens), np.float32), (VersionRun(0, 0, 0),), "stop", 0)

@@ -1,0 +1,47 @@
+"""Both seats of a play, which one record of the journal holds, are two trials to a reader."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from mage_async.pages.frame import Frame
+from mage_async.pages.group_page import group_page
+from mage_async.pages.turns import shown_trial
+from mage_async.protocol.journal_records import MAGIC, Record, first_head, write
+from mage_async.protocol.messages import TrialResult
+from mage_async.results.run_directory import RunDirectory
+from mage_async.tasks.population import ITSELF
+from mage_services.view.index.run_reader import RunReader
+from tests.helpers.populations import trial
+from tests.view.conftest import build
+
+
+def play(grant: int, index: int) -> TrialResult:
+    one, other = trial(ITSELF, [1.0, -2.0], index), trial(ITSELF, [-1.0, 2.0], index + 1)
+    return TrialResult(grant, 0, one, other=replace(other, task=other.task.across()))
+
+
+def journal(folder: Path, *records: Record) -> RunDirectory:
+    run = RunDirectory(folder)
+    run.journal.mkdir(parents=True)
+    run.config.write_text("")
+    written = (bytes(piece) for record in (first_head(0, 0), *records) for piece in write(record))
+    (run.journal / "00000000.log").write_bytes(MAGIC + b"".join(written))
+    return run
+
+
+def test_a_page_has_each_seat_with_its_own_rewards(tmp_path: Path) -> None:
+    run = journal(tmp_path, play(3, 0), play(3, 2))
+    build(run)
+    with RunReader(run) as reader:
+        listed = reader.trials_of([3])
+        assert [each.number for each in listed] == [0, 1, 2, 3]
+        assert [each.rewards for each in listed[:2]] == [[1.0, -2.0], [-1.0, 2.0]]
+        loaded = [reader.load(3, each.number) for each in listed]
+        assert [each.task.seat for each in loaded] == [0, 1, 0, 1]
+        group = reader.group(3)
+    shown = [shown_trial(each, str, None) for each in loaded]
+    frame = Frame(base="", title="group 3", run="r")
+    page = group_page(frame, group, shown, [], None)
+    assert "in both seats" in page
+    for number, seat in ((0, 0), (1, 1), (2, 0), (3, 1)):
+        assert f"trial {number} · seat {seat}" in page
