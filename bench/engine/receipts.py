@@ -145,7 +145,7 @@ def main() -> int:
         figures = costs(_model(given, folder), given.dtype, folder, given.publications)
     figures["refused_by_digests_alone"] = by_digests
     _report(found, figures)
-    name = "receipts" if given.model is None else f"receipts_{given.model.resolve().name}"
+    name = "receipts" if given.model is None else f"receipts_{given.model.absolute().name}"
     write_baseline(f"{name}_{given.dtype}", {"refused": found, "times": TIMES} | figures)
     return int(found.pop("none") > 0 or any(count < TIMES for count in found.values()))
 
