@@ -3,6 +3,7 @@
     python -m bench.chaos.kills --kills 24         a small run, 2 minutes
     … --kills 200 --quickstart         one quickstart, its return included, 15 minutes
     … --kills 20 --roles learner --deterministic      weights bit for bit as undisturbed
+    … --kills 20 --roles learner follower --set learner.ranks=2      any rank of a learner of two
     … --recovery 10                    from a kill to the next committed step, by role
     … --kills 8 --frames 0.004         messages doubled, reordered, cut, bits flipped
     … --kills 8 --disk 8               the journal on a disk of 8 MiB that is full now and then

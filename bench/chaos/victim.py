@@ -26,6 +26,7 @@ from mage_async.results.run_files import read_lines
 MODULES = {
     "actor": "mage_services.actor.actor",
     "learner": "mage_services.learner.learner",
+    "follower": "mage_services.learner.ranks.follower",
     "evaluator": "mage_services.actor.evaluator",
     "supervisor": "bench.chaos.tapped_run",
     "engine": "mage_services.engines.sglang.main",

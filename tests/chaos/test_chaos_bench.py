@@ -47,3 +47,11 @@ def test_a_learner_killed_in_a_deterministic_run_leaves_every_version_as_it_woul
     assert said.splitlines()[-1] == "nothing was lost"
     figures = dict(line.split() for line in said.splitlines() if len(line.split()) == 2)
     assert (figures["versions_compared"], figures["versions_differ"]) == ("6", "0")
+
+
+@pytest.mark.timeout(400)
+def test_a_learner_of_two_ranks_any_of_which_is_killed_loses_nothing() -> None:
+    arguments = ("--kills", "2", "--steps", "8", "--roles", "learner", "follower")
+    changes = ("--set", "learner.ranks=2", "--set", "learner.checkpoint_every=3")
+    said = attack(*arguments, *changes, "--stop-s", "0")
+    assert said.splitlines()[-1] == "nothing was lost"
