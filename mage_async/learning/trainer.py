@@ -134,11 +134,18 @@ class Trainer:
 
     def parity(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
         """How far the engine's log-probs are from this model's, at equal weights and keys."""
-        return mismatch([self.begun(each) for each in self.passes(sequences)], self.version)
+        passes = [self._laid(each) for each in self._cuts(sequences)]
+        with self.read(len(passes)):
+            return mismatch([self.begun(each) for each in passes], self.version)
 
-    def whole(self) -> PreTrainedModel:
-        """The model with all weights of this version in one place, to be read."""
-        return self.model
+    def refer_to(self, model: PreTrainedModel) -> None:
+        """Have a frozen policy as the reference."""
+        self.reference = model.to(self.model.device)
+
+    @contextmanager
+    def read(self, num_forwards: int) -> Iterator[PreTrainedModel]:
+        """The model, for so many forwards without a gradient."""
+        yield self.model
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the weights."""

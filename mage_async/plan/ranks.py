@@ -15,8 +15,9 @@ from mage_async.config.schema import Config
 from mage_async.learning.forward import layers_of
 from mage_async.plan.made_up import Batch
 from mage_async.plan.plan import Plan
+from mage_async.policy.load import needs_reference
 
-SHARDED = ("weights", "masters", "optimizer", "gradients", "reference policy")
+SHARDED = ("weights", "masters", "optimizer", "gradients", "reference policy", "publication")
 """Parts of a learner's memory that have a number for each weight."""
 SUM_BYTES = 4
 """Gradients are summed over ranks in float32."""
@@ -93,6 +94,8 @@ def traffic_of(plan: Plan, blocks: Blocks, ranks: int) -> Traffic:
     forwards = passes * (2 * rules.minibatches - 1)  # log-probs at the beginning, but for the first
     updates = passes * rules.minibatches
     layers = sum(layer.num_bytes for layer in blocks.layers)
+    if needs_reference(plan.config):  # as large as the policy, and one forward more
+        forwards += passes * rules.minibatches
     trained = blocks.root.num_trained + sum(layer.num_trained for layer in blocks.layers)
     gathered = forwards * (blocks.root.num_bytes + layers) + updates * layers
     return Traffic(

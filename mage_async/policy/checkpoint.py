@@ -1,7 +1,8 @@
 """Checkpoints: a HuggingFace folder a step, with the optimizer and the counters beside the weights.
 
-Of a model with adapters it holds these alone, as peft reads them; the merged model is made beside
-them at the last step, and where it is asked for.
+Of a learner of several ranks, each rank writes its shards (`shards/`). Of a model with adapters it
+holds these alone, as peft reads them; the merged model is made beside them at the last step, and
+where it is asked for.
 
 A checkpoint is written under a temporary name, synced, and renamed when it is whole. A crash
 therefore leaves the last good checkpoint, and journal segments before it may be deleted.
@@ -24,9 +25,12 @@ from mage_async.learning.adapters import adapted_layers
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import export_hf
 from mage_async.policy.lora import holds_adapters, load_trained, save_adapters
+from mage_async.policy.shards.state import read_state
 from mage_async.results.durable_files import sync
 
 OPTIMIZER, COUNTERS, MERGED = "optimizer.pt", "counters.json", "merged"
+SHARDS = "optimizer"
+"""What several ranks write in place of `OPTIMIZER`: see `shards/state.py`."""
 STATE = "optimizer_state"
 """The key of counters that says how the optimizer keeps its moments; older ones have none."""
 
@@ -55,18 +59,30 @@ def save_checkpoint(
     Args:
         is_last: adapters get the merged model beside them, as `whole_policy` makes it.
     """
-    final = folder / f"step_{trainer.version:06d}"
-    working = folder / f".{final.name}.part"
-    shutil.rmtree(working, ignore_errors=True)
+    working = begun(folder, trainer.version)
     if adapted_layers(trainer.model):
         save_adapters(trainer.model, working)
         if is_last:
             export_hf(trainer.model, chat_source, working / MERGED)
     else:
-        export_hf(trainer.whole(), chat_source, working)
+        export_hf(trainer.model, chat_source, working)
     torch.save(trainer.state(), working / OPTIMIZER)
     kept = counters | {"version": trainer.version, STATE: trainer.optimizer_state}
-    (working / COUNTERS).write_text(json.dumps(kept, indent=2))
+    return completed(working, kept, keep)
+
+
+def begun(folder: Path, version: int) -> Path:
+    """The empty folder in which a checkpoint is written."""
+    working = folder / f".step_{version:06d}.part"
+    shutil.rmtree(working, ignore_errors=True)
+    working.mkdir(parents=True)
+    return working
+
+
+def completed(working: Path, counters: dict[str, Any], keep: int) -> Path:
+    """Make a checkpoint durable when all else is written, and delete all but the newest `keep`."""
+    final, folder = working.with_name(working.name[1:].removesuffix(".part")), working.parent
+    (working / COUNTERS).write_text(json.dumps(counters, indent=2))
     for file in working.rglob("*"):
         sync(file)
     sync(working)
@@ -110,8 +126,12 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
     try:
         counters = json.loads((checkpoint / COUNTERS).read_text())
         _check_state(trainer, checkpoint, counters.get(STATE, "full"))
+        if (checkpoint / SHARDS).is_dir():
+            read_state(trainer, checkpoint / SHARDS)
+            trainer.version = counters["version"]
+            return counters
         state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise RunError(
             f"{checkpoint}: not a whole checkpoint: {error}; remove the folder"
         ) from error

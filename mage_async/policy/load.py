@@ -24,6 +24,7 @@ from mage_async.learning.trainer import Trainer
 from mage_async.policy.guards import check_trainable
 from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenizer
 
+WEIGHTS = "model.safetensors"
 CHAT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -90,7 +91,7 @@ def load_frozen_beside(trainer: Trainer, config: Config, began: Path) -> None:
     """
     how = config.policy.dtype, config.learner.device
     if needs_reference(config) and trainer.reference is None:
-        trainer.reference = load_frozen(began, *how)
+        trainer.refer_to(load_frozen(began, config.policy.dtype, loads_on(config)))
     source = expert_directory(config)
     if source is None or trainer.expert_policy is not None:
         return
@@ -102,6 +103,11 @@ def load_frozen_beside(trainer: Trainer, config: Config, began: Path) -> None:
             "to share the policy's tokenizer"
         )
     trainer.expert_policy = expert
+
+
+def loads_on(config: Config) -> str:
+    """The device that a model to be trained is loaded on: ranks move their shards by themselves."""
+    return config.learner.device if config.learner.ranks == 1 else "cpu"
 
 
 def needs_reference(config: Config) -> bool:
@@ -119,14 +125,26 @@ def export_hf(model: PreTrainedModel, chat_source: Path, directory: Path) -> Non
     directory.mkdir(parents=True, exist_ok=True)
     state = dict(merged_tensors(model)) if adapted_layers(model) else None
     model.save_pretrained(directory, state_dict=state)
-    _write_rope_theta(directory / "config.json")
-    for name in CHAT_FILES:
-        if (chat_source / name).is_file() and chat_source != directory:
-            shutil.copyfile(chat_source / name, directory / name)
+    _complete(chat_source, directory)
     for weights in directory.glob("*.safetensors"):
         os.chmod(
             weights, 0o644
         )  # safetensors 0.8 writes 0600, which another user's engine cannot read
+
+
+def export_without_weights(model: PreTrainedModel, chat_source: Path, directory: Path) -> None:
+    """All that `export_hf` saves but for the weights, which are written to `WEIGHTS` beside."""
+    model.config.save_pretrained(directory)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(directory)
+    _complete(chat_source, directory)
+
+
+def _complete(chat_source: Path, directory: Path) -> None:
+    _write_rope_theta(directory / "config.json")
+    for name in CHAT_FILES:
+        if (chat_source / name).is_file() and chat_source != directory:
+            shutil.copyfile(chat_source / name, directory / name)
 
 
 def _write_rope_theta(file: Path) -> None:

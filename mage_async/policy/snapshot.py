@@ -8,7 +8,7 @@ loaded is what was published.
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,14 +64,11 @@ class Snapshot:
         Args:
             logprobs: the check tokens', by this very model (`mage_async/policy/check_tokens.py`).
         """
-        tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
-        tensors = {name: one for name, one in base_tensors(model).items() if name != tied}
-        places = tuple(_places(tensors))
+        places = tuple(places_of(published_tensors(model)))
         data = torch.empty(places[-1].end, dtype=torch.uint8, device=model.device)
         by_name = {place.name: place for place in places}
         for name, tensor in merged_tensors(model):
-            if name != tied:
-                place = by_name[name]
+            if place := by_name.get(name):
                 view = data[place.start : place.end].view(place.dtype)
                 view.copy_(tensor.reshape(-1))
         made = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
@@ -82,7 +79,7 @@ class Snapshot:
 
         In a folder of shared memory that is one copy and no disk. On a GPU, training goes on.
         """
-        working = file.with_name(f".{file.name}.part")
+        working = part_of(file)
         host = replace(self, data=on_host(self.data, self.made))
         metadata = {"format": "pt", "version": str(self.version), "receipt": host.receipt().text()}
         save_file(dict(host._tensors()), working, metadata)
@@ -99,18 +96,45 @@ class Snapshot:
             scored = (
                 on_host(self.logprobs.view(torch.uint8), self.made).view(torch.float32).tolist()
             )
-        dtypes = {place.dtype for place in self.places}
-        return Receipt(
-            version=self.version,
-            precision=precision_of(min(dtypes, key=lambda dtype: dtype.itemsize)),
-            tensors={name: tensor_digest(name, tensor) for name, tensor in named},
-            logprobs=tuple(value if math.isfinite(value) else None for value in scored),
-        )
+        return receipt_of(self.version, self.places, named, scored)
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for place in self.places:
             part = self.data[place.start : place.end]
             yield place.name, part.view(place.dtype).reshape(place.shape)
+
+
+def receipt_of(
+    version: int,
+    places: Iterable[Place],
+    named: Iterable[tuple[str, torch.Tensor]],
+    logprobs: Iterable[float],
+) -> Receipt:
+    """A receipt of tensors in the host's memory.
+
+    Args:
+        logprobs: of the check tokens, in nats.
+    """
+    dtypes = {place.dtype for place in places}
+    return Receipt(
+        version=version,
+        precision=precision_of(min(dtypes, key=lambda dtype: dtype.itemsize)),
+        tensors={name: tensor_digest(name, tensor) for name, tensor in named},
+        logprobs=tuple(value if math.isfinite(value) else None for value in logprobs),
+    )
+
+
+def part_of(file: Path) -> Path:
+    """Under which name a file is written, until it is whole."""
+    return file.with_name(f".{file.name}.part")
+
+
+def published_tensors(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
+    """What is published of a model, before adapters are merged; a head that is tied to the
+    embedding is left out.
+    """
+    tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
+    return {name: one for name, one in base_tensors(model).items() if name != tied}
 
 
 def published_receipt(file: Path) -> Receipt | None:
@@ -145,7 +169,7 @@ def read_snapshot(file: Path) -> tuple[tuple[Place, ...], torch.Tensor]:
     return tuple(places), whole[len(whole) - start :]
 
 
-def _places(tensors: dict[str, torch.Tensor]) -> Iterator[Place]:
+def places_of(tensors: dict[str, torch.Tensor]) -> Iterator[Place]:
     """Wide types first, so that every tensor begins at a multiple of its own element's size."""
     start = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):

@@ -35,12 +35,19 @@ def tensor_digests(model: nn.Module, method: Method = NEWEST) -> dict[str, str]:
     """
     tensors = {name: tensor.detach() for name, tensor in trained_tensors(model).items()}
     if method == "blake2b":
-        return {name: _digest(name, one, _bytes(one)) for name, one in tensors.items()}
-    sums = torch.stack([word_sum(tensor) for tensor in tensors.values()]).cpu().numpy()
-    return {
-        name: _digest(name, one, own.tobytes())
-        for (name, one), own in zip(tensors.items(), sums, strict=True)
-    }
+        return {name: bytes_digest(name, one) for name, one in tensors.items()}
+    return sum_digests(tensors, torch.stack([word_sum(tensor) for tensor in tensors.values()]))
+
+
+def bytes_digest(name: str, tensor: torch.Tensor) -> str:
+    """One tensor's `blake2b`."""
+    return _digest(name, tensor, tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def sum_digests(tensors: dict[str, torch.Tensor], sums: torch.Tensor) -> dict[str, str]:
+    """Each tensor's `sum64`, from its `word_sum`: int64 [tensors]."""
+    pairs = zip(tensors.items(), sums.cpu().numpy(), strict=True)
+    return {name: _digest(name, one, own.tobytes()) for (name, one), own in pairs}
 
 
 def overall(tensors: dict[str, str]) -> str:
@@ -48,11 +55,19 @@ def overall(tensors: dict[str, str]) -> str:
     return blake2b("".join(tensors.values()).encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
-def word_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's words times their keys: int64 [], on the tensor's device."""
+def word_sum(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """The sum of a tensor's words times their keys: int64 [], on the tensor's device.
+
+    Args:
+        first: of a part of a tensor, how many elements lie before it; the sums of parts add up.
+    """
     words = tensor.contiguous().reshape(-1).view(WORDS[tensor.element_size()])
+    rows_before, before = divmod(first, ROW)
+    if before:
+        words = torch.cat([words.new_zeros(before), words])
     rows, rest = divmod(len(words), ROW)
-    columns, keys = _keys(0, ROW, words.device), _keys(1, rows + 1, words.device)
+    columns = _keys(0, ROW, words.device)
+    keys = _keys(1, rows_before + rows + 1, words.device)[rows_before:]
     total = (words[rows * ROW :] * columns[:rest]).sum() * keys[rows]
     whole, step = words[: rows * ROW].view(rows, ROW), ROWS_AT_ONCE[words.device.type]
     for block, own in zip(whole.split(step), keys[:rows].split(step), strict=True):
@@ -65,10 +80,6 @@ def _keys(seed: int, count: int, device: torch.device) -> torch.Tensor:
     """Odd numbers, int64 [count]: a shorter list is the beginning of a longer one."""
     drawn = np.random.PCG64(seed).random_raw(count)
     return torch.from_numpy(drawn.view(np.int64) | 1).to(device)
-
-
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _digest(name: str, tensor: torch.Tensor, content: bytes | np.ndarray) -> str:

@@ -1,6 +1,7 @@
 """A learner that begins with a journal that is full: it makes space, and goes on."""
 
 import asyncio
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,15 @@ class Trained:
     trainer: Trainer = field(default_factory=Trainer)
     counters: dict[str, Any] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
+    is_slow: bool = False
+    """Checkpoints are written until the test says that they are."""
+    written: "Future[Path]" = field(default_factory=Future)
 
-    def checkpoint(self, counters: dict[str, Any]) -> None:
+    def checkpoint(self, counters: dict[str, Any]) -> "Future[Path]":
         self.checkpoints.append(self.trainer.version)
+        if not self.is_slow:
+            self.written.set_result(Path("checkpoint"))
+        return self.written
 
 
 async def fill(startup: Startup) -> None:
@@ -120,3 +127,28 @@ def test_a_journal_that_is_full_as_a_learner_begins_is_freed(
             await main()
 
     asyncio.run(limited())
+
+
+def test_segments_stay_until_a_checkpoint_that_is_written_beside_the_training_is_durable(
+    tmp_path: Path,
+) -> None:
+    config = config_file.load(config_file.find(None), list(SMALL))
+    startup = Startup(RunDirectory(tmp_path), config, "", "", "learner", "", False)
+
+    async def main() -> None:
+        await fill(startup)
+        training, found = Trained(is_slow=True), open_journal(startup.run.journal)
+        replayed: list[Any] = [None] * STEPS
+        begun = Begun(training, "", found.segments, replayed, 0)  # type: ignore[arg-type]
+        journal = journal_of(startup, begun, first_head(STEPS, 0))
+        site = Site(journal=journal)  # type: ignore[arg-type]
+        loop = loop_of(startup, site, begun)
+        await loop._checkpoint()  # returns, though nothing is written
+        assert journal.why_full()
+        training.written.set_result(Path("checkpoint"))
+        await loop._wait_until_checkpointed()
+        assert not journal.why_full()
+        journal.close()
+        site.weights.close()
+
+    asyncio.run(main())

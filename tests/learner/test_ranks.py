@@ -1,41 +1,44 @@
 """A step on two ranks, or four, is that of one process, to rounding."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
 
-from mage_async.algorithm import prepare
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.config.schema import Config
 from mage_async.config.sections.corrections import AnyCorrection
 from mage_async.config.shape import kinds
 from mage_async.errors import ConfigError, RunError
 from mage_async.learning.packing import pack
 from mage_async.learning.ranks.shares import dealt, packed, unpacked
+from mage_async.plan.ranks import blocks_of
+from mage_async.policy.snapshot import published_receipt, read_snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.learner.ranks.gang import Gang
 from mage_services.learner.training import Training
 from tests.helpers.random_models import sequence
-
-LENGTHS = (40, 31, 22, 40, 13, 37, 29)
-SMALL = ("warm_start=none", "learner.minibatches=2", "learner.threads=1", "learner.entropy=0.01")
-
-
-def config_of(*changes: str) -> Config:
-    return config_file.load(config_file.find(None), [*SMALL, *changes])
+from tests.learner.rank_trainings import (
+    LENGTHS,
+    assert_equal,
+    config_of,
+    copied_bytes,
+    file_of,
+    gathered_bytes,
+    new_run,
+    on_one,
+    on_ranks,
+    published,
+    saved,
+    steps,
+)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """A run with a policy of random weights."""
-    folder = tmp_path_factory.mktemp("ranks")
-    run = RunDirectory(folder)
-    prepare(config_of(), folder).rename(run.policy)
-    return run
+    return new_run(tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
@@ -46,28 +49,13 @@ def gang(run: RunDirectory, request: pytest.FixtureRequest) -> Iterator[Gang]:
     torch.set_num_threads(threads)
 
 
-def on_one(run: RunDirectory, *changes: str) -> Training:
-    return Training.of(run, config_of(*changes), None)
-
-
-def on_ranks(
-    run: RunDirectory, gang: Gang, *changes: str, checkpoint: Path | None = None
-) -> Training:
-    config = config_of(f"learner.ranks={gang.count}", *changes)
-    return Training.of(run, config, checkpoint, gang.begin(config, checkpoint))
-
-
-def steps(training: Training, count: int = 3) -> list[dict[str, float]]:
-    return [training.trainer.step([sequence(each) for each in LENGTHS]) for _ in range(count)]
-
-
 def assert_alike(one: Training, many: Training, num_steps: int = 3) -> None:
     for expected, found in zip(steps(one, num_steps), steps(many, num_steps), strict=True):
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
-    weights = dict(many.trainer.whole().named_parameters())
-    for name, weight in one.trainer.model.named_parameters():
+    weights = published(many)
+    for name, weight in published(one).items():
         assert torch.allclose(weight, weights[name], rtol=0, atol=1e-5), name
 
 
@@ -110,51 +98,87 @@ def test_two_runs_make_the_same_bits(run: RunDirectory, gang: Gang) -> None:
     assert digests[0] == digests[1]
 
 
-def kept(training: Training) -> dict[str, torch.Tensor]:
-    """Weights and moments by name."""
-    named = dict(training.trainer.whole().named_parameters())
-    moments = training.trainer.state()["optimizer"]["state"]
-    return {name: weight.detach() for name, weight in named.items()} | {
-        f"{number}.{key}": value for number, own in moments.items() for key, value in own.items()
-    }
+def test_what_one_process_saves_ranks_go_on_with_and_back(run: RunDirectory, gang: Gang) -> None:
+    alone = on_one(run)
+    steps(alone)
+    many = on_ranks(run, gang, checkpoint=saved(alone))
+    assert many.digest() == alone.digest()
+    again = on_one(run, checkpoint=saved(many))
+    assert_equal(alone, again)
+    (undisturbed,) = steps(many, 1)
+    assert steps(again, 1)[0]["loss"] == pytest.approx(undisturbed["loss"], abs=1e-5)
 
 
-def assert_equal(one: Training, two: Training) -> None:
-    first, second = kept(one), kept(two)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(value, second[name]) for name, value in first.items())
-
-
-def test_what_ranks_save_one_process_goes_on_with_and_back(run: RunDirectory, gang: Gang) -> None:
-    saved = on_ranks(run, gang)
-    steps(saved)
-    checkpoint = saved.checkpoint({})
-    alone = Training.of(run, config_of(), checkpoint)
-    assert_equal(alone, saved)
-    first, second = alone.snapshot(), saved.snapshot()
-    assert first.places == second.places
-    assert torch.equal(first.data, second.data)
-    (undisturbed,) = steps(saved, 1)
-    digest = saved.digest()
-    assert steps(alone, 1)[0]["loss"] == pytest.approx(undisturbed["loss"], abs=1e-5)
-    back = on_ranks(run, gang, checkpoint=alone.checkpoint({}))
-    assert_equal(alone, back)
+def test_ranks_that_were_saved_go_on_to_the_same_bits(run: RunDirectory, gang: Gang) -> None:
+    many = on_ranks(run, gang)
+    steps(many)
+    checkpoint = saved(many)
+    (undisturbed,) = steps(many, 1)  # while the checkpoint may still have been written
+    digest = many.digest()
     resumed = on_ranks(run, gang, checkpoint=checkpoint)
     assert steps(resumed, 1) == [undisturbed]
     assert resumed.digest() == digest
 
 
+def test_a_checkpoint_holds_the_step_that_it_was_begun_at(run: RunDirectory, gang: Gang) -> None:
+    many = on_ranks(run, gang)
+    steps(many)
+    saved_by_one = saved(on_one(run))
+    digest, begun = many.digest(), many.checkpoint({})
+    steps(many, 2)
+    alone = on_one(run, checkpoint=begun.result())
+    assert alone.trainer.version == 3
+    assert alone.digest() == digest != many.digest()
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        assert (begun.result() / name).read_text() == (saved_by_one / name).read_text()
+
+
 def test_masters_in_float32_are_sharded_and_saved(run: RunDirectory, gang: Gang) -> None:
     changes = ("policy.dtype=bfloat16", "learner.float32_masters=true")
-    saved = on_ranks(run, gang, *changes)
-    steps(saved)
-    checkpoint = saved.checkpoint({})
-    alone = Training.of(run, config_of(*changes), checkpoint)
-    assert_equal(alone, saved)
-    found = zip(alone.trainer.state()["masters"], saved.trainer.state()["masters"], strict=True)
-    assert all(torch.equal(one, two) for one, two in found)
-    expected, got = steps(on_one(run, *changes), 1)[0], steps(on_ranks(run, gang, *changes), 1)[0]
+    alone = on_one(run, *changes)
+    steps(alone)
+    many = on_ranks(run, gang, *changes, checkpoint=saved(alone))
+    checkpoint = saved(many)
+    assert_equal(alone, on_one(run, *changes, checkpoint=checkpoint))
+    expected, got = steps(alone, 1)[0], steps(many, 1)[0]
     assert got["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.02)
+    with pytest.raises(RunError, match=r"float32 masters, the model 0: leave learner\.float32"):
+        on_one(run, "policy.dtype=bfloat16", checkpoint=checkpoint)
+
+
+def test_a_checkpoint_whose_weights_are_not_all_written_is_refused(
+    run: RunDirectory, gang: Gang
+) -> None:
+    checkpoint = saved(on_ranks(run, gang))
+    file = checkpoint / "model.safetensors"
+    with file.open("r+b") as out:
+        out.seek(-8, os.SEEK_END)
+        out.write(bytes(8))
+    with pytest.raises(RunError, match="not a whole checkpoint: its weights have another digest"):
+        on_one(run, checkpoint=checkpoint)
+
+
+def test_ranks_publish_the_bytes_of_one_process_and_nobody_gathers_them(
+    run: RunDirectory, gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = on_ranks(run, gang)
+    steps(many)
+    alone = on_one(run, checkpoint=saved(many))
+    gathered, copied = gathered_bytes(monkeypatch), copied_bytes(monkeypatch)
+    found = file_of(many)
+    monkeypatch.undo()
+    expected = file_of(alone)
+    places, data = read_snapshot(expected)
+    ours, theirs = read_snapshot(found)
+    assert ours == places
+    assert torch.equal(theirs, data)
+    one, two = published_receipt(expected), published_receipt(found)
+    assert (one.version, one.tensors) == (two.version, two.tensors)
+    assert one.logprobs == pytest.approx(two.logprobs, abs=1e-5)
+    blocks = blocks_of(alone.trainer.model)
+    largest = max(block.num_bytes for block in (blocks.root, *blocks.layers))
+    assert 0 < max(gathered) <= largest  # by the forward of the check tokens
+    assert copied == [pytest.approx(len(data) / gang.count, rel=0.2)]
 
 
 def test_log_probs_of_the_last_weights_are_those_of_one_process(

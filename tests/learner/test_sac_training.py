@@ -37,7 +37,7 @@ def test_a_journal_and_a_checkpoint_lead_to_the_same_weights(tmp_path: Path) -> 
     first, commits = Training.of(run, config, None), []
     assert first.step(batches[0])["replay_trials"] == 4.0
     commits.append(first.commit(batches[0], 1.0))
-    checkpoint = first.checkpoint({})
+    checkpoint = first.checkpoint({}).result()
     first.step(batches[1])
     commits.append(first.commit(batches[1], 2.0))
 

@@ -59,6 +59,7 @@ def test_what_has_a_number_for_each_weight_is_divided_and_the_rest_is_not() -> N
     assert one == found.loads[0].parts
     assert "whole blocks" not in one
     assert four["optimizer"] == 4 * GB
+    assert four["publication"] == one["publication"] / 4 == GB / 4
     assert four["activations"] == one["activations"] == 20 * GB
     assert four["whole blocks"] == 100 + 4 * 10 + 60 + 4 * 7
 
@@ -75,6 +76,16 @@ def test_a_rank_sends_all_blocks_but_its_share() -> None:
         whole = 3 * passes * 200 + 2 * passes * 100  # 3 forwards, 2 backwards without the root
         assert traffic.gathered == whole * (ranks - 1) // ranks
         assert traffic.reduced == 2 * passes * 4 * 22 * (ranks - 1) // ranks
+
+
+def test_a_reference_policy_is_gathered_for_a_forward_of_every_pass() -> None:
+    changes = ("learner.minibatches=2", "policy.lora=none")
+    without, given = (plan(of(*changes, f"learner.kl={kl}")) for kl in (0, 0.1))
+    batch = Batch(num_segments=16, tokens=8, sampled=2)
+    traffic = [traffic_of(replace(each, batch=batch), BLOCKS, 2) for each in (without, given)]
+    passes = -(-4 // batch.of_one_pass(given.config))
+    assert traffic[1].gathered - traffic[0].gathered == 2 * passes * 200 // 2
+    assert traffic[1].reduced == traffic[0].reduced
 
 
 def test_passes_add_traffic_and_ranks_share_them() -> None:

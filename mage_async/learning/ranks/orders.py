@@ -6,6 +6,7 @@ things in the same order; orders say which.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -39,18 +40,32 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 class Forward(msgspec.Struct, frozen=True, tag=True):
     """Lend the weights to forwards of rank 0."""
 
-    num_passes: int
+    num_forwards: int
 
 
-class Gather(msgspec.Struct, frozen=True, tag=True):
-    """Give rank 0 all weights."""
+class Digest(msgspec.Struct, frozen=True, tag=True):
+    """Take part in a digest of the weights."""
+
+    method: Literal["blake2b", "sum64"]
 
 
-class GatherState(msgspec.Struct, frozen=True, tag=True):
-    """Give rank 0 what a checkpoint keeps beside the weights."""
+class Publish(msgspec.Struct, frozen=True, tag=True):
+    """Copy the own shard of the weights, and write it beside the training."""
+
+    file: str
+    start: int
+    """Where the file's tensors begin, in bytes."""
 
 
-Order = Begin | Adopt | Step | Forward | Gather | GatherState
+class Save(msgspec.Struct, frozen=True, tag=True):
+    """Copy all that a checkpoint keeps of this rank, and write it beside the training."""
+
+    folder: str
+    start: int
+    """Where the tensors of its file of weights begin, in bytes."""
+
+
+Order = Begin | Adopt | Step | Forward | Digest | Publish | Save
 
 
 @dataclass(frozen=True, slots=True)

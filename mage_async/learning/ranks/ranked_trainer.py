@@ -5,63 +5,42 @@ fewer lends its weights to the others by passes without a gradient. The loss of 
 by the tokens of the whole step, gradients are summed, and the norm is that over all ranks.
 """
 
-import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
 from mage_async.config.schema import Learner
 from mage_async.config.sections.corrections import M2po
 from mage_async.learning.corrections.catalogue import correction
-from mage_async.learning.forward import Row, hidden_states
-from mage_async.learning.layout import Layout
 from mage_async.learning.optimizer import KEY
 from mage_async.learning.packing import Sequenced
 from mage_async.learning.passes import Pass
-from mage_async.learning.ranks.orders import Forward, Gather, GatherState, Order, Ranks, Step
+from mage_async.learning.ranks.lending import lend, nothing
+from mage_async.learning.ranks.orders import Forward, Ranks, Step
 from mage_async.learning.ranks.reports import read_report, report_of, size_of
 from mage_async.learning.ranks.second_moment import largest_set_of_all
-from mage_async.learning.ranks.sharding import (
-    shard,
-    sharded_as,
-    sharded_moments,
-    whole,
-    whole_moments,
-)
-from mage_async.learning.ranks.shares import dealt, packed, unpacked
-from mage_async.learning.step_metrics import Update, mismatch, step_metrics
+from mage_async.learning.ranks.sharding import shard, sharded_as, sharded_moments, whole
+from mage_async.learning.ranks.shares import dealt, unpacked
+from mage_async.learning.ranks.work import Work
+from mage_async.learning.step_metrics import Update, step_metrics
 from mage_async.learning.token_loss import LossPass, TwoSteps
 from mage_async.learning.trainer import Trainer
 
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What one rank does in a step."""
-
-    shares: list[list[Sequenced]]
-    """Of each minibatch."""
-    num_passes: list[int]
-    """Which every rank makes of it."""
-    scale: float
-
-    def order(self) -> Step:
-        """The same, for a follower."""
-        return Step([packed(share) for share in self.shares], self.num_passes, self.scale)
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 class RankedTrainer(Trainer):
     """One rank's part of a trainer. Rank 0 has the methods of any trainer and tells the others,
-    which `follow`.
+    which `follow_step` and `lend`.
     """
 
     def __init__(
@@ -77,10 +56,8 @@ class RankedTrainer(Trainer):
     ) -> None:
         """Shard a model, which every rank has loaded from the same files onto the host."""
         self._ranks = ranks
-        self._whole = copy.deepcopy(model) if ranks.number == 0 else None
-        self._is_gathered = True
-        """Whether rank 0's whole model has the weights of this version."""
-        shard(model, init_device_mesh(ranks.device_type, (ranks.count,)))
+        self._mesh = init_device_mesh(ranks.device_type, (ranks.count,))
+        shard(model, self._mesh)
         super().__init__(
             model,
             rules,
@@ -104,33 +81,20 @@ class RankedTrainer(Trainer):
             updates = self._joined(updates, number, passes)
         metrics = step_metrics(updates, self.version, self._max_staleness)
         metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        self._grow()
+        self.version += 1
         return metrics
 
-    def parity(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
-        """As a trainer's; rank 0 computes all of it."""
-        passes = self.passes(sequences)
-        self._ranks.tell_all(Forward(len(passes)))
-        metrics = mismatch([self.begun(each) for each in passes], self.version)
-        self._sharded.reshard()
-        return metrics
+    def refer_to(self, model: PreTrainedModel) -> None:
+        """As a trainer's; the model, which lies on the host of every rank, is sharded too."""
+        shard(model, self._mesh)
+        self.reference = model
 
-    def whole(self) -> PreTrainedModel:
-        """A model of rank 0's that no rank trains, with the weights of this version."""
-        assert self._whole is not None, "only rank 0 has a whole model"
-        if not self._is_gathered:
-            self._ranks.tell_all(Gather())
-            self._gather()
-        return self._whole
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the weights: as of one process."""
-        self._ranks.tell_all(GatherState())
-        kept = super().state()
-        kept["optimizer"] = whole_moments(kept["optimizer"])
-        if KEY in kept:
-            kept[KEY] = [whole(each).cpu() for each in kept[KEY]]
-        return kept
+    @contextmanager
+    def read(self, num_forwards: int) -> Iterator[PreTrainedModel]:
+        """As a trainer's, of rank 0 alone: the others lend it their weights."""
+        self._ranks.tell_all(Forward(num_forwards))
+        yield self.model
+        _reshard(self.model)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave, be it of another number of ranks; every rank is given it."""
@@ -141,31 +105,24 @@ class RankedTrainer(Trainer):
             own[KEY] = [sharded_as(value, like) for value, like in pairs]
         super().restore(own)
 
-    def follow(self, order: Order) -> None:
-        """Do, as a follower, what rank 0 does at the same time."""
-        match order:
-            case Step():
-                self._follow_step(order)
-            case Forward():
-                self._lend(order.num_passes)
-                self._sharded.reshard()
-            case Gather():
-                self._gather()
-            case GatherState():
-                self.state()
+    def lend(self, num_forwards: int) -> None:
+        """Do, as a follower, what rank 0 does while it reads the model."""
+        lend(self.model, num_forwards)
+        _reshard(self.model)
 
-    def passes(self, sequences: Sequence[Sequenced]) -> list[Pass]:
-        """A rank's share of a minibatch, which may be nothing."""
-        return super().passes(sequences) if sequences else []
+    def follow_step(self, order: Step) -> None:
+        """Do, as a follower, what rank 0 does in its step."""
+        shares = [unpacked(each, self.model.device) for each in order.shares]
+        updates = self._train(Work(shares, order.num_passes, order.scale))
+        report = report_of([each for update in updates for each in update.passes])
+        if len(report):
+            distributed.send(report, 0)
+        self.version += 1
 
     def _loss_pass(self, rules: Learner) -> LossPass:
         if not isinstance(rules.correction, M2po):
             return super()._loss_pass(rules)
         return TwoSteps(partial(correction(rules.correction), largest=largest_set_of_all), rules.kl)
-
-    @property
-    def _sharded(self) -> FSDPModule:
-        return cast("FSDPModule", self.model)
 
     def _dealt(self, sequences: Sequence[Sequenced]) -> list[Work]:
         """What every rank does in a step."""
@@ -179,26 +136,28 @@ class RankedTrainer(Trainer):
         """The passes that another rank makes of its share."""
         return [self._laid(each) for each in self._cuts(share)] if share else []
 
-    def _follow_step(self, order: Step) -> None:
-        shares = [unpacked(each, self.model.device) for each in order.shares]
-        updates = self._train(Work(shares, order.num_passes, order.scale))
-        report = report_of([each for update in updates for each in update.passes])
-        if len(report):
-            distributed.send(report, 0)
-        self._grow()
-
     def _train(self, work: Work) -> list[Update]:
         """This rank's part of a step."""
-        first, *others = [self.passes(share) for share in work.shares]
         counts = work.num_passes
+        first, *others = self._opened(work)
         begun = [self._begun(*each) for each in zip(others, counts[1:], strict=True)]
         self._set_rate()
         minibatches = zip([first, *begun], counts, strict=True)
         return [self._share_update(passes, count, work.scale) for passes, count in minibatches]
 
+    def _opened(self, work: Work) -> list[list[Pass]]:
+        """This rank's passes of each minibatch, which may be none, with what a reference policy
+        says of them.
+        """
+        opened = [self.passes(share) if share else [] for share in work.shares]
+        if self.reference is not None and self._rules.kl:
+            lend(self.reference, sum(work.num_passes) - sum(map(len, opened)))
+            _reshard(self.reference)
+        return opened
+
     def _begun(self, passes: Sequence[Pass], num_passes: int) -> list[Pass]:
         begun = [self.begun(each) for each in passes]
-        self._lend(num_passes - len(passes))
+        lend(self.model, num_passes - len(passes))
         return begun
 
     def _share_update(self, passes: Sequence[Pass], num_passes: int, scale: float) -> Update:
@@ -216,23 +175,12 @@ class RankedTrainer(Trainer):
         clip_grads_with_norm_(weights, self._rules.grad_clip, norm)
         return norm
 
-    @torch.no_grad()
-    def _lend(self, num_passes: int) -> None:
-        """Take part in forwards of other ranks."""
-        for _ in range(num_passes):
-            hidden_states(self.model, self._short_row())
-
     def _nothing(self) -> torch.Tensor:
-        """A loss of 0 whose backward reaches every weight."""
-        states = hidden_states(self.model, self._short_row())
-        head = self.model.get_output_embeddings().weight
+        """A pass for the others' sake."""
+        loss = nothing(self.model)
         if isinstance(self._rules.correction, M2po):
-            largest_set_of_all(torch.zeros(0, device=states.device), 0.0)
-        return 0.0 * (states.float().sum() + head.float().sum())
-
-    def _short_row(self) -> Row:
-        layout = Layout.of([np.zeros(1, np.int32)], shares_opening=False)
-        return Row.of(layout, self.model.device)
+            largest_set_of_all(torch.zeros(0, device=loss.device), 0.0)
+        return loss
 
     def _joined(
         self, updates: Sequence[Update], number: int, laid: Sequence[Sequence[Pass]]
@@ -248,16 +196,7 @@ class RankedTrainer(Trainer):
             for update, own in zip(updates, laid, strict=True)
         ]
 
-    @torch.no_grad()
-    def _gather(self) -> None:
-        """Write all weights into rank 0's model, a tensor at a time, by all ranks together."""
-        named = {} if self._whole is None else dict(self._whole.named_parameters())
-        for name, weight in self.model.named_parameters():
-            values = whole(weight.detach())
-            if named:
-                named[name].copy_(values)
-        self._is_gathered = True
 
-    def _grow(self) -> None:
-        self.version += 1
-        self._is_gathered = False
+def _reshard(model: PreTrainedModel) -> None:
+    """Let go of what a forward has left whole."""
+    cast("FSDPModule", model).reshard()

@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     FSDPModule,
@@ -16,7 +17,7 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
 from mage_async.learning.forward import SHARDED, body, layers_of
@@ -41,20 +42,23 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+def own_part(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
+    """A tensor's shard on this rank, and how many of its elements lie before that. What is not
+    sharded is rank 0's.
+    """
+    if not isinstance(tensor, DTensor):
+        return 0, tensor if distributed.get_rank() == 0 else tensor.new_empty(0)
+    assert tensor.placements == (Shard(0),)
+    mesh, length = tensor.device_mesh, len(tensor)
+    first = min(length, mesh.get_local_rank() * -(-length // mesh.size()))
+    return first * (tensor.numel() // max(1, length)), tensor.to_local()
+
+
 def sharded_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """This rank's share of a tensor that every rank has whole, laid as another of its shape."""
     assert isinstance(like, DTensor)
     value = value.to(like.device)
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
-
-
-def whole_moments(state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state as one process has it, by all ranks together; on the host."""
-    moments = {
-        number: {key: _on_host(whole(value)) for key, value in own.items()}
-        for number, own in state["state"].items()
-    }
-    return {**state, "state": moments}
 
 
 def sharded_moments(state: Mapping[str, Any], trained: list[torch.Tensor]) -> dict[str, Any]:
@@ -77,7 +81,3 @@ def _sum_gradients(module: FSDPModule) -> None:
 def _is_moment(value: Any, weight: torch.Tensor) -> bool:
     """Or else it is the count of updates."""
     return isinstance(value, torch.Tensor) and value.shape == weight.shape
-
-
-def _on_host(value: Any) -> Any:
-    return value.cpu() if isinstance(value, torch.Tensor) else value

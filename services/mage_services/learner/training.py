@@ -6,8 +6,9 @@ needed.
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,11 +22,11 @@ from mage_async.attribution.turns import attributed
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.credit.discriminator import agreement
-from mage_async.errors import DeterministicFailure
+from mage_async.errors import DeterministicFailure, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.forward import backend_report
 from mage_async.learning.packing import Sequenced
-from mage_async.learning.ranks.orders import Adopt, Ranks
+from mage_async.learning.ranks.orders import Adopt, Digest, Order
 from mage_async.learning.soft_actor_critic.choice import trainer_of
 from mage_async.learning.trainer import Trainer
 from mage_async.learning.training_sequences import training_sequences
@@ -35,14 +36,19 @@ from mage_async.policy.checkpoint import (
     save_checkpoint,
     writing,
 )
-from mage_async.policy.load import load_frozen_beside
+from mage_async.policy.load import load_frozen_beside, loads_on
 from mage_async.policy.lora import load_trained
 from mage_async.policy.snapshot import Snapshot
-from mage_async.policy.weight_digest import NEWEST, overall, tensor_digests
+from mage_async.policy.weight_digest import NEWEST, Method, overall, tensor_digests
 from mage_async.protocol.journal_records import Commit
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Group
 from mage_services.processes.json_lines import append_lines
+from mage_services.weights.weight_transport import weights_file, weights_folder
+
+if TYPE_CHECKING:
+    from mage_services.learner.ranks.beside import Joined
+    from mage_services.learner.ranks.sharded_files import ShardedFiles, SharedSnapshot
 
 
 class Training:
@@ -54,10 +60,12 @@ class Training:
         run: RunDirectory,
         config: Config,
         counters: dict[str, Any],
-        ranks: Ranks | None = None,
+        joined: "Joined | None" = None,
     ) -> None:
         self.trainer = trainer
-        self._ranks = ranks
+        self._ranks = joined.ranks if joined else None
+        self.sharded = _sharded(trainer, joined) if joined else None
+        """What writes the model's files where it lies on several ranks."""
         self._has_published = False
         self.counters = counters
         """What a checkpoint remembered: `next_grant`, `train_s`, `totals`."""
@@ -71,20 +79,42 @@ class Training:
 
     @staticmethod
     def of(
-        run: RunDirectory, config: Config, checkpoint: Path | None, ranks: Ranks | None = None
+        run: RunDirectory,
+        config: Config,
+        checkpoint: Path | None,
+        joined: "Joined | None" = None,
     ) -> "Training":
-        """A trainer at a checkpoint, or where the run began; one of a learner's ranks, if any."""
+        """A trainer at a checkpoint, or where the run began; one of a learner's ranks, if any.
+
+        Raises:
+            RunError: the checkpoint is not whole.
+        """
         torch.set_num_threads(config.learner.threads)
         if is_on_gpu(config):
             torch.cuda.set_device(config.learner.device)  # where this thread's kernels are launched
-        device = "cpu" if ranks else config.learner.device  # ranks move their shares by themselves
-        model = load_trained(config, run.policy, checkpoint, device=device)
+        model = load_trained(config, run.policy, checkpoint, device=loads_on(config))
         chat = load_chat(run.policy)
+        ranks = joined.ranks if joined else None
         trainer = trainer_of(config, model, chat, max_staleness=_bound(config), ranks=ranks)
         counters = restore_checkpoint(trainer, checkpoint) if checkpoint else {}
-        training = Training(trainer, run, config, counters, ranks)
+        training = Training(trainer, run, config, counters, joined)
+        if checkpoint:
+            training.check_whole(checkpoint)
         training.adopt(config)
         return training
+
+    def check_whole(self, checkpoint: Path) -> None:
+        """Compare the weights with the digest that a checkpoint of several ranks has.
+
+        Raises:
+            RunError: they are others.
+        """
+        digest = self.counters.get("digest")
+        if digest and digest != overall(self.own_digests(NEWEST)):
+            raise RunError(
+                f"{checkpoint}: not a whole checkpoint: its weights have another digest than its "
+                "counters say; remove the folder"
+            )
 
     def redo(self, committed: Committed) -> tuple[dict[str, Any], str]:
         """Train a step of the journal again; its metrics, and where other weights come out than
@@ -100,7 +130,7 @@ class Training:
             )
         self.adopt(config_file.loads(committed.config))
         metrics = self.step(committed.groups)
-        tensors = tensor_digests(self.trainer.whole(), commit.digest_method)
+        tensors = self._digests(commit.digest_method)
         if overall(tensors) == commit.digest:
             return metrics, ""
         return metrics, (
@@ -113,8 +143,7 @@ class Training:
     def adopt(self, config: Config) -> None:
         """Train under another configuration from here on: a resumed run may change it."""
         self._config = config
-        if self._ranks:
-            self._ranks.tell_all(Adopt(config_file.dump(config)))
+        self._tell(Adopt(config_file.dump(config)))
         temperature, bound = config.sampling.temperature, _bound(config)
         load_frozen_beside(self.trainer, config, self.run.policy)
         self.trainer.adopt(
@@ -128,7 +157,7 @@ class Training:
 
     def commit(self, groups: Sequence[Group], time_s: float) -> Commit:
         """What the journal has to say of the step just trained."""
-        tensors = tensor_digests(self.trainer.whole())
+        tensors = self._digests()
         return Commit(
             version=self.trainer.version,
             grants=tuple(group.grant for group in groups),
@@ -156,32 +185,57 @@ class Training:
     def _sequences(self, groups: Sequence[Group]) -> list[Sequenced]:
         return training_sequences(groups, self._config, self.trainer.model.device)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> "Snapshot | SharedSnapshot":
         """A copy of the current weights, to be published while the next step is trained; with the
         log-probs of the check tokens where this version is scored, or is sent: of weights that are
         sent an engine has no digests.
         """
-        model, version = self.trainer.whole(), self.trainer.version
-        is_sent = self._config.transport.weights == "nccl"
+        version, is_sent = self.trainer.version, self._config.transport.weights == "nccl"
         scores = is_scored(version) or is_sent or not self._has_published
-        self._has_published = True
-        return Snapshot.of(model, version, check_logprobs(model) if scores else None)
+        self._has_published, logprobs = True, None
+        if scores:
+            with self.trainer.read(1) as model:
+                logprobs = check_logprobs(model)
+        if self.sharded:
+            folder = weights_folder(self.run, self.own_config)
+            return self.sharded.snapshot(weights_file(folder, version), logprobs)
+        return Snapshot.of(self.trainer.model, version, logprobs)
 
     def digest(self) -> str:
         """Digest of the current weights, as a commit records it."""
-        return overall(tensor_digests(self.trainer.whole()))
+        return overall(self._digests())
 
-    def checkpoint(self, counters: dict[str, Any]) -> Path:
-        """Write a checkpoint of the current version."""
-        with writing(f"a checkpoint to {self.run.checkpoints}"):
-            return save_checkpoint(
-                self.trainer,
-                self.run.policy,
-                self.run.checkpoints,
-                counters,
-                self.own_config.learner.keep_checkpoints,
-                is_last=self.trainer.version == self.own_config.learner.steps,
+    def own_digests(self, method: Method) -> dict[str, str]:
+        """Digests of all tensors; of a sharded model every rank asks at once."""
+        if self.sharded:
+            return self.sharded.digests(method)
+        return tensor_digests(self.trainer.model, method)
+
+    def _digests(self, method: Method = NEWEST) -> dict[str, str]:
+        self._tell(Digest(method))
+        return self.own_digests(method)
+
+    def _tell(self, order: Order) -> None:
+        """Have the other ranks do the same, if there are any."""
+        if self._ranks:
+            self._ranks.tell_all(order)
+
+    def checkpoint(self, counters: dict[str, Any]) -> "Future[Path]":
+        """Write a checkpoint of the current version; its folder. One process has written it when
+        this returns, ranks write it beside the next steps.
+        """
+        folder, keep = self.run.checkpoints, self.own_config.learner.keep_checkpoints
+        if self.sharded:
+            digest = self.digest()
+            return self.sharded.checkpoint(self.run.policy, folder, counters, keep, digest)
+        is_last, written = self.trainer.version == self.own_config.learner.steps, Future[Path]()
+        with writing(f"a checkpoint to {folder}"):
+            written.set_result(
+                save_checkpoint(
+                    self.trainer, self.run.policy, folder, counters, keep, is_last=is_last
+                )
             )
+        return written
 
     def record(self, file: Path, line: dict[str, Any]) -> None:
         """Append one line of JSON."""
@@ -194,6 +248,12 @@ class Training:
         step = JournalStep(version, groups, self._config, is_whole=True)
         row = row_of(next(attributed(step, chat.decode)), chat)
         self.record(self.run.samples, row | {"version": version})
+
+
+def _sharded(trainer: Trainer, joined: "Joined") -> "ShardedFiles":
+    from mage_services.learner.ranks.sharded_files import ShardedFiles  # takes a second
+
+    return ShardedFiles(trainer, joined)
 
 
 def is_on_gpu(config: Config) -> bool:

@@ -6,6 +6,7 @@ a copy of the weights to the publisher. The loop waits for actors only through t
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +22,10 @@ from mage_services.learner.run_log import RunLog
 from mage_services.learner.worker import Worker
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from pathlib import Path
 
 HEARD_S = 5.0
 """Seconds to wait, at the end, for a hello of every peer that a restarted learner knows of."""
@@ -47,6 +52,8 @@ class TrainingLoop:
         self.publisher = Publisher(coordinator.weights, coordinator)
         self._training, self._worker, self.run_log = begun.training, worker, run_log
         self._checkpointed = newest_checkpoint(begun)
+        self._begun: tuple[Future[Path], int] | None = None
+        """The checkpoint that is being written, and its version."""
         self._enter = run_log.time.enter
 
     async def train(self) -> dict[str, float]:
@@ -68,6 +75,7 @@ class TrainingLoop:
         parity = await self._parity()
         self._coordinator.close()
         await self._checkpoint()
+        await self._wait_until_checkpointed()
         await self.run_log.write_end(parity)
         await self._hear_all(opened + HEARD_S)
         self._coordinator.dismiss("the run is complete")
@@ -106,6 +114,7 @@ class TrainingLoop:
         if commit.version % self._startup.config.learner.checkpoint_every == 0:
             await self._checkpoint()
             await self.run_log.write_end({})
+        await self._compact()
         await self.run_log.keep_sample(groups)
         self._enter("batch not full")
         self._status.send("step", metrics=record, **self.run_log.view())
@@ -124,17 +133,42 @@ class TrainingLoop:
         """The next batch in order of grant. Cancellation leaves it in the ledger."""
         while (groups := self._coordinator.take_batch()) is None:
             if self._journal.why_full() and self._checkpointed < self._training.trainer.version:
-                await self._checkpoint()  # it may make segments unnecessary
+                await self._checkpoint()
+                await self._wait_until_checkpointed()  # it may make segments unnecessary
                 continue
             self._coordinator.arrived.clear()
             await self._coordinator.arrived.wait()
         return groups
 
     async def _checkpoint(self) -> None:
+        """Begin a checkpoint, which ranks write beside the next steps. Cancellation leaves the one
+        before.
+        """
+        await self._wait_until_checkpointed()
         self._enter("checkpoint")
-        await self._worker.call(self._training.checkpoint, self.run_log.counters())
-        self._checkpointed = self._training.trainer.version
-        self._journal.compact(self._checkpointed)
+        version, counters = self._training.trainer.version, self.run_log.counters()
+        self._begun = await self._worker.call(self._training.checkpoint, counters), version
+        await self._compact()
+
+    async def _compact(self) -> None:
+        """Let go of what the journal has for the checkpoint before, where one has been written."""
+        if self._begun is not None and self._begun[0].done():
+            await self._wait_until_checkpointed()
+
+    async def _wait_until_checkpointed(self) -> None:
+        """Wait until the checkpoint that was begun is durable. Cancellation leaves it to its
+        thread.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        if self._begun is None:
+            return
+        written, version = self._begun
+        self._enter("checkpoint")
+        await asyncio.shield(asyncio.wrap_future(written))
+        self._begun, self._checkpointed = None, version
+        self._journal.compact(version)
 
     async def _parity(self) -> dict[str, float]:
         """Log-probs of groups drawn by the last weights: granted, played, and never trained."""

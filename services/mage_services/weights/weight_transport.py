@@ -38,16 +38,24 @@ class WeightTransport(Protocol):
 def weight_transport_of(run: RunDirectory, config: Config) -> WeightTransport:
     """What `transport.weights` asks for."""
     match config.transport.weights:
-        case "disk":
-            return WeightFiles(run.weights)
-        case "tensor":
-            return WeightFiles(run.shared_weights)
+        case "disk" | "tensor":
+            return WeightFiles(weights_folder(run, config))
         case "nccl":
             backend = "nccl" if config.learner.device.startswith("cuda") else "gloo"
             every, last = config.evaluation.every, config.learner.steps
             return WeightSender(
                 run.weights, backend, lambda version: is_measured(version, every=every, last=last)
             )
+
+
+def weights_folder(run: RunDirectory, config: Config) -> Path:
+    """Where weights are published: on a disk, or in shared memory."""
+    return run.shared_weights if config.transport.weights == "tensor" else run.weights
+
+
+def weights_file(folder: Path, version: int) -> Path:
+    """Where a version lies."""
+    return folder / f"v{version:06d}.safetensors"
 
 
 class WeightFiles:
@@ -79,4 +87,4 @@ class WeightFiles:
 
     def file(self, version: int) -> Path:
         """Where a version lies."""
-        return self._folder / f"v{version:06d}.safetensors"
+        return weights_file(self._folder, version)

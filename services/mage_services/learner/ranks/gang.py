@@ -12,9 +12,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from torch import distributed
 
@@ -23,9 +22,18 @@ from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure, MageError, RunError
 from mage_async.learning.ranks.orders import Begin, Order, Ranks
 from mage_async.results.run_directory import RunDirectory
-from mage_services.learner.ranks.process_group import device_type, join, write_order
+from mage_services.learner.ranks.beside import Joined, joined
+from mage_services.learner.ranks.process_group import (
+    device_type,
+    join,
+    store_of_rank_0,
+    write_order,
+)
 from mage_services.processes.parent_death_signal import PARENT
 from mage_services.processes.process import EXIT_DETERMINISTIC, first_failure, ticks
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 LOOK_S = 1.0
 PATIENCE_S = 1.0
@@ -45,20 +53,22 @@ class Gang:
         self.count = config.learner.ranks
         """Of all ranks."""
         numbers = range(1, self.count)
-        self._folder = TemporaryDirectory(prefix="mage-ranks-") if numbers else None
+        self._store: TCPStore | None = store_of_rank_0() if numbers else None
+        self._joined: Joined | None = None
         self._followers = [self._started(run, each) for each in numbers]
 
-    def begin(self, config: Config, checkpoint: Path | None) -> Ranks | None:
-        """Have every follower load the policy; what the trainer of rank 0 needs to know of ranks,
-        None where the learner is one process.
+    def begin(self, config: Config, checkpoint: Path | None) -> Joined | None:
+        """Have every follower load the policy; rank 0 among them, None where the learner is one
+        process.
         """
-        if self._folder is None:
+        if self._store is None:
             return None
         self._tell([Begin(config_file.dump(config), str(checkpoint or ""))] * len(self._followers))
         if not distributed.is_initialized():
             self._hear_all()
-            join(Path(self._folder.name), 0, config)
-        return Ranks(0, self.count, device_type(config), self._tell)
+            join(self._store, 0, config)
+            self._joined = joined(Ranks(0, self.count, device_type(config), self._tell))
+        return self._joined
 
     async def watch(self) -> None:
         """End with the first follower that does. Cancellation leaves them as they are.
@@ -88,8 +98,8 @@ class Gang:
             self._kill()
 
     def _started(self, run: RunDirectory, number: int) -> "subprocess.Popen[bytes]":
-        assert self._folder is not None
-        command = [sys.executable, "-m", MODULE, str(run.root), self._folder.name, str(number)]
+        assert self._store is not None
+        command = [sys.executable, "-m", MODULE, str(run.root), str(self._store.port), str(number)]
         variables = {PARENT: str(os.getpid()), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         own = {key: value for key, value in os.environ.items() if key != "MAGE_STATUS_FD"}
         pipe = subprocess.PIPE
@@ -135,8 +145,6 @@ class Gang:
             for pipe in (follower.stdin, follower.stdout):
                 with suppress(BrokenPipeError):  # closing writes what is left
                     pipe.close()
-        if self._folder:
-            self._folder.cleanup()
 
 
 def _failure(number: int, code: int) -> RunError:

@@ -8,26 +8,36 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 from torch import distributed
+from torch.distributed import TCPStore
 
 from mage_async.config.schema import Config
 from mage_async.learning.ranks.orders import Order
 
 _LENGTH = struct.Struct("<Q")
 _INTERFACE = "GLOO_SOCKET_IFNAME"
-STORE = "store"
-"""The file, in a folder of the gang's own, by which ranks learn of one another's addresses."""
+_HOST = "127.0.0.1"
 
 
-def join(folder: Path, number: int, config: Config) -> None:
+def store_of_rank_0() -> TCPStore:
+    """The store by which ranks learn of one another's addresses; it ends with its process, however
+    that ends, and leaves no file.
+    """
+    return TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+
+
+def store_at(port: int) -> TCPStore:
+    """Rank 0's store, as a follower reaches it."""
+    return TCPStore(_HOST, port, is_master=False, wait_for_workers=False)
+
+
+def join(store: TCPStore, number: int, config: Config) -> None:
     """Become one rank of a learner; waits for the others."""
     count, kind = config.learner.ranks, device_type(config)
     os.environ.setdefault(_INTERFACE, _loopback())
-    store = distributed.FileStore(str(folder / STORE), count)
     backend = "nccl" if kind == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=number, world_size=count)
 

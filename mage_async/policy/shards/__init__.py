@@ -1,0 +1,1 @@
+"""A model that lies on several ranks: digested, published and saved from the shards of each."""

@@ -1,0 +1,112 @@
+"""Trainings of one process and of several ranks, and what they leave on disk."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import distributed
+
+from mage_async.algorithm import prepare
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.policy.shards.state import named_state
+from mage_async.policy.shards.weights import WeightShards
+from mage_async.results.run_directory import RunDirectory
+from mage_services.learner.ranks.gang import Gang
+from mage_services.learner.training import Training
+from mage_services.weights.weight_transport import weights_file
+from tests.helpers.random_models import sequence
+
+LENGTHS = (40, 31, 22, 40, 13, 37, 29)
+SMALL = ("warm_start=none", "learner.minibatches=2", "learner.threads=1", "learner.entropy=0.01")
+
+
+def config_of(*changes: str) -> Config:
+    return config_file.load(config_file.find(None), [*SMALL, *changes])
+
+
+def new_run(folder: Path) -> RunDirectory:
+    """A run with a policy of random weights."""
+    run = RunDirectory(folder)
+    prepare(config_of(), folder).rename(run.policy)
+    return run
+
+
+def on_one(run: RunDirectory, *changes: str, checkpoint: Path | None = None) -> Training:
+    return Training.of(run, config_of(*changes), checkpoint)
+
+
+def on_ranks(
+    run: RunDirectory, gang: Gang, *changes: str, checkpoint: Path | None = None
+) -> Training:
+    config = config_of(f"learner.ranks={gang.count}", *changes)
+    return Training.of(run, config, checkpoint, gang.begin(config, checkpoint))
+
+
+def steps(training: Training, count: int = 3) -> list[dict[str, float]]:
+    return [training.trainer.step([sequence(each) for each in LENGTHS]) for _ in range(count)]
+
+
+def saved(training: Training) -> Path:
+    """A checkpoint of it."""
+    return training.checkpoint({}).result()
+
+
+def file_of(training: Training) -> Path:
+    """Its weights as they are published."""
+    folder = training.run.weights
+    folder.mkdir(exist_ok=True)
+    file = weights_file(folder, training.trainer.version)
+    training.snapshot().write(file)
+    return file
+
+
+def published(training: Training) -> dict[str, torch.Tensor]:
+    return load_file(file_of(training))
+
+
+def assert_equal(one: Training, two: Training) -> None:
+    """Weights, moments and masters of two processes, to the bit."""
+    assert one.digest() == two.digest()
+    first, second = named_state(one.trainer), named_state(two.trainer)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert any(name.endswith("exp_avg") and value.any() for name, value in first.items())
+
+
+def gathered_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of what this rank is given of all ranks' tensors, as they are gathered."""
+    sizes = list[int]()
+
+    def measure(gather: Callable[..., object]) -> Callable[..., object]:
+        def measured(*args: object, **kwargs: object) -> object:
+            tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+            sizes.append(max(one.nbytes for one in tensors))
+            return gather(*args, **kwargs)
+
+        return measured
+
+    def refused(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a publication gathers nothing")
+
+    for name in ("all_gather_into_tensor", "all_gather_single"):  # by the version of torch
+        if hasattr(distributed, name):
+            monkeypatch.setattr(distributed, name, measure(getattr(distributed, name)))
+    for name in ("all_gather", "gather", "recv", "broadcast"):
+        monkeypatch.setattr(distributed, name, refused)
+    return sizes
+
+
+def copied_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of what this rank copies of the weights, to be published."""
+    sizes, copy = list[int](), WeightShards.of
+
+    def measured(*args: object) -> WeightShards:
+        made = copy(*args)
+        sizes.append(made.data.nbytes)
+        return made
+
+    monkeypatch.setattr(WeightShards, "of", staticmethod(measured))
+    return sizes
