@@ -15,7 +15,12 @@ NEEDED = {
     "bench.models.trl_side": "trl",
 }
 """Libraries without which a module cannot be imported."""
-STARTED = {"bench.chaos.attackers", "bench.chaos.fuzz_coverage", "bench.chaos.tapped_run"}
+STARTED = {
+    "bench.chaos.attackers",
+    "bench.chaos.fuzz_coverage",
+    "bench.chaos.tapped_run",
+    "bench.scale.ray_nodes",
+}
 """Programs that benchmarks start with arguments of their own."""
 FILES = sorted((ROOT / "bench").rglob("*.py"))
 MODULES = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in FILES]

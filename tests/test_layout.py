@@ -82,6 +82,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mage_services.view": {
         "mage_async", "mage_services.actor", "mage_services.processes", "mage_services.weights",
     },
+    "mage_services.cluster": {
+        "mage_async", "mage_services.processes",
+    },
     "mage_services.verifiers": {"mage_async"},
     "mage_services.serving": {"mage_async", "mage_services.environments"},
     "mage_services.cli": {"mage_async", "mage_services"},
@@ -116,6 +119,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_services.serving": SERVING | {"aiohttp"},
     "mage_services.verifiers": SERVING | {"aiohttp"},
     "mage_services.verifiers.their_process": STANDARD | {"httpx", "verifiers"},
+    "mage_services.cluster": SERVING | {"huggingface_hub", "ray"},
     "mage_services.journal": SERVING | {"pyarrow"},
     "mage_services.view": SERVING | {"aiohttp", "markupsafe"},
     "mage_services.cli": SERVING | {"matplotlib", "optuna", "shtab"},

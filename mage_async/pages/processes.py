@@ -26,6 +26,8 @@ class ProcessLife:
     at: float = 0.0
     """When, in seconds since 1970."""
     num_starts: int = 0
+    node: str = ""
+    """Where it was last started, in a run on a cluster."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,11 @@ class Lives:
     """Epitaphs: processes that failed or were started again."""
     notes: list[tuple[float, str]] = field(default_factory=list)
     """Time and sentence: epitaphs, faults and remarks."""
+
+    @property
+    def have_nodes(self) -> bool:
+        """Whether the run is on a cluster."""
+        return any(life.node for life in self.processes.values())
 
 
 def lives_of(events: Sequence[Event]) -> Lives:
@@ -56,6 +63,7 @@ def _take(lives: Lives, process: str, event: Event) -> None:
         case "started":
             life = lives.processes.setdefault(event["text"], ProcessLife(event["text"]))
             life.said, life.at, life.num_starts = "starting", at, life.num_starts + 1
+            life.node = event.get("node", "")
         case "ready" | "done" | "failed" | "policy" | "evaluating" as said:
             life = lives.processes.setdefault(process, ProcessLife(process))
             life.said, life.at = _SAID.get(said, said), at

@@ -1,5 +1,6 @@
 """How a supervised run ends: by a signal, by a fault, with nothing left behind."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from mage_async.config import config_file
 from mage_services.cli.main import EXIT_FAILED, EXIT_USAGE
 from mage_services.processes import supervisor as supervisor_module
+from mage_services.processes.child import Running, Spec
 from mage_services.processes.run_lock import take_lock
 from mage_services.processes.supervisor import until_signalled
 from tests.helpers.supervised_runs import (
@@ -69,6 +71,21 @@ def test_a_process_that_will_not_hear_is_killed_in_the_end(
     site.view.on_event = tell
     assert patiently(until_signalled(site.supervisor())) == signal.SIGTERM
     assert living_after(dict.fromkeys(pids, "learner"), 0.1) == set()
+
+
+def test_a_run_ends_though_an_actor_still_waits_for_a_node_with_room(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(spec: Spec) -> Running:
+        if spec.name == "actor-1":
+            await asyncio.Event().wait()
+        return await supervisor_module.start_here(spec)
+
+    monkeypatch.setattr(supervisor_module, "LEAVE_S", 0.1)
+    supervisor = site.supervisor(num_actors=2)
+    supervisor.start = start
+    patiently(supervisor.supervise())
+    assert not (site.run.root / "actor-1.lives").exists()
 
 
 def test_children_die_with_a_killed_supervisor(site: Site, outer: Callable[[], Outer]) -> None:

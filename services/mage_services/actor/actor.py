@@ -13,12 +13,12 @@ a large model takes longer than a silence after which an actor is taken for dead
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mage_async.assembly import environment_of, experts_of, rules_of
 from mage_async.config.schema import Config
@@ -52,9 +52,11 @@ from mage_services.processes.priority import ACTOR, give_way
 from mage_services.processes.process import Status, run_process, ticks
 from mage_services.processes.startup import Startup, read_startup
 from mage_services.processes.time_accounting import TimeAccounting
+from mage_services.processes.wanted_files import WantedFiles
 from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.peer_channel import PeerChannel
 
+T = TypeVar("T")
 HEARTBEAT_S = 1.0
 
 
@@ -87,17 +89,29 @@ class Channel(Protocol):
         """Hand a message on. Cancellation while waiting leaves it unsent."""
 
 
+async def here(path: Path) -> Path:
+    """A file that is on this machine already."""
+    return path
+
+
 class Actor:
     """One actor's life. `run` ends with the learner's goodbye.
 
     Args:
         played: is called after each group that was played to its end.
+        bring: brings weights to this machine.
     """
 
     def __init__(
-        self, channel: Channel, stage: Stage, name: str, played: Callable[[], None] = lambda: None
+        self,
+        channel: Channel,
+        stage: Stage,
+        name: str,
+        played: Callable[[], None] = lambda: None,
+        bring: Callable[[Path], Awaitable[Path]] = here,
     ) -> None:
         self._channel, self._stage, self._name, self._played_group = channel, stage, name, played
+        self._bring = bring
         self._weights = Weights()
         self._unacknowledged: dict[tuple[int, int], TrialResult] = {}
         self._num_waiting = self._num_playing = 0
@@ -154,7 +168,7 @@ class Actor:
             await self._channel.send(result)
 
     async def _load(self, version: int, path: Path) -> None:
-        receipt = await self._stage.engine.load(version, path)
+        receipt = await self._stage.engine.load(version, await self._bring(path))
         await self._weights.announce(version)
         await self._channel.send(loaded(version, receipt))
 
@@ -197,7 +211,7 @@ class Actor:
             yield
             return
         engine = self._stage.engine
-        await engine.hold(rival.version, Path(rival.path))
+        await engine.hold(rival.version, await self._bring(Path(rival.path)))
         try:
             yield
         finally:
@@ -284,44 +298,54 @@ async def main(startup: Startup, status: Status) -> None:
         config_digest=startup.config_digest,
         credits=config.engine.max_contexts // config.admission.trials_per_group,
     )
-    keys = keys_in(actor_keys, config.transport.keys)
+    keys = keys_in(actor_keys, startup.keys)
     with PeerChannel(startup.address, hello, keys=keys) as channel:
-        reason = await play(channel, config, startup.run.policy, startup.name, status)
+        files = WantedFiles(status, startup.asks)
+        reason = await play(channel, config, startup.run.policy, startup.name, status, files.bring)
     status.send("done", reason=reason)
 
 
-async def play(channel: Channel, config: Config, policy: Path, name: str, status: Status) -> str:
+async def play(
+    channel: Channel,
+    config: Config,
+    policy: Path,
+    name: str,
+    status: Status,
+    bring: Callable[[Path], Awaitable[Path]] = here,
+) -> str:
     """Wait to be taken in, then play until the learner says goodbye; returns its reason.
 
     `policy` is the directory of the model. Cancellation abandons every trial.
     """
     welcome = await channel.receive()
+    policy = await _beating(channel, name, bring(policy))
     environment = environment_of(config)
     chat = load_chat(policy, thinking=config.transcript.thinking)
     stops = config.trial.stop_on_success
     told = {"stops_on_success": stops, "expert": experts_of(config)}
     rules = rules_of(config, environment, chat, config.trial.episodes, **told)
-    made = await _made_engine(channel, config, policy, name)
+    made = await _beating(channel, name, asyncio.to_thread(make_engine, config, policy, name))
     own = Workers.of(config.environment)
     async with made as engine, own as workers, asyncio.TaskGroup() as tasks:
         introduction = tasks.create_task(_introduce(engine, status), name="introduction")
         stage = Stage(environment, rules, chat, engine, workers)
-        actor = Actor(channel, stage, name, partial(status.send, "played"))
+        actor = Actor(channel, stage, name, partial(status.send, "played"), bring)
         reason = await actor.run(welcome)
         introduction.cancel()
     return reason
 
 
-async def _made_engine(channel: Channel, config: Config, policy: Path, name: str) -> Engine:
-    """Make the engine in a thread, and tell the learner meanwhile that this actor lives.
+async def _beating(channel: Channel, name: str, work: Awaitable[T]) -> T:
+    """Wait for what takes long before the engine is there, and tell the learner meanwhile that this
+    actor lives.
 
-    Cancellation leaves the thread to end unheard.
+    Cancellation leaves a thread to end unheard.
     """
     async with asyncio.TaskGroup() as tasks:
         beat = tasks.create_task(_beat_until_ready(channel, name), name="heartbeat")
-        engine = await asyncio.to_thread(make_engine, config, policy, name)
+        done = await work
         beat.cancel()
-    return engine
+    return done
 
 
 async def _beat_until_ready(channel: Channel, name: str) -> None:

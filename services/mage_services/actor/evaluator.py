@@ -296,7 +296,7 @@ async def main(startup: Startup, status: Status) -> None:
         config_digest=startup.config_digest,
         credits=0,
     )
-    keys = keys_in(actor_keys, config.transport.keys)
+    keys = keys_in(actor_keys, startup.keys)
     with PeerChannel(startup.address, hello, keys=keys) as channel:
         follower = Follower(startup, status, channel)
         finished = _finished(startup)

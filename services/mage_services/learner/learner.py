@@ -89,7 +89,7 @@ async def main(startup: Startup, status: Status) -> None:
             startup.address,
             build=startup.build,
             config_digest=startup.config_digest,
-            keys=keys_in(learner_keys, config.transport.keys),
+            keys=keys_in(learner_keys, startup.keys),
         ) as channel,
         Gang(startup.run, config) as gang,
     ):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mage_services.processes.process import EXIT_DETERMINISTIC
 
@@ -39,10 +39,33 @@ class Spec:
     """The only GPUs it sees; (): all there are."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of its environment, beside those of every child."""
+    asks: bool = False
+    """It asks for files of the run, and reads the answers on its standard input."""
+
+
+class Running(Protocol):
+    """A process of a run as the supervisor sees it, on whatever machine; `Child` explains it."""
+
+    spec: Spec
+    node: str
+    """Where it runs; "" is this machine."""
+    was_silent: bool
+
+    def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]: ...
+
+    async def wait(self) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def epitaph(self, code: int) -> str: ...
 
 
 class Child:
-    """A running process and its status lines."""
+    """A running process of this machine, and its status lines."""
+
+    node = ""
 
     def __init__(
         self,
@@ -68,7 +91,7 @@ class Child:
                     "-m",
                     spec.module,
                     *spec.arguments,
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=asyncio.subprocess.PIPE if spec.asks else asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     pass_fds=(writing,),
@@ -139,6 +162,11 @@ class Child:
         code = await self._process.wait()
         self._transport.close()  # the end of the pipe does not close it
         return code
+
+    def answer(self, document: dict[str, str]) -> None:
+        """Answer what a child asked that does; one that has ended does not read it."""
+        assert self._process.stdin is not None, f"{self.spec.name} asks for nothing"
+        self._process.stdin.write(json.dumps(document).encode() + b"\n")
 
     def terminate(self) -> None:
         """Ask it to end."""

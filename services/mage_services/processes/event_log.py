@@ -16,7 +16,7 @@ from mage_services.terminal.view import View
 
 TIMES_S = 1.0
 KEPT = {"started", "ready", "done", "failed", "restarting", "note", "policy", "evaluating"}
-_CONTENT = ("event", "text", "reason", "version")
+_CONTENT = ("event", "text", "reason", "version", "node")
 Event = dict[str, Any]
 
 

@@ -25,6 +25,10 @@ class Startup:
     name: str
     address: str
     resume: bool
+    keys: str = ""
+    """Directory of the keys, on this machine; "" is none."""
+    asks: bool = False
+    """The run's directory is not on this machine: its files are asked for."""
 
 
 def read_startup(description: str) -> Startup:
@@ -34,11 +38,21 @@ def read_startup(description: str) -> Startup:
     parser.add_argument("--name", required=True)
     parser.add_argument("--address", default="")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--keys", default="")
+    parser.add_argument("--asks", action="store_true")
     given = parser.parse_args()
     run = RunDirectory(given.run_dir)
     config = config_file.load_recorded(run.config)
     return Startup(
-        run, config, digest(config), build_digest(), given.name, given.address, given.resume
+        run,
+        config,
+        digest(config),
+        build_digest(),
+        given.name,
+        given.address,
+        given.resume,
+        given.keys or config.transport.keys,
+        given.asks,
     )
 
 

@@ -20,7 +20,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from mage_async.config.schema import Config, Pretrained
 from mage_async.doctor import Doctor
 from mage_async.errors import DeterministicFailure, Halted, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.processes.child import Child, Spec
+from mage_services.processes.child import Child, Running, Spec
 from mage_services.processes.process import EXIT_DETERMINISTIC
 from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.terminal.view import View
@@ -50,6 +50,11 @@ freed: activations, whose sizes change with every pass, then tear holes into a h
 shrinks (17 GB where 6 are in use). The first one is what a large activation has, so that each of
 them is mapped apart and given back; the second keeps up to 1 GB of smaller ones, because fetching
 fresh pages for them took a quarter of a step (`bench/models/step_memory.py`)."""
+
+
+async def start_here(spec: Spec) -> Running:
+    """Start a process on this machine. Cancellation is as of `Child.start`."""
+    return await Child.start(spec, dict(os.environ))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,9 @@ class Supervisor:
     resume: bool = False
     doctor: Doctor | None = None
     """Asked after every step; None: no step is looked at."""
-    _children: set[Child] = field(default_factory=set)
+    start: Callable[[Spec], Awaitable[Running]] = start_here
+    """Starts a process, here or on another machine."""
+    _children: set[Running] = field(default_factory=set)
     _is_over: bool = False
     """The learner has ended well, and actors had time to do so too."""
     _num_restarts: dict[str, int] = field(default_factory=dict)
@@ -133,7 +140,9 @@ class Supervisor:
         return self._is_over and spec.name.startswith("actor-")
 
     async def _end_actors(self, kept: dict[str, asyncio.Task[None]]) -> None:
-        """When the learner has ended well, end the actors that have not heard its goodbye."""
+        """When the learner has ended well, end the actors that have not heard its goodbye, and wait
+        no longer for those that no node has had room for.
+        """
         await asyncio.wait([kept["learner"]])
         actors = [task for name, task in kept.items() if name.startswith("actor-")]
         await asyncio.wait(actors, timeout=LEAVE_S)
@@ -141,15 +150,20 @@ class Supervisor:
         for child in self._children:
             if child.spec.name.startswith("actor-"):
                 child.terminate()
+        living = {child.spec.name for child in self._children}
+        for name, task in kept.items():
+            if name.startswith("actor-") and name not in living:
+                task.cancel()
 
     async def _live(self, spec: Spec) -> BadEnd | None:
         """One life of a process; None where it ended well."""
         self._num_starting += 1
         is_starting, made_progress = True, False
         try:
-            child = await Child.start(spec, dict(os.environ))
+            child = await self.start(spec)
             self._children.add(child)
-            self._show("supervisor", {"event": "started", "text": spec.name})
+            where = {"node": child.node} if child.node else {}
+            self._show("supervisor", {"event": "started", "text": spec.name} | where)
             async for event in child.events(self.config.supervision.silence_s):
                 self._num_starting -= is_starting
                 is_starting = False

@@ -39,6 +39,8 @@ class PlainView:
             self._said_step, self._said_at = 0, now
         if (text := fact(process, event)) is not None:
             self.line(f"{process}: {text}")
+        if "node" in event:
+            self.line(f"{event['text']} is started on {event['node']}")
         self._say_news()
         if event["event"] in ("warm_start", "step"):
             self._progress(event, now)

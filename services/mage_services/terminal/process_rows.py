@@ -30,9 +30,15 @@ def processes(state: RunState, width: int) -> RenderableType:
     bar_width = max(10, (width - 56) // 2)
     for name, shares, life in _process_rows(state):
         grid.add_row(
-            name, _bar(shares, bar_width), _causes(shares) if shares else Text(life, "dim")
+            _title(name, state.nodes.get(name)),
+            _bar(shares, bar_width),
+            _causes(shares) if shares else Text(life, "dim"),
         )
     return grid
+
+
+def _title(name: str, node: str | None) -> Text:
+    return Text(name) if node is None else Text.assemble(name, (f" {node}", "dim"))
 
 
 def _process_rows(state: RunState) -> list[tuple[str, dict[str, float], str]]:
@@ -44,7 +50,9 @@ def _process_rows(state: RunState) -> list[tuple[str, dict[str, float], str]]:
     others = [row for row in rows if row not in actors]
     mean = _mean_shares([row[1] for row in actors if row[1]])
     ready = sum(row[2] != "starting" for row in actors)
-    together = (f"{len(actors)} actors", mean, f"{ready} ready")
+    num_nodes = len({state.nodes[row[0]] for row in actors if row[0] in state.nodes})
+    where = f" on {num_nodes} nodes" if num_nodes > 1 else ""
+    together = (f"{len(actors)} actors{where}", mean, f"{ready} ready")
     return sorted([*others, together], key=lambda row: row[0] == "evaluator")
 
 

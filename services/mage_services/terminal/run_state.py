@@ -44,6 +44,8 @@ class RunState:
     trials: dict[str, int] = field(default_factory=dict)
     processes: dict[str, str] = field(default_factory=dict)
     """What each process last said of its life."""
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Where processes run that were started on a cluster."""
     notes: list[str] = field(default_factory=list)
     """Restarts, faults and remarks, each once, oldest first."""
     _blocked: deque[tuple[float, dict[str, dict[str, float]]]] = field(default_factory=deque)
@@ -129,6 +131,8 @@ class RunState:
         match event["event"]:
             case "started":
                 self.processes[event["text"]] = "starting"
+                if "node" in event:
+                    self.nodes[event["text"]] = event["node"]
                 if event["text"] == "learner":
                     self.phase, self.evaluating = "starting", None
             case "ready" | "done":

@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 import time
-from pathlib import Path
 
 import uvloop
 
@@ -18,6 +17,7 @@ from mage_async.results.durable_files import write_whole
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines, read_records
 from mage_async.results.summary import summarise, write_summary
+from mage_services.cli.running.sites import Site, site_of
 from mage_services.engines.sglang.versions import installed
 from mage_services.processes.event_log import RecordedView
 from mage_services.processes.process import first_failure
@@ -25,17 +25,23 @@ from mage_services.processes.supervisor import Supervisor, until_signalled
 from mage_services.terminal.view import View, make_view
 from mage_services.tracking.processes import followed
 from mage_services.tracking.tracker import targets
-from mage_services.transport.authentication import actor_keys, keys_in, learner_keys
-from mage_services.transport.sockets import check_address, ipc_address
 
 EXIT_HALTED = 3
 """The doctor ended the run."""
 
 
 def run_to_end(
-    run: RunDirectory, config: Config, *, num_actors: int, is_resumed: bool = False
+    run: RunDirectory,
+    config: Config,
+    *,
+    num_actors: int,
+    is_resumed: bool = False,
+    cluster: str = "",
 ) -> int:
     """Supervise a run whose lock this process holds, then write its summary and report.
+
+    Args:
+        cluster: the address of a Ray cluster; "": all processes are started here.
 
     Returns: 0, `EXIT_HALTED`, or 128 + N where signal N ended the run.
 
@@ -48,9 +54,10 @@ def run_to_end(
     began, doctor = time.monotonic(), _doctor(run, config)
     with followed(run, targets(tracking), tracking.wait_s, view.line):
         try:
-            code = _supervise(
-                run, config, doctor, view, num_actors=num_actors, is_resumed=is_resumed
-            )
+            with site_of(run, config, num_actors, cluster, view.line) as site:
+                code = _supervise(
+                    run, config, site, doctor, view, num_actors=num_actors, is_resumed=is_resumed
+                )
             _finish(run, doctor, view, time.monotonic() - began)
         except MageError as error:
             view.close(None)
@@ -61,6 +68,7 @@ def run_to_end(
 def _supervise(
     run: RunDirectory,
     config: Config,
+    site: Site,
     doctor: Doctor,
     view: View,
     *,
@@ -70,16 +78,11 @@ def _supervise(
     """Run the processes; the exit code is `EXIT_HALTED` where the doctor ended the run, and 128 + N
     where signal N did.
     """
-    address, keys = config.transport.address, config.transport.keys
-    is_ours = address == "ipc"
-    keys_in(learner_keys, keys)  # what is wrong with them is said before any process starts
-    keys_in(actor_keys, keys)
     if config.engine.kind == "sglang":
         installed()
-    if is_ours:
-        address = ipc_address(run.root)
-    check_address(address, has_keys=bool(keys))
-    supervisor = Supervisor(run, config, num_actors, address, view, is_resumed, doctor)
+    supervisor = Supervisor(
+        run, config, num_actors, site.address, view, is_resumed, doctor, site.start
+    )
     number, halt = None, ""
     try:
         number = uvloop.run(until_signalled(supervisor))
@@ -89,8 +92,6 @@ def _supervise(
         raise first_failure(group) from None
     finally:
         shutil.rmtree(run.shared_weights, ignore_errors=True)
-        if is_ours:
-            shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
         _write_time(run, supervisor, view)
     if halt:
         view.line(f"{halt} Go on with --resume --run-dir {run.root}")

@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--learner", type=int, metavar="N", help="the same as --set learner.ranks=N"
     )
+    parser.add_argument(
+        "--cluster",
+        default="",
+        metavar="ADDRESS",
+        help="start the processes on a Ray cluster: `auto` on one of its nodes, or HOST:PORT of "
+        "its head (docs/cluster.md)",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is written")
     parser.add_argument(
         "--set",
@@ -93,7 +100,13 @@ def run(given: argparse.Namespace) -> int:
         say = partial(print, flush=True)
         config = look_at_policy(config, given.actors or _default_actors(config), say=say)
     with _opened(given, config) as (directory, num_actors):
-        return run_to_end(directory, config, num_actors=num_actors, is_resumed=given.resume)
+        return run_to_end(
+            directory,
+            config,
+            num_actors=num_actors,
+            is_resumed=given.resume,
+            cluster=given.cluster,
+        )
 
 
 def _config(given: argparse.Namespace) -> "Config":

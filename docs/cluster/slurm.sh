@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# A run on the nodes of a Slurm allocation: sbatch docs/cluster/slurm.sh --config gpu8 --actors 12
+# mage_async[cluster] must be installed in the same environment on every node.
+#SBATCH --job-name=mage
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --gpus-per-task=8
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+set -euo pipefail
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(srun --nodes=1 --ntasks=1 -w "$head" hostname --ip-address | awk '{print $1}')
+gpus=${SLURM_GPUS_PER_TASK:-0}
+
+# --block keeps ray in the foreground of its srun, so it ends with the job.
+srun --nodes=1 --ntasks=1 -w "$head" ray start --head --node-ip-address="$address" --port=6379 \
+  --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="$gpus" --include-dashboard=false --block &
+until ray status --address "$address:6379" >/dev/null 2>&1; do sleep 2; done
+if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+  srun --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --exclude="$head" \
+    ray start --address="$address:6379" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="$gpus" --block &
+fi
+until [ "$(ray status --address "$address:6379" | grep -c '^ *1 node_')" -ge "$SLURM_JOB_NUM_NODES" ]; do sleep 2; done
+
+mage doctor --cluster "$address:6379" --config quickstart
+mage train --cluster "$address:6379" --run-dir "runs/slurm-$SLURM_JOB_ID" "$@"

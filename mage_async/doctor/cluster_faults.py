@@ -1,0 +1,137 @@
+"""What is wrong with the nodes of a cluster, before a run is started there: facts to sentences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_CLOCK_S = 2.0
+"""Between two nodes. Times in a run's files are those of the machine that wrote them."""
+FREE_BYTES_AT_LEAST = 2 * 10**9
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a node says of itself."""
+
+    name: str
+    clock_s: float
+    """How far its clock is ahead of that of the machine the run is started on."""
+    versions: dict[str, str]
+    """Of Python, mage_async and the libraries whose bytes two nodes exchange."""
+    free_bytes: int
+    """Of the folder for temporary files, where a node keeps the policy and its newest weights."""
+    gpus: int = 0
+    """That its driver lists."""
+    announced_gpus: int = 0
+    """That it was started with."""
+    model: str = ""
+    """Digest of the model that `policy.source` names there; "" where there is none."""
+    unreached: str = ""
+    """Why a connection to the learner's address failed from there; "" where it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a run asks for."""
+
+    cores: int
+    gpus: int
+    model_bytes: int
+    """Of a version of the weights."""
+    source: str = ""
+    """`policy.source`, for sentences."""
+    address: str = ""
+    """The learner's, for sentences."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What was found out."""
+
+    own: NodeFacts
+    """The node that the run is started on."""
+    others: Sequence[NodeFacts]
+    cores: float
+    gpus: float
+    silent: Sequence[tuple[str, str]] = ()
+    """Nodes that did not answer, and why."""
+
+
+def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
+    """One sentence a fault, each with its remedy; those of the whole cluster first."""
+    found = [*_room(facts, needs)]
+    found += [
+        f"node {name} did not answer ({why}): install mage_async there as it is here, or start it "
+        "again with `ray stop` and `ray start`"
+        for name, why in facts.silent
+    ]
+    for node in (facts.own, *facts.others):
+        found += [f"node {node.name}: {fault}" for fault in _of_node(node, facts.own, needs)]
+    return found
+
+
+def _room(facts: ClusterFacts, needs: Needs) -> list[str]:
+    pairs = [(needs.cores, facts.cores, "CPU"), (needs.gpus, facts.gpus, "GPU")]
+    return [
+        f"the run reserves {wanted} {kind} and the cluster has {has:g}: add nodes, start fewer "
+        f"--actors, or start nodes with a larger --num-{kind.lower()}s"
+        for wanted, has, kind in pairs
+        if wanted > has
+    ]
+
+
+def _of_node(node: NodeFacts, own: NodeFacts, needs: Needs) -> list[str]:
+    faults = [_clock(node), _disk(node, needs), _gpus(node), _model(node, own, needs)]
+    faults += [_version(name, node, own) for name in own.versions]
+    if node.unreached:
+        faults.append(
+            f"the learner cannot be reached at {needs.address} from there ({node.unreached}): open "
+            "the port in the firewall, or choose another one with transport.address"
+        )
+    return [fault for fault in faults if fault]
+
+
+def _clock(node: NodeFacts) -> str:
+    if abs(node.clock_s) <= MAX_CLOCK_S:
+        return ""
+    side = "ahead" if node.clock_s > 0 else "behind"
+    return (
+        f"its clock is {abs(node.clock_s):.1f} s {side}: set it by NTP (`chronyc makestep`), or "
+        "times in the run's files will not fit together"
+    )
+
+
+def _disk(node: NodeFacts, needs: Needs) -> str:
+    wanted = max(FREE_BYTES_AT_LEAST, 6 * needs.model_bytes)
+    if node.free_bytes >= wanted:
+        return ""
+    return (
+        f"{node.free_bytes / GB:.1f} GB are free for temporary files, and the policy with its "
+        f"newest weights may take {wanted / GB:.1f}: make room, or set TMPDIR before `ray start`"
+    )
+
+
+def _gpus(node: NodeFacts) -> str:
+    if node.gpus >= node.announced_gpus:
+        return ""
+    return (
+        f"its driver lists {node.gpus} GPUs and it was started with {node.announced_gpus}: look at "
+        "`nvidia-smi`, and start it again with `ray start --num-gpus`"
+    )
+
+
+def _model(node: NodeFacts, own: NodeFacts, needs: Needs) -> str:
+    if not node.model or node.model == own.model:
+        return ""
+    return (
+        f"{needs.source} is another model there (digest {node.model}) than here "
+        f"({own.model or 'none'}): copy it anew, or remove it there; actors get theirs from the "
+        "learner"
+    )
+
+
+def _version(name: str, node: NodeFacts, own: NodeFacts) -> str:
+    has, wanted = node.versions.get(name, "none"), own.versions[name]
+    if has == wanted:
+        return ""
+    return f"it has {name} {has} and this machine {wanted}: install the same version on both"

@@ -1,0 +1,1 @@
+"""Runs on the nodes of a Ray cluster: placed, started, kept, provided with files, and examined."""

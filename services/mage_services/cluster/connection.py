@@ -1,0 +1,87 @@
+"""The connection of this process to a Ray cluster, and the nodes that the cluster has."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from mage_async.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that lives."""
+
+    id: str
+    """Of Ray's, in hex."""
+    address: str
+    cores: float
+    gpus: float
+
+    @property
+    def name(self) -> str:
+        """What people call it; the start of its id tells nodes of one machine apart."""
+        return f"{self.address} ({self.id[:6]})"
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """Be a driver of a cluster: what is started in it ends with this context.
+
+    Args:
+        address: "auto" for the cluster of this machine, or HOST:PORT of its head node.
+
+    Raises:
+        ConfigError: Ray is not installed, there is no cluster, or this machine is no node of it.
+    """
+    if find_spec("ray") is None:
+        raise ConfigError('--cluster needs Ray: pip install "mage_async[cluster]"')
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"--cluster {address}: a run is started on a node of the cluster, not through Ray's "
+            "client: give `auto` there, or HOST:PORT of the head node"
+        )
+    import ray
+
+    try:
+        ray.init(address, log_to_driver=False, logging_level="ERROR", include_dashboard=None)
+    except (ConnectionError, ValueError, RuntimeError, AssertionError) as fault:
+        raise ConfigError(
+            f"--cluster {address}: no Ray cluster answers there that this machine is a node of "
+            f"({str(fault).splitlines()[0]}): run `ray start --head` here, or `ray start "
+            "--address HOST:6379` with the address of the head node"
+        ) from fault
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def nodes() -> list[Node]:
+    """The nodes that live, by address."""
+    import ray
+
+    found = [_node(facts) for facts in ray.nodes() if facts["Alive"]]
+    return sorted(found, key=lambda node: (node.address, node.id))
+
+
+def own_node() -> Node:
+    """The node that this process runs on."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    return next(node for node in nodes() if node.id == own)
+
+
+def _node(facts: dict[str, Any]) -> Node:
+    has = facts["Resources"]
+    cores, gpus = has.get("CPU", 0.0), has.get("GPU", 0.0)
+    return Node(facts["NodeID"], facts["NodeManagerAddress"], cores, gpus)
+
+
+def on(node: Node) -> Any:
+    """Ray's way to say: on this node and on no other."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node.id, soft=False)
