@@ -1,7 +1,7 @@
 """A message as frames, and back: the bytes on every socket.
 
 A message is a list of frames: `[tag][header][arrays …][checksum]`. The header is msgpack, typed and
-bounded (`messages.py`); only a trial has arrays (`trial_frames.py`), and a chunk of a file has one.
+bounded (`messages.py`); only a trial has arrays (`trial_frames.py`).
 The checksum, CRC-32 in little endian, covers the length and the bytes of every frame before it. It
 is zlib's: 9 µs for the 70 KB of a long trial where a crc32c package takes 2 µs, which is not worth
 a dependency when encoding and decoding may take 100 µs.
@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 
 from mage_async.errors import WireError
-from mage_async.protocol.file_chunks import Chunk, ChunkHeader, pack_chunk, unpack_chunk
 from mage_async.protocol.messages import Header, Message
 from mage_async.protocol.trial_frames import TrialResult, pack_trial, unpack_trial
 from mage_async.protocol.trial_header import DEFAULT_LIMITS, Frame, Limits, TrialHeader
@@ -49,8 +48,6 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
     arrays: list[Frame] = []
     if isinstance(message, TrialResult):
         header, arrays = pack_trial(message, limits)
-    elif isinstance(message, Chunk):
-        header, arrays = pack_chunk(message, limits)
     try:
         packed = _ENCODER.encode(header)
     except (OverflowError, TypeError, UnicodeEncodeError) as fault:
@@ -113,8 +110,6 @@ def _message(frames: Sequence[Frame], limits: Limits) -> Message:
     arrays = frames[2:-1]
     if isinstance(header, TrialHeader):
         return replace(unpack_trial(header, arrays, limits), frames=tuple(frames))
-    if isinstance(header, ChunkHeader):
-        return unpack_chunk(header, arrays, limits)
     if arrays:
         raise WireError(f"{type(header).__name__} has no arrays, got {len(arrays)} frames of them")
     return header
@@ -132,8 +127,8 @@ def _check_outside(frames: Sequence[Frame], limits: Limits, protocols: Sequence[
         raise WireError(f"a message has 3 to {3 + _MAX_ARRAYS} frames, got {len(frames)}")
     _check_header_size(frames[1], limits)
     for frame in frames[2:-1]:
-        if len(frame) > limits.max_peer_frame_bytes():
-            most = limits.max_peer_frame_bytes()
+        if len(frame) > limits.max_frame_bytes():
+            most = limits.max_frame_bytes()
             raise WireError(f"a frame has {len(frame)} bytes, at most {most}")
 
 

@@ -12,13 +12,6 @@
     Heartbeat            ->
     Goodbye              <->  Goodbye
 
-A peer on another machine, which sees no files of the run, begins with Enquiry and goes on to Hello:
-
-    Enquiry              ->
-                         <-   Prospectus, or Refusal
-    Fetch                ->
-                         <-   Chunk, or NoFile
-
 `codec.py` makes frames of a message and reads them back, and holds both sides to the bounds here.
 """
 
@@ -27,7 +20,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mage_async.protocol.file_chunks import Chunk, ChunkHeader, FileDigest, FileName
 from mage_async.protocol.trial_frames import TrialResult
 from mage_async.protocol.trial_header import TrialHeader
 from mage_async.trajectory import Guidance
@@ -76,44 +68,6 @@ class Welcome(Fields):
     keeps: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=65_536)] = ()
     """Grant and epoch of the groups that the peer still plays; all others have ended or have been
     granted to another peer."""
-
-
-class Enquiry(Fields):
-    """A peer without anything of the run asks what it is; then it may fetch files and say Hello."""
-
-    name: Name
-    build: Digest
-
-
-class ServedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A file that a peer needs."""
-
-    name: FileName
-    num_bytes: Annotated[int, Meta(ge=0, le=2**50)]
-    digest: FileDigest
-
-
-class Prospectus(Fields):
-    """What a peer needs to play from another machine."""
-
-    config: Annotated[str, Meta(min_length=1, max_length=2**18)]
-    """As TOML."""
-    files: Annotated[tuple[ServedFile, ...], Meta(max_length=256)]
-    """Files of the model's directory."""
-
-
-class Fetch(Fields):
-    """Credit for one chunk of a file, from a byte on."""
-
-    name: FileName
-    offset: Number
-
-
-class NoFile(Fields):
-    """There is no such file, or it ends before the byte asked for."""
-
-    name: FileName
-    reason: Reason
 
 
 class Refusal(Fields):
@@ -242,11 +196,6 @@ Header = (
     | Loaded
     | Heartbeat
     | Goodbye
-    | Enquiry
-    | Prospectus
-    | Fetch
-    | NoFile
-    | ChunkHeader
     | TrialHeader
 )
 Message = (
@@ -262,10 +211,5 @@ Message = (
     | Loaded
     | Heartbeat
     | Goodbye
-    | Enquiry
-    | Prospectus
-    | Fetch
-    | NoFile
-    | Chunk
     | TrialResult
 )

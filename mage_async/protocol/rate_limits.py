@@ -40,7 +40,7 @@ class Allowance:
 
     messages: Rate = Rate(500, 2_000)
     """At once: several times what an actor of many trials may have to send again. In the long run:
-    what one that fetches files at 2 GB/s asks for."""
+    far above what heartbeats, given-up groups and duplicates come to."""
     bytes: Rate = Rate(512 * 2**20, 1024 * 2**20)
     malformed: Rate = Rate(0.2, 32)
     """Messages that cannot be decoded: a peer of this build sends none, a bad line few."""

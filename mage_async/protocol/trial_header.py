@@ -39,16 +39,10 @@ class Limits:
     """Characters of an expert's action."""
     max_info_chars: int = 2**12
     """Characters of what an environment said of one turn beside the observation."""
-    max_chunk_bytes: int = 2**22
-    """Bytes of a piece of a file; only peers accept them."""
 
     def max_frame_bytes(self) -> int:
-        """The largest single frame that a learner takes."""
+        """The largest single frame that is taken."""
         return max(self.max_header_bytes, self.max_tokens * TOKENS.itemsize)
-
-    def max_peer_frame_bytes(self) -> int:
-        """The largest single frame that a peer takes."""
-        return max(self.max_frame_bytes(), self.max_chunk_bytes)
 
 
 DEFAULT_LIMITS = Limits()

@@ -168,7 +168,7 @@ def test_what_is_wrong_is_said(frames: list[bytes], sentence: str) -> None:
 
 
 def test_sizes_are_checked_before_the_checksum_is_computed() -> None:
-    limits = Limits(max_header_bytes=100, max_tokens=100, max_chunk_bytes=100)
+    limits = Limits(max_header_bytes=100, max_tokens=100)
     with pytest.raises(WireError, match="header has 101 bytes, at most 100"):
         decode([PROTOCOL, bytes(101), b"wrong"], limits)
     with pytest.raises(WireError, match="a frame has 401 bytes, at most 400"):

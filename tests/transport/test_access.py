@@ -3,7 +3,6 @@
 from mage_async.protocol.codec import encode
 from mage_async.protocol.messages import (
     Acknowledge,
-    Enquiry,
     Goodbye,
     Heartbeat,
     Hello,
@@ -170,13 +169,6 @@ def test_a_stranger_is_asked_once_until_it_says_hello_or_its_connection_ends() -
         access.forget("a")
         assert access.receive("a", encode(heartbeat()), now=0.0) == asked
         access.sent("a", WhoAreYou())
-
-
-def test_who_enquired_and_speaks_before_its_hello_is_asked_again() -> None:
-    access = AccessControl("b1", "c1")
-    access.sent("a", WhoAreYou())
-    access.receive("a", encode(Enquiry(name="far", build="b1")), now=0.0)
-    assert access.receive("a", encode(heartbeat()), now=0.0) == Verdict(answer=WhoAreYou())
 
 
 def test_questions_to_strangers_cannot_fill_the_memory() -> None:

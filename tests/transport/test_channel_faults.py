@@ -217,7 +217,7 @@ def test_a_peer_whose_connection_zmq_has_given_up_makes_it_anew_and_says_hello(
             peer = site.open.enter_context(PeerChannel(learner.address, hello(), limits=small))
             assert await learner.receive() == (peer.peer, hello())
             hearing = asyncio.create_task(peer.receive())
-            over = bytes(small.max_peer_frame_bytes() + 1)
+            over = bytes(small.max_frame_bytes() + 1)
             learner._socket.send_multipart([peer.peer.encode(), over])
             assert await learner.receive() == (peer.peer, hello())
             learner.send(peer.peer, Welcome(version=3, weights_path="w"))

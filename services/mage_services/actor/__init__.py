@@ -1,1 +1,1 @@
-"""Processes that play trials on an engine: actors, here or on other machines, and the evaluator."""
+"""Processes that play trials on an engine: actors and the evaluator."""

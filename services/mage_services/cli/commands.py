@@ -4,7 +4,7 @@ import argparse
 from typing import Protocol
 
 from mage_services.cli.looking import doctor, journal, report, track, view
-from mage_services.cli.running import actor, evaluate, play, replay, serve_environment, train
+from mage_services.cli.running import evaluate, play, replay, serve_environment, train
 from mage_services.cli.settings import completion, config, keys, plan
 from mage_services.cli.sweeps import ablate, sweep
 
@@ -42,7 +42,6 @@ COMMANDS: dict[str, Command] = {
     "sweep": sweep,
     "ablate": ablate,
     "keys": keys,
-    "actor": actor,
     "serve-environment": serve_environment,
     "plan": plan,
     "config": config,

@@ -2,7 +2,6 @@
 
     task      consumes                waits for               unblocks
     inbox     peers' messages         the socket              train, by `coordinator.arrived`
-    files     questions for files     the inbox               actors on other machines
     clock     -                       half a second           lapsed grants, the supervisor's view
     ranks     -                       the end of a follower   the end of the learner
     train     batches of groups       `coordinator.arrived`   publish, by a snapshot of the weights
@@ -24,13 +23,11 @@ from mage_async.admission.ledger import SlotLedger
 from mage_async.assembly import environment_of
 from mage_async.graph_memory.memory import GraphMemory
 from mage_async.policy.warm_start import Progress
-from mage_async.protocol.messages import Enquiry, Fetch
 from mage_async.results.durable_files import sync
 from mage_async.tasks.population import League
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.coordinator_rules import head_of
-from mage_services.learner.file_server import FileServer
 from mage_services.learner.parts import (
     check_rivals,
     coordinator_rules_of,
@@ -54,19 +51,10 @@ from mage_services.transport.learner_channel import LearnerChannel
 TICK_S = 0.5
 
 
-async def _inbox(
-    channel: LearnerChannel, coordinator: Coordinator, file_server: FileServer
-) -> None:
-    """Hand questions for files to the file server, and all else to the coordinator.
-
-    Cancellation loses no message.
-    """
+async def _inbox(channel: LearnerChannel, coordinator: Coordinator) -> None:
+    """Hand every message to the coordinator. Cancellation loses none."""
     while True:
-        peer, message = await channel.receive()
-        if isinstance(message, Enquiry | Fetch):
-            file_server.take(peer, message)
-        else:
-            coordinator.take(peer, message)
+        coordinator.take(*await channel.receive())
 
 
 async def _clock(coordinator: Coordinator, run_log: RunLog, status: Status) -> None:
@@ -118,10 +106,7 @@ async def main(startup: Startup, status: Status) -> None:
         )
         loop = TrainingLoop(startup, status, coordinator, league, journal, begun, worker, run_log)
         try:
-            file_server = FileServer(channel, rules.config, startup.run.policy, weights.path)
-            await _live(
-                channel, coordinator, file_server, loop, journal, gang, status, begun.replayed
-            )
+            await _live(channel, coordinator, loop, journal, gang, status, begun.replayed)
         finally:
             journal.close()
             weights.close()
@@ -155,7 +140,6 @@ async def _begin(
 async def _live(
     channel: LearnerChannel,
     coordinator: Coordinator,
-    file_server: FileServer,
     loop: TrainingLoop,
     journal: JournalFile,
     gang: Gang,
@@ -168,8 +152,7 @@ async def _live(
     await loop.run_log.complete(replayed)
     async with asyncio.TaskGroup() as tasks:
         others = [
-            tasks.create_task(_inbox(channel, coordinator, file_server), name="inbox"),
-            tasks.create_task(file_server.run(), name="files"),
+            tasks.create_task(_inbox(channel, coordinator), name="inbox"),
             tasks.create_task(_clock(coordinator, loop.run_log, status), name="clock"),
             tasks.create_task(journal.watch(), name="journal"),
             tasks.create_task(gang.watch(), name="ranks"),

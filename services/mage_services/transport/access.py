@@ -21,8 +21,6 @@ from mage_async.errors import WireError
 from mage_async.protocol.codec import decode
 from mage_async.protocol.messages import (
     Acknowledge,
-    Enquiry,
-    Fetch,
     Goodbye,
     Hello,
     Message,
@@ -120,8 +118,6 @@ class AccessControl:
     faults: dict[Peer, Faults] = field(default_factory=dict)
     _asked: dict[Peer, WhoAreYou] = field(default_factory=dict)
     """Unknown peers that have not introduced themselves yet."""
-    _enquirers: dict[Peer, Enquiry] = field(default_factory=dict)
-    """Peers that may fetch files: they were told of the run."""
     _meters: dict[Peer, Meter] = field(default_factory=dict)
     _refused: dict[Peer, Hearing] = field(default_factory=dict)
     """Peers that were refused for their rate."""
@@ -200,14 +196,9 @@ class AccessControl:
 
     def _sort(self, peer: Peer, message: Message) -> Verdict:
         """What to do with a message, by its sender."""
-        if isinstance(message, Hello | Enquiry):
-            self._asked.pop(peer, None)
         if isinstance(message, Hello):
+            self._asked.pop(peer, None)
             return self._receive_hello(peer, message)
-        if isinstance(message, Enquiry):
-            return self._receive_enquiry(peer, message)
-        if isinstance(message, Fetch) and peer in self._enquirers:
-            return Verdict(message)
         if peer not in self.peers:
             is_answered = peer in self._asked or isinstance(message, Goodbye)
             return NOTHING if is_answered else Verdict(answer=WhoAreYou())
@@ -225,24 +216,12 @@ class AccessControl:
         self.num_received += 1
         return Verdict(hello)
 
-    def _receive_enquiry(self, peer: Peer, enquiry: Enquiry) -> Verdict:
-        if reason := self._other_build(enquiry):
-            self.num_refused += 1
-            return Verdict(answer=Refusal(reason=reason))
-        _remember(self._enquirers, peer, enquiry)
-        return Verdict(enquiry)
-
-    def _other_build(self, said: Hello | Enquiry) -> str:
-        if said.build == self.build:
-            return ""
-        return (
-            f"{said.name} is build {said.build}, the learner {self.build}: "
-            "run both from one install"
-        )
-
     def _why_refused(self, peer: Peer, hello: Hello) -> str:
-        if reason := self._other_build(hello):
-            return reason
+        if hello.build != self.build:
+            return (
+                f"{hello.name} is build {hello.build}, the learner {self.build}: "
+                "run both from one install"
+            )
         if hello.config_digest != self.config_digest:
             return (
                 f"{hello.name} has configuration {hello.config_digest}, the learner "

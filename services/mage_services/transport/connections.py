@@ -108,7 +108,6 @@ class PeerLink:
     def __init__(self, made: Line, address: str) -> None:
         self._socket, self._address = made, address
         self._num_made = self._num_failed = 0
-        self._away_since: float | None = time.monotonic()
         self._num_waits: int | None = None
         """Waits in vain for zmq to say that it tries again; None where that is not in doubt."""
         self._is_over = False
@@ -128,10 +127,6 @@ class PeerLink:
         while (event := _next(self.monitor)) is not None:
             is_anew |= self._take(event[0])
         return is_anew
-
-    def away_s(self) -> float:
-        """Since when there has been no connection, in seconds; 0 while there is one."""
-        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
     def patience_s(self) -> float | None:
         """How long to wait for news; None: for ever."""
@@ -160,14 +155,12 @@ class PeerLink:
             self._num_waits = None
             return False
         if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._away_since, self._num_failed, self._num_waits = None, 0, None
+            self._num_failed, self._num_waits = 0, None
             self._num_made += 1
             was_over, self._is_over = self._is_over, False
             return was_over or (self._num_made > 1 and self._address.startswith("tcp://"))
         if kind == zmq.EVENT_DISCONNECTED:
             self._num_waits = 0
-        if self._away_since is None:
-            self._away_since = time.monotonic()
         if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise PeerRefused(
                 f"the learner at {self._address} does not let this actor's key in: it has another "

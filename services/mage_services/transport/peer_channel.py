@@ -1,7 +1,6 @@
 """The channels between the learner and its peers: an actor's or evaluator's end, a DEALER."""
 
 import secrets
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -11,8 +10,6 @@ import zmq.asyncio
 from mage_async.errors import PeerRefused
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.messages import (
-    Enquiry,
-    Goodbye,
     Hello,
     Message,
     Refusal,
@@ -39,7 +36,7 @@ class PeerChannel:
     def __init__(
         self,
         address: str,
-        hello: Hello | Enquiry,
+        hello: Hello,
         *,
         limits: Limits = DEFAULT_LIMITS,
         keys: PeerKeys | None = None,
@@ -55,8 +52,7 @@ class PeerChannel:
         """The learner asked, which it does once, or the link is new: `receive` may be cancelled."""
         self._limits = limits
         self._context = zmq.asyncio.Context()
-        most = limits.max_peer_frame_bytes()
-        self._socket = open_socket(self._context, zmq.DEALER, address, most)
+        self._socket = open_socket(self._context, zmq.DEALER, address, limits.max_frame_bytes())
         identity = f"{hello.name}/{secrets.token_hex(4)}".encode()[-255:]
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
         self.peer = identity.decode("latin-1")
@@ -110,26 +106,10 @@ class PeerChannel:
         """
         await self._socket.send_multipart(encode(message, self._limits))
 
-    async def introduce(self, hello: Hello) -> None:
-        """Say hello, now and whenever it has to be said again. Cancellation leaves it unsaid."""
-        self._hello = hello
-        await self.say_hello()
-
     async def say_hello(self) -> None:
         """Say it again. Cancellation leaves it unsaid."""
         await self.send(self._hello)
         self._owes_hello = False
-
-    def leave(self, reason: str, linger_s: float) -> None:
-        """Say goodbye and close; blocks at most `linger_s`."""
-        if not self._socket.closed:
-            with suppress(zmq.Again):  # then the learner is away, and will notice
-                send_now(self._socket, encode(Goodbye(reason=reason), self._limits))
-            self.close(linger_s)
-
-    def away_s(self) -> float:
-        """Since when there has been no connection, in seconds; 0 while there is one."""
-        return self._link.away_s()
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close; blocks at most `linger_s` until what was sent has left this process."""

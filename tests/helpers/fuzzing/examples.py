@@ -46,18 +46,8 @@ def example_messages() -> list[messages.Message]:
         messages.Loaded(version=3, digest=digest, difference=1e-6, num_retries=1),
         messages.Heartbeat(name="a", counters={"tokens": 3.5}, blocked_s={"engine": 0.25}),
         messages.Goodbye(reason="done"),
-        messages.Enquiry(name="a", build="0.1+ab"),
-        messages.Prospectus(config="seed = 0", files=(example_file(),)),
-        messages.Fetch(name="weights/3", offset=2**22),
-        messages.NoFile(name="weights/3", reason="it is gone"),
-        messages.Chunk("policy/config.json", 4, 99, 4 * digest[:8], b"{}"),
         example_trial(),
     ]
-
-
-def example_file() -> messages.ServedFile:
-    """A file of a model's directory."""
-    return messages.ServedFile(name="policy/config.json", num_bytes=99, digest=4 * "01234567")
 
 
 def example_grant() -> messages.GroupGrant:

@@ -1,9 +1,9 @@
-"""`mage keys new`: make keys for actors on other machines."""
+"""`mage keys new`: make keys for a run on several machines."""
 
 import argparse
 from pathlib import Path
 
-HELP = "Make the keys with which actors on other machines join a run."
+HELP = "Make the keys with which processes of a run on several machines know one another."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
