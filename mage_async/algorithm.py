@@ -193,7 +193,8 @@ class InProcessRun:
         self._rivals = {version: self._rivals[version] for version in versions}
 
     def _engine_of(self, weights: Weights) -> Scheduler:
-        return Scheduler(Model(self._engine.architecture, weights, **self._size))
+        size = self._size | {"arithmetic": self._engine.arithmetic}
+        return Scheduler(Model(self._engine.architecture, weights, **size))
 
     def _play(self, runs: Sequence[Run]) -> list[Trial]:
         """Play trials, as many at once as the engine has room for contexts."""

@@ -26,11 +26,13 @@ EXACT = (
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
-@pytest.mark.parametrize("method", [(), ("--method", "stepagent_implicit")])
+@pytest.mark.parametrize(
+    "method", [(), ("--method", "stepagent_implicit"), ("--method", "mage_population")]
+)
 def test_an_asynchronous_run_makes_the_weights_that_one_process_makes(
     start: Start, tmp_path: Path, method: tuple[str, ...]
 ) -> None:
-    """With an expert too, whose actions come with the trials."""
+    """With an expert too, whose actions come with the trials, and with both seats of self-play."""
     run_dir = tmp_path / "run"
     process = start(run_dir, "--actors", "2", *method, changes=EXACT)
     output, _ = process.communicate(timeout=110)
