@@ -40,7 +40,7 @@ def test_an_environment_that_raises_costs_its_group_and_not_the_actor(
         assert isinstance(drop, GroupDrop)
         assert (drop.grant, drop.epoch) == (0, 1)
         assert drop.reason.startswith(
-            f"rps against {MEMBER!r}, seed 13: raised ZeroDivisionError: the dealer is drunk!"
+            f"rps, task {MEMBER}, seed 13, episode 2: begin() raised ZeroDivisionError: the dealer"
         )
         assert len(drop.reason) == MAX_REASON_CHARS
         site.say(grant(1))

@@ -21,6 +21,7 @@ from mage_async.results.score import Score
 from mage_services.actor.evaluator import Follower
 from mage_services.cli.main import EXIT_USAGE, main
 from mage_services.cli.running import supervised_run
+from mage_services.cli.running.sites import site_of
 from mage_services.learner.resume import _forget_after
 from mage_services.processes.json_lines import append_lines
 from mage_services.processes.process import Status
@@ -88,9 +89,13 @@ def test_a_run_that_ends_on_a_full_disk_says_why_and_leaves_nothing_in_shared_me
     run.supervisor.write_text('{"blocked_s": {}}\n')
     run.shared_weights.mkdir()
     view = Lines()
-    with full_disk(), pytest.raises(RunError, match="learner ended with exit code 2"):
+    with (
+        full_disk(),
+        pytest.raises(RunError, match="learner ended with exit code 2"),
+        site_of(run, config, 1, "", view.line) as site,
+    ):
         supervised_run._supervise(
-            run, config, Doctor.of(config), view, num_actors=1, is_resumed=False
+            run, config, site, Doctor.of(config), view, num_actors=1, is_resumed=False
         )
     assert view.said == [f"{run.supervisor} cannot be written: File too large"]
     assert not run.shared_weights.exists()

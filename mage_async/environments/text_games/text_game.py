@@ -52,9 +52,10 @@ class OwnLuck:
         numbers = np.random.RandomState(seed)
         self._own: tuple[Any, Any] = random.Random(seed).getstate(), numbers.get_state()
         self._outside: tuple[Any, Any] | None = None
+        self._around: OwnLuck | None = None
 
     def __enter__(self) -> None:
-        self._outside = random.getstate(), np.random.get_state()
+        self._outside, self._around = (random.getstate(), np.random.get_state()), OwnLuck._inside
         OwnLuck._inside = self
         _set_luck(self._own)
 
@@ -62,7 +63,7 @@ class OwnLuck:
         assert self._outside is not None, "entered"
         if OwnLuck._inside is not self:
             return
-        OwnLuck._inside = None
+        OwnLuck._inside = self._around
         self._own = random.getstate(), np.random.get_state()
         _set_luck(self._outside)
 
