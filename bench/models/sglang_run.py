@@ -23,6 +23,7 @@ STEPS, CLOSE = 3, 1e-4
 SHORT = (
     f"learner.steps={STEPS}",
     "policy.dtype=float32",
+    "transcript.forced_tags=both",
     "engine.max_contexts=16",
     "engine.threads=1",
     "warm_start.steps=6",
