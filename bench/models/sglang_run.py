@@ -4,9 +4,9 @@
 
 ENV is an environment that has SGLang (`tests/sglang/make_env.py`), MODEL_DIR holds
 SmolLM2-135M-Instruct. `mage train --config smollm2_boxes` plays by SGLang on the processor, in
-float32, after a short warm start, for three steps: SGLang loads three published versions. Prints
-the largest difference between the engine's log-prob of a token and the learner's at equal version;
-exits with status 1 where it is over 1e-4 nats, or a step or an evaluation is missing.
+float32, after a short warm start, for three steps of all weights: SGLang loads three published
+versions. Prints the largest difference between the engine's log-prob of a token and the learner's
+at equal version; exits with status 1 where it is over 1e-4 nats, or a step is missing.
 """
 
 import argparse
@@ -23,6 +23,9 @@ STEPS, CLOSE = 3, 1e-4
 SHORT = (
     f"learner.steps={STEPS}",
     "policy.dtype=float32",
+    "policy.lora=none",
+    "learner.learning_rate=0.00001",
+    "learner.final_learning_rate=0.00001",
     "transcript.forced_tags=both",
     "engine.max_contexts=16",
     "engine.threads=1",
