@@ -26,7 +26,8 @@ from mage_async.config import config_file
 from mage_async.environments.catalogue import load
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
-from mage_services.actor.actor import HEARTBEAT_S, play
+from mage_services.actor.actor import play
+from mage_services.actor.heartbeats import HEARTBEAT_S
 from mage_services.processes.process import Status
 from mage_services.transport.access import Peer
 from tests.helpers.memory_channels import MemoryLearnerChannel

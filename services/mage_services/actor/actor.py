@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from mage_async.assembly import environment_of, experts_of, rules_of
 from mage_async.config.schema import Config
@@ -43,21 +43,19 @@ from mage_async.protocol.messages import (
 from mage_async.tasks.seats import plays
 from mage_async.trajectory import Task
 from mage_async.trials.duels.begin import trials_of
+from mage_services.actor.heartbeats import beating
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.engines.accepting import loaded
 from mage_services.engines.choice import make_engine
 from mage_services.engines.engine import Engine
 from mage_services.environments.workers import Workers
 from mage_services.processes.priority import ACTOR, give_way
-from mage_services.processes.process import Status, run_process, ticks
+from mage_services.processes.process import Status, run_process
 from mage_services.processes.startup import Startup, read_startup
 from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.processes.wanted_files import WantedFiles
 from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.peer_channel import PeerChannel
-
-T = TypeVar("T")
-HEARTBEAT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -124,10 +122,7 @@ class Actor:
         Cancellation abandons every trial; the learner grants their groups again.
         """
         async with asyncio.TaskGroup() as tasks:
-            beat = tasks.create_task(self._beat(), name="heartbeat")
-            reason = await self._receive(first, tasks)
-            beat.cancel()
-        return reason
+            return await beating(self._channel, self._heartbeat, self._receive(first, tasks))
 
     async def _receive(self, message: Message, tasks: asyncio.TaskGroup) -> str:
         playing: dict[tuple[int, int], asyncio.Task[None]] = {}
@@ -264,16 +259,10 @@ class Actor:
             GroupDrop(grant=grant.grant, epoch=grant.epoch, reason=reason[:MAX_REASON_CHARS])
         )
 
-    async def _beat(self) -> None:
-        async for _ in ticks(HEARTBEAT_S):
-            statistics = self._stage.engine.statistics()
-            await self._channel.send(
-                Heartbeat(
-                    name=self._name,
-                    counters=statistics.counters(),
-                    blocked_s=self._shares(statistics.forward_s),
-                )
-            )
+    def _heartbeat(self) -> Heartbeat:
+        statistics = self._stage.engine.statistics()
+        seconds = self._shares(statistics.forward_s)
+        return Heartbeat(name=self._name, counters=statistics.counters(), blocked_s=seconds)
 
     def _shares(self, engine_s: float) -> dict[str, float]:
         """Seconds by state; playing is the engine's forward and, for the rest, the environment."""
@@ -318,13 +307,14 @@ async def play(
     `policy` is the directory of the model. Cancellation abandons every trial.
     """
     welcome = await channel.receive()
-    policy = await _beating(channel, name, bring(policy))
+    unready = partial(Heartbeat, name=name, counters={}, blocked_s={})
+    policy = await beating(channel, unready, bring(policy))
     environment = environment_of(config)
     chat = load_chat(policy, thinking=config.transcript.thinking)
     stops = config.trial.stop_on_success
     told = {"stops_on_success": stops, "expert": experts_of(config)}
     rules = rules_of(config, environment, chat, config.trial.episodes, **told)
-    made = await _beating(channel, name, asyncio.to_thread(make_engine, config, policy, name))
+    made = await beating(channel, unready, asyncio.to_thread(make_engine, config, policy, name))
     own = Workers.of(config.environment)
     async with made as engine, own as workers, asyncio.TaskGroup() as tasks:
         introduction = tasks.create_task(_introduce(engine, status), name="introduction")
@@ -333,25 +323,6 @@ async def play(
         reason = await actor.run(welcome)
         introduction.cancel()
     return reason
-
-
-async def _beating(channel: Channel, name: str, work: Awaitable[T]) -> T:
-    """Wait for what takes long before the engine is there, and tell the learner meanwhile that this
-    actor lives.
-
-    Cancellation leaves a thread to end unheard.
-    """
-    async with asyncio.TaskGroup() as tasks:
-        beat = tasks.create_task(_beat_until_ready(channel, name), name="heartbeat")
-        done = await work
-        beat.cancel()
-    return done
-
-
-async def _beat_until_ready(channel: Channel, name: str) -> None:
-    """Send heartbeats without figures. Cancellation ends them."""
-    async for _ in ticks(HEARTBEAT_S):
-        await channel.send(Heartbeat(name=name, counters={}, blocked_s={}))
 
 
 async def _introduce(engine: Engine, status: Status) -> None:

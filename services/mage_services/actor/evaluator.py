@@ -35,6 +35,7 @@ from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels.begin import Run
 from mage_async.trials.trial_as_dict import trial_as_dict
+from mage_services.actor.heartbeats import beating
 from mage_services.actor.recollection import Recall, recall_of, told_nothing
 from mage_services.actor.rollout import Stage, play_all
 from mage_services.engines.accepting import loaded
@@ -43,14 +44,13 @@ from mage_services.engines.engine import Engine
 from mage_services.environments.workers import Workers
 from mage_services.processes.json_lines import append_lines
 from mage_services.processes.priority import EVALUATOR, give_way
-from mage_services.processes.process import Status, run_process, ticks
+from mage_services.processes.process import Status, run_process
 from mage_services.processes.startup import Startup, read_startup
 from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.transport.authentication import actor_keys, keys_in
 from mage_services.transport.peer_channel import PeerChannel
 from mage_services.weights.weight_group import on_disk
 
-HEARTBEAT_S = 1.0
 MORE_FIGURES = ("diversity", "harder")
 """Parts of an evaluation that are measured where they are asked for."""
 
@@ -200,10 +200,8 @@ class Follower:
 
         Cancellation loses the evaluation under way.
         """
-        async with asyncio.TaskGroup() as tasks:
-            beat = tasks.create_task(self._beat(), name="heartbeat")
-            version = await self._curve(evaluator, engine, version)
-            beat.cancel()
+        curve = self._curve(evaluator, engine, version)
+        version = await beating(self._channel, self._heartbeat, curve)
         await self.finish(evaluator, environment, version)
 
     async def wait_for_end(self, version: int) -> None:
@@ -212,13 +210,13 @@ class Follower:
         Cancellation leaves nothing.
         """
         self.time.enter("no version")
-        async with asyncio.TaskGroup() as tasks:
-            beat = tasks.create_task(self._beat(), name="heartbeat")
-            while not isinstance(message := await self._channel.receive(), Goodbye):
-                if isinstance(message, Publication | Welcome):
-                    version = max(version, message.version)
-                    await self._channel.send(Loaded(version=version))  # it need not be kept for us
-            beat.cancel()
+        await beating(self._channel, self._heartbeat, self._load_nothing(version))
+
+    async def _load_nothing(self, version: int) -> None:
+        while not isinstance(message := await self._channel.receive(), Goodbye):
+            if isinstance(message, Publication | Welcome):
+                version = max(version, message.version)
+                await self._channel.send(Loaded(version=version))  # it need not be kept for us
 
     async def _curve(self, evaluator: Evaluator, engine: Engine, version: int) -> int:
         """Points of the curve until goodbye; returns the version that is loaded in the end."""
@@ -246,11 +244,9 @@ class Follower:
         receipt = await engine.load(version, on_disk(path))
         await self._channel.send(loaded(version, receipt))
 
-    async def _beat(self) -> None:
-        """Send heartbeats: a restarted learner knows only the peers that have spoken to it."""
-        async for _ in ticks(HEARTBEAT_S):
-            seconds = self.time.seconds()
-            await self._channel.send(Heartbeat(name=self._name, counters={}, blocked_s=seconds))
+    def _heartbeat(self) -> Heartbeat:
+        """A restarted learner knows only the peers that have spoken to it."""
+        return Heartbeat(name=self._name, counters={}, blocked_s=self.time.seconds())
 
     async def finish(self, evaluator: Evaluator, environment: Environment, version: int) -> None:
         """The final sets with the last weights. Cancellation loses them."""
