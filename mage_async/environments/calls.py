@@ -100,16 +100,32 @@ class Call:
 
 
 class SlowPlay(Play):
-    """A play whose answers come from calls; its `act` returns `PENDING` where one is needed."""
+    """A play whose answers come from calls; its `act` returns `PENDING` where one is needed.
+
+    A subclass puts what has to be called next into `_call`, from its construction on.
+    """
 
     is_done: bool
+    _call: Call | None
+    _is_begun = _is_closed = False
 
     def next_call(self) -> Call | None:
         """What has to be called before the play can go on; each call is given once."""
-        raise NotImplementedError
+        call, self._call = self._call, None
+        self._is_begun = self._is_begun or call is not None
+        return call
 
     def closing(self) -> Call | None:
-        """What has to be called once nothing else is asked of the play; given once."""
+        """What has to be called once nothing else is asked of the play; given once, and not where
+        nothing was ever called.
+        """
+        if not self._is_begun or self._is_closed:
+            return None
+        self._is_closed = True
+        return self._close()
+
+    def _close(self) -> Call:
+        """The call that ends the episode."""
         raise NotImplementedError
 
 

@@ -47,8 +47,8 @@ class ResetStepPlay(SlowPlay):
         self._rules, self._task, self._episode = rules, task, episode
         self._hosted, self._seen = Hosted(rules.hosted), Answered()
         self._observation, self._num_turns = "", 0
-        self.is_done = self._is_closed = self._is_begun = False
-        self._call: Call | None = self._called("reset", self._begun, seed=seed)
+        self.is_done = False
+        self._call = self._called("reset", self._begun, seed=seed)
 
     @property
     def observation(self) -> str:
@@ -83,17 +83,8 @@ class ResetStepPlay(SlowPlay):
         self._call = self._called("step", partial(self._stepped, action), action=action)
         return PENDING
 
-    def next_call(self) -> Call | None:
-        """`reset`, or `step` after an action."""
-        call, self._call = self._call, None
-        self._is_begun = self._is_begun or call is not None
-        return call
-
-    def closing(self) -> Call | None:
+    def _close(self) -> Call:
         """`close`, where an object may have been made."""
-        if not self._is_begun or self._is_closed:
-            return None
-        self._is_closed = True
         return self._called("close", lambda answered: None)
 
     def _called(self, method: Method, take: Take, seed: int = 0, action: str = "") -> Call:
@@ -111,14 +102,7 @@ class ResetStepPlay(SlowPlay):
         self._seen = answered
         self.is_done = answered.is_done or self._num_turns == self._rules.max_turns
         self.history.append((action, answered.observation))
-        return Outcome(
-            answered.observation,
-            answered.reward,
-            answered.is_valid,
-            self.is_done,
-            answered.tool_answers,
-            answered.info,
-        )
+        return answered.outcome(is_done=self.is_done)
 
     def _refusal(self, action: str) -> str:
         """Why an action is not handed to `step`; empty where it is."""

@@ -22,8 +22,8 @@ class WholePlay(SlowPlay):
         self._hosted, self._seen, self._observation = hosted, Answered(), ""
         self._where = f"{name}, task {task.member}, seed {task.seed}, episode {episode + 1}"
         self._num_turns = 0
-        self.is_done = self._is_begun = self._is_closed = False
-        self._call: Call | None = self._called("reset", "begin()", self._begun)
+        self.is_done = False
+        self._call = self._called("reset", "begin()", self._begun)
 
     @property
     def own(self) -> Play:
@@ -56,17 +56,8 @@ class WholePlay(SlowPlay):
         self._call = self._called("step", f"act({action!r:.60})", self._acted, action)
         return PENDING
 
-    def next_call(self) -> Call | None:
-        """`begin`, or `act` after an action."""
-        call, self._call = self._call, None
-        self._is_begun = self._is_begun or call is not None
-        return call
-
-    def closing(self) -> Call | None:
+    def _close(self) -> Call:
         """The end of the play's lease."""
-        if not self._is_begun or self._is_closed:
-            return None
-        self._is_closed = True
         return self._called("close", "close()", lambda answered: None)
 
     def _called(self, method: Method, shown: str, take: Take, action: str = "") -> Call:
@@ -79,14 +70,7 @@ class WholePlay(SlowPlay):
 
     def _acted(self, answered: Answered) -> Outcome:
         self._seen, self.is_done = answered, answered.is_done
-        return Outcome(
-            answered.observation,
-            answered.reward,
-            answered.is_valid,
-            answered.is_done,
-            answered.tool_answers,
-            answered.info,
-        )
+        return answered.outcome(is_done=self.is_done)
 
 
 def begun(environment: Environment, task: Task, episode: int) -> Play:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from mage_async.environments.environment import Outcome
 from mage_async.environments.hosted.info import info_text
 from mage_async.environments.hosted.step_values import Step, reset_value, step_value
 
@@ -72,6 +73,12 @@ class Answered(msgspec.Struct, frozen=True):
     """The class's own; None where it has none, or the episode is done."""
     legal_actions: tuple[str, ...] = ()
 
+    def outcome(self, *, is_done: bool) -> Outcome:
+        """What came of an action; `is_done` is the play's word, which may know a limit of turns."""
+        return Outcome(
+            self.observation, self.reward, self.is_valid, is_done, self.tool_answers, self.info
+        )
+
 
 class Hosted:
     """An object of a class, made by its first call: a constructor may be as slow as a step.
@@ -105,7 +112,7 @@ class Hosted:
         """
         try:
             value = self._called(request)
-        except Exception as error:
+        except Exception as error:  # the border to foreign code; raised again
             if finds_no_room(error):
                 self._closed()
                 self._own = None  # another try makes another object
@@ -118,7 +125,7 @@ class Hosted:
         """As `asked`, where the method is a coroutine function."""
         try:
             value = await _awaited(self._called(request))
-        except Exception as error:
+        except Exception as error:  # the border to foreign code; raised again
             if finds_no_room(error):
                 await _awaited(self._closed())
                 self._own = None
