@@ -11,14 +11,13 @@ words; its tokens belong to no trial, so they are neither trained on nor counted
 import random
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from mage_async.completion import Completion, Prompt
-from mage_async.environments.calls import Call
 from mage_async.environments.environment import AGENT, RIVAL, Chance, Environment
-from mage_async.trajectory import Task, Trial
+from mage_async.trajectory import Task
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels.sides import SidePlay, duel_of, fault_of_silence
+from mage_async.trials.duels.two_sided_run import TwoSidedRun
 from mage_async.trials.trial_rules import TrialRules
 from mage_async.trials.trial_run import TrialRun
 
@@ -70,7 +69,7 @@ class RivalSide:
         return self._run.contexts()
 
 
-class DuelRun:
+class DuelRun(TwoSidedRun):
     """As `TrialRun`, with the turns of both sides.
 
     Args:
@@ -105,18 +104,6 @@ class DuelRun:
         """What to sample next, for whichever side; None when the trial is over."""
         return self._rival.next_prompt() or self._agent.next_prompt()
 
-    def next_call(self) -> Call | None:
-        """As `TrialRun.next_call`."""
-        return self._agent.next_call()
-
-    def answer(self, value: Any) -> None:
-        """As `TrialRun.answer`."""
-        self._agent.answer(value)
-
-    def abandon(self) -> list[Call]:
-        """As `TrialRun.abandon`."""
-        return self._agent.abandon()
-
     def receive(self, completion: Completion) -> None:
         """Take the completion of the last prompt, and let both sides hear what came of it."""
         rival, duel = self._rival, self._rival.duel
@@ -131,14 +118,6 @@ class DuelRun:
     def contexts(self) -> list[str]:
         """Names of the contexts used so far, for an engine to release."""
         return [*self._agent.contexts(), *self._past_contexts, *self._rival.contexts()]
-
-    def cut_short(self) -> None:
-        """As `TrialRun.cut_short`, whosever prompt it was."""
-        self._agent.cut_short()
-
-    def trial(self, duration_s: float = 0.0) -> Trial:
-        """The agent's finished trial."""
-        return self._agent.trial(duration_s)
 
     def _agents_play(self, episode: int) -> SidePlay:
         """The agent comes to its next episode, and with it the rival."""

@@ -12,19 +12,18 @@ on to the next episode when it has written its remark. The other side is
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from mage_async.completion import Completion, Prompt
-from mage_async.environments.calls import Call
 from mage_async.environments.environment import AGENT, RIVAL, Duel, Environment, Play, Side
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels.sides import SidePlay, duel_of, fault_of_silence
+from mage_async.trials.duels.two_sided_run import TwoSidedRun
 from mage_async.trials.trial_rules import TrialRules
 from mage_async.trials.trial_run import TrialRun
 
 
-class TwoMemoriesRun:
+class TwoMemoriesRun(TwoSidedRun):
     """As `TrialRun`, with the turns of both sides.
 
     Args:
@@ -52,7 +51,7 @@ class TwoMemoriesRun:
         self._asked: Side = AGENT
         rules = replace(rules, expert=None)  # scripts look at plays, not at a side of a duel
         mine, across, beside = self._play_of(AGENT), self._play_of(RIVAL), f"{name}.across"
-        agent = TrialRun(environment, task, index, rules, chat, name=name, begin=mine)
+        agent = self._agent = TrialRun(environment, task, index, rules, chat, name=name, begin=mine)
         task, index = task.across(), index + 1
         if version is not None:
             task, index = replace(task, seed=_luck(task)), 0
@@ -63,24 +62,12 @@ class TwoMemoriesRun:
 
     def next_prompt(self) -> Prompt | None:
         """What to sample next, for whichever side; None when the agent's trial is over."""
-        if self._runs[AGENT].is_over:
+        if self._agent.is_over:
             return None
         self._asked = next(side for side in self._runs if self._may_ask(side))
         prompt = self._runs[self._asked].next_prompt()
         assert prompt is not None, "a side whose trial is over is not asked"
         return prompt if self._asked == AGENT else replace(prompt, rival=self._version)
-
-    def next_call(self) -> Call | None:
-        """As `TrialRun.next_call`; a duel is never slow."""
-        return self._runs[AGENT].next_call()
-
-    def answer(self, value: Any) -> None:
-        """As `TrialRun.answer`."""
-        self._runs[AGENT].answer(value)
-
-    def abandon(self) -> list[Call]:
-        """As `TrialRun.abandon`."""
-        return self._runs[AGENT].abandon()
 
     def receive(self, completion: Completion) -> None:
         """Take the completion of the last prompt, and let both sides hear what came of it."""
@@ -97,14 +84,6 @@ class TwoMemoriesRun:
     def contexts(self) -> list[str]:
         """Names of the contexts used so far, for an engine to release."""
         return [context for run in self._runs.values() for context in run.contexts()]
-
-    def cut_short(self) -> None:
-        """As `TrialRun.cut_short`, whosever prompt it was."""
-        self._runs[AGENT].cut_short()
-
-    def trial(self, duration_s: float = 0.0) -> Trial:
-        """The agent's finished trial."""
-        return self._runs[AGENT].trial(duration_s)
 
     def trial_across(self, duration_s: float = 0.0) -> Trial | None:
         """The finished trial of the other seat; None where an older version had that seat."""
