@@ -14,7 +14,6 @@ Returns are against held-out scripts. With a DIR a run that has been measured is
 """
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from bench.learning.populations.first_hand import (
     first_hand,
     value,
 )
+from bench.learning.populations.rows import Found, rows_of, runs_by_name, show
 from bench.lib.arms import Job, arguments, results, run_missing
 from bench.lib.baseline import ROOT, write_baseline
 from mage_async.algorithm import InProcessRun, prepare
@@ -35,7 +35,6 @@ from mage_async.assembly import environment_of, rules_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.inference.chat_files import load_chat
-from mage_async.results.intervals import interval, paired
 
 CONFIG = ROOT / "configs/kuhn.toml"
 STEPS, TRIALS = 30, 1024
@@ -102,37 +101,14 @@ def measured(hands: list[Hand]) -> dict[str, float]:
     }
 
 
-def _report(found: Mapping[str, Mapping[int, dict[str, Any]]]) -> int:
-    rows = []
-    for measure in MEASURES:
-        values = {
-            arm: {seed: each[measure] for seed, each in runs.items()}
-            for arm, runs in found.items()
-            if runs
-        }
-        rows.append({"measure": measure, "values": values, "gains": _gains(values)})
-    print("chips a hand, by seed; then minus scripts only, 95 % over seeds")
-    for row in rows:
-        print(row["measure"])
-        for arm, values in row["values"].items():
-            shown = " ".join(f"{value:+.3f}" for value in values.values())
-            gain = row["gains"].get(arm)
-            print(f"  {arm:22} {shown}" + (f"   {gain[0]:+.3f} ± {gain[1]:.3f}" if gain else ""))
+def _report(found: Found) -> int:
+    rows = rows_of(found, MEASURES, CONTROL)
+    show(rows, "chips a hand, by seed; then minus scripts only, 95 % over seeds")
     arms = {arm: list(changes) for arm, changes in ARMS.items()}
-    runs = {f"{arm}, seed {n}": each for arm, same in found.items() for n, each in same.items()}
     setting = {"setting": list(SETTING), "steps": STEPS, "trials": TRIALS}
-    write_baseline("both_seats", {"arms": arms, **setting, "rows": rows, "runs": runs})
+    figures = {"rows": rows, "runs": runs_by_name(found)}
+    write_baseline("both_seats", {"arms": arms, **setting, **figures})
     return 0
-
-
-def _gains(values: Mapping[str, Mapping[int, float]]) -> dict[str, tuple[float, float]]:
-    """The gain of each arm over scripts only, seed by seed."""
-    pairs = {
-        arm: paired(each, values[CONTROL])
-        for arm, each in values.items()
-        if arm != CONTROL and CONTROL in values
-    }
-    return {arm: interval(each) for arm, each in pairs.items() if len(each) > 1}
 
 
 def _config(arm: str, seed: int) -> Config:
