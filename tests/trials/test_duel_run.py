@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mage_async.assembly import WORDS, rules_of
+from mage_async.assembly import rules_of
 from mage_async.completion import Completion, Prompt
 from mage_async.config.config_file import find, load
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
 from mage_async.errors import EnvironmentFault
-from mage_async.inference.chat_files import load_chat
-from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
@@ -27,14 +25,6 @@ OPTIONS = {"kuhn": {"opponents": "contrasts", "hands": 2, "redeals": False}}
 
 def made(name: str) -> Environment:
     return catalogue.load(name, **OPTIONS.get(name, {}))
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
-    folder = tmp_path_factory.mktemp("policy")
-    words = {word for name in NAMES for word in made(name).facts.words}
-    save_tokenizer(build_tokenizer([*words, *WORDS]), folder)
-    return load_chat(folder)
 
 
 def rules(environment: Environment, chat: ChatFormat) -> TrialRules:
