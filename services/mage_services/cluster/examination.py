@@ -29,7 +29,7 @@ def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts
     with joined(address):
         found, own = nodes(), own_node()
         probes = {node: _probe(node) for node in found}
-        source = config.policy.source if isinstance(config.policy, Pretrained) else ""
+        source = _source_of(config)
         answers = _answers({node: probe.facts.remote(source) for node, probe in probes.items()})
         said = {node: facts for node, facts in answers.items() if not isinstance(facts, str)}
         clocks = {node: _clock(probes[node]) for node in said}
@@ -108,5 +108,10 @@ def _needs(config: Config, num_actors: int, has_gpus: bool) -> Needs:
     bundles = Bundles.of(config, has_gpus)
     every = [bundles.learner, *[bundles.actor] * (num_actors + 1)]
     cores, gpus = (int(sum(each.get(kind, 0) for each in every)) for kind in ("CPU", "GPU"))
-    source = config.policy.source if isinstance(config.policy, Pretrained) else ""
+    source = _source_of(config)
     return Needs(cores, gpus, model_digest(source)[1], source)
+
+
+def _source_of(config: Config) -> str:
+    """`policy.source`; "" where the policy is built anew."""
+    return config.policy.source if isinstance(config.policy, Pretrained) else ""
