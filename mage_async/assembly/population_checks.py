@@ -30,6 +30,11 @@ def check(config: Config, environment: Environment) -> None:
             "population.rivals: versions are held by the embedded engine and kept on disk: set "
             'engine.kind = "embedded" and transport.weights = "disk"'
         )
+    if rules.rivals and config.credit.information_bonus:
+        raise ConfigError(
+            "credit.information_bonus: the environment's filter knows its members and no versions "
+            "of the policy: set population.rivals = 0 or credit.information_bonus = 0"
+        )
     has_two = rules.rivals_remember or rules.both_seats > 0
     if config.curriculum and config.curriculum.turns and has_two:
         raise ConfigError(

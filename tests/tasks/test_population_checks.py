@@ -44,6 +44,12 @@ def test_versions_are_held_by_our_engine_and_kept_on_disk(changes: list[str]) ->
         check(config_file.load(config_file.find("kuhn"), ["population.rivals=0.5", *changes]))
 
 
+def test_a_filter_of_members_is_not_asked_about_versions() -> None:
+    changes = ["population.rivals=0.5", "credit.information_bonus=0.1"]
+    with pytest.raises(ConfigError, match="knows its members and no versions of the policy"):
+        check(config_file.load(config_file.find("kuhn"), changes))
+
+
 class Few(Rps):
     """Whoever is not met takes the other's place."""
 
