@@ -38,6 +38,9 @@ class HostedPlay:
         """What the protocol calls a method; empty where there is nothing to call."""
         return {"reset": "begin", "step": "act", "close": ""}[method]
 
+    def owed(self) -> None:
+        """A play is never closed by a coroutine."""
+
     def asked(self, request: Request) -> Answered:
         """Make a call.
 

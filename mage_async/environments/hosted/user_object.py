@@ -83,7 +83,8 @@ class Answered(msgspec.Struct, frozen=True):
 class Hosted:
     """An object of a class, made by its first call: a constructor may be as slow as a step.
 
-    It is closed once: by `close`, or, where that came while `reset` had not returned yet, then.
+    It is closed once: by `close`, or, where that came while `reset` had not returned yet, then; by
+    what is `owed`, where a plain call would have to await it.
     """
 
     turn_of = ""
@@ -114,11 +115,11 @@ class Hosted:
             value = self._called(request)
         except Exception as error:  # the border to foreign code; raised again
             if finds_no_room(error):
-                self._closed()
+                self._leave()
                 self._own = None  # another try makes another object
             raise
         if self._is_over:
-            self._closed()
+            self._leave()
         return self._answered(request, value)
 
     async def awaited(self, request: Request) -> Answered:
@@ -133,6 +134,21 @@ class Hosted:
         if self._is_over:
             await _awaited(self._closed())
         return self._answered(request, value)
+
+    def owed(self) -> Callable[[], Any] | None:
+        """What has to be awaited after a plain call: the `close` of an object that the call left
+        open, where that is a coroutine function. None: nothing.
+        """
+        has_left = bool(self._to_close) and (self._is_over or self._own is None)
+        return self._close_left if has_left else None
+
+    async def _close_left(self) -> None:
+        await _awaited(self._closed())
+
+    def _leave(self) -> None:
+        """Close the object, unless only an event loop can."""
+        if not self.is_async("close"):
+            self._closed()
 
     def _called(self, request: Request) -> Any:
         if request.method == "close":

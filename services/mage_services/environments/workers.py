@@ -129,8 +129,7 @@ class Workers:
     async def _answer(self, call: Call) -> Answered:
         if self._pool is not None and isinstance(call.hosted, Hosted):
             return await self._pool.perform(call.hosted, call.request)
-        make = self._in_loop if call.is_async else self._in_thread
-        made = await make(call.function)
+        made = await (self._in_loop(call.function) if call.is_async else self._in_thread(call))
         if made.error is not None:
             raise call.fault(made.error) from made.error
         return made.value
@@ -198,11 +197,11 @@ class Workers:
         except CallFault as fault:
             print(fault, file=sys.stderr, flush=True)
 
-    async def _in_thread(self, function: Callable[[], Any]) -> Made:
+    async def _in_thread(self, call: Call) -> Made:
         """Call in a thread that is idle, or in a new one."""
         thread = self._idle.pop() if self._idle else Thread()
-        made, answer = self._awaited(thread)
-        thread.call(function, answer)
+        made, answer = self._awaited(partial(self._returned, thread, call))
+        thread.call(call.function, answer)
         return await made
 
     async def _in_loop(self, function: Callable[[], Any]) -> Made:
@@ -210,7 +209,7 @@ class Workers:
         if self._coroutines is None:
             self._coroutines = Coroutines()
         coroutines = self._coroutines
-        made, answer = self._awaited(None)
+        made, answer = self._awaited()
         coroutines.call(made, function, answer)
         try:
             return await made
@@ -218,16 +217,32 @@ class Workers:
             coroutines.cancel(made)
             raise
 
-    def _awaited(self, thread: Thread | None) -> "tuple[asyncio.Future[Made], Answer]":
-        """What a call will have made, and the function that says so in whichever thread."""
+    def _awaited(
+        self, after: Callable[[], None] = lambda: None
+    ) -> "tuple[asyncio.Future[Made], Answer]":
+        """What a call will have made, and the function that says so in whichever thread.
+
+        Args:
+            after: is called here when it was said, though nobody may wait for it any more.
+        """
         loop = asyncio.get_running_loop()
         if self._returns is None:
             self._returns = Handover(loop, self._take)
         made: asyncio.Future[Made] = loop.create_future()
-        return made, partial(self._returns.put, made, thread)
+        return made, partial(self._returns.put, made, after)
 
-    def _take(self, made: "asyncio.Future[Made]", thread: Thread | None, value: Made) -> None:
-        if thread is not None:
-            self._idle.append(thread)
+    def _take(self, made: "asyncio.Future[Made]", after: Callable[[], None], value: Made) -> None:
+        after()
         if not made.done():
             made.set_result(value)
+
+    def _returned(self, thread: Thread, call: Call) -> None:
+        """A thread is idle again; what its call left open is closed."""
+        self._idle.append(thread)
+        if (close := call.hosted.owed()) is not None:
+            self._in_background(self._close_late(call, close), "closing late")
+
+    async def _close_late(self, call: Call, close: Callable[[], Any]) -> None:
+        made = await self._in_loop(close)
+        if made.error is not None:
+            print(call.fault(made.error), file=sys.stderr, flush=True)
