@@ -32,12 +32,13 @@ class Plan:
         self.copies.setdefault((source, length), []).append(target)
 
     def rows(self) -> Rows:
-        """The planned rows as arrays, longest first."""
-        counts = np.array(self.counts, np.int64)
-        order = np.argsort(-counts, kind="stable")
-        return Rows(np.array(self.lanes, np.int64), np.array(self.starts, np.int64), counts).take(
-            order
+        """The planned rows as arrays, longest first; equally long ones in order of their lanes, so
+        that attention may read lanes where they lie.
+        """
+        lanes, starts, counts = (
+            np.array(column, np.int64) for column in (self.lanes, self.starts, self.counts)
         )
+        return Rows(lanes, starts, counts).take(np.lexsort((lanes, -counts)))
 
     def prefix_copies(self) -> list[PrefixCopy]:
         """The planned copies, in order, so that a prefix is received before it is lent on."""

@@ -1,8 +1,8 @@
 """The forward of a Llama-family decoder: ragged rows in, next-token logits out.
 
-The cache is one tensor per layer, `[lanes, positions, 2, K, H]`: what a token leaves behind is one
-row of memory, so that keeping new tokens, or giving a context another's prefix, is one copy. In the
-last layer only the tokens whose logits are wanted go past the keys and values.
+The cache is one tensor per layer, `[lanes, 2, K, positions, H]`: what a head reads of a context is
+one block of memory, and the lanes of a bucket are read where they are, if they are neighbours. In
+the last layer only the tokens whose logits are wanted go past the keys and values.
 
 Shapes: `T` packed tokens, `W` rows whose logits are wanted, `V` vocabulary, `D` hidden, `N` heads,
 `K` key-value heads, `H` head size; `B`, `n`, `L` as in `ragged`.
@@ -53,8 +53,8 @@ class Model:
         arithmetic: Arithmetic = ARITHMETICS["float32"],
     ) -> None:
         self.architecture, self.weights, self.arithmetic = architecture, weights, arithmetic
-        kv_row = (2, architecture.kv_heads, architecture.head_dim)
-        self._cache = [_mapped(lanes, max_tokens, *kv_row) for _ in range(architecture.layers)]
+        block = (2, architecture.kv_heads, max_tokens, architecture.head_dim)
+        self._cache = [_mapped(lanes, *block) for _ in range(architecture.layers)]
         self._rotations = rotations(architecture.rotation, architecture.head_dim, max_tokens)
         self.lanes, self.max_tokens = lanes, max_tokens
 
@@ -135,9 +135,13 @@ class Model:
     def _placed(
         self, tokens: np.ndarray, rows: Rows
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Embeddings [T, D], rotations [T, 1, H / 2] and places in the cache [T] of new tokens."""
+        """Embeddings [T, D] and rotations [T, 1, H / 2] of new tokens, and the places in the cache
+        [T * 2K] of their keys and values.
+        """
         row, positions = packed_positions(rows)
-        places = torch.from_numpy(rows.lanes[row] * self.max_tokens + positions)
+        blocks = 2 * self.architecture.kv_heads
+        block = rows.lanes[row, None] * blocks + np.arange(blocks)
+        places = torch.from_numpy((block * self.max_tokens + positions[:, None]).ravel())
         turns = self._rotations.index_select(0, torch.from_numpy(positions))[:, None]
         hidden = self.weights.embedding.index_select(0, torch.from_numpy(tokens))
         return hidden, turns, places
@@ -183,10 +187,10 @@ class Model:
             normed = computed.normed(heads, shape.norm_epsilon)
             torch.mul(normed, layer.head_norms, out=heads)
         computed.turn(heads, turns)
-        flat = cache.flatten(2).flatten(0, 1)
-        flat.index_copy_(0, places, qkv[:, shape.heads * shape.head_dim :])
+        kept = qkv[:, shape.heads * shape.head_dim :].reshape(-1, shape.head_dim)
+        cache.view(-1, shape.head_dim).index_copy_(0, places, kept)
         for copy in copies:
-            cache[copy.targets, : copy.length] = cache[copy.source, : copy.length]
+            cache[copy.targets, :, :, : copy.length] = cache[copy.source, :, :, : copy.length]
         return qkv
 
     def _block(
@@ -212,12 +216,12 @@ class Model:
         """[T, N H] of one bucket -> [T, N H]"""
         shape = self.architecture
         if bucket.cells is not None:
-            cells = queries.new_zeros(len(bucket.lanes) * bucket.width, queries.shape[1])
+            cells = queries.new_zeros(bucket.height * bucket.width, queries.shape[1])
             queries = cells.index_copy_(0, bucket.cells, queries)
-        folded = queries.view(len(bucket.lanes), bucket.width, shape.heads, shape.head_dim)
-        rows = cache.flatten(2)[:, : bucket.context].index_select(0, bucket.lanes)  # [B, L, 2KH]
-        kv = rows.unflatten(2, cache.shape[2:])
-        keys, values = kv.permute(2, 0, 3, 1, 4)
+        folded = queries.view(bucket.height, bucket.width, shape.heads, shape.head_dim)
+        read, lanes = cache[:, :, :, : bucket.context], bucket.lanes
+        rows = read[lanes] if isinstance(lanes, slice) else read.index_select(0, lanes)
+        keys, values = rows.unbind(1)  # [B, K, L, H]
         seen = self.arithmetic.attention(
             folded.transpose(1, 2), keys, values, bucket.mask, self.max_tokens
         )

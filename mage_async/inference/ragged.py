@@ -1,10 +1,13 @@
 """Where the tokens of one forward lie: packed end to end, folded only for attention.
 
 All matrices see packed tokens, without padding. Attention needs rectangles: rows are ordered by
-their number of new tokens, longest first, and cut into buckets in which little is padded.
+their number of new tokens, longest first, and cut into buckets in which little is padded. Where the
+lanes of a bucket lie close together, its rectangle has a row for each lane between the first and
+the last, so that keys and values are read where they are; a copy of them would cost as much as the
+attention itself.
 
-Shapes: `R` rows, `T` packed tokens, `B` rows of a bucket, `n` its widest row, `L` its longest
-context.
+Shapes: `R` rows, `T` packed tokens, `B` rows of a bucket's rectangle, `n` its widest row, `L` its
+longest context.
 """
 
 from collections.abc import Iterator
@@ -17,6 +20,9 @@ WORST_PADDING = 4
 """No row of a bucket is wider than this times another ..."""
 SMALL_CELLS = 512
 """... unless so few cells would be padded that a bucket of its own costs more."""
+WIDEST_SPAN = 1.25
+"""Lanes are read where they are, if there are at most so many times as many between the first and
+the last as there are rows: attention for lanes that compute nothing costs something too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,14 +51,16 @@ class Bucket:
 
     tokens: slice
     """Which of the packed tokens are theirs."""
-    lanes: torch.Tensor
-    """int64 [B]"""
+    lanes: slice | torch.Tensor
+    """Neighbours, or int64 [B]"""
+    height: int
+    """B"""
     width: int
     """n"""
     context: int
     """L"""
     cells: torch.Tensor | None
-    """int64: each token's place in the rectangle [B * n]; None where the rectangle is full"""
+    """int64: each token's place in the rectangle [B * n]; None where that is its own number"""
     mask: torch.Tensor
     """float32 [B, 1, n, L]: 0 where a token may look, else -inf"""
 
@@ -60,8 +68,7 @@ class Bucket:
 def packed_positions(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Row and position of every packed token: int64 [T] each."""
     row = np.repeat(np.arange(len(rows.counts)), rows.counts)
-    shift = rows.starts - (np.cumsum(rows.counts) - rows.counts)
-    return row, np.arange(len(row)) + shift[row]
+    return row, _counted(rows.starts, rows.counts)
 
 
 def buckets(rows: Rows) -> list[Bucket]:
@@ -89,12 +96,28 @@ def _cuts(counts: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def _bucket(rows: Rows, tokens: slice) -> Bucket:
     width, context = int(rows.counts[0]), int((rows.starts + rows.counts).max())
+    lanes, places, height = _rectangle(rows.lanes)
+    starts, counts = np.zeros(height, np.int64), np.zeros(height, np.int64)
+    starts[places], counts[places] = rows.starts, rows.counts
     offsets = np.arange(width)
-    is_token = offsets < rows.counts[:, None]
-    positions = np.where(is_token, rows.starts[:, None] + offsets, 0)
+    is_token = offsets < counts[:, None]
+    positions = np.where(is_token, starts[:, None] + offsets, 0)
     is_visible = np.arange(context) <= positions[:, None, :, None]
-    mask = np.where(is_visible, np.float32(0), np.float32(-np.inf))
-    cells = None if is_token.all() else torch.from_numpy(is_token.ravel().nonzero()[0])
-    return Bucket(
-        tokens, torch.from_numpy(rows.lanes), width, context, cells, torch.from_numpy(mask)
-    )
+    mask = torch.from_numpy(np.where(is_visible, np.float32(0), np.float32(-np.inf)))
+    is_packed = is_token.all() and np.array_equal(places, np.arange(height))
+    cells = None if is_packed else torch.from_numpy(_counted(places * width, rows.counts))
+    return Bucket(tokens, lanes, height, width, context, cells, mask)
+
+
+def _rectangle(lanes: np.ndarray) -> tuple[slice | torch.Tensor, np.ndarray, int]:
+    """The lanes of a rectangle's rows, in which row each of `lanes` is, and the number of rows."""
+    first, last = int(lanes.min()), int(lanes.max()) + 1
+    if last - first > WIDEST_SPAN * len(lanes):
+        return torch.from_numpy(lanes), np.arange(len(lanes)), len(lanes)
+    return slice(first, last), lanes - first, last - first
+
+
+def _counted(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """`counts[r]` numbers from `begins[r]` on, for one row after the other."""
+    shift = begins - (np.cumsum(counts) - counts)
+    return np.arange(counts.sum()) + np.repeat(shift, counts)

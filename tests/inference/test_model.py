@@ -28,11 +28,14 @@ def forward(model, sequences, starts, lanes, copies=()):
     return torch.log_softmax(logits, 1).numpy()[np.argsort(order)]
 
 
+@pytest.mark.parametrize("num_lanes", [9, 11, 16], ids=["neighbours", "close", "apart"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logprobs_are_those_of_transformers_over_growing_contexts(references, family) -> None:
+def test_logprobs_are_those_of_transformers_over_growing_contexts(
+    references, family, num_lanes
+) -> None:
     reference, source = references[family], np.random.default_rng(1)
-    model = reference.engine_model(lanes=16)
-    lanes = source.permutation(16)[:9]
+    model = reference.engine_model(lanes=num_lanes)
+    lanes = source.permutation(num_lanes)[:9]
     sequences, starts = [np.zeros(0, np.int32)] * 9, np.zeros(9, np.int64)
     for _ in range(6):  # a prefill of up to 40 tokens beside rows that add a single one
         counts = source.choice([1, 1, 2, 7, 40], 9)
@@ -63,6 +66,19 @@ def test_rows_of_like_width_share_a_bucket_and_a_long_prompt_has_its_own() -> No
         (slice(0, 600), 600),
         (slice(600, 633), 9),
     ]
+
+
+def test_lanes_that_are_close_together_are_read_where_they_are() -> None:
+    def lanes(*numbers: int) -> object:
+        rows = Rows(np.array(numbers), np.arange(len(numbers)), np.ones(len(numbers), np.int64))
+        (bucket,) = buckets(rows)
+        assert bucket.mask.shape == (bucket.height, 1, 1, len(numbers))
+        return bucket.lanes
+
+    assert lanes(3, 4, 5, 6) == slice(3, 7)
+    assert lanes(6, 3, 5, 4) == slice(3, 7)
+    assert lanes(3, 4, 6, 7) == slice(3, 8)
+    assert torch.equal(lanes(3, 4, 6, 8), torch.tensor([3, 4, 6, 8]))
 
 
 def test_keys_and_values_take_memory_where_they_are_written(reference) -> None:
