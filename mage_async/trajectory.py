@@ -150,7 +150,7 @@ class Trial:
     """
     cut_at: int | None = None
     """The first episode that was not finished, where an evaluated trial outgrew the engine's
-    context. A trial in training never is: its group is dropped.
+    context or had a call that failed. A trial in training never is: its group is dropped.
     """
     expert_steps: tuple[ExpertStep, ...] = ()
     """What an expert would have done, in order of turns, where one was asked and knew."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from mage_async.doctor.finding import Case, Record, Sighting
 
 CUT_SHORT = 0.02
-"""Share of a set's trials that outgrew the engine's context."""
+"""Share of a set's trials that outgrew the engine's context, or had a call that failed."""
 
 
 def memory_unused(case: Case, evaluation: Record) -> Iterable[Sighting]:
@@ -24,11 +24,12 @@ def swap_harmless(case: Case, evaluation: Record) -> Iterable[Sighting]:
 
 
 def cut_short(case: Case, evaluation: Record) -> Iterable[Sighting]:
-    """Evaluated trials outgrow the engine's context."""
+    """Evaluated trials end before their last episode."""
     shares = {name: score.get("cut_short", 0.0) for name, score in evaluation["sets"].items()}
     name = max(shares, key=lambda each: shares[each], default="")
     if shares and shares[name] > CUT_SHORT:
-        text = f"{shares[name]:.0%} of the trials of {name} outgrew the engine's context"
+        share = f"{shares[name]:.0%} of the trials of {name}"
+        text = f"{share} outgrew the engine's context, or had a call that failed"
         yield Sighting(evaluation["version"], text)
 
 

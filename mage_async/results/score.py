@@ -47,8 +47,8 @@ class Score(msgspec.Struct, frozen=True):
     """Returns are per unit of the environment (round, hand, dial); intervals are half-widths at 95
     %. Of a mix they are means over the trials of all parts, each per unit of its own.
 
-    A trial that outgrew the engine's context counts: its unfinished episodes, and those that it
-    could not begin, earn the least that the environment can pay.
+    A trial that outgrew the engine's context, or had a call that failed, counts: its unfinished
+    episodes, and those that it could not begin, earn the least that the environment can pay.
     """
 
     num_trials: int
@@ -79,7 +79,9 @@ class Score(msgspec.Struct, frozen=True):
     """Share of an episode's actions that only gather information, where the environment knows such.
     """
     cut_short: float
-    """Share of trials that outgrew the engine's context; not 0: raise `engine.max_tokens`."""
+    """Share of trials that outgrew the engine's context (raise `engine.max_tokens`), or had a call
+    that failed (the evaluator's log says which).
+    """
 
 
 def score(trials: Sequence[Trial], environment: Environment) -> Score:

@@ -56,6 +56,17 @@ def test_a_run_that_would_not_fit_is_refused_before_anything_is_downloaded() -> 
 
 
 @pytest.mark.slow
+def test_ranks_that_a_run_would_refuse_are_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", "gpu8", "--set", "policy.source=Qwen/Qwen3-0.6B", "--gpus", "8"]
+    assert main(plan) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("one rank: learner.ranks = 2: policy.lora works in one process alone")
+    assert second == "8 GPUs: the learner on 1, engines on 7"
+    assert main([*plan, "--ranks", "4"]) != 0
+    assert "learner.ranks = 4: policy.lora works in one process alone" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_plan_of_many_gpus_divides_them(capsys: pytest.CaptureFixture[str]) -> None:
     changes = [word for change in SMALL_GPU for word in ("--set", change)]
     assert (

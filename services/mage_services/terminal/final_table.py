@@ -165,7 +165,10 @@ def _facts(summary: dict[str, Any]) -> list[str]:
         lines[-1] += f"; prefix cache hit {cache['hit_rate']:.1%}, reuse {cache['reuse_rate']:.1%}"
     cut = summary.get("evaluation", {}).get("heldout", {}).get("cut_short", 0.0)
     if cut:
-        lines.append(f"{cut:.1%} of held-out trials outgrew engine.max_tokens, and count as lost")
+        lines.append(
+            f"{cut:.1%} of held-out trials outgrew engine.max_tokens, or had a call that failed, "
+            "and count as lost"
+        )
     for source, count in summary.get("injections", {}).items():
         lines.append(f"{count} observations of {source} held special tokens, told as plain text")
     if trials:

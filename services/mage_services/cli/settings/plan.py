@@ -1,6 +1,10 @@
 """`mage plan CONFIG`: what a run will need, and whether that fits, before anything is loaded."""
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mage_async.config.schema import Config
 
 HELP = "Say what a configuration needs of memory and time, and whether that fits."
 
@@ -79,8 +83,8 @@ def run(given: argparse.Namespace) -> int:
     plan = plan_of(config, device, given.actors, context_tokens=given.context_tokens)
     if given.gpus:
         rates = {"link_gb_s": given.link_gb_s, "tflops": given.tflops}
-        blocks = blocks_of(meta_model(config, shape_of(config)))
-        cluster = cluster_of(plan, blocks, given.gpus, ranks=given.ranks, **rates)
+        blocks, ranks = blocks_of(meta_model(config, shape_of(config))), _ranks(config, given.ranks)
+        cluster = cluster_of(plan, blocks, given.gpus, ranks=ranks, **rates)
         lines, spare = cluster_lines(cluster), cluster.spare()
     else:
         lines, spare = as_lines(plan, given.tflops), plan.spare()
@@ -90,3 +94,25 @@ def run(given: argparse.Namespace) -> int:
         plan.check()
     print(f"fits, with {spare:.0%} to spare")
     return 0
+
+
+def _ranks(config: "Config", asked: int) -> int:
+    """Ranks to be planned; 0: any number. One where several would be refused, and why is said.
+
+    Raises:
+        ConfigError: several were asked for, and a run would refuse them.
+    """
+    import msgspec
+
+    from mage_async.assembly import check
+    from mage_async.errors import ConfigError
+
+    several = msgspec.structs.replace(config.learner, ranks=max(2, asked))
+    try:
+        check(msgspec.structs.replace(config, learner=several))
+    except ConfigError as refusal:
+        if asked > 1:
+            raise
+        print(f"one rank: {refusal}")
+        return 1
+    return asked
