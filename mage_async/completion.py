@@ -45,6 +45,10 @@ class Prompt:
     """The caller gives the completion up after so many seconds."""
     rival: int | None = None
     """Not the current weights draw it, but those of this version, which the engine holds beside."""
+    exploits_from: int | None = None
+    """Of a policy with two roles: tokens from this place on, drawn ones too, are computed by the
+    exploiter, all before by the explorer; None: by the explorer all.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +69,27 @@ class Completion:
     """
     is_extension: bool = True
     """False where the prompt did not extend the context of its name."""
+
+
+EXPLOITER = "exploiter."
+"""What stands before the names of weights that the exploiter has for itself, where they are
+published beside the explorer's.
+"""
+
+
+def with_roles(tokens: np.ndarray, exploits_from: int | None) -> np.ndarray:
+    """Tokens that say their role: from a place on they are the exploiter's, written as `~token`.
+
+    So a token of either role is another token to whatever compares tokens, such as a prefix cache.
+    """
+    if exploits_from is None:
+        return tokens
+    return np.concatenate([tokens[:exploits_from], ~tokens[exploits_from:]])
+
+
+def without_roles(tokens: np.ndarray) -> np.ndarray:
+    """The tokens themselves, whatever their role."""
+    return np.where(tokens < 0, ~tokens, tokens)
 
 
 def check_prompt(prompt: Prompt, *, max_tokens: int, vocabulary: int) -> None:

@@ -7,6 +7,7 @@ only reflections are carried over.
 Shapes: `T` tokens of a segment.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -91,6 +92,17 @@ class Turn:
         return self.kind is Kind.ACT and self.episode == episode
 
 
+def exploits_from(turns: Iterable[Turn], num_episodes: int) -> int:
+    """Where the exploiter takes over in a segment in which the last episode is played: behind the
+    last turn of an earlier one, so that how the last episode begins is the exploiter's to read.
+
+    Args:
+        turns: of that segment; of one without the last episode, where its last turn ends.
+        num_episodes: of the whole trial.
+    """
+    return max((turn.stop for turn in turns if turn.episode + 1 < num_episodes), default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertStep:
     """What an expert would have done at one of a trial's actions."""
@@ -163,6 +175,10 @@ class Trial:
         for turn in self.turns:
             rewards[turn.episode] += turn.reward if turn.kind is Kind.ACT else 0.0
         return rewards + rewards[-1:] * (self.num_episodes - len(rewards))
+
+    def is_before_last(self, episode: int) -> bool:
+        """Whether an episode comes before the last of those that may be played."""
+        return episode + 1 < self.num_episodes
 
     def num_played(self) -> int:
         """Episodes begun; less than `num_episodes` where a win ended the trial."""

@@ -6,9 +6,9 @@ Each arm is its control with one thing changed by `--method`, at the same number
 trials, on-policy in one process (`mage_async/algorithm.py`). Seeds share tasks, evaluation and,
 where the contexts look alike, the warm start; so differences are taken seed by seed. `rema` needs
 reflections and is compared with the quickstart that has them, StepAgent's two forms with RL alone
-in small rooms of Sokoban, where a trial is one episode, a memory across tasks with none in boxes
-whose codes are alike, by the first episode, the others with the quickstart. Resumable: a run that
-is in the folder is not run again.
+in small rooms of Sokoban, where a trial is one episode, MetaCURE in Scout with one adapter that is
+paid the last episode, a memory across tasks with none in boxes whose codes are alike, by the first
+episode, the others with the quickstart. Resumable: a run that is in the folder is not run again.
 """
 
 import sys
@@ -82,6 +82,13 @@ cloned on boxes of any code, so it knows how to look back and nothing of these c
 episode is paid, so an arm without a memory may learn the likely buttons into its weights.
 """
 SHUFFLED = "graph_memory.rewards=shuffled"
+SCOUT = (
+    *("environment.name=scout", "learner.entropy_ceiling=2.0", "learner.learning_rate=0.003"),
+    *("warm_start.steps=300", "warm_start.gate=0.6", "warm_start.max_steps=600"),
+)
+"""Looking costs two rewards, and can pay in a later episode only; at a rate for adapters."""
+ONE_ADAPTER = ("policy.lora.rank=32", "policy.lora.alpha=64", "advantage.scale=[]")
+"""As many trained weights as two adapters of half the rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,7 @@ class Arm:
 ARMS = {
     "quickstart": Arm(),
     "scaling_inter": Arm("scaling_inter", ("curriculum.turns=[2, 3, 4]", "curriculum.steps=5")),
-    "metacure": Arm("metacure"),
+    "information_bonus": Arm("information_bonus"),
     "graph_memory": Arm("graph_memory"),
     "sge": Arm("sge", ('trial.strategy="episode"',), warm_start="strategies"),
     "reflections": Arm(None, (REMARKS,), warm_start="reflections"),
@@ -120,6 +127,8 @@ ARMS = {
     "far": Arm(None, FAR, control="far", warm_start="far"),
     "scaling_inter_far": Arm("scaling_inter", (*FAR, *STAGES), control="far", warm_start="far"),
     "stepagent_irl": Arm("stepagent_irl", SOKOBAN, control="sokoban", warm_start="sokoban"),
+    "scout": Arm(None, (*SCOUT, *ONE_ADAPTER), control="scout", warm_start="scout"),
+    "metacure": Arm("metacure", SCOUT, control="scout", warm_start="scout"),
     "sac_glam": Arm("sac_glam", GRID, "sac_without_hindsight", "grid", "train"),
     "sac_without_hindsight": Arm(
         "sac_glam", (*GRID, "sac.hindsight=0"), "sac_without_hindsight", "grid", "train"
@@ -146,6 +155,7 @@ BASELINES = {
     "alike": "methods_alike",
     "far": "methods_far",
     "sac_without_hindsight": "methods_grid",
+    "scout": "methods_scout",
     "sokoban": "methods_sokoban",
 }
 """Where figures go whose control is not of the quickstart, by the control."""

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from mage_async.assembly import population_checks, rank_checks, sac_checks
+from mage_async.assembly import population_checks, rank_checks, role_checks, sac_checks
 from mage_async.assembly.parts import (
     environment_of,
     expert_directory,
@@ -49,6 +49,7 @@ def check_keys(config: Config) -> None:
     _check_expert(config)
     sac_checks.check(config, environment)
     rank_checks.check(config)
+    role_checks.check(config)
     _check_memory(config)
     _check_devices(config)
     _check_sending(config)

@@ -94,4 +94,5 @@ def rules_of(
         strategy_temperature=config.sampling.strategy_temperature,
         expert=expert,
         rivals_remember=config.population.rivals_remember,
+        separates_exploration=config.policy.separate_exploration,
     )

@@ -104,7 +104,15 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "advantage.scale": BY_ROLE,
         "advantage.anchor_weight": 0.0,
     },
-    "metacure": {"credit.information_bonus": 0.1},
+    "information_bonus": {"credit.information_bonus": 0.1},
+    "metacure": {
+        "policy.separate_exploration": True,
+        "policy.lora.rank": 16,
+        "credit.kind": "final_only",
+        "credit.information_bonus": 1.0,
+        "credit.exploration_share": 0.0,
+        "advantage.scale": ["episode"],
+    },
     "stepagent_implicit": {"expert.form": "implicit"},
     "stepagent_irl": {"expert.form": "irl"},
     "sac_glam": {
@@ -151,8 +159,8 @@ Nine change one thing each of whatever configuration they are written over:
 - `rema` (arXiv 2503.09501, with shared weights): the reflecting and the playing role are both paid
   the same return, and each is normalised within the group and among its own turns. Its ratio per
   turn is `learner.correction = "gspo"`.
-- `metacure` (arXiv 2006.08170): a bonus for finding out the hidden member before the last episode,
-  at the weight of its code; one policy does both, as the episode is in its context.
+- `information_bonus`: MetaCURE's bonus alone, for finding out the hidden member before the last
+  episode, at the weight of its code; one policy does both, as the episode is in its context.
 - `stepagent_implicit` and `stepagent_irl` (arXiv 2411.03817): the environment's best scripted
   player is asked at every turn. Its action is preferred to the policy's, or a discriminator of the
   two pays the turn; `docs/methods/stepagent.md`.
@@ -164,5 +172,7 @@ Nine change one thing each of whatever configuration they are written over:
   `docs/methods/mage_population.md`.
 
 `sac_glam` (arXiv 2410.12481) is soft actor-critic with a replay buffer and goals relabelled in
-hindsight, on one episode; `docs/methods/sac_glam.md` has its equations.
+hindsight, on one episode; `docs/methods/sac_glam.md` has its equations. `metacure` (arXiv
+2006.08170) is an explorer that is paid the bonus alone, and an exploiter that is paid the last
+episode, each a low-rank adapter of its own; `docs/methods/metacure.md`.
 """

@@ -69,7 +69,11 @@ NOT_COMPARED = {"doctor", "tracking"}
 """Sections that change nothing of what peers do together."""
 WHERE_PRESENT = {"sac"}
 """Sections that are compared where a configuration has them: without them digests are as before."""
-WHERE_CHANGED = {"population": ("both_seats", "rivals_remember")}
+WHERE_CHANGED = {
+    "credit": ("exploration_share",),
+    "policy": ("separate_exploration",),
+    "population": ("both_seats", "rivals_remember"),
+}
 """Keys, by section, that are compared where they are not the default: they came after the section.
 """
 

@@ -75,18 +75,25 @@ def build_table(
     *,
     turn_discount: float,
     episode_discount: float,
+    exploration_share: float = 1.0,
     bonuses: Sequence[Sequence[float]] | None = None,
 ) -> TurnTable:
     """Credit every trial of a batch and lay out its turns as columns.
 
     Args:
+        exploration_share: of the credited return, what turns before the last episode get.
         bonuses: what each turn of each trial is paid beside its reward, in its own episode only.
     """
     trials = [(number, trial) for number, group in enumerate(groups) for trial in group.trials]
     paid = bonuses or [[0.0] * len(trial.turns) for _, trial in trials]
     credited = [
         _credited(
-            trial, credit, own, turn_discount=turn_discount, episode_discount=episode_discount
+            trial,
+            credit,
+            own,
+            turn_discount=turn_discount,
+            episode_discount=episode_discount,
+            share=exploration_share,
         )
         for (_, trial), own in zip(trials, paid, strict=True)
     ]
@@ -124,26 +131,35 @@ def _credited(
     *,
     turn_discount: float,
     episode_discount: float,
+    share: float,
 ) -> tuple[list[float], list[float]]:
     """Return and episode score of every turn of a trial, in order.
 
-    A remark, whether it looks back or ahead, gets the return of the next action, which it led to.
+    A remark, whether it looks back or ahead, gets the return of the next action, which it led to;
+    before the last episode that is the share of it.
     """
     credited = credit(
         *_played(trial), turn_discount=turn_discount, episode_discount=episode_discount
     )
     values = list(chain.from_iterable(credited.acts))
-    scores = dict(zip(_episodes(trial), credited.scores, strict=True))
+    scores = {
+        episode: score * (share if trial.is_before_last(episode) else 1.0)
+        for episode, score in zip(_episodes(trial), credited.scores, strict=True)
+    }
     for turn, paid in zip(trial.turns, bonus, strict=True):
         if turn.kind is Kind.ACT:
             scores[turn.episode] += paid
     extra = _bonus_to_go(trial, bonus, turn_discount)
     returns: list[float] = []
+    led_to, was_before = 0.0, False
     for turn in reversed(trial.turns):
+        is_before = trial.is_before_last(turn.episode)
         if turn.kind is Kind.ACT:
-            returns.append(values.pop() + extra[len(values)])
-        else:
-            returns.append(returns[-1] if returns else 0.0)
+            led_to = values.pop() * (share if is_before else 1.0) + extra[len(values)]
+        elif is_before and not was_before:
+            led_to *= share
+        was_before = is_before
+        returns.append(led_to)
     own = [scores[turn.episode] if turn.kind is Kind.ACT else 0.0 for turn in trial.turns]
     return returns[::-1], own
 

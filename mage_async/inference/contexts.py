@@ -37,7 +37,7 @@ class Contexts:
 
     def __init__(self, lanes: int, max_tokens: int) -> None:
         self.tokens = np.zeros((lanes, max_tokens), np.int32)
-        """[lanes, positions]: prompt and drawn tokens"""
+        """[lanes, positions]: prompt and drawn tokens; the exploiter's as `~token`"""
         self.makers = np.zeros((lanes, max_tokens), np.int32)
         """[lanes, positions]: which loading of weights, counted from 0, made the keys and values"""
         self.num_known = [0] * lanes

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mage_async.completion import without_roles
 from mage_async.errors import PolicyError
 from mage_async.inference.architecture import Architecture, read_architecture
 from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic, Kind
@@ -32,6 +33,34 @@ class PrefixCopy:
     source: int
     targets: list[int]
     length: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoutedLayer:
+    """A layer that multiplies each row by the matrices of the row's role."""
+
+    roles: tuple[tuple[Layer, torch.Tensor | None], ...]
+    """Layers with their rows, int64; None: all rows"""
+    arithmetic: Arithmetic
+
+    @property
+    def shared(self) -> Layer:
+        """What both roles have in common is its: norms."""
+        return self.roles[0][0]
+
+    def linear(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+        """[T, D] -> [T, O], by the matrix of that name and its bias."""
+        parts = []
+        for layer, own in self.roles:
+            matrix, bias = getattr(layer, name), getattr(layer, f"{name}_bias")
+            given = rows if own is None else rows.index_select(0, own)
+            parts.append(self.arithmetic.linear(given, matrix, bias))
+        if len(parts) == 1:
+            return parts[0]
+        out = rows.new_empty(len(rows), parts[0].shape[1])
+        for (_, own), part in zip(self.roles, parts, strict=True):
+            out.index_copy_(0, own, part)
+        return out
 
 
 class Model:
@@ -98,7 +127,7 @@ class Model:
         """Compute new tokens, keep their keys and values, and return logits.
 
         Args:
-            tokens: int [T], packed in the order of `rows`.
+            tokens: int [T], packed in the order of `rows`; the exploiter's as `~token`.
             copies: in this order, after each layer's new keys and values are kept; so a source may
                 be a lane that this very forward computes.
             wanted: int64 [W]: rows after whose last token logits are wanted, in increasing order.
@@ -108,28 +137,28 @@ class Model:
         """
         hidden, turns, places = self._placed(tokens, rows)
         folded = buckets(rows) if len(self._cache) > 1 else []
-        for layer, cache in zip(self.weights.layers[:-1], self._cache, strict=False):
+        for layer, cache in zip(self._routed(tokens, slice(-1)), self._cache, strict=False):
             qkv = self._remember(layer, cache, hidden, turns, places, copies)
             hidden = self._block(layer, cache, hidden, qkv, folded)
-        return self._last(hidden, turns, places, copies, rows, wanted)
+        return self._last(tokens, hidden, turns, places, copies, rows, wanted)
 
     @torch.inference_mode()
     def score(self, tokens: np.ndarray) -> torch.Tensor:
         """Log-probs of a context's tokens after the first, in nats; takes the first lane.
 
         Args:
-            tokens: int64 [T], T at most `max_tokens`.
+            tokens: int64 [T], T at most `max_tokens`; the exploiter's as `~token`.
 
         Returns:
             float32 [T - 1]
         """
         rows = Rows(*(np.array([value]) for value in (0, 0, len(tokens))))
         hidden, turns, places = self._placed(tokens, rows)
-        for layer, cache in zip(self.weights.layers, self._cache, strict=True):
+        for layer, cache in zip(self._routed(tokens), self._cache, strict=True):
             qkv = self._remember(layer, cache, hidden, turns, places, [])
             hidden = self._block(layer, cache, hidden, qkv, buckets(rows))
         logits = self._logits(hidden[:-1])
-        targets = torch.from_numpy(tokens[1:, None])
+        targets = torch.from_numpy(without_roles(tokens[1:, None]))
         return self.arithmetic.log_softmax(logits).gather(1, targets)[:, 0]
 
     def _placed(
@@ -143,8 +172,22 @@ class Model:
         block = rows.lanes[row, None] * blocks + np.arange(blocks)
         places = torch.from_numpy((block * self.max_tokens + positions[:, None]).ravel())
         turns = self._rotations.index_select(0, torch.from_numpy(positions))[:, None]
-        hidden = self.weights.embedding.index_select(0, torch.from_numpy(tokens))
+        hidden = self.weights.embedding.index_select(0, torch.from_numpy(without_roles(tokens)))
         return hidden, turns, places
+
+    def _routed(self, tokens: np.ndarray, layers: slice = slice(None)) -> list[RoutedLayer]:
+        """Some layers as they compute these tokens."""
+        exploring, exploiting = self.weights.layers[layers], self.weights.exploiting[layers]
+        exploits = tokens < 0
+        if not exploiting or not exploits.any():
+            return [RoutedLayer(((each, None),), self.arithmetic) for each in exploring]
+        if exploits.all():
+            return [RoutedLayer(((each, None),), self.arithmetic) for each in exploiting]
+        first, second = (torch.from_numpy(np.flatnonzero(own)) for own in (~exploits, exploits))
+        return [
+            RoutedLayer(((one, first), (other, second)), self.arithmetic)
+            for one, other in zip(exploring, exploiting, strict=True)
+        ]
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, D] -> [T, V]"""
@@ -152,6 +195,7 @@ class Model:
 
     def _last(
         self,
+        tokens: np.ndarray,
         hidden: torch.Tensor,
         turns: torch.Tensor,
         places: torch.Tensor,
@@ -160,18 +204,20 @@ class Model:
         wanted: np.ndarray,
     ) -> torch.Tensor:
         """The last layer and the head, for the last tokens of the wanted rows: [W, V]"""
-        layer, cache = self.weights.layers[-1], self._cache[-1]
+        (layer,), cache = self._routed(tokens, slice(-1, None)), self._cache[-1]
         qkv = self._remember(layer, cache, hidden, turns, places, copies)
         if not len(wanted):
             return hidden.new_zeros(0, self.architecture.vocabulary)
-        last = torch.from_numpy((np.cumsum(rows.counts) - 1)[wanted])
+        ends = (np.cumsum(rows.counts) - 1)[wanted]
+        last = torch.from_numpy(ends)
         hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
+        (layer,) = self._routed(tokens[ends], slice(-1, None))
         hidden = self._block(layer, cache, hidden, qkv, buckets(rows.take(wanted).last_tokens()))
         return self._logits(hidden)
 
     def _remember(
         self,
-        layer: Layer,
+        layer: RoutedLayer,
         cache: torch.Tensor,
         hidden: torch.Tensor,
         turns: torch.Tensor,
@@ -180,12 +226,12 @@ class Model:
     ) -> torch.Tensor:
         """Keep the new tokens' keys and values, carry out the copies; returns [T, (N + 2K) H]."""
         shape, computed = self.architecture, self.arithmetic
-        qkv = computed.linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
+        qkv = layer.linear(self._norm(hidden, layer.shared.input_norm), "qkv")
         num_turning = (shape.heads + shape.kv_heads) * shape.head_dim
         heads = qkv[:, :num_turning].unflatten(1, (-1, shape.head_dim))
-        if layer.head_norms is not None:
+        if layer.shared.head_norms is not None:
             normed = computed.normed(heads, shape.norm_epsilon)
-            torch.mul(normed, layer.head_norms, out=heads)
+            torch.mul(normed, layer.shared.head_norms, out=heads)
         computed.turn(heads, turns)
         kept = qkv[:, shape.heads * shape.head_dim :].reshape(-1, shape.head_dim)
         cache.view(-1, shape.head_dim).index_copy_(0, places, kept)
@@ -195,7 +241,7 @@ class Model:
 
     def _block(
         self,
-        layer: Layer,
+        layer: RoutedLayer,
         cache: torch.Tensor,
         hidden: torch.Tensor,
         qkv: torch.Tensor,
@@ -205,12 +251,11 @@ class Model:
         queries = qkv[:, : self.architecture.heads * self.architecture.head_dim]
         seen = [self._attend(cache, queries[bucket.tokens], bucket) for bucket in folded]
         attended = seen[0] if len(seen) == 1 else torch.cat(seen)
-        computed = self.arithmetic
-        hidden = computed.linear(attended, layer.output, layer.output_bias).add_(hidden)
-        normed = self._norm(hidden, layer.mlp_norm)
-        gate, up = computed.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, 1)
-        inner = computed.silu(gate).mul_(up)
-        return computed.linear(inner, layer.down, layer.down_bias).add_(hidden)
+        hidden = layer.linear(attended, "output").add_(hidden)
+        normed = self._norm(hidden, layer.shared.mlp_norm)
+        gate, up = layer.linear(normed, "gate_up").chunk(2, 1)
+        inner = self.arithmetic.silu(gate).mul_(up)
+        return layer.linear(inner, "down").add_(hidden)
 
     def _attend(self, cache: torch.Tensor, queries: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """[T, N H] of one bucket -> [T, N H]"""

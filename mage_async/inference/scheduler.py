@@ -16,7 +16,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mage_async.completion import Completion, FinishReason, Prompt, check_prompt
+from mage_async.completion import (
+    Completion,
+    FinishReason,
+    Prompt,
+    check_prompt,
+    with_roles,
+    without_roles,
+)
 from mage_async.errors import RunError
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import Arithmetic
@@ -77,6 +84,7 @@ class Scheduler:
         self._top_k = np.zeros(lanes, np.int64)
         self._seeds = np.zeros(lanes, np.uint64)
         self._num_prompt = np.zeros(lanes, np.int64)
+        self._exploits = np.zeros(lanes, bool)
         self._logprobs = np.zeros((lanes, max_tokens), np.float32)
         self._statistics = Statistics(cache_bytes=model.cache_bytes())
 
@@ -196,7 +204,8 @@ class Scheduler:
 
     def _admit(self, plan: Plan, prompt: Prompt) -> None:
         """Give a waiting prompt a lane, if it can have one."""
-        opened = self._contexts.open(prompt.context, prompt.tokens, is_fresh=prompt.fresh_keys)
+        tokens = with_roles(prompt.tokens, prompt.exploits_from)
+        opened = self._contexts.open(prompt.context, tokens, is_fresh=prompt.fresh_keys)
         if opened is None:
             return
         del self._waiting[prompt.context]
@@ -211,6 +220,7 @@ class Scheduler:
         """How to draw for a lane."""
         sampling = prompt.sampling
         self._num_prompt[lane] = len(prompt.tokens)
+        self._exploits[lane] = prompt.exploits_from is not None
         self._seeds[lane] = prompt.seed & _MASK_64
         self._temperature[lane] = sampling.temperature
         self._top_p[lane], self._top_k[lane] = sampling.top_p, sampling.top_k
@@ -230,7 +240,7 @@ class Scheduler:
         chances = uniforms(self._seeds[lanes], known - self._num_prompt[lanes])
         tokens, logprobs = draw(logits, rules, chances, self._model.arithmetic)
         self._logprobs[lanes, known] = logprobs
-        self._contexts.tokens[lanes, known] = tokens
+        self._contexts.tokens[lanes, known] = np.where(self._exploits[lanes], ~tokens, tokens)
         drawn = zip(lanes.tolist(), tokens.tolist(), known.tolist(), strict=True)
         ended = [(lane, self._append(lane, token, place)) for lane, token, place in drawn]
         return [self._finish(lane, reason) for lane, reason in ended if reason is not None]
@@ -250,7 +260,7 @@ class Scheduler:
         drawn = slice(len(running.prompt.tokens), self._contexts.num_known[lane])
         self._contexts.close(lane)
         return running, Completion(
-            self._contexts.tokens[lane, drawn].copy(),
+            without_roles(self._contexts.tokens[lane, drawn]),
             self._logprobs[lane, drawn].copy(),
             tuple(running.runs),
             reason,

@@ -9,13 +9,14 @@ Shapes: `V` vocabulary, `D` hidden, `N` heads, `K` key-value heads, `H` head siz
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from mage_async.completion import EXPLOITER
 from mage_async.errors import PolicyError, UnreadableWeights
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic
@@ -66,14 +67,13 @@ class Weights:
     head: torch.Tensor
     """[V, D]; the embedding itself where they are tied and the arithmetic is not exact"""
     num_parameters: int
+    exploiting: tuple[Layer, ...] = ()
+    """The exploiter's layers, where it has some of its own; everything else is shared."""
 
     def num_bytes(self) -> int:
         """Memory of all tensors."""
-        parts = [
-            self.embedding,
-            self.norm,
-            *(part for each in self.layers for part in each.parts()),
-        ]
+        layers = self.layers + self.exploiting
+        parts = [self.embedding, self.norm, *(part for each in layers for part in each.parts())]
         if self.head is not self.embedding:
             parts.append(self.head)
         return sum(part.nbytes for part in parts)
@@ -116,14 +116,14 @@ def as_weights(
         if not name.endswith("rotary_emb.inv_freq")
     }
     try:
-        weights = _assemble(tensors, architecture)
+        weights = _assemble(tensors, architecture, arithmetic)
     except (KeyError, RuntimeError) as error:
         raise PolicyError(
             f"{where}: weights of another model than config.json's: {error}"
         ) from error
     if tensors:
         raise PolicyError(f"{where}: tensors this model does not have: {sorted(tensors)[:3]} …")
-    return _arranged(weights, arithmetic)
+    return weights
 
 
 def unreadable(path: Path) -> str:
@@ -208,8 +208,9 @@ def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
             raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
 
 
-def _assemble(tensors: Tensors, shape: Architecture) -> Weights:
+def _assemble(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> Weights:
     """Take every tensor out of `tensors`."""
+    exploiting = _exploiting(tensors, shape, arithmetic)
     num_parameters = sum(tensor.numel() for tensor in tensors.values())
     embedding = _take(tensors, "model.embed_tokens.weight", shape.vocabulary, shape.hidden_size)
     is_tied = shape.is_tied if shape.is_tied is not None else "lm_head.weight" not in tensors
@@ -218,27 +219,25 @@ def _assemble(tensors: Tensors, shape: Architecture) -> Weights:
         num_parameters -= 0 if copy is None else copy.numel()
     else:
         head = _take(tensors, "lm_head.weight", shape.vocabulary, shape.hidden_size)
-    layers = tuple(_layer(tensors, number, shape) for number in range(shape.layers))
+    layers = _layers(tensors, shape, arithmetic)
     norm = _take(tensors, "model.norm.weight", shape.hidden_size)
-    return Weights(embedding, layers, norm, head, num_parameters)
+    return Weights(embedding, layers, norm, arithmetic.head(head), num_parameters, exploiting)
 
 
-def _arranged(weights: Weights, arithmetic: Arithmetic) -> Weights:
-    """The same, its matrices ready to be multiplied by."""
-    layers = (
-        replace(
-            layer,
-            qkv=arithmetic.matrix(layer.qkv),
-            output=arithmetic.matrix(layer.output),
-            gate_up=arithmetic.matrix(layer.gate_up),
-            down=arithmetic.matrix(layer.down),
-        )
-        for layer in weights.layers
-    )
-    return replace(weights, layers=tuple(layers), head=arithmetic.head(weights.head))
+def _exploiting(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> tuple[Layer, ...]:
+    """Take out what the exploiter has for itself: its layers, with the rest of the explorer's."""
+    names = [name for name in tensors if name.startswith(EXPLOITER)]
+    own = {name.removeprefix(EXPLOITER): tensors.pop(name) for name in names}
+    if strange := own.keys() - tensors.keys():
+        raise RuntimeError(f"the explorer has no {min(strange)}")
+    return _layers(tensors | own, shape, arithmetic) if own else ()
 
 
-def _layer(tensors: Tensors, number: int, shape: Architecture) -> Layer:
+def _layers(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> tuple[Layer, ...]:
+    return tuple(_layer(tensors, number, shape, arithmetic) for number in range(shape.layers))
+
+
+def _layer(tensors: Tensors, number: int, shape: Architecture, arithmetic: Arithmetic) -> Layer:
     stem, hidden = f"model.layers.{number}", shape.hidden_size
     heads, size = shape.heads * shape.head_dim, shape.head_dim
     kv_heads = shape.kv_heads * size
@@ -257,17 +256,17 @@ def _layer(tensors: Tensors, number: int, shape: Architecture) -> Layer:
 
     return Layer(
         input_norm=_take(tensors, f"{stem}.input_layernorm.weight", hidden),
-        qkv=qkv("weight", hidden),
+        qkv=arithmetic.matrix(qkv("weight", hidden)),
         qkv_bias=qkv("bias") if shape.has_qkv_bias else None,
         head_norms=_head_norms(tensors, stem, shape) if shape.has_head_norms else None,
-        output=_take(tensors, f"{stem}.self_attn.o_proj.weight", hidden, heads),
+        output=arithmetic.matrix(_take(tensors, f"{stem}.self_attn.o_proj.weight", hidden, heads)),
         output_bias=_take(tensors, f"{stem}.self_attn.o_proj.bias", hidden)
         if shape.has_output_bias
         else None,
         mlp_norm=_take(tensors, f"{stem}.post_attention_layernorm.weight", hidden),
-        gate_up=gate_up("weight", hidden),
+        gate_up=arithmetic.matrix(gate_up("weight", hidden)),
         gate_up_bias=gate_up("bias") if shape.has_mlp_bias else None,
-        down=_take(tensors, f"{mlp}.down_proj.weight", hidden, shape.mlp_size),
+        down=arithmetic.matrix(_take(tensors, f"{mlp}.down_proj.weight", hidden, shape.mlp_size)),
         down_bias=_take(tensors, f"{mlp}.down_proj.bias", hidden) if shape.has_mlp_bias else None,
     )
 

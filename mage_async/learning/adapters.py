@@ -11,8 +11,12 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from mage_async.completion import EXPLOITER
+
 ADAPTER = "default"
 """peft's name of the only adapter."""
+EXPLORE, EXPLOIT = ROLES = ("explore", "exploit")
+"""The names of two, where a policy has two roles (`mage_async/learning/roles.py`)."""
 
 
 def adapted_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -37,15 +41,28 @@ def base_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def exploiters_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Of a model with two roles, tensors below its adapters of which the exploiter has one of its
+    own when they are merged, by the name under which that is published.
+    """
+    layers, base = adapted_layers(model), base_tensors(model)
+    own = [f"{name}.weight" for name, layer in layers.items() if EXPLOIT in layer.lora_A]
+    return {f"{EXPLOITER}{name}": base[name] for name in own}
+
+
 @torch.no_grad()
 def merged_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The model as one that needs no adapters: `W + alpha / rank * B A` for every adapted weight,
-    computed in float32 and cast once, one at a time. In the order of `base_tensors`.
+    computed in float32 and cast once, one at a time. In the order of `base_tensors`; where there
+    are two roles it is the explorer's, and what the exploiter has for itself comes behind.
     """
     layers = adapted_layers(model)
     for name, tensor in base_tensors(model).items():
         layer = layers.get(name.removesuffix(".weight"))
-        yield name, tensor if layer is None else _merged(layer, tensor)
+        yield name, tensor if layer is None else _merged(layer, tensor, EXPLORE)
+    for name, tensor in exploiters_tensors(model).items():
+        layer = layers[name.removeprefix(EXPLOITER).removesuffix(".weight")]
+        yield name, _merged(layer, tensor, EXPLOIT)
 
 
 @contextmanager
@@ -79,7 +96,9 @@ def _is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def _merged(layer: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+def _merged(layer: nn.Module, weight: torch.Tensor, role: str) -> torch.Tensor:
+    """With the adapter of a role, or with the only one."""
+    name = role if role in layer.lora_A else ADAPTER
     wide = torch.promote_types(weight.dtype, torch.float32)
-    down, up = (each[ADAPTER].weight.to(wide) for each in (layer.lora_A, layer.lora_B))
-    return (weight.to(wide) + layer.scaling[ADAPTER] * (up @ down)).to(weight.dtype)
+    down, up = (each[name].weight.to(wide) for each in (layer.lora_A, layer.lora_B))
+    return (weight.to(wide) + layer.scaling[name] * (up @ down)).to(weight.dtype)

@@ -15,6 +15,7 @@ from mage_async.learning.adapters import has_wide_adapters
 from mage_async.learning.attention import Boundaries
 from mage_async.learning.layout import Layout
 from mage_async.learning.packing import Packed
+from mage_async.learning.roles import give_roles
 from mage_async.learning.token_loss import HeadInputs
 from mage_kernels import backend_report, linear_logprob
 
@@ -43,6 +44,8 @@ class Row:
     positions: torch.Tensor
     """int64 [1, T]"""
     boundaries: Boundaries
+    exploits: torch.Tensor | None = None
+    """bool [T]: which tokens are the exploiter's; None: none of them"""
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> Self:
@@ -51,7 +54,9 @@ class Row:
             torch.from_numpy(values).to(device)
             for values in (layout.tokens, layout.positions, layout.lengths)
         )
-        return cls(tokens[None], positions[None], Boundaries.of(lengths, layout.opening))
+        boundaries = Boundaries.of(lengths, layout.opening)
+        exploits = torch.from_numpy(layout.exploits).to(device) if layout.exploits.any() else None
+        return cls(tokens[None], positions[None], boundaries, exploits)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +70,11 @@ class ModelInputs:
     """int64 [N]"""
     sharpness: torch.Tensor | None = None
     """float32 [N]: the temperature of actions over the token's own; None: 1 everywhere"""
+
+    @property
+    def exploits(self) -> torch.Tensor | None:
+        """Which sampled tokens are the exploiter's: bool [N]; None: none of them."""
+        return None if self.row.exploits is None else self.row.exploits[self.sources]
 
     @classmethod
     def of(cls, packed: Packed, device: torch.device, sharpness: np.ndarray | None = None) -> Self:
@@ -121,6 +131,7 @@ def hidden_states(model: PreTrainedModel, row: Row) -> torch.Tensor:
 
 def body(model: PreTrainedModel, row: Row) -> torch.Tensor:
     """The same of a model that lies in one place: [1, T, D]."""
+    give_roles(model, row.exploits)
     with torch.autocast(row.tokens.device.type, model.dtype, enabled=has_wide_adapters(model)):
         out = model.base_model(
             input_ids=row.tokens,

@@ -13,6 +13,8 @@ from typing import Self
 
 import numpy as np
 
+from mage_async.completion import without_roles
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
@@ -22,6 +24,8 @@ class Layout:
     """int64 [T]"""
     positions: np.ndarray
     """int64 [T]: place in its own sequence"""
+    exploits: np.ndarray
+    """bool [T]: which tokens are the exploiter's"""
     opening: int
     """Tokens at the row's beginning that belong to every sequence."""
     starts: np.ndarray
@@ -31,7 +35,7 @@ class Layout:
 
     @classmethod
     def of(cls, sequences: Sequence[np.ndarray], *, shares_opening: bool) -> Self:
-        """Lay sequences, integers [tokens] each, in their order."""
+        """Lay sequences, integers [tokens] each, in their order; the exploiter's as `~token`."""
         opening = opening_of(sequences) if shares_opening else 0
         lengths = np.array([len(tokens) - opening for tokens in sequences], np.int64)
         starts = np.cumsum(lengths) - lengths
@@ -39,7 +43,8 @@ class Layout:
         places = np.arange(len(tokens))
         own = places[opening:] - np.repeat(starts, lengths)
         positions = np.concatenate((places[:opening], own))
-        return cls(tokens.astype(np.int64), positions, opening, starts, lengths)
+        plain = without_roles(tokens).astype(np.int64)
+        return cls(plain, positions, tokens < 0, opening, starts, lengths)
 
     def where(self, number: int, places: np.ndarray) -> np.ndarray:
         """Where tokens of a sequence stand in the row, by their places in the sequence."""

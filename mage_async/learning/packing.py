@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mage_async.completion import with_roles, without_roles
 from mage_async.learning.layout import Layout
 from mage_async.policy_version import PROVENANCES, VersionRun
-from mage_async.trajectory import Segment, Trial, Turn
+from mage_async.trajectory import Segment, Trial, Turn, exploits_from
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +61,7 @@ class Sequenced:
     """One segment with the advantages of its turns, ready to be packed."""
 
     tokens: np.ndarray
-    """int32 [tokens up to the last sampled one]"""
+    """int32 [tokens up to the last sampled one]; the exploiter's as `~token`"""
     places: np.ndarray
     """int64 [n]: where the sampled tokens stand"""
     sampled: SampledTokens
@@ -72,13 +73,17 @@ class Sequenced:
     """The token that an expert would have had, by the place of the sampled one; few have one."""
 
 
-def sequences(trials: Sequence[Trial], advantages: Tensor) -> list[Sequenced]:
+def sequences(
+    trials: Sequence[Trial], advantages: Tensor, *, has_roles: bool = False
+) -> list[Sequenced]:
     """The trials' segments without what follows their last sampled token.
 
     Args:
         advantages: float32 [turns of all trials], in the order of each trial's `turns`.
+        has_roles: the last episode was played by an exploiter, the others by an explorer.
     """
     parts: list[tuple[Segment, list[Turn], dict[int, int]]] = []
+    num_episodes: list[int | None] = []
     order: list[int] = []
     for trial in trials:
         first, own = len(order), [list[int]() for _ in trial.segments]
@@ -91,17 +96,21 @@ def sequences(trials: Sequence[Trial], advantages: Tensor) -> list[Sequenced]:
         for segment, places, known in zip(trial.segments, own, experts, strict=True):
             if places:
                 parts.append((segment, [trial.turns[place] for place in places], known))
+                num_episodes.append(trial.num_episodes if has_roles else None)
                 order += [first + place for place in places]
     by_segment = advantages[torch.tensor(order, device=advantages.device)]
     pieces = by_segment.split([len(turns) for _, turns, _ in parts])
-    return [_sequence(*part, piece) for part, piece in zip(parts, pieces, strict=True)]
+    return [
+        _sequence(*part, piece, count)
+        for part, piece, count in zip(parts, pieces, num_episodes, strict=True)
+    ]
 
 
 def pack(parts: Sequence[Sequenced], *, shares_opening: bool = False) -> Packed:
     """Lay sequences one after the other, behind their opening where it is shared."""
     layout = Layout.of([part.tokens for part in parts], shares_opening=shares_opening)
     sources = [layout.where(number, part.places - 1) for number, part in enumerate(parts)]
-    targets = np.concatenate([part.tokens[part.places] for part in parts])
+    targets = np.concatenate([without_roles(part.tokens[part.places]) for part in parts])
     turns = np.concatenate([part.turn_lengths for part in parts])
     return Packed(
         layout,
@@ -116,8 +125,13 @@ def pack(parts: Sequence[Sequenced], *, shares_opening: bool = False) -> Packed:
 
 
 def _sequence(
-    segment: Segment, turns: Sequence[Turn], experts: Mapping[int, int], advantages: Tensor
+    segment: Segment,
+    turns: Sequence[Turn],
+    experts: Mapping[int, int],
+    advantages: Tensor,
+    num_episodes: int | None,
 ) -> Sequenced:
+    """One segment; `num_episodes` is None where the policy has one role."""
     starts = np.array([turn.start for turn in turns], np.int64)
     counts = np.array([turn.stop for turn in turns], np.int64) - starts
     places = np.arange(counts.sum()) + np.repeat(starts - counts.cumsum() + counts, counts)
@@ -130,7 +144,8 @@ def _sequence(
         kinds=np.repeat(np.array([turn.kind for turn in turns], np.int32), counts),
         provenances=provenance,
     )
-    tokens = segment.tokens[: int(places[-1]) + 1]
+    border = None if num_episodes is None else exploits_from(turns, num_episodes)
+    tokens = with_roles(segment.tokens[: int(places[-1]) + 1], border)
     return Sequenced(tokens, places, sampled, counts, advantages, experts)
 
 

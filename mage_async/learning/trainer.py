@@ -22,6 +22,7 @@ from mage_async.learning.forward import (
 from mage_async.learning.optimizer import Masters, optimizer_of, set_rate
 from mage_async.learning.packing import Packed, Sequenced, pack
 from mage_async.learning.passes import Pass, Start, cut
+from mage_async.learning.roles import backward
 from mage_async.learning.step_metrics import TrainedPass, Update, mismatch, step_metrics
 from mage_async.learning.token_loss import HeadInputs, LossPass, loss_pass
 from mage_async.learning.training_sequences import training_sequences
@@ -272,7 +273,7 @@ class Trainer:
         if self._preference and each.pairs:
             preference, counted = each.pairs.loss(inputs, self._preference.beta)
             loss = loss + self._preference.weight * scale * preference
-        loss.backward()
+        backward(self.model, loss, inputs.hidden, each.inputs.exploits)
         made = replace(found.made, losses=found.made.losses.detach())
         sums = [made.losses.sum(), found.entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
         sums += [made.is_masked.sum(), found.reference_k3]

@@ -20,7 +20,8 @@ def training_sequences(
 ) -> list[Sequenced]:
     """The segments of all trials, with the advantages of their turns, which `device` computes."""
     trials = [trial for group in groups for trial in group.trials]
-    return sequences(trials, batch_advantages(credited(groups, config), config, device))
+    advantages = batch_advantages(credited(groups, config), config, device)
+    return sequences(trials, advantages, has_roles=config.policy.separate_exploration)
 
 
 def credited(groups: Sequence[Group], config: Config) -> TurnTable:
@@ -30,6 +31,7 @@ def credited(groups: Sequence[Group], config: Config) -> TurnTable:
         CREDITS[config.credit.kind],
         turn_discount=config.credit.turn_discount,
         episode_discount=config.credit.episode_discount,
+        exploration_share=config.credit.exploration_share,
         bonuses=_paid([trial for group in groups for trial in group.trials], config),
     )
 

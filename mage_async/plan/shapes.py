@@ -90,7 +90,8 @@ def meta_model(config: Config, shape: Shape) -> PreTrainedModel:
             shape.config, dtype=dtype, attn_implementation=NAME
         )
     if config.policy.lora:
-        add_adapters(model, config.policy.lora, config.seed)
+        has_roles = config.policy.separate_exploration
+        add_adapters(model, config.policy.lora, config.seed, has_roles=has_roles)
     return model.train()
 
 

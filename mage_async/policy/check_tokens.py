@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.inference.receipts.receipt import check_tokens
+from mage_async.inference.receipts.receipt import check_tokens, of_both_roles
 from mage_async.learning.forward import ModelInputs, Row, token_logprobs
 from mage_async.learning.layout import Layout
+from mage_async.learning.roles import has_roles
 
 SCORED_EVERY = 16
 """Versions; before the first of these, powers of two are scored too."""
@@ -29,7 +30,8 @@ def check_logprobs(model: PreTrainedModel) -> torch.Tensor:
     model's device, where nothing waits for them.
     """
     tokens = check_tokens(model.config.vocab_size)
-    row = Row.of(Layout.of([tokens], shares_opening=False), model.device)
+    laid = of_both_roles(tokens) if has_roles(model) else tokens
+    row = Row.of(Layout.of([laid], shares_opening=False), model.device)
     sources = torch.arange(len(tokens) - 1, device=model.device)
     targets = torch.from_numpy(tokens[1:].astype(np.int64)).to(model.device)
     logprobs, _ = token_logprobs(model, ModelInputs(row, sources, targets), 1.0)

@@ -3,6 +3,7 @@
 `mage_async/learning/adapters.py` says what is trained and published of such a model.
 """
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -13,7 +14,14 @@ from transformers import PreTrainedModel
 from mage_async.config.schema import Config
 from mage_async.config.sections.policy import Lora
 from mage_async.errors import PolicyError
-from mage_async.learning.adapters import ADAPTER, adapted_layers, trained_tensors
+from mage_async.learning.adapters import (
+    ADAPTER,
+    EXPLORE,
+    ROLES,
+    adapted_layers,
+    trained_tensors,
+)
+from mage_async.learning.roles import route
 from mage_async.policy.headers import check_targets
 from mage_async.policy.load import load_policy
 
@@ -38,16 +46,21 @@ def load_trained(
     if rules is None:
         return load_policy(checkpoint or policy, dtype, device)
     model = load_policy(policy, dtype, device)
-    add_adapters(model, rules, config.seed)
+    add_adapters(model, rules, config.seed, has_roles=config.policy.separate_exploration)
     if checkpoint:
         load_adapters(model, checkpoint)
     return model
 
 
-def add_adapters(model: PreTrainedModel, rules: Lora, seed: int) -> None:
+def add_adapters(
+    model: PreTrainedModel, rules: Lora, seed: int, *, has_roles: bool = False
+) -> None:
     """Freeze a model, in place, under adapters that change nothing yet.
 
     Adapters of a model in 16 bits are float32: their updates would vanish otherwise.
+
+    Args:
+        has_roles: one adapter is the explorer's and another the exploiter's.
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds
 
@@ -61,11 +74,17 @@ def add_adapters(model: PreTrainedModel, rules: Lora, seed: int) -> None:
         base_model_name_or_path=model.name_or_path,
     )
     torch.manual_seed(seed)
-    inject_adapter_in_model(shape, model, ADAPTER)
+    names = ROLES if has_roles else (ADAPTER,)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of the second adapter
+        for name in names:
+            inject_adapter_in_model(shape, model, name)
+    if has_roles:
+        route(model)
     for weight in model.parameters():
         if weight.requires_grad:
             weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
     for layer in adapted_layers(model).values():
+        layer.set_adapter([*names])
         layer.cast_input_dtype_enabled = False  # products are of the model's type
 
 
@@ -80,11 +99,13 @@ def linear_layers(model: PreTrainedModel) -> set[str]:
 
 
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Write the adapters as peft reads them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model.peft_config[ADAPTER].save_pretrained(folder)
-    tensors = {_saved_name(name): one.cpu() for name, one in trained_tensors(model).items()}
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    """Write the adapters as peft reads them: two in folders of their own, named by their role."""
+    for adapter, rules in model.peft_config.items():
+        own = _folder_of(adapter, folder)
+        own.mkdir(parents=True, exist_ok=True)
+        rules.save_pretrained(own)
+        tensors = {name: one.cpu() for name, one in _saved_tensors(model, adapter).items()}
+        save_file(tensors, own / WEIGHTS, {"format": "pt"})
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
@@ -95,8 +116,18 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     """
     if not holds_adapters(folder):
         raise PolicyError(f"{folder}: was trained without policy.lora: leave that section out")
-    found = load_file(folder / WEIGHTS)
-    own = {_saved_name(name): tensor for name, tensor in trained_tensors(model).items()}
+    for adapter in model.peft_config:
+        _load_adapter(model, adapter, _folder_of(adapter, folder))
+
+
+def _load_adapter(model: PreTrainedModel, adapter: str, folder: Path) -> None:
+    if not (folder / WEIGHTS).is_file():
+        is_separate = str(adapter == ADAPTER).lower()
+        raise PolicyError(
+            f"{folder}: holds no adapter {adapter!r}: set policy.separate_exploration = "
+            f"{is_separate}, as it was trained"
+        )
+    found, own = load_file(folder / WEIGHTS), _saved_tensors(model, adapter)
     if {name: one.shape for name, one in found.items()} != {n: o.shape for n, o in own.items()}:
         raise PolicyError(
             f"{folder}: its adapters are of other layers, or of another rank, than policy.lora "
@@ -108,8 +139,17 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
 
 def holds_adapters(folder: Path) -> bool:
     """Whether a checkpoint is of adapters, not of a whole model."""
-    return (folder / WEIGHTS).is_file()
+    return any((_folder_of(adapter, folder) / WEIGHTS).is_file() for adapter in (ADAPTER, EXPLORE))
 
 
-def _saved_name(name: str) -> str:
-    return PREFIX + name.replace(f".{ADAPTER}.", ".")
+def _folder_of(adapter: str, folder: Path) -> Path:
+    return folder if adapter == ADAPTER else folder / adapter
+
+
+def _saved_tensors(model: PreTrainedModel, adapter: str) -> dict[str, torch.Tensor]:
+    """The tensors of one adapter, under the names that peft saves them by."""
+    return {
+        PREFIX + name.replace(f".{adapter}.", "."): tensor
+        for name, tensor in trained_tensors(model).items()
+        if f".{adapter}." in name
+    }

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from mage_async.errors import UnreadableWeights
 from mage_async.inference.receipts.receipt import Receipt, precision_of, read_receipt
 from mage_async.inference.receipts.tensor_sums import tensor_digest
-from mage_async.learning.adapters import base_tensors, merged_tensors
+from mage_async.learning.adapters import base_tensors, exploiters_tensors, merged_tensors
 from mage_async.policy.beside_training import on_host
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ def published_tensors(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
     embedding is left out.
     """
     tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
-    return {name: one for name, one in base_tensors(model).items() if name != tied}
+    everything = base_tensors(model) | exploiters_tensors(model)
+    return {name: one for name, one in everything.items() if name != tied}
 
 
 def published_receipt(file: Path) -> Receipt | None:

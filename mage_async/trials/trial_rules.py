@@ -42,6 +42,8 @@ class TrialRules:
     """The expert that is asked at every action; None: no expert."""
     rivals_remember: bool = False
     """A version of the policy in the opponent's seat remembers the trial's earlier episodes."""
+    separates_exploration: bool = False
+    """The last episode is played by the exploiter, all before by the explorer."""
     memory: int | None = None
     """Version of the graph memory that the prompts tell strategies of; None: of none."""
 

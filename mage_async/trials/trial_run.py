@@ -16,7 +16,7 @@ from mage_async.environments.hosted.info import MAX_TRIAL_INFO_CHARS, TRIAL_IS_F
 from mage_async.environments.mix.parts import part_of
 from mage_async.environments.whole_play import begun, own_play
 from mage_async.errors import EnvironmentFault
-from mage_async.trajectory import ExpertStep, Kind, Task, Trial, Turn
+from mage_async.trajectory import ExpertStep, Kind, Task, Trial, Turn, exploits_from
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.environment_faults import environment_speaking, fault_of, place_of
 from mage_async.trials.experts import expert_step
@@ -137,6 +137,7 @@ class TrialRun:
             _seed(self._task.seed, self._index, len(self._turns)),
             fresh_keys=self._wants_fresh_keys(),
             deadline_s=self._rules.turn_deadline_s,
+            exploits_from=self._exploits_from(),
         )
 
     def receive(self, completion: Completion) -> None:
@@ -349,6 +350,15 @@ class TrialRun:
 
     def _turn_name(self) -> str:
         return f", episode {self._episode + 1}, turn {self._index_in_episode + 1}"
+
+    def _exploits_from(self) -> int | None:
+        """From which token of the context on the exploiter reads and acts; None: not yet."""
+        rules, segment = self._rules, self._transcript.num_segments - 1
+        if not rules.separates_exploration or self._episode + 1 < rules.num_episodes:
+            return None
+        return exploits_from(
+            (turn for turn in self._turns if turn.segment == segment), rules.num_episodes
+        )
 
     def _wants_fresh_keys(self) -> bool:
         first = Kind.ACT if self._rules.strategy == "none" else Kind.STRATEGY

@@ -5,7 +5,7 @@ from hashlib import blake2s
 import msgspec
 import pytest
 
-from mage_async.assembly import check, environment_of, sac_checks
+from mage_async.assembly import check, environment_of, role_checks, sac_checks
 from mage_async.config import config_file, methods
 from mage_async.config.schema import NOT_COMPARED, WHERE_CHANGED, digest
 from mage_async.errors import ConfigError
@@ -20,7 +20,7 @@ def configured(method, name="kuhn", **changes):
 @pytest.mark.parametrize("name", ["rps", "kuhn", "tictactoe"])
 @pytest.mark.parametrize("method", methods.METHODS)
 def test_every_method_is_a_valid_configuration_of_every_environment(method, name):
-    if (method, name) == ("metacure", "tictactoe"):
+    if method in ("information_bonus", "metacure") and name == "tictactoe":
         pytest.skip("tictactoe has no Bayes filter")
     room = {"engine.max_tokens": 256}  # for a strategy before each action
     check(configured(method, name, **room))
@@ -55,7 +55,8 @@ def test_a_baseline_trains_on_one_episode_and_is_evaluated_on_as_many_as_the_oth
         ("scaling_inter", {"curriculum"}),
         ("sge", {"trial", "sampling"}),
         ("rema", {"trial", "advantage"}),
-        ("metacure", {"credit"}),
+        ("information_bonus", {"credit"}),
+        ("metacure", {"policy", "credit", "advantage"}),
         ("graph_memory", {"graph_memory", "advantage"}),
         ("both_seats", {"population", "advantage"}),
         ("mage_population", {"population", "advantage"}),
@@ -85,6 +86,23 @@ def test_soft_actor_critic_refuses_what_it_would_ignore(change, said):
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["policy.lora=none"], r"policy\.lora is absent: set policy\.lora\.rank = 16"),
+        (["engine.kind=sglang"], r'SGLang cannot .*: set engine\.kind = "embedded"'),
+        (["trial.episodes=1"], r"nothing before its last: set trial\.episodes to at least 2"),
+        (["curriculum.episodes=[1]"], r"nothing before its last: set trial\.episodes"),
+        (["population.rivals=0.2"], r"has one role: set population\.rivals = 0"),
+        (["transport.weights=nccl"], r'not been tried .*: set transport\.weights = "disk"'),
+    ],
+)
+def test_two_roles_refuse_what_would_compute_with_one(changes, said):
+    config = config_file.load(config_file.find(None), changes, "metacure")
+    with pytest.raises(ConfigError, match=rf"^policy\.separate_exploration: .*{said}"):
+        role_checks.check(config)
+
+
+@pytest.mark.parametrize(
     ("name", "said"),
     [("shop", r"'shop' has 'search\["), ("sokoban", "'sokoban' has '"), ("boxes", None)],
 )
@@ -104,8 +122,9 @@ def test_without_the_section_a_digest_is_as_it_was():
     kept = {name: getattr(config, name) for name in config.__struct_fields__}
     without = {key: value for key, value in kept.items() if key not in (*NOT_COMPARED, "sac")}
     said = msgspec.to_builtins(without)
-    for key in WHERE_CHANGED["population"]:
-        del said["population"][key]
+    for section, keys in WHERE_CHANGED.items():
+        for key in keys:
+            del said[section][key]
     encoded = msgspec.json.encode(said, order="sorted")
     assert digest(config) == blake2s(encoded, digest_size=4).hexdigest()
 

@@ -2,7 +2,9 @@
 
 import math
 import random
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 
@@ -108,6 +110,50 @@ def test_deals_that_are_repeated_teach_nothing_twice():
     while legal := again.legal_actions():
         again.act(legal[0])
     assert kuhn.belief("train")([*once, again]) == pytest.approx(kuhn.belief("train")(once))
+
+
+def test_an_explorer_is_paid_what_it_finds_out_and_an_exploiter_what_it_earns():
+    """Whatever is tried first, and whatever the last episode earns."""
+    scout = catalogue.load("scout")
+    codes = scout.members("train")
+    task, first = Task("scout", codes[0], 1), [code.split("-")[0] for code in codes]
+    left = {word: sum((each == word) == (first[0] == word) for each in first) for word in first}
+    left |= {"pass": len(codes), "scout": first.count(first[0])}
+    assert len(left) == 6
+    for word, reward in product(left, (0.0, 1.0, 5.0)):
+        turns = trial_of(task, [word, "pass"], ["pass"]).turns
+        turns = (replace(turns[0], reward=0.3), turns[1], replace(turns[2], reward=reward))
+        trial = Trial(task, 0, 2, (), turns)
+        table = build_table(
+            [Group(0, 0, (trial,))],
+            CREDITS["final_only"],
+            turn_discount=1.0,
+            episode_discount=1.0,
+            exploration_share=0.0,
+            bonuses=bonuses([trial], scout, 2.0),
+        )
+        gained = pytest.approx(2.0 * math.log(len(codes) / left[word]))
+        assert table.returns.tolist() == [gained, 0.0, reward]
+        assert table.episode_score.tolist() == [gained, gained, reward]
+
+
+def test_a_remark_of_the_explorer_gets_its_share_of_what_the_last_episode_earns():
+    task = Task("rps", "fixed-rock", 1)
+    acts = trial_of(task, ["rock"], ["rock"], ["rock"]).turns
+    acts = [replace(turn, reward=float(3 + turn.episode)) for turn in acts]
+    remarks = [replace(turn, kind=Kind.REFLECT, reward=0.0, action="") for turn in acts[:2]]
+    turns = (acts[0], remarks[0], acts[1], remarks[1], acts[2])
+    found = {}
+    for share in (0.0, 0.5, 1.0):
+        table = build_table(
+            [Group(0, 0, (Trial(task, 0, 3, (), turns),))],
+            CREDITS["final_only"],
+            turn_discount=1.0,
+            episode_discount=1.0,
+            exploration_share=share,
+        )
+        found[share] = table.returns.tolist()
+    assert found == {s: [5.0 * s, 5.0 * s, 5.0 * s, 5.0 * s, 5.0] for s in found}
 
 
 def test_the_last_episode_is_to_be_won_and_pays_no_bonus():

@@ -26,6 +26,8 @@ class Credit(Section):
     """Discount a turn, inside an episode."""
     episode_discount: Share = 1.0
     """Discount an episode, between episodes."""
+    exploration_share: Share = 1.0
+    """Share of the environment's return that turns before the last episode are credited with."""
     information_bonus: NonNegative = 0.0
     """Reward per nat that a turn gains about the hidden member, in all episodes but the last; needs
     an environment with a Bayes filter (`mage_async/credit/exploration_bonus.py`)."""

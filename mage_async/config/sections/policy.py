@@ -28,6 +28,10 @@ class Policy(Variant):
 
     lora: Lora | None = None
 
+    separate_exploration: bool = False
+    """Episodes before the last are played by an explorer and the last by an exploiter, each a
+    low-rank adapter of its own (MetaCURE, `docs/methods/metacure.md`); needs `policy.lora`."""
+
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which the learner trains; at rates of 1e-6 bfloat16 rounds updates away."""
 

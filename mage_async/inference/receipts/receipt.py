@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
+from mage_async.completion import with_roles
 from mage_async.errors import UnreadableWeights
 from mage_async.inference.receipts.tensor_sums import DIGEST_BYTES
 
@@ -79,6 +80,11 @@ def read_receipt(text: str, where: str) -> Receipt:
 def check_tokens(vocabulary: int) -> np.ndarray:
     """The check tokens: int64 [CHECK_TOKENS], spread over the vocabulary."""
     return (np.arange(1, CHECK_TOKENS + 1) * _STRIDE) % vocabulary
+
+
+def of_both_roles(tokens: np.ndarray) -> np.ndarray:
+    """Check tokens of a policy with two roles: the second half is the exploiter's."""
+    return with_roles(tokens, len(tokens) // 2)
 
 
 def precision_of(dtype: torch.dtype) -> Precision:

@@ -7,7 +7,13 @@ import torch
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import Arithmetic, BFloat16
 from mage_async.inference.model import Model
-from mage_async.inference.receipts.receipt import CHECK_TOKENS, Receipt, check_tokens, precision_of
+from mage_async.inference.receipts.receipt import (
+    CHECK_TOKENS,
+    Receipt,
+    check_tokens,
+    of_both_roles,
+    precision_of,
+)
 from mage_async.inference.receipts.tensor_sums import digested
 from mage_async.inference.weights import Weights, as_weights
 
@@ -43,4 +49,5 @@ def _logprobs(
     weights: Weights, architecture: Architecture, arithmetic: Arithmetic
 ) -> tuple[float, ...]:
     model = Model(architecture, weights, lanes=1, max_tokens=CHECK_TOKENS, arithmetic=arithmetic)
-    return tuple(model.score(check_tokens(architecture.vocabulary)).tolist())
+    tokens = check_tokens(architecture.vocabulary)
+    return tuple(model.score(of_both_roles(tokens) if weights.exploiting else tokens).tolist())
