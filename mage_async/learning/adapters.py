@@ -5,7 +5,7 @@ They are known by these names, for to import peft takes seconds. Every function 
 without adapters too, of which all weights are trained and published as they are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -65,6 +65,29 @@ def merged_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, _merged(layer, tensor, EXPLOIT)
 
 
+@torch.no_grad()
+def merged_rows(
+    tensors: dict[str, torch.Tensor],
+    layers: dict[str, nn.Module],
+    row_of: Callable[[torch.Tensor], torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """A row of each of `merged_tensors`, made of that row alone: what merging has left out is seen
+    by a comparison of both.
+
+    Args:
+        tensors: below the adapters, by the names under which they are published.
+        layers: of `adapted_layers`.
+        row_of: chooses the row, by the number of rows.
+    """
+    rows = {name: row_of(tensor) for name, tensor in tensors.items()}
+    for name, layer in layers.items():
+        row = rows[f"{name}.weight"]
+        rows[f"{name}.weight"] = _merged(layer, row, EXPLORE, row_of)
+        if EXPLOIT in layer.lora_A:
+            rows[f"{EXPLOITER}{name}.weight"] = _merged(layer, row, EXPLOIT, row_of)
+    return rows
+
+
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """The model computes as it did before adapters were added."""
@@ -96,9 +119,16 @@ def _is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def _merged(layer: nn.Module, weight: torch.Tensor, role: str) -> torch.Tensor:
-    """With the adapter of a role, or with the only one."""
+def _merged(
+    layer: nn.Module,
+    weight: torch.Tensor,
+    role: str,
+    part_of: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole,
+) -> torch.Tensor:
+    """With the adapter of a role, or with the only one; or the part of a weight that is given, with
+    the same part of the adapter.
+    """
     name = role if role in layer.lora_A else ADAPTER
     wide = torch.promote_types(weight.dtype, torch.float32)
     down, up = (each[name].weight.to(wide) for each in (layer.lora_A, layer.lora_B))
-    return (weight.to(wide) + layer.scaling[name] * (up @ down)).to(weight.dtype)
+    return (weight.to(wide) + layer.scaling[name] * (part_of(up) @ down)).to(weight.dtype)

@@ -1,9 +1,9 @@
 """The learner's log-probs of the check tokens, by the model that it trains, adapters and all.
 
-Not every version is scored: on a CPU one forward of each side costs nearly half as much as the rest
-of a publication. What log-probs see and digests do not, adapters that are not merged or a matrix
-that an engine puts in another's place, is wrong in every version once it is wrong: the first
-versions of a run or of a learner's life show it, or else the next sixteenth.
+Few versions are scored: on a CPU one forward of each side costs more than half as much as the rest
+of a publication. What log-probs see, and neither digests nor spots, is of the programs and not of a
+version's bytes, such as a matrix that an engine puts in another's place: it is wrong in every
+version once it is wrong, and the first versions of a run or of a learner's life show it.
 """
 
 import numpy as np
@@ -16,12 +16,16 @@ from mage_async.learning.layout import Layout
 from mage_async.learning.roles import has_roles
 
 SCORED_EVERY = 16
-"""Versions; before the first of these, powers of two are scored too."""
+"""Versions, where engines have no spots."""
+SCORED_EVERY_WITH_SPOTS = 256
 
 
-def is_scored(version: int) -> bool:
-    """Whether a version's check tokens are scored: 0, 1, 2, 4, 8, 16, 32, 48 and so on."""
-    return version % SCORED_EVERY == 0 or version in (1, 2, 4, 8)
+def is_scored(version: int, *, has_spots: bool) -> bool:
+    """Whether a version's check tokens are scored: 0, 1, 16 and every 256th, or every 16th where
+    engines have no spots of the tensors that they draw with.
+    """
+    every = SCORED_EVERY_WITH_SPOTS if has_spots else SCORED_EVERY
+    return version % every == 0 or version in (1, SCORED_EVERY)
 
 
 @torch.no_grad()

@@ -8,35 +8,39 @@ loaded is what was published.
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from torch import nn
 
 from mage_async.errors import UnreadableWeights
-from mage_async.inference.receipts.receipt import Receipt, precision_of, read_receipt
-from mage_async.inference.receipts.tensor_sums import tensor_digest
-from mage_async.learning.adapters import base_tensors, exploiters_tensors, merged_tensors
+from mage_async.inference.receipts.receipt import (
+    COPIED_SPOTS,
+    MERGED_SPOTS,
+    Receipt,
+    precision_of,
+    read_receipt,
+)
+from mage_async.inference.receipts.spots import joined, row_of, spots_of
+from mage_async.inference.receipts.tensor_sums import sample_digest, tensor_digest
+from mage_async.learning.adapters import (
+    adapted_layers,
+    base_tensors,
+    exploiters_tensors,
+    merged_rows,
+    merged_tensors,
+)
 from mage_async.policy.beside_training import on_host
+from mage_async.policy.places import Place, head_of, places_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor lies in the buffer."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    end: int
-    """`start` and `end` are offsets in the buffer, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,10 +52,15 @@ class Snapshot:
     """Places of all tensors, in the order of the buffer, without a gap."""
     data: torch.Tensor
     """uint8 [bytes], on the model's device"""
+    rows: torch.Tensor
+    """float64 [elements], on the model's device: of each tensor the row that `row_of` chooses, not
+    out of `data`, but out of the model"""
     made: torch.cuda.Event | None = None
     """Happens when `data` holds the weights; None where the model is not on a GPU."""
     logprobs: torch.Tensor | None = None
     """float32 [check tokens - 1]: the model's own, on its device; None: not scored"""
+    is_merged: bool = False
+    """Whether adapters were merged, which rounds."""
 
     @staticmethod
     @torch.no_grad()
@@ -64,15 +73,17 @@ class Snapshot:
         Args:
             logprobs: the check tokens', by this very model (`mage_async/policy/check_tokens.py`).
         """
-        places = tuple(places_of(published_tensors(model)))
+        tensors, layers = published_tensors(model), adapted_layers(model)
+        places = tuple(places_of(tensors))
         data = torch.empty(places[-1].end, dtype=torch.uint8, device=model.device)
         by_name = {place.name: place for place in places}
         for name, tensor in merged_tensors(model):
             if place := by_name.get(name):
                 view = data[place.start : place.end].view(place.dtype)
                 view.copy_(tensor.reshape(-1))
+        rows = rows_of({place.name: tensors[place.name] for place in places}, layers, version)
         made = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
-        return Snapshot(version, places, data, made, logprobs)
+        return Snapshot(version, places, data, rows, made, logprobs, bool(layers))
 
     def write(self, file: Path) -> None:
         """Write it as a safetensors file, whole or not at all, readable by every user.
@@ -81,8 +92,10 @@ class Snapshot:
         """
         working = part_of(file)
         host = replace(self, data=on_host(self.data, self.made))
-        metadata = {"format": "pt", "version": str(self.version), "receipt": host.receipt().text()}
-        save_file(dict(host._tensors()), working, metadata)
+        receipt = host.receipt().text()
+        with working.open("wb") as out:
+            out.write(head_of(self.places, version=str(self.version), receipt=receipt))
+            out.write(host.data.numpy())
         os.chmod(working, 0o644)
         os.replace(working, file)
 
@@ -90,38 +103,61 @@ class Snapshot:
         """What an engine has to find. Of weights that stay on a GPU there are no digests: they are
         sent from there, and the host of an engine never sees them either.
         """
-        named = () if self.data.is_cuda else self._tensors()
-        scored: list[float] = []
-        if self.logprobs is not None:
-            scored = (
-                on_host(self.logprobs.view(torch.uint8), self.made).view(torch.float32).tolist()
-            )
-        return receipt_of(self.version, self.places, named, scored)
+        data = None if self.data.is_cuda else self.data
+        scored = [] if self.logprobs is None else self._brought(self.logprobs).tolist()
+        receipt = receipt_of(self.version, self.places, data, scored)
+        names = [place.name for place in self.places]
+        lengths = [place.shape[-1] if place.shape else 1 for place in self.places]
+        return msgspec.structs.replace(
+            receipt,
+            spots=spots_of(names, lengths, self._brought(self.rows)),
+            spots_apart=MERGED_SPOTS[receipt.precision] if self.is_merged else COPIED_SPOTS,
+        )
 
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for place in self.places:
-            part = self.data[place.start : place.end]
-            yield place.name, part.view(place.dtype).reshape(place.shape)
+    def _brought(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same tensor in the host's memory."""
+        return on_host(tensor.view(torch.uint8), self.made).view(tensor.dtype)
 
 
 def receipt_of(
     version: int,
-    places: Iterable[Place],
-    named: Iterable[tuple[str, torch.Tensor]],
-    logprobs: Iterable[float],
+    places: Sequence[Place],
+    data: torch.Tensor | None,
+    logprobs: Sequence[float],
 ) -> Receipt:
-    """A receipt of tensors in the host's memory.
+    """A receipt without spots.
 
     Args:
-        logprobs: of the check tokens, in nats.
+        data: uint8 [bytes], in the host's memory; None: it is not there, and has no digests.
+        logprobs: of the check tokens, in nats; empty: not scored, and digested by a sample
     """
     dtypes = {place.dtype for place in places}
+    named = placed(places, data) if data is not None and logprobs else ()
+    is_sampled = data is not None and not logprobs
     return Receipt(
         version=version,
         precision=precision_of(min(dtypes, key=lambda dtype: dtype.itemsize)),
         tensors={name: tensor_digest(name, tensor) for name, tensor in named},
+        sample=sample_digest(data.numpy(), version) if is_sampled else "",
         logprobs=tuple(value if math.isfinite(value) else None for value in logprobs),
     )
+
+
+def rows_of(
+    tensors: dict[str, torch.Tensor], layers: dict[str, nn.Module], version: int
+) -> torch.Tensor:
+    """Of each published tensor the row that a version's spot is of: float64 [elements].
+
+    Args:
+        layers: those with adapters.
+    """
+    return joined(merged_rows(tensors, layers, partial(row_of, version=version)).values())
+
+
+def placed(places: Iterable[Place], data: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a buffer, by name; not copied."""
+    for place in places:
+        yield place.name, data[place.start : place.end].view(place.dtype).reshape(place.shape)
 
 
 def part_of(file: Path) -> Path:
@@ -168,12 +204,3 @@ def read_snapshot(file: Path) -> tuple[tuple[Place, ...], torch.Tensor]:
             start = end
     whole = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
     return tuple(places), whole[len(whole) - start :]
-
-
-def places_of(tensors: dict[str, torch.Tensor]) -> Iterator[Place]:
-    """Wide types first, so that every tensor begins at a multiple of its own element's size."""
-    start = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
-        end = start + tensor.numel() * tensor.element_size()
-        yield Place(name, tensor.dtype, tuple(tensor.shape), start, end)
-        start = end

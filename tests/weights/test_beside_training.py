@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from mage_async.policy import beside_training as module
 from mage_async.policy.beside_training import beside_training, on_host
-from mage_async.policy.snapshot import Place, Snapshot
+from mage_async.policy.places import Place
+from mage_async.policy.snapshot import Snapshot
 
 MADE: Any = "the event"
 BYTES = torch.arange(200, dtype=torch.uint8)
@@ -87,10 +88,11 @@ def test_weights_of_a_gpu_are_written_by_way_of_the_stream(
     stream: LateStream, tmp_path: Path
 ) -> None:
     place = Place("weight", torch.float32, (50,), 0, 200)
-    Snapshot(3, (place,), BYTES, MADE).write(tmp_path / "v3.safetensors")
+    rows = torch.zeros(50, dtype=torch.float64)
+    Snapshot(3, (place,), BYTES, rows, MADE).write(tmp_path / "v3.safetensors")
     found = load_file(tmp_path / "v3.safetensors")["weight"]
     assert torch.equal(found.view(torch.uint8), BYTES)
-    assert stream.did.count("awaited") == 5  # four pieces, and the end
+    assert stream.did.count("awaited") == 5 + 8  # pieces and the end, of the bytes and of the rows
 
 
 def test_bytes_of_a_cpu_are_not_copied(stream: LateStream) -> None:

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from mage_async.errors import PolicyError
-from mage_async.policy.snapshot import Place, Snapshot
+from mage_async.inference.receipts.spots import joined
+from mage_async.policy.places import Place
+from mage_async.policy.snapshot import Snapshot
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest, on_disk
 from mage_services.weights.weight_sender import WeightSender, buckets_of
 
@@ -34,7 +36,7 @@ PLACES = (Place("a", torch.float32, (2,), 0, 8), Place("b", torch.bfloat16, (1, 
 def snapshot(version: int) -> Snapshot:
     a, b = torch.full((2,), version + 0.5), torch.tensor([[version, 2, 3]], dtype=torch.bfloat16)
     data = torch.cat([a.view(torch.uint8), b.reshape(-1).view(torch.uint8)])
-    return Snapshot(version, PLACES, data)
+    return Snapshot(version, PLACES, data, joined([a, b[0]]))
 
 
 class Engine:

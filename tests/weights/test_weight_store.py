@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from mage_async.errors import RunError
-from mage_async.policy.snapshot import Place, Snapshot
+from mage_async.policy.places import Place
+from mage_async.policy.snapshot import Snapshot
 from mage_async.protocol.journal_records import Published
 from mage_services.learner.publisher import Publisher
 from mage_services.weights.weight_store import WeightStore
@@ -18,7 +19,8 @@ from tests.helpers.memory_channels import MemoryJournal
 
 def snapshot(version: int) -> Snapshot:
     place = Place("weight", torch.float32, (2,), 0, 8)
-    return Snapshot(version, (place,), torch.full((2,), float(version)).view(torch.uint8))
+    weight = torch.full((2,), float(version))
+    return Snapshot(version, (place,), weight.view(torch.uint8), weight.double())
 
 
 def publish(files: WeightFiles, scenario) -> list[Published]:

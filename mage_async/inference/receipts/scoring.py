@@ -1,12 +1,14 @@
 """The receipt that an embedded engine makes of weights it has loaded."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import Arithmetic, BFloat16
 from mage_async.inference.model import Model
+from mage_async.inference.receipts.observed import Observed
 from mage_async.inference.receipts.receipt import (
     CHECK_TOKENS,
     Receipt,
@@ -14,7 +16,6 @@ from mage_async.inference.receipts.receipt import (
     of_both_roles,
     precision_of,
 )
-from mage_async.inference.receipts.tensor_sums import digested
 from mage_async.inference.weights import Weights, as_weights
 
 
@@ -22,27 +23,29 @@ def receipted(
     version: int,
     named: Iterable[tuple[str, torch.Tensor]],
     architecture: Architecture,
-    where: str,
+    path: Path,
     arithmetic: Arithmetic,
     *,
-    copies: bool,
-    scores: bool,
+    is_sent: bool,
+    published: Receipt | None,
 ) -> tuple[Weights, Receipt]:
-    """Arrange a model's tensors as `as_weights` does, and score the check tokens with them, where
-    the learner has done so.
+    """Arrange a model's tensors as `as_weights` does, and make a receipt of what the learner's
+    receipt has.
+
+    Args:
+        path: where weights are read, or the manifest of those that are sent.
 
     Raises:
         PolicyError: they are another model's.
     """
-    digests: dict[str, str] = {}
-    named = digested(named, digests)
-    weights = as_weights(named, architecture, where, arithmetic, copies=copies)
+    observed = Observed(published, None if is_sent else path)
+    passing = observed.passing(named)
+    weights = as_weights(passing, architecture, str(path), arithmetic, copies=is_sent)
+    scores = published is not None and published.logprobs
     logprobs = _logprobs(weights, architecture, arithmetic) if scores else ()
     is_rounded = isinstance(arithmetic, BFloat16)
     precision = precision_of(torch.bfloat16 if is_rounded else torch.float32)
-    return weights, Receipt(
-        version=version, precision=precision, tensors=digests, logprobs=logprobs
-    )
+    return weights, observed.receipt(version, precision, logprobs)
 
 
 def _logprobs(

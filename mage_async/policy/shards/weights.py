@@ -6,9 +6,7 @@ a rank holds an Nth of the weights beside the model, and nobody gathers them. Th
 file are those that one process would write, byte for byte.
 """
 
-import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,22 +17,9 @@ from transformers import PreTrainedModel
 from mage_async.learning.adapters import trained_tensors
 from mage_async.learning.ranks.sharding import own_part, whole
 from mage_async.policy.beside_training import on_host
-from mage_async.policy.snapshot import Place, places_of, published_tensors
+from mage_async.policy.places import Place, places_of
+from mage_async.policy.snapshot import published_tensors
 from mage_async.policy.weight_digest import Method, bytes_digest, sum_digests, word_sum
-
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""The names that safetensors has for types."""
-LENGTH_BYTES = 8
-"""Of the number before the head, which says how long that is."""
 
 
 def sharded_digests(model: PreTrainedModel, method: Method) -> dict[str, str]:
@@ -61,32 +46,15 @@ def file_places(model: PreTrainedModel) -> tuple[Place, ...]:
     return tuple(places_of(dict(sorted(published_tensors(model).items()))))
 
 
-def head_of(places: tuple[Place, ...], **metadata: str) -> bytes:
-    """What stands before the tensors of a safetensors file."""
-    entries = {"__metadata__": {"format": "pt", **metadata}} | {
-        place.name: {
-            "dtype": DTYPES[place.dtype],
-            "shape": place.shape,
-            "data_offsets": (place.start, place.end),
-        }
-        for place in places
-    }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH_BYTES)  # so that every tensor begins at its element's size
-    return len(text).to_bytes(LENGTH_BYTES, "little") + text
-
-
 def write_head(file: Path, head: bytes) -> None:
     """Write the head of a file whose tensors are there."""
     _write_at(file, [(0, memoryview(head))])
 
 
-def mapped(file: Path, places: tuple[Place, ...], start: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a file without its head, mapped, not read."""
+def mapped(file: Path, places: tuple[Place, ...], start: int) -> torch.Tensor:
+    """The tensors of a file without its head, mapped, not read: uint8 [bytes]"""
     size = start + places[-1].end
-    data = torch.from_file(str(file), size=size, dtype=torch.uint8)[start:]
-    for place in places:
-        yield place.name, data[place.start : place.end].view(place.dtype).reshape(place.shape)
+    return torch.from_file(str(file), size=size, dtype=torch.uint8)[start:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,8 +7,8 @@ from typing import TypeVar
 import msgspec
 
 from mage_async.errors import UnreadableWeights, WeightsRefused
+from mage_async.inference.receipts.observed import Observed
 from mage_async.inference.receipts.receipt import Accepted, Receipt, difference, mismatch
-from mage_async.inference.receipts.tensor_sums import tensor_digest
 from mage_async.inference.weights import read_tensors
 from mage_async.policy.snapshot import published_receipt
 from mage_async.protocol.messages import Loaded
@@ -35,28 +35,32 @@ def receipt_at(path: Path) -> Receipt | None:
     return published_receipt(path) if is_published(path) else None
 
 
-def promised(path: Path) -> tuple[Receipt | None, dict[str, str]]:
-    """The learner's receipt, and digests of the tensors of the file: none of a model directory, and
-    of weights that are sent, which no host sees.
+def promised(path: Path) -> tuple[Receipt | None, Observed]:
+    """The learner's receipt, and what is seen of the tensors of the file: nothing of a model
+    directory, and of weights that are sent, which no host sees.
 
     Raises:
         UnreadableWeights: it cannot be read.
     """
     receipt = receipt_at(path)
-    named = () if receipt is None or is_manifest(path) else read_tensors(path)
-    return receipt, {name: tensor_digest(name, tensor) for name, tensor in named}
+    if receipt is None or is_manifest(path):
+        return receipt, Observed(receipt, None)
+    observed = Observed(receipt, path)
+    for _ in observed.passing(read_tensors(path)):
+        continue
+    return receipt, observed
 
 
 def read_again(
-    name: str, version: int, path: Path, read: Callable[[Path, bool], tuple[T, Receipt]]
+    name: str, version: int, path: Path, read: Callable[[Path, Receipt | None], tuple[T, Receipt]]
 ) -> tuple[T, Accepted | None]:
     """Read weights, and once more, from the whole file where the learner wrote one, if they are not
     what the learner published.
 
     Args:
         name: of the process whose engine reads.
-        read: what is read, with the engine's own receipt of that; the second argument says
-            whether the check tokens are to be scored, as the learner's receipt has them scored.
+        read: what is read, with the engine's own receipt of that; the second argument is the
+            learner's receipt, after which the engine's is made.
 
     Returns:
         What was read, and the receipt; None for a model directory.
@@ -69,7 +73,7 @@ def read_again(
     for num_retries, source in enumerate((path, on_disk(path))):
         try:
             published = receipt_at(source)
-            found, loaded = read(source, published is not None and bool(published.logprobs))
+            found, loaded = read(source, published)
         except UnreadableWeights as error:
             if not is_published(source):
                 raise

@@ -177,14 +177,16 @@ class EmbeddedEngine:
         """
         return read_again(self._name, version, path, partial(self._read_once, version))
 
-    def _read_once(self, version: int, path: Path, scores: bool) -> tuple[Weights, Receipt]:
+    def _read_once(
+        self, version: int, path: Path, published: Receipt | None
+    ) -> tuple[Weights, Receipt]:
         shape, arithmetic = self._scheduler.architecture, self._scheduler.arithmetic
         is_sent = is_manifest(path)
         named = (
             self._receiver.receive(Manifest.read(path)).items() if is_sent else read_tensors(path)
         )
         return receipted(
-            version, named, shape, str(path), arithmetic, copies=is_sent, scores=scores
+            version, named, shape, path, arithmetic, is_sent=is_sent, published=published
         )
 
     def _swap(self) -> None:

@@ -20,7 +20,7 @@ from mage_async.attribution.journal_steps import JournalStep
 from mage_async.attribution.rows import row_of
 from mage_async.attribution.turns import attributed
 from mage_async.config import config_file
-from mage_async.config.schema import Config
+from mage_async.config.schema import Config, Embedded
 from mage_async.credit.discriminator import agreement
 from mage_async.errors import DeterministicFailure, RunError
 from mage_async.inference.chat_files import load_chat
@@ -191,7 +191,8 @@ class Training:
         sent an engine has no digests.
         """
         version, is_sent = self.trainer.version, self._config.transport.weights == "nccl"
-        scores = is_scored(version) or is_sent or not self._has_published
+        has_spots = isinstance(self._config.engine, Embedded) and not self.sharded
+        scores = is_scored(version, has_spots=has_spots) or is_sent or not self._has_published
         self._has_published, logprobs = True, None
         if scores:
             with self.trainer.read(1) as model:

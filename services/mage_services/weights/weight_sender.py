@@ -13,7 +13,8 @@ import torch
 from torch.distributed import TCPStore
 
 from mage_async.policy.beside_training import beside_training
-from mage_async.policy.snapshot import Place, Snapshot
+from mage_async.policy.places import Place
+from mage_async.policy.snapshot import Snapshot
 from mage_services.weights.weight_group import HOST, PATIENCE, SENDING, Manifest, join, store_of
 
 FOREVER = timedelta(days=365)

@@ -162,7 +162,7 @@ class Server:
         """
         try:
             update = await self._update_of(ask)
-            published, digests = await asyncio.to_thread(promised, Path(ask.path))
+            published, observed = await asyncio.to_thread(promised, Path(ask.path))
         except PolicyError as error:
             is_refused = isinstance(error, UnreadableWeights) and is_published(Path(ask.path))
             return say.Loaded(version=self._version, error=str(error), is_refused=is_refused)
@@ -176,7 +176,7 @@ class Server:
         if reason or published is None:
             return loaded
         scores = bool(published.logprobs)
-        own = await self._loader.receipt(loaded.version, digests, scores=scores)
+        own = await self._loader.receipt(loaded.version, observed, scores=scores)
         if reason := mismatch(published, own):
             return msgspec.structs.replace(loaded, error=reason, is_refused=True)
         receipt = accepted(published, own, num_retries)

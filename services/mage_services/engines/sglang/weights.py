@@ -23,6 +23,7 @@ from uuid import uuid4
 import torch
 
 from mage_async.errors import UnreadableWeights
+from mage_async.inference.receipts.observed import Observed
 from mage_async.inference.receipts.receipt import Precision, Receipt, check_tokens
 from mage_async.inference.weights import unreadable, weight_files
 from mage_async.policy.snapshot import read_snapshot
@@ -76,14 +77,12 @@ class Loader:
             return partial(self._in_session, partial(self._hand_over, version, bucket))
         return partial(self._read, version, path)
 
-    async def receipt(self, version: int, digests: dict[str, str], *, scores: bool) -> Receipt:
+    async def receipt(self, version: int, observed: Observed, *, scores: bool) -> Receipt:
         """The receipt of weights that SGLang draws with: what it was given, and where `scores` says
         so its log-probs of the check tokens. Cancellation leaves nothing.
         """
         logprobs = await self._logprobs() if scores else ()
-        return Receipt(
-            version=version, precision=self._precision, tensors=digests, logprobs=logprobs
-        )
+        return await asyncio.to_thread(observed.receipt, version, self._precision, logprobs)
 
     async def _logprobs(self) -> tuple[float, ...]:
         """Log-probs of the check tokens after the first, computed without cached keys."""

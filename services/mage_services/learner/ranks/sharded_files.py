@@ -16,16 +16,16 @@ from mage_async.learning.ranks.orders import Publish, Save
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.checkpoint import SHARDS, STATE, begun, completed, writing
 from mage_async.policy.load import WEIGHTS, export_without_weights
+from mage_async.policy.places import Place, head_of
 from mage_async.policy.shards.state import copied_state, write_state
 from mage_async.policy.shards.weights import (
     WeightShards,
     file_places,
-    head_of,
     mapped,
     sharded_digests,
     write_head,
 )
-from mage_async.policy.snapshot import Place, part_of, receipt_of
+from mage_async.policy.snapshot import part_of, receipt_of
 from mage_async.policy.weight_digest import Method
 from mage_services.learner.ranks.beside import Joined
 
@@ -57,8 +57,8 @@ class SharedSnapshot:
         """
         self.written.result()
         working = part_of(file)
-        named = mapped(working, self.places, self.start)
-        receipt = receipt_of(self.version, self.places, named, self.logprobs)
+        data = mapped(working, self.places, self.start)
+        receipt = receipt_of(self.version, self.places, data, self.logprobs)
         head = published_head(self.places, self.version, receipt.text())
         assert len(head) == self.start
         write_head(working, head)
@@ -90,8 +90,9 @@ class ShardedFiles:
         """
         trainer, places = self._trainer, file_places(self._trainer.model)
         scored = [] if logprobs is None else logprobs.tolist()
-        receipt = receipt_of(trainer.version, places, [], scored)
-        draft = replace(receipt, tensors={place.name: NO_DIGEST for place in places})
+        receipt = receipt_of(trainer.version, places, None, scored)
+        digests = {place.name: NO_DIGEST for place in places}
+        draft = replace(receipt, **({"tensors": digests} if scored else {"sample": NO_DIGEST}))
         start = len(published_head(places, trainer.version, draft.text()))
         part_of(file).unlink(missing_ok=True)
         order = Publish(str(part_of(file)), start)
