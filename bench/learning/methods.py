@@ -129,6 +129,12 @@ ARMS = {
     "stepagent_irl": Arm("stepagent_irl", SOKOBAN, control="sokoban", warm_start="sokoban"),
     "scout": Arm(None, (*SCOUT, *ONE_ADAPTER), control="scout", warm_start="scout"),
     "metacure": Arm("metacure", SCOUT, control="scout", warm_start="scout"),
+    "metacure_share": Arm(
+        "metacure",
+        (*SCOUT, "credit.exploration_share=0.5"),
+        control="scout",
+        warm_start="scout",
+    ),
     "sac_glam": Arm("sac_glam", GRID, "sac_without_hindsight", "grid", "train"),
     "sac_without_hindsight": Arm(
         "sac_glam", (*GRID, "sac.hindsight=0"), "sac_without_hindsight", "grid", "train"
