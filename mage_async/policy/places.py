@@ -34,9 +34,11 @@ class Place:
 
 
 def places_of(tensors: dict[str, torch.Tensor]) -> Iterator[Place]:
-    """Wide types first, so that every tensor begins at a multiple of its own element's size."""
+    """In safetensors' own order: wide types first, so that every tensor begins at a multiple of its
+    own element's size, then by name.
+    """
     start = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+    for name, tensor in sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0])):
         end = start + tensor.numel() * tensor.element_size()
         yield Place(name, tensor.dtype, tuple(tensor.shape), start, end)
         start = end

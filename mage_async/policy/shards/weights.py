@@ -40,10 +40,8 @@ def _own_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def file_places(model: PreTrainedModel) -> tuple[Place, ...]:
-    """Where the tensors of a model lie in a file, in safetensors' own order: wide types first, then
-    by name.
-    """
-    return tuple(places_of(dict(sorted(published_tensors(model).items()))))
+    """Where the tensors of a model lie in a file."""
+    return tuple(places_of(published_tensors(model)))
 
 
 def write_head(file: Path, head: bytes) -> None:
