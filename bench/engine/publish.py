@@ -38,8 +38,9 @@ from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.engine import Engine
+from mage_services.weights.weight_files import WeightFiles
 from mage_services.weights.weight_sender import WeightSender
-from mage_services.weights.weight_transport import WeightFiles, WeightTransport
+from mage_services.weights.weight_transport import WeightTransport
 
 CYCLE, FIRST = 400, 8
 PROMPT_TOKENS, TURN_TOKENS = 64, 24

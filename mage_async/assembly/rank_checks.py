@@ -36,9 +36,4 @@ def _refused(config: Config) -> list[tuple[str, bool, str]]:
             expert is not None and expert.form == "implicit",
             'set expert.form = "irl"',
         ),
-        (
-            'transport.weights = "nccl"',
-            config.transport.weights == "nccl",
-            'set transport.weights = "disk" or "tensor"',
-        ),
     ]

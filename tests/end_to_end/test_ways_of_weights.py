@@ -9,9 +9,11 @@ from mage_async.results.run_directory import RunDirectory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["tensor", "nccl"])
-def test_a_run_ends_well_and_leaves_nothing_in_shared_memory(start, tmp_path: Path, way) -> None:
-    changes = ("learner.steps=4", f"transport.weights={way}")
+@pytest.mark.parametrize(("way", "ranks"), [("tensor", 1), ("nccl", 1), ("nccl", 2)])
+def test_a_run_ends_well_and_leaves_nothing_in_shared_memory(
+    start, tmp_path: Path, way, ranks
+) -> None:
+    changes = ("learner.steps=4", f"transport.weights={way}", f"learner.ranks={ranks}")
     process = start(tmp_path / "run", "--actors", "2", changes=changes)
     output, _ = process.communicate(timeout=110)
     assert process.returncode == 0, output

@@ -43,8 +43,8 @@ from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.learner.coordinator import Coordinator
 from mage_services.learner.coordinator_rules import CoordinatorRules
 from mage_services.learner.parts import check_rivals
+from mage_services.weights.weight_files import WeightFiles
 from mage_services.weights.weight_store import EARLIER, WeightStore
-from mage_services.weights.weight_transport import WeightFiles
 from tests.helpers.coordinator_site import result
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel
 

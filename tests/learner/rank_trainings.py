@@ -16,7 +16,7 @@ from mage_async.policy.shards.weights import WeightShards
 from mage_async.results.run_directory import RunDirectory
 from mage_services.learner.ranks.gang import Gang
 from mage_services.learner.training import Training
-from mage_services.weights.weight_transport import weights_file
+from mage_services.weights.weight_files import weights_file
 from tests.helpers.random_models import sequence
 
 LENGTHS = (40, 31, 22, 40, 13, 37, 29)

@@ -196,7 +196,6 @@ def test_log_probs_of_the_last_weights_are_those_of_one_process(
     [
         ["policy.lora.rank=4"],
         ["learner.optimizer_state=8bit"],
-        ["transport.weights=nccl", "learner.device=cuda:7", "engine.devices=[0]"],
     ],
 )
 def test_what_ranks_cannot_do_is_refused_before_the_run(changes: list[str]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,8 +17,11 @@ from mage_async.inference.receipts.receipt import check_tokens
 from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.sglang.engine import SglangEngine
+from mage_services.weights.weight_files import WeightFiles
 from mage_services.weights.weight_sender import WeightSender
-from mage_services.weights.weight_transport import WeightFiles, WeightTransport
+
+if TYPE_CHECKING:
+    from mage_services.weights.weight_transport import WeightTransport
 
 TURNS, TOKENS = 6, 24
 

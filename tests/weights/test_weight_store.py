@@ -11,8 +11,8 @@ from mage_async.policy.places import Place
 from mage_async.policy.snapshot import Snapshot
 from mage_async.protocol.journal_records import Published
 from mage_services.learner.publisher import Publisher
+from mage_services.weights.weight_files import WeightFiles
 from mage_services.weights.weight_store import WeightStore
-from mage_services.weights.weight_transport import WeightFiles
 from tests.helpers.coordinator_site import Site, publication
 from tests.helpers.memory_channels import MemoryJournal
 

@@ -13,7 +13,7 @@ from mage_async.trials.duels.rival import RivalSide
 from mage_async.trials.human_play import HumanPlay, HumanPrompt, human_play
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.environments.workers import Workers
-from mage_services.weights.weight_transport import WeightFiles
+from mage_services.weights.weight_files import WeightFiles
 
 Ask = Callable[[HumanPrompt], str]
 """Returns what the person answers, having shown what may be; nothing else goes on meanwhile."""

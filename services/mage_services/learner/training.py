@@ -44,7 +44,8 @@ from mage_async.protocol.journal_records import Commit
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Group
 from mage_services.processes.json_lines import append_lines
-from mage_services.weights.weight_transport import weights_file, weights_folder
+from mage_services.weights.weight_files import weights_file
+from mage_services.weights.weight_transport import weights_folder
 
 if TYPE_CHECKING:
     from mage_services.learner.ranks.beside import Joined

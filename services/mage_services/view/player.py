@@ -35,7 +35,7 @@ def main() -> None:
 
 def _play(server: ServerLines, run: RunDirectory, asked: Asked) -> None:
     from mage_services.actor.human_player import play_person_and_agent
-    from mage_services.weights.weight_transport import WeightFiles
+    from mage_services.weights.weight_files import WeightFiles
 
     session = prepare(run, asked["member"] or None, asked["seed"], None)
 

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from mage_async.policy.beside_training import beside_training
 from mage_async.policy.places import Place
-from mage_async.policy.snapshot import Snapshot
+from mage_services.weights.weight_files import AnySnapshot, weights_file
 from mage_services.weights.weight_group import HOST, PATIENCE, SENDING, Manifest, join, store_of
 
 FOREVER = timedelta(days=365)
@@ -33,20 +33,35 @@ class WeightSender:
         folder: where manifests are written.
         backend: "nccl", or "gloo" for a learner without a GPU.
         is_measured: whether an evaluator is to play with a version; it gets a file of it.
+        device: of the learner. Weights that lie in the host's memory are brought there bucket by
+            bucket.
+        shards: where several ranks write each version together, in shared memory; None: the learner
+            is one process.
     """
 
-    def __init__(self, folder: Path, backend: str, is_measured: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        backend: str,
+        is_measured: Callable[[int], bool],
+        device: str = "cpu",
+        shards: Path | None = None,
+    ) -> None:
         self._folder, self._backend, self._is_measured = folder, backend, is_measured
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._device, self._shards = torch.device(device), shards
+        for each in (folder, shards or folder):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.environ.setdefault(*ENGINES_MAY_DIE)
         self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
-        self._snapshots: dict[int, Snapshot] = {}
+        self._snapshots: dict[int, AnySnapshot] = {}
         self._queues: dict[str, queue.SimpleQueue[tuple[int, int]]] = {}
         threading.Thread(target=self._listen, name="weights asked for", daemon=True).start()
 
-    def write(self, snapshot: Snapshot) -> Path:
+    def write(self, snapshot: AnySnapshot) -> Path:
         """Keep a version, and write its manifest."""
         file = self.file(snapshot.version)
+        if self._shards is not None:
+            snapshot.write(weights_file(self._shards, snapshot.version))
         if self._is_measured(snapshot.version):
             snapshot.write(file.with_suffix(".safetensors"))
         self._snapshots[snapshot.version] = snapshot
@@ -67,6 +82,8 @@ class WeightSender:
         for version in versions:
             self.file(version).unlink()
             self.file(version).with_suffix(".safetensors").unlink(missing_ok=True)
+            if self._shards is not None:
+                weights_file(self._shards, version).unlink()
             del self._snapshots[version]
 
     def describe(self) -> str:
@@ -108,10 +125,14 @@ class WeightSender:
                 del self._queues[group]
                 return
 
-    def _send(self, snapshot: Snapshot, pg: Any) -> None:
-        with beside_training(snapshot.data, snapshot.made):  # NCCL's work ends on this stream
+    def _send(self, snapshot: AnySnapshot, pg: Any) -> None:
+        data, made = snapshot.data, snapshot.made
+        if made is None and self._device.type == "cuda":
+            made = torch.cuda.Event()  # never recorded: what lies on the host is there
+        at = torch.empty(0, device=self._device)
+        with beside_training(at, made):  # NCCL's work ends on this stream
             for bucket in buckets_of(snapshot.places):
-                flat = snapshot.data[bucket[0].start : bucket[-1].end]
+                flat = data[bucket[0].start : bucket[-1].end].to(self._device)
                 torch.distributed.broadcast(flat, src=0, group=pg)
 
 

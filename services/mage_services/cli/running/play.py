@@ -54,7 +54,7 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
     from mage_async.tasks.population import version_of
     from mage_async.trials.trial_text import episode_lines, reward_table, whole_text
     from mage_services.actor.play_session import prepare
-    from mage_services.weights.weight_transport import WeightFiles
+    from mage_services.weights.weight_files import WeightFiles
 
     session = prepare(run, given.member, given.seed, given.episodes)
     from mage_services.actor.human_player import play_person_and_agent

@@ -3,6 +3,7 @@
 Each rank copies its shards, which takes a moment, and writes the copies beside the training.
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from msgspec.structs import replace
 from torch.distributed import ProcessGroup
 
+from mage_async.inference.receipts.receipt import Receipt
 from mage_async.learning.ranks.orders import Publish, Save
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.checkpoint import SHARDS, STATE, begun, completed, writing
@@ -47,23 +49,48 @@ class SharedSnapshot:
     """Where the file's tensors begin, in bytes."""
     logprobs: list[float]
     """Of the check tokens, in nats; empty: not scored."""
+    file: Path
+    """Where the ranks write it."""
     written: "Future[None]"
+    made: None = None
+    """What is in a file is there."""
 
-    def write(self, file: Path) -> None:
-        """Wait for all ranks, and give the file its head and its name.
+    @property
+    def data(self) -> torch.Tensor:
+        """The tensors, mapped: uint8 [bytes]. Waits for all ranks.
 
         Raises:
             RankGone: a rank has ended.
         """
         self.written.result()
-        working = part_of(file)
-        data = mapped(working, self.places, self.start)
-        receipt = receipt_of(self.version, self.places, data, self.logprobs)
-        head = published_head(self.places, self.version, receipt.text())
+        working = part_of(self.file)
+        return mapped(working if working.exists() else self.file, self.places, self.start)
+
+    def receipt(self) -> Receipt:
+        """As of a `Snapshot`, without spots. Waits for all ranks."""
+        return receipt_of(self.version, self.places, self.data, self.logprobs)
+
+    def write(self, file: Path) -> None:
+        """Wait for all ranks, and give the file its head and its name; another file is a copy.
+
+        Raises:
+            RankGone: a rank has ended.
+        """
+        self.written.result()
+        if part_of(self.file).exists():
+            self._complete()
+        if file != self.file:
+            working = part_of(file)
+            shutil.copyfile(self.file, working)
+            working.replace(file)
+
+    def _complete(self) -> None:
+        head = published_head(self.places, self.version, self.receipt().text())
         assert len(head) == self.start
+        working = part_of(self.file)
         write_head(working, head)
         working.chmod(0o644)
-        working.replace(file)
+        working.replace(self.file)
 
 
 def published_head(places: tuple[Place, ...], version: int, receipt: str) -> bytes:
@@ -97,7 +124,7 @@ class ShardedFiles:
         part_of(file).unlink(missing_ok=True)
         order = Publish(str(part_of(file)), start)
         self._joined.ranks.tell_all(order)
-        return SharedSnapshot(trainer.version, places, start, scored, self.publish(order))
+        return SharedSnapshot(trainer.version, places, start, scored, file, self.publish(order))
 
     def publish(self, order: Publish) -> "Future[None]":
         """Write this rank's shards of the weights into a file."""
