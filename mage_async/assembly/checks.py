@@ -197,11 +197,6 @@ def _check_devices(config: Config) -> None:
             f"engine.gpus_per_actor = {needed} takes {needed} of engine.devices for each engine, "
             f"which names {len(engine.devices)}: name a multiple"
         )
-    if needed > 1 and config.transport.weights == "nccl":
-        raise ConfigError(
-            f'transport.weights = "nccl" sends to engines of one GPU; with engine.gpus_per_actor = '
-            f'{needed} set "disk" or "tensor"'
-        )
 
 
 def _check_sending(config: Config) -> None:

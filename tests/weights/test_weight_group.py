@@ -30,6 +30,22 @@ for line in sys.stdin:
     except PolicyError as error:
         print(json.dumps(str(error)), flush=True)
 """
+SHARE = """
+import sys
+from pathlib import Path
+import torch
+from mage_services.weights.weight_group import SENDING, Manifest, answer, ask, join, store_of
+
+manifest, rank = Manifest.read(Path(sys.argv[1])), int(sys.argv[2])
+store = store_of(manifest.port)
+number = ask(store, "shared", manifest.version, 3) if rank == 1 else 0
+group = join(store, "shared", rank=rank, backend="gloo", members=3)
+assert rank == 2 or answer(store, number) == SENDING
+flat = torch.empty(14, dtype=torch.uint8)
+torch.distributed.broadcast(flat, src=0, group=group)
+print(flat.tolist())
+"""
+"""A GPU of an engine that shares its model over two."""
 PLACES = (Place("a", torch.float32, (2,), 0, 8), Place("b", torch.bfloat16, (1, 3), 8, 14))
 
 
@@ -85,6 +101,21 @@ def test_engines_get_what_was_published_and_one_that_dies_takes_nobody_along(
     assert sender.versions() == [3]
     assert second.load(stale) == "weights of version 2: no longer published"
     assert second.load(sender.write(snapshot(4)))["b"] == [[4, 2, 3]]
+
+
+def test_each_gpu_of_an_engine_gets_all_of_the_weights(tmp_path: Path) -> None:
+    published = snapshot(1)
+    manifest = WeightSender(tmp_path, "gloo", lambda version: False).write(published)
+    shares = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARE, str(manifest), str(rank)],
+            text=True,
+            stdout=subprocess.PIPE,
+        )
+        for rank in (1, 2)
+    ]
+    got = [json.loads(share.communicate(timeout=60)[0]) for share in shares]
+    assert got == [published.data.tolist()] * 2
 
 
 def test_a_learner_that_is_gone_is_said_in_one_sentence(tmp_path) -> None:

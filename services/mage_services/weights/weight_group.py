@@ -1,4 +1,6 @@
-"""Groups of two, the learner and one engine, in which weights are sent: NCCL, or Gloo without GPUs.
+"""Groups of the learner and one engine, in which weights are sent: NCCL, or Gloo without GPUs.
+
+Of an engine that shares its model over several GPUs each is a member. Sharing never ran on a GPU.
 
 An engine has a group of its own, so an engine that dies harms no other, and joins the group when it
 first needs weights. Everything is asked for by the engine and answered by a thread of the learner;
@@ -6,7 +8,7 @@ the training never waits here. Both meet in a store, a small server in the learn
 
     key            written by     means
     asked          engines        a counter: the next question's number
-    question/N     the engine     its group, and the version it wants
+    question/N     the engine     its group and how many members that has, and the version it wants
     answer/N       the learner    "sending": the version's buckets follow in the group; or why not
 
 The path of such a publication names a `Manifest`: where the store is and what will be sent.
@@ -111,10 +113,11 @@ def store_of(port: int) -> TCPStore:
     return store
 
 
-def ask(store: TCPStore, group: str, version: int) -> int:
+def ask(store: TCPStore, group: str, version: int, members: int = 2) -> int:
     """Ask for a version; returns the question's number. The engine joins, and awaits the answer."""
     number = store.add("asked", 1)
-    store.set(f"question/{number}", json.dumps({"group": group, "version": version}))
+    question = {"group": group, "version": version, "members": members}
+    store.set(f"question/{number}", json.dumps(question))
     return number
 
 
@@ -123,12 +126,13 @@ def answer(store: TCPStore, number: int) -> str:
     return store.get(f"answer/{number}").decode()
 
 
-def join(store: TCPStore, group: str, *, rank: int, backend: str) -> Any:
-    """Meet the other side of a group of two, as SGLang does on its side: the learner is rank 0."""
+def join(store: TCPStore, group: str, *, rank: int, backend: str, members: int = 2) -> Any:
+    """Meet the other side of a group, as SGLang does on its side: the learner is rank 0."""
+    kind, own = Backend(backend), PrefixStore(group, store)
     pg, _ = _new_process_group_helper(
-        2, rank, [], Backend(backend), PrefixStore(group, store), group_name=group, timeout=PATIENCE
+        members, rank, [], kind, own, group_name=group, timeout=PATIENCE
     )
-    _world.pg_group_ranks[pg] = {0: 0, 1: 1}
+    _world.pg_group_ranks[pg] = {member: member for member in range(members)}
     return pg
 
 

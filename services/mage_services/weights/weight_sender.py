@@ -54,7 +54,7 @@ class WeightSender:
         os.environ.setdefault(*ENGINES_MAY_DIE)
         self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
         self._snapshots: dict[int, AnySnapshot] = {}
-        self._queues: dict[str, queue.SimpleQueue[tuple[int, int]]] = {}
+        self._queues: dict[str, queue.SimpleQueue[tuple[int, int, int]]] = {}
         threading.Thread(target=self._listen, name="weights asked for", daemon=True).start()
 
     def write(self, snapshot: AnySnapshot) -> Path:
@@ -107,17 +107,17 @@ class WeightSender:
                 self._queues[group] = queue.SimpleQueue()
                 thread = threading.Thread(target=self._serve, args=(group,), daemon=True)
                 thread.start()
-            self._queues[group].put((number, question["version"]))
+            self._queues[group].put((number, question["version"], question["members"]))
 
     def _serve(self, group: str) -> None:
         """Meet one engine, and send it what it asks for, until it is gone."""
         store = store_of(self._store.port)
         pg = None
         while True:
-            number, version = self._queues[group].get()
+            number, version, members = self._queues[group].get()
             snapshot = self._snapshots.get(version)
             try:
-                pg = pg or join(store, group, rank=0, backend=self._backend)
+                pg = pg or join(store, group, rank=0, backend=self._backend, members=members)
                 store.set(f"answer/{number}", SENDING if snapshot else "no longer published")
                 if snapshot is not None:
                     self._send(snapshot, pg)

@@ -149,15 +149,16 @@ class Loader:
         is_new = self._port != manifest.port  # a learner we have not met
         if is_new:
             self._group = uuid4().hex
-        number = ask(store, self._group, manifest.version)
+        members = 1 + self._manager.server_args.tp_size
+        number = ask(store, self._group, manifest.version, members)
         if is_new:
-            await self._join(manifest)
+            await self._join(manifest, members)
         said = await asyncio.to_thread(answer, store, number)
         if said != SENDING:
             raise UnreadableWeights(f"weights of version {manifest.version}: {said}")
         return partial(self._in_session, partial(self._receive, manifest))
 
-    async def _join(self, manifest: Manifest) -> None:
+    async def _join(self, manifest: Manifest, members: int) -> None:
         from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
 
         success, message = await self._manager.init_weights_update_group(
@@ -165,7 +166,7 @@ class Loader:
                 master_address=HOST,
                 master_port=manifest.port,
                 rank_offset=1,
-                world_size=2,
+                world_size=members,
                 group_name=self._group,
                 backend=manifest.backend,
             ),
