@@ -6,6 +6,7 @@ Each rank copies its shards, which takes a moment, and writes the copies beside 
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,7 +40,7 @@ NO_DIGEST = "0" * 16
 """In the place of a digest, until the tensors are written."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SharedSnapshot:
     """The weights of one version, which all ranks are writing; it takes a `Snapshot`'s place."""
 
@@ -68,6 +69,11 @@ class SharedSnapshot:
 
     def receipt(self) -> Receipt:
         """As of a `Snapshot`, without spots. Waits for all ranks."""
+        return self._receipt
+
+    @cached_property
+    def _receipt(self) -> Receipt:
+        """It may read all bytes, and stands both in the file and in a manifest."""
         return receipt_of(self.version, self.places, self.data, self.logprobs)
 
     def write(self, file: Path) -> None:
