@@ -23,6 +23,7 @@ SMALL = (
     "evaluation.final_trials=36",
 )
 Start = Callable[..., "subprocess.Popen[str]"]
+Mage = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +48,21 @@ def start(environment: dict[str, str]) -> Start:
         )
 
     return start_run
+
+
+@pytest.fixture(scope="session")
+def mage(environment: dict[str, str]) -> Mage:
+    """Run a command of `mage` to its end, which is a good one; what it printed."""
+
+    def run_command(*arguments: str, timeout_s: float = 110) -> str:
+        command = [sys.executable, "-m", "mage_async.launch", *arguments]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout_s
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run_command
 
 
 @pytest.fixture(scope="session")

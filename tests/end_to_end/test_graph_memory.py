@@ -1,9 +1,8 @@
 """A whole run with a graph memory: what it writes, replays, shows, and computes."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +16,9 @@ from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
 from mage_services.view.asked import Asked
 from mage_services.view.run_pages import PAGES
+
+if TYPE_CHECKING:
+    import subprocess
 
 SHORT = (
     "environment.name=boxes",
@@ -33,6 +35,7 @@ SHORT = (
 )
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Start = Callable[..., "subprocess.Popen[str]"]
+Mage = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +81,9 @@ def test_one_process_makes_the_same_weights_and_the_same_memory(remembering: Run
     assert alone.memory.digest() == commits[-1].memory
 
 
-def test_a_replay_agrees_bit_by_bit(remembering: RunDirectory, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "mage_async.launch", "replay", str(remembering.root)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    assert "3 steps from step 0 on: every digest agrees" in done.stdout
+def test_a_replay_agrees_bit_by_bit(remembering: RunDirectory, mage: Mage) -> None:
+    said = mage("replay", str(remembering.root), timeout_s=500)
+    assert "3 steps from step 0 on: every digest agrees" in said
 
 
 def test_the_view_lists_strategies_with_their_weights(remembering: RunDirectory) -> None:

@@ -1,9 +1,8 @@
 """A whole run of MetaCURE: what is played and trained by whom, and that a replay is the same."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +16,9 @@ from mage_async.protocol.journal_records import Commit
 from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
 
+if TYPE_CHECKING:
+    import subprocess
+
 SHORT = (
     "environment.name=scout",
     "warm_start.steps=0",
@@ -28,6 +30,7 @@ SHORT = (
 IN_STEP = ("admission.rule=sync", "admission.max_staleness=0")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Start = Callable[..., "subprocess.Popen[str]"]
+Mage = Callable[..., str]
 Explore = Callable[..., RunDirectory]
 
 
@@ -71,11 +74,9 @@ def test_one_process_makes_the_same_weights(explore: Explore) -> None:
     assert overall(tensor_digests(alone.model)) == commits[-1].digest
 
 
-def test_a_replay_agrees_bit_by_bit(explored: RunDirectory, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "mage_async.launch", "replay", str(explored.root)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    assert "3 steps from step 0 on: every digest agrees" in done.stdout
+def test_a_replay_agrees_bit_by_bit(explored: RunDirectory, mage: Mage) -> None:
+    said = mage("replay", str(explored.root), timeout_s=500)
+    assert "3 steps from step 0 on: every digest agrees" in said
 
 
 def test_the_last_checkpoint_has_both_adapters_and_both_models(explored: RunDirectory) -> None:
