@@ -209,8 +209,12 @@ def living_members(groups: set[int]) -> list[str]:
 
 
 def descriptors_of(pid: int) -> set[str]:
-    """What a process has open."""
-    return {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    """What a process has open; not what it closes while we look."""
+    found, folder = set(), f"/proc/{pid}/fd"
+    for descriptor in os.listdir(folder):
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(f"{folder}/{descriptor}"))
+    return found
 
 
 def resume(run: RunDirectory, *more: str) -> list[str]:
