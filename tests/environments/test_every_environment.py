@@ -24,6 +24,7 @@ ENVIRONMENTS = {
     "maze": catalogue.load("maze"),
     "grid": catalogue.load("grid"),
     "small grid": catalogue.load("grid", size=4, turns=6),
+    "grid from the middle": catalogue.load("grid", size=5, turns=12, start="middle"),
     "numberlock": catalogue.load("numberlock"),
     "wordle": catalogue.load("wordle"),
     "boxes": catalogue.load("boxes"),

@@ -1,22 +1,34 @@
 """A grid without walls: the goal is told, and only the step that reaches it earns anything.
 
-Nothing is hidden. What makes the task hard is that a random walk from the corner rarely comes to a
-far goal, so most trials earn nothing. Every trial comes to some cell, though, and would have been a
-success with that cell as its goal: `reached` says so, and hindsight relabelling trains on it.
+Nothing is hidden. What makes the task hard is that a random walk rarely comes to a far goal, so
+most trials earn nothing. Every trial comes to some cell, though, and would have been a success with
+that cell as its goal: `reached` says so, and hindsight relabelling trains on it. From a corner a
+policy that keeps to two directions comes to many goals without reading which one is asked for; from
+the middle, with goals on all sides, it does not.
 """
 
 import random
 from functools import partial
+from typing import Literal, get_args
 
 from mage_async.environments.environment import Chance, Environment, Facts, Play, Split
-from mage_async.environments.grid.play import REACHED, START, GridPlay, GridScript, name_of
-from mage_async.environments.maze.play import COLUMNS, GOAL, INVALID, OVER, ROWS
+from mage_async.environments.grid.play import (
+    COLUMNS,
+    REACHED,
+    ROWS,
+    GridPlay,
+    GridScript,
+    name_of,
+    steps_between,
+)
+from mage_async.environments.maze.play import GOAL, INVALID, OVER
 from mage_async.environments.maze.walls import DIRECTIONS, Cell
-from mage_async.environments.options import check_whole
+from mage_async.environments.options import check_one_of, check_whole
 from mage_async.environments.scripted_returns import scripted_returns
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 
+Start = Literal["corner", "middle"]
 _HELDOUT_SHARE = 4  # one cell in so many
 _RULES = """A grid of {size} times {size} cells, with rows {rows} from top to bottom and
 columns {columns} from left to right. You are told the goal, by row and column, and your cell. Say
@@ -31,21 +43,27 @@ class Grid(Environment):
         size: cells in a row, and rows.
         turns: steps of an episode.
         nearest: fewest steps to a goal that is played; nearer cells can still be relabelled to.
+        start: where an episode begins: in the upper left `corner` or in the `middle`.
 
     Raises:
         ConfigError: an option is out of its range.
     """
 
-    def __init__(self, size: int = 6, turns: int = 12, nearest: int = 1) -> None:
+    def __init__(
+        self, size: int = 6, turns: int = 12, nearest: int = 1, start: Start = "corner"
+    ) -> None:
         check_whole("grid", "size", size, 4, len(ROWS))
-        check_whole("grid", "turns", turns, 2 * (size - 1), 1000)
-        check_whole("grid", "nearest", nearest, 1, 2 * size - 4)
-        self._size, self._turns = size, turns
+        check_one_of("grid", "start", start, get_args(Start))
+        self._start = (0, 0) if start == "corner" else (size // 2, size // 2)
         cells = [(row, column) for row in range(size) for column in range(size)]
-        self._cells = {name_of(cell): cell for cell in cells if cell != START}
+        farthest = max(steps_between(self._start, cell) for cell in cells)
+        check_whole("grid", "turns", turns, farthest, 1000)
+        check_whole("grid", "nearest", nearest, 1, farthest - 2)
+        self._size, self._turns = size, turns
+        self._cells = {name_of(cell): cell for cell in cells if cell != self._start}
         self._splits: dict[Split, tuple[str, ...]] = {"train": (), "heldout": ()}
         for name, cell in self._cells.items():
-            if sum(cell) >= nearest:
+            if self._far(cell) >= nearest:
                 self._splits["heldout" if _is_heldout(cell) else "train"] += (name,)
         self.facts = Facts(
             name="grid",
@@ -67,7 +85,7 @@ class Grid(Environment):
 
     def family(self, member: str) -> str:
         """How many steps the shortest way takes."""
-        return f"steps-{sum(self._cell(member))}"
+        return f"steps-{self._far(self._cell(member))}"
 
     def seats(self) -> tuple[int, ...]:
         """The agent is alone."""
@@ -79,18 +97,22 @@ class Grid(Environment):
         return _RULES.format(size=self._size, turns=self._turns, rows=rows, columns=columns)
 
     def begin(self, task: Task, episode: int) -> GridPlay:
-        """Start in the upper left corner."""
+        """Start in the corner or in the middle."""
         chance = Chance(task.seed, episode)
-        return GridPlay(self._cell(task.member), self._size, self._turns, chance)
+        return GridPlay(self._start, self._cell(task.member), self._size, self._turns, chance)
 
     def reached(self, play: Play) -> str | None:
-        """The cell one stands in; the corner, where every episode starts, is no goal."""
+        """The cell one stands in; that where every episode starts is no goal."""
         assert isinstance(play, GridPlay)
-        return name_of(play.cell) if play.cell != START else None
+        return name_of(play.cell) if play.cell != self._start else None
 
     def script(self, source: random.Random) -> GridScript:
         """Its care is drawn for the trial."""
         return GridScript(source, source.choice((0.0, 0.5, 0.9)))
+
+    def expert(self, source: random.Random) -> GridScript:
+        """Goes a shortest way."""
+        return GridScript(source, 1.0)
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """All other goals of the split."""
@@ -104,6 +126,9 @@ class Grid(Environment):
             "random": scripted_returns(self, split, num_episodes, player),
             "known": (1.0,) * num_episodes,
         }
+
+    def _far(self, cell: Cell) -> int:
+        return steps_between(self._start, cell)
 
     def _cell(self, member: str) -> Cell:
         if member not in self._cells:

@@ -5,11 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mage_async.environments.environment import Chance, Outcome, Play
-from mage_async.environments.maze.play import COLUMNS, GOAL, INVALID, OVER, ROWS
+from mage_async.environments.maze import play as maze
+from mage_async.environments.maze.play import GOAL, INVALID, OVER
 from mage_async.environments.maze.walls import DIRECTIONS, Cell
 
-START: Cell = (0, 0)
+ROWS = (*maze.ROWS, "tau", "zeta", "kappa")
+COLUMNS = (*maze.COLUMNS, "seven", "eight", "nine")
 REACHED = "reached"
+
+
+def steps_between(one: Cell, other: Cell) -> int:
+    """How many steps the shortest way takes."""
+    return abs(one[0] - other[0]) + abs(one[1] - other[1])
 
 
 def name_of(cell: Cell) -> str:
@@ -22,9 +29,9 @@ class GridPlay:
 
     __slots__ = ("_goal", "_is_over", "_size", "_steps", "_turns", "cell", "chance")
 
-    def __init__(self, goal: Cell, size: int, turns: int, chance: Chance) -> None:
+    def __init__(self, start: Cell, goal: Cell, size: int, turns: int, chance: Chance) -> None:
         self._goal, self._size, self._turns, self.chance = goal, size, turns, chance
-        self.cell, self._steps, self._is_over = START, 0, False
+        self.cell, self._steps, self._is_over = start, 0, False
 
     @property
     def observation(self) -> str:
@@ -42,9 +49,11 @@ class GridPlay:
 
     def towards_goal(self) -> list[str]:
         """Directions on a shortest way."""
-        far = self._distance(self.cell)
+        far = steps_between(self.cell, self._goal)
         steps = ((way, self._to(way)) for way in DIRECTIONS)
-        return [way for way, to in steps if to is not None and self._distance(to) < far]
+        return [
+            way for way, to in steps if to is not None and steps_between(to, self._goal) < far
+        ]
 
     def act(self, action: str) -> Outcome:
         """Take a step; one that leaves the grid, or is no direction, only uses up a turn."""
@@ -63,9 +72,6 @@ class GridPlay:
         down, right = DIRECTIONS[action]
         row, column = self.cell[0] + down, self.cell[1] + right
         return (row, column) if 0 <= row < self._size and 0 <= column < self._size else None
-
-    def _distance(self, cell: Cell) -> int:
-        return abs(cell[0] - self._goal[0]) + abs(cell[1] - self._goal[1])
 
 
 @dataclass(slots=True)
