@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *NOUNS, "admission", "config", "learning", "protocol", "tasks", "trials",
     },
     "mage_async.policy": {
-        *NOUNS, "assembly", "config", "inference", "learning", "results", "trials",
+        *NOUNS, "assembly", "config", "graph_memory", "inference", "learning", "results", "trials",
     },
     "mage_async.plan": {
         *NOUNS, "assembly", "config", "environments", "learning", "mage_kernels", "policy",

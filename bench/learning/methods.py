@@ -40,7 +40,7 @@ SOKOBAN = (
     *("trial.episodes=1", "evaluation.episodes=1", "credit.kind=single_episode"),
     *("warm_start.episodes=1", "warm_start.steps=200", "warm_start.max_steps=200"),
     *("warm_start.trials=800", "warm_start.batch_size=16", "warm_start.learning_rate=0.004"),
-    *("warm_start.gate=1.0", "engine.max_tokens=400", "learner.steps=20"),
+    *("warm_start.gate=1.0", "engine.max_tokens=400", "learner.steps=100"),
     *("admission.groups_per_step=12", "admission.trials_per_group=6"),
     *("learner.minibatches=8", "learner.learning_rate=0.003"),
 )
@@ -51,7 +51,7 @@ policy. The warm start clones 800 trials of scripts of every care.
 FAR = (
     *SOKOBAN,
     "environment.options={size=5,boxes=1,turns=12,steps_per_turn=1,shortest=2,longest=9,rooms=1024}",
-    "engine.max_tokens=600",
+    *("engine.max_tokens=600", "learner.steps=20"),
 )
 """The same with rooms that take up to nine steps, and twelve turns: a horizon that matters."""
 STAGES = ("curriculum.turns=[4, 8, 12]", "curriculum.steps=7", "curriculum.episodes=[1]")
@@ -72,15 +72,27 @@ GRID = (
 0.7 % of trials, but one that has settled on two directions reaches a quarter of the goals. The
 policy is measured on the goals that it trains on.
 """
+AROUND = (
+    *GRID,
+    "environment.options={size=9,turns=10,nearest=5,start='middle'}",
+    "learner.steps=200",
+)
+"""32 goals on all sides of the middle, where no two directions lead to more than a few of them."""
 BOXES = (
     *("environment.name=boxes", "credit.kind=cumulative_paper", "warm_start.trials=800"),
-    *("admission.groups_per_step=6", "learner.steps=10"),
+    *("warm_start.steps=1000", "warm_start.max_steps=1000", "warm_start.gate=1.0"),
+    *("admission.groups_per_step=6", "learner.steps=4"),
 )
 ALIKE = (*BOXES, "environment.options={near='left-left-right-left',differ=1}")
 """Boxes whose codes, held-out ones too, differ from one code in at most one box. The policy is
 cloned on boxes of any code, so it knows how to look back and nothing of these codes, and every
-episode is paid, so an arm without a memory may learn the likely buttons into its weights.
+episode is paid, so an arm without a memory may learn the likely buttons into its weights: within
+ten steps it does, so what four are worth is compared.
 """
+TOLD = "graph_memory.strategies=4"
+TOLD_BOXES = (*BOXES, TOLD)
+"""All arms are cloned from scripts that are told of strategies, half of the trials, so that they
+can read them and differ in the memory alone."""
 SHUFFLED = "graph_memory.rewards=shuffled"
 SCOUT = (
     *("environment.name=scout", "learner.entropy_ceiling=2.0", "learner.learning_rate=0.003"),
@@ -113,14 +125,14 @@ ARMS = {
     "quickstart": Arm(),
     "scaling_inter": Arm("scaling_inter", ("curriculum.turns=[2, 3, 4]", "curriculum.steps=5")),
     "information_bonus": Arm("information_bonus"),
-    "graph_memory": Arm("graph_memory"),
+    "graph_memory": Arm("graph_memory", warm_start="told"),
     "sge": Arm("sge", ('trial.strategy="episode"',), warm_start="strategies"),
     "reflections": Arm(None, (REMARKS,), warm_start="reflections"),
     "rema": Arm("rema", (REMARKS,), control="reflections", warm_start="reflections"),
     "sokoban": Arm(None, SOKOBAN, control="sokoban", warm_start="sokoban"),
     "stepagent_implicit": Arm(
         "stepagent_implicit",
-        (*SOKOBAN, "expert.beta=1.0", "expert.weight=2.0"),
+        (*SOKOBAN, "expert.beta=1.0", "expert.weight=5.0"),
         control="sokoban",
         warm_start="sokoban",
     ),
@@ -139,27 +151,32 @@ ARMS = {
     "sac_without_hindsight": Arm(
         "sac_glam", (*GRID, "sac.hindsight=0"), "sac_without_hindsight", "grid", "train"
     ),
-    "alike": Arm(None, ALIKE, "alike", "boxes", cloned=BOXES, episode=0),
+    "sac_glam_around": Arm("sac_glam", AROUND, "sac_around_without_hindsight", "around", "train"),
+    "sac_around_without_hindsight": Arm(
+        "sac_glam", (*AROUND, "sac.hindsight=0"), "sac_around_without_hindsight", "around", "train"
+    ),
+    "alike": Arm(None, ALIKE, "alike", "told_boxes", cloned=TOLD_BOXES, episode=0),
     "graph_memory_alike": Arm(
         "graph_memory",
-        (*ALIKE, "graph_memory.strategies=4"),
+        (*ALIKE, TOLD),
         control="alike",
-        warm_start="boxes",
-        cloned=BOXES,
+        warm_start="told_boxes",
+        cloned=TOLD_BOXES,
         episode=0,
     ),
     "graph_memory_shuffled": Arm(
         "graph_memory",
-        (*ALIKE, "graph_memory.strategies=4", SHUFFLED),
+        (*ALIKE, TOLD, SHUFFLED),
         control="alike",
-        warm_start="boxes",
-        cloned=BOXES,
+        warm_start="told_boxes",
+        cloned=TOLD_BOXES,
         episode=0,
     ),
 }
 BASELINES = {
     "alike": "methods_alike",
     "far": "methods_far",
+    "sac_around_without_hindsight": "methods_around",
     "sac_without_hindsight": "methods_grid",
     "scout": "methods_scout",
     "sokoban": "methods_sokoban",

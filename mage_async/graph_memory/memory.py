@@ -84,7 +84,7 @@ class GraphMemory:
         decisions = drawn(scores, rules.strategies, source)
         count = self._config.admission.trials_per_group
         guided = min(count - 1, max(1, round(rules.guided * count)))
-        return self._told(decisions, scores, guided, self.version)
+        return self.telling(decisions, logprob(scores, decisions), guided, self.version)
 
     def best(
         self, task: Task, scores: Scores | None = None, version: int | None = None
@@ -96,7 +96,25 @@ class GraphMemory:
         """
         scores = self.scores(self.query(task)) if scores is None else scores
         decisions = best(scores, self._config.graph_memory.strategies)
-        return self._told(decisions, scores, 1, self.version if version is None else version)
+        version = self.version if version is None else version
+        return self.telling(decisions, logprob(scores, decisions), 1, version)
+
+    def telling(
+        self, decisions: Sequence[Decision], drawn: float = 0.0, guided: int = 1, version: int = 0
+    ) -> Guidance | None:
+        """Strategies as trials are told them; None where there are none.
+
+        Args:
+            drawn: log-prob of drawing them, in nats.
+            guided: how many trials of the group are told.
+            version: of the memory that they come from.
+        """
+        if not decisions:
+            return None
+        has_rules = self._config.transcript.rules
+        text = ("; " if has_rules else " ").join(map(self._said, decisions))
+        text = f"{_BEFORE}{text}.\n" if has_rules else text
+        return Guidance(version, guided, tuple(decisions), text, drawn)
 
     def trained(self, groups: Sequence[Group]) -> None:
         """Groups were trained, in order of grant, and the journal says so."""
@@ -124,7 +142,7 @@ class GraphMemory:
     def scores(self, query: Query) -> dict[Decision, float]:
         """Relevance of the strategies that a kind of task may be told of."""
         scores = self.graph.scores(query)
-        return {decision: score for decision, score in scores.items() if self._fits(decision)}
+        return {decision: score for decision, score in scores.items() if self.fits(decision)}
 
     def _played(self, groups: Sequence[Group]) -> Sequence[Played]:
         """The episodes of each group, with the rewards that are learned from."""
@@ -161,28 +179,14 @@ class GraphMemory:
         if return_of(better) <= return_of(worse):
             return
         path, weight = path_of(better), self._config.graph_memory.initial
-        for decision in filter(self._fits, contrasted(better, worse)):
+        for decision in filter(self.fits, contrasted(better, worse)):
             self.graph.add(query, path, decision, born=self.version + 1, weight=weight)
 
-    def _fits(self, decision: Decision) -> bool:
+    def fits(self, decision: Decision) -> bool:
+        """Whether a trial can be told of a strategy beside others as long."""
         rules = self._config.graph_memory
         most = rules.max_bytes // max(1, rules.strategies)
         return len(self._said(decision).encode(errors="replace")) < most
-
-    def _told(
-        self, decisions: Sequence[Decision], scores: Scores, num_guided: int, version: int
-    ) -> Guidance | None:
-        if not decisions:
-            return None
-        joint = "; " if self._config.transcript.rules else " "
-        text = joint.join(map(self._said, decisions))
-        return Guidance(
-            version=version,
-            num_guided=num_guided,
-            decisions=tuple(decisions),
-            text=f"{_BEFORE}{text}.\n" if self._config.transcript.rules else text,
-            logprob=logprob(scores, decisions),
-        )
 
     def _said(self, decision: Decision) -> str:
         """A strategy in words for a model that reads, and bare for one that learns the words."""

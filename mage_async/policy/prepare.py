@@ -16,6 +16,7 @@ from mage_async.assembly import WORDS, environment_of, named_parts, rules_of
 from mage_async.config.policy_source import local_policy
 from mage_async.config.schema import Config, Pretrained, Tiny, WarmStart
 from mage_async.errors import PolicyError
+from mage_async.graph_memory.demonstrations import Demonstrations
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.load import build_tiny, export_hf, load_policy
 from mage_async.policy.lora import add_adapters
@@ -86,15 +87,20 @@ def _clone(
 def _demonstrations(
     config: Config, warm: WarmStart, directory: Path
 ) -> tuple[list[Trial], frozenset[int]]:
-    """Scripted trials against train members, and the ids of the environment's words."""
+    """Scripted trials against train members, and the ids of the environment's words.
+
+    Where there is a graph memory, some of the trials are told of strategies.
+    """
     environment = environment_of(config)
     chat = load_chat(directory, thinking=config.transcript.thinking)
     rules = rules_of(config, environment, chat, warm.episodes)
     source = random.Random(f"{config.seed}/demonstrations")
-    trials = [
-        scripted_trial(environment, random_task(environment, "train", source), index, rules, chat)
-        for index in range(warm.trials)
-    ]
+    trials, earlier = list[Trial](), Demonstrations(config, environment)
+    for index in range(warm.trials):
+        task = random_task(environment, "train", source)
+        told = earlier.guidance(task)
+        trials.append(scripted_trial(environment, task, index, rules, chat, told))
+        earlier.learn(trials[-1])
     return trials, word_tokens(environment, chat)
 
 
@@ -120,6 +126,7 @@ def _key(config: Config, build: str) -> str:
         config.transcript,
         config.policy,
         config.warm_start,
+        config.graph_memory,
         config.learner.shared_opening,
         build,
     )

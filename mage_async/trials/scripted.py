@@ -1,17 +1,17 @@
 """Scripted play: trials as a policy could have played them, for warm starts."""
 
 import random
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
 from mage_async.completion import Completion, Prompt
-from mage_async.environments.environment import Environment, Script, Split
+from mage_async.environments.environment import Environment, Play, Script, Split
 from mage_async.environments.mix.parts import Mixed, part_of
 from mage_async.policy_version import VersionRun
-from mage_async.trajectory import Kind, Task, Trial
+from mage_async.trajectory import Guidance, Kind, Task, Trial
 from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels.begin import settle
@@ -19,18 +19,47 @@ from mage_async.trials.trial_rules import TrialRules
 from mage_async.trials.trial_run import TrialRun
 
 
+@dataclass(slots=True)
+class ToldScript:
+    """Follows strategies in the first episode, where they can be followed; otherwise another
+    script, which sees every state.
+    """
+
+    script: Script
+    told: Mapping[str, str]
+    """Action by state."""
+    _first: Play | None = None
+
+    def choose(self, play: Play) -> str:
+        """The next action."""
+        self._first = self._first or play
+        action, told = self.script.choose(play), self.told.get(play.anchor)
+        is_followed = play is self._first and told in play.legal_actions()
+        return told if told is not None and is_followed else action
+
+
 def scripted_trial(
-    environment: Environment, task: Task, index: int, rules: TrialRules, chat: ChatFormat
+    environment: Environment,
+    task: Task,
+    index: int,
+    rules: TrialRules,
+    chat: ChatFormat,
+    guidance: Guidance | None = None,
 ) -> Trial:
     """One trial in which a script of the environment chooses every action.
 
     A remark repeats the last words of the game that its context holds: short, and true.
+
+    Args:
+        guidance: strategies that the trial begins with, and that its script follows.
     """
     source = random.Random(f"{task.seed}/{index}/script")
     part = part_of(environment, task.member)
     script = part.script(source)
     assert script is not None, "a warm start and a measured script are checked to have one"
-    run = TrialRun(environment, task, index, rules, chat, name="script")
+    if guidance is not None:
+        script = ToldScript(script, dict(guidance.decisions))
+    run = TrialRun(environment, task, index, rules.guided(guidance), chat, name="script")
     words = word_tokens(part, chat)
     settle(run)
     while (prompt := run.next_prompt()) is not None:

@@ -6,9 +6,11 @@ all of them.
         [--only-report]
 
 Equal budget: `kuhn.toml` with fresh deals in every episode and every episode paid its own reward,
-so that the first hand of a trial is a hand of Kuhn poker and nothing else. Each run is on-policy in
-one process (`mage_async/algorithm.py`); arms of a seed share their warm start, so differences are
-taken seed by seed. *Exploitability* is OpenSpiel's, of how the policy plays the first hand of a
+so that the first hand of a trial is a hand of Kuhn poker and nothing else. Fresh deals say less
+of the opponent, so the warm start takes longer; and as two learners of one game go round its
+equilibrium, the entropy bonus stays. Each run is on-policy in one process
+(`mage_async/algorithm.py`); arms of a seed share their warm start, so differences are taken seed by
+seed. *Exploitability* is OpenSpiel's, of how the policy plays the first hand of a
 trial, in chips a hand; the *average* policy is that of the versions of the second half of training.
 Returns are against held-out scripts. With a DIR a run that has been measured is not run again.
 """
@@ -37,9 +39,9 @@ from mage_async.config.schema import Config
 from mage_async.inference.chat_files import load_chat
 
 CONFIG = ROOT / "configs/kuhn.toml"
-STEPS, TRIALS = 30, 1024
-"""Half of the training of `kuhn.toml`."""
+STEPS, TRIALS = 60, 1024
 SETTING = (
+    *("warm_start.steps=1000", "warm_start.max_steps=2000", "learner.final_entropy=0.05"),
     'environment.options={hands = 2, opponents = "contrasts", redeals = true}',
     "credit.kind=single_episode",
     'advantage.baseline=["group", "seat", "kind", "episode", "index"]',
