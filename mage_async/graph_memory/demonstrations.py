@@ -26,7 +26,7 @@ class Demonstrations:
     def __init__(self, config: Config, environment: Environment) -> None:
         self._rules, self._memory = config.graph_memory, GraphMemory(config, environment)
         self._source = random.Random(f"{config.seed}/told")
-        self._known: dict[Query, dict[str, str]] = {}
+        self._known = dict[Query, dict[str, str]]()
 
     def guidance(self, task: Task) -> Guidance | None:
         """What the next trial is told; nothing where it is none of the guided share."""

@@ -50,7 +50,9 @@ def test_strategies_are_decisions_that_paid_in_the_latest_trials(trials):
         if told is not None:
             assert dict(told.decisions).items() <= latest.items()
             assert len(dict(told.decisions)) == len(told.decisions) <= 4
-        code = dict(zip(("red", "green", "blue", "gold"), trial.task.member.split("-"), strict=True))
+        code = dict(
+            zip(("red", "green", "blue", "gold"), trial.task.member.split("-"), strict=True)
+        )
         episodes = [actions(trial, number) for number in range(3)]
         right = [sum(each[box] == code[box] for box in code) for each in episodes]
         best, worst = (episodes[right.index(most)] for most in (max(right), min(right)))
@@ -60,7 +62,9 @@ def test_strategies_are_decisions_that_paid_in_the_latest_trials(trials):
 def test_the_first_episode_follows_and_the_third_knows_better(trials):
     wrong = followed = kept = 0
     for told, trial, _ in trials:
-        code = dict(zip(("red", "green", "blue", "gold"), trial.task.member.split("-"), strict=True))
+        code = dict(
+            zip(("red", "green", "blue", "gold"), trial.task.member.split("-"), strict=True)
+        )
         for box, action in told.decisions if told is not None else ():
             assert actions(trial, 0)[box] == action
             followed += 1

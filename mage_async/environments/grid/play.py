@@ -51,9 +51,7 @@ class GridPlay:
         """Directions on a shortest way."""
         far = steps_between(self.cell, self._goal)
         steps = ((way, self._to(way)) for way in DIRECTIONS)
-        return [
-            way for way, to in steps if to is not None and steps_between(to, self._goal) < far
-        ]
+        return [way for way, to in steps if to is not None and steps_between(to, self._goal) < far]
 
     def act(self, action: str) -> Outcome:
         """Take a step; one that leaves the grid, or is no direction, only uses up a turn."""
