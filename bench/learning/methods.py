@@ -79,17 +79,21 @@ AROUND = (
 )
 """32 goals on all sides of the middle, where no two directions lead to more than a few of them."""
 BOXES = (
-    *("environment.name=boxes", "credit.kind=cumulative_paper", "warm_start.trials=800"),
-    *("warm_start.steps=1000", "warm_start.max_steps=1000", "warm_start.gate=1.0"),
+    *("environment.name=boxes", "environment.options={boxes=6}", "warm_start.trials=800"),
+    *("credit.kind=cumulative_paper", "warm_start.gate=1.0"),
+    *("warm_start.steps=1000", "warm_start.max_steps=1000"),
     *("admission.groups_per_step=6", "learner.steps=4"),
 )
-ALIKE = (*BOXES, "environment.options={near='left-left-right-left',differ=1}")
-"""Boxes whose codes, held-out ones too, differ from one code in at most one box. The policy is
+ALIKE = (
+    *BOXES,
+    "environment.options={boxes=6,near='left-left-right-left-right-right',differ=2}",
+)
+"""Six boxes whose codes, held-out ones too, differ from one code in at most two boxes. The policy is
 cloned on boxes of any code, so it knows how to look back and nothing of these codes, and every
-episode is paid, so an arm without a memory may learn the likely buttons into its weights: within
-ten steps it does, so what four are worth is compared.
+episode is paid, so an arm without a memory may learn the likely buttons into its weights, more
+slowly: what four steps are worth is compared.
 """
-TOLD = "graph_memory.strategies=4"
+TOLD = "graph_memory.strategies=6"
 TOLD_BOXES = (*BOXES, TOLD)
 """All arms are cloned from scripts that are told of strategies, half of the trials, so that they
 can read them and differ in the memory alone."""
