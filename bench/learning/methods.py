@@ -51,10 +51,13 @@ policy. The warm start clones 800 trials of scripts of every care.
 FAR = (
     *SOKOBAN,
     "environment.options={size=5,boxes=1,turns=12,steps_per_turn=1,shortest=2,longest=9,rooms=1024}",
-    *("engine.max_tokens=600", "learner.steps=20"),
+    *("warm_start.steps=1000", "warm_start.max_steps=1000", "warm_start.trials=3000"),
+    *("engine.max_tokens=600", "learner.steps=60"),
 )
-"""The same with rooms that take up to nine steps, and twelve turns: a horizon that matters."""
-STAGES = ("curriculum.turns=[4, 8, 12]", "curriculum.steps=7", "curriculum.episodes=[1]")
+"""The same with rooms that take up to nine steps, and twelve turns: a horizon that matters. Cloned
+for longer, as RL alone learns nothing from the other warm start.
+"""
+STAGES = ("curriculum.turns=[4, 8, 12]", "curriculum.steps=20", "curriculum.episodes=[1]")
 """ScalingInter's stages, as AgentGym-RL's 10, 20 and 30 turns, a third of training each. Over half
 of the rooms can be solved in four.
 """
@@ -88,7 +91,7 @@ ALIKE = (
     *BOXES,
     "environment.options={boxes=6,near='left-left-right-left-right-right',differ=2}",
 )
-"""Six boxes whose codes, held-out ones too, differ from one code in at most two boxes. The policy is
+"""Six boxes whose codes, held-out ones too, differ from one code in at most two. The policy is
 cloned on boxes of any code, so it knows how to look back and nothing of these codes, and every
 episode is paid, so an arm without a memory may learn the likely buttons into its weights, more
 slowly: what four steps are worth is compared.
