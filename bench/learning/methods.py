@@ -13,7 +13,7 @@ episode, the others with the quickstart. Resumable: a run that is in the folder 
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,10 @@ policy. The warm start clones 800 trials of scripts of every care.
 FAR = (
     *SOKOBAN,
     "environment.options={size=5,boxes=1,turns=12,steps_per_turn=1,shortest=2,longest=9,rooms=1024}",
-    *("warm_start.steps=1000", "warm_start.max_steps=1000", "warm_start.trials=3000"),
-    *("engine.max_tokens=600", "learner.steps=60"),
+    *("engine.max_tokens=600", "learner.steps=20"),
 )
-"""The same with rooms that take up to nine steps, and twelve turns: a horizon that matters. Cloned
-for longer, as RL alone learns nothing from the other warm start.
-"""
-STAGES = ("curriculum.turns=[4, 8, 12]", "curriculum.steps=20", "curriculum.episodes=[1]")
+"""The same with rooms that take up to nine steps, and twelve turns: a horizon that matters."""
+STAGES = ("curriculum.turns=[4, 8, 12]", "curriculum.steps=7", "curriculum.episodes=[1]")
 """ScalingInter's stages, as AgentGym-RL's 10, 20 and 30 turns, a third of training each. Over half
 of the rooms can be solved in four.
 """
@@ -82,21 +79,21 @@ AROUND = (
 )
 """32 goals on all sides of the middle, where no two directions lead to more than a few of them."""
 BOXES = (
-    *("environment.name=boxes", "environment.options={boxes=6}", "warm_start.trials=800"),
+    *("environment.name=boxes", "environment.options={boxes=4}", "warm_start.trials=800"),
     *("credit.kind=cumulative_paper", "warm_start.gate=1.0"),
     *("warm_start.steps=1000", "warm_start.max_steps=1000"),
-    *("admission.groups_per_step=6", "learner.steps=4"),
+    *("admission.groups_per_step=6", "learner.steps=10"),
 )
 ALIKE = (
     *BOXES,
-    "environment.options={boxes=6,near='left-left-right-left-right-right',differ=2}",
+    "environment.options={boxes=4,near='left-left-right-left',differ=1}",
 )
-"""Six boxes whose codes, held-out ones too, differ from one code in at most two. The policy is
+"""Four boxes whose codes, held-out ones too, differ from one code in at most one. The policy is
 cloned on boxes of any code, so it knows how to look back and nothing of these codes, and every
-episode is paid, so an arm without a memory may learn the likely buttons into its weights, more
-slowly: what four steps are worth is compared.
+episode is paid, so an arm without a memory may learn the likely buttons into its weights; which is
+sooner shows step by step.
 """
-TOLD = "graph_memory.strategies=6"
+TOLD = "graph_memory.strategies=4"
 TOLD_BOXES = (*BOXES, TOLD)
 """All arms are cloned from scripts that are told of strategies, half of the trials, so that they
 can read them and differ in the memory alone."""
@@ -126,8 +123,19 @@ class Arm:
     """What the warm start is made with, where not with the same changes."""
     episode: int = -1
     """Whose return is compared."""
+    watched: tuple[int, ...] = ()
+    """Steps after which it is measured too."""
 
 
+ALIKE_ARM = Arm(
+    None,
+    ALIKE,
+    control="alike",
+    warm_start="told_boxes",
+    cloned=TOLD_BOXES,
+    episode=0,
+    watched=(1, 2, 3, 4, 6, 8),
+)
 ARMS = {
     "quickstart": Arm(),
     "scaling_inter": Arm("scaling_inter", ("curriculum.turns=[2, 3, 4]", "curriculum.steps=5")),
@@ -162,22 +170,10 @@ ARMS = {
     "sac_around_without_hindsight": Arm(
         "sac_glam", (*AROUND, "sac.hindsight=0"), "sac_around_without_hindsight", "around", "train"
     ),
-    "alike": Arm(None, ALIKE, "alike", "told_boxes", cloned=TOLD_BOXES, episode=0),
-    "graph_memory_alike": Arm(
-        "graph_memory",
-        (*ALIKE, TOLD),
-        control="alike",
-        warm_start="told_boxes",
-        cloned=TOLD_BOXES,
-        episode=0,
-    ),
-    "graph_memory_shuffled": Arm(
-        "graph_memory",
-        (*ALIKE, TOLD, SHUFFLED),
-        control="alike",
-        warm_start="told_boxes",
-        cloned=TOLD_BOXES,
-        episode=0,
+    "alike": ALIKE_ARM,
+    "graph_memory_alike": replace(ALIKE_ARM, method="graph_memory", changes=(*ALIKE, TOLD)),
+    "graph_memory_shuffled": replace(
+        ALIKE_ARM, method="graph_memory", changes=(*ALIKE, TOLD, SHUFFLED)
     ),
 }
 BASELINES = {
@@ -201,12 +197,16 @@ def main() -> int:
 def run(job: Job, folder: Path) -> dict[str, Any]:
     """Train one arm with one seed: what it is worth."""
     began, policy = time.monotonic(), _prepared(job, folder)
-    lab = InProcessRun(config_of(*job), policy)
-    curve = lab.train()
-    split = ARMS[job[0]].split
+    config, arm = config_of(*job), ARMS[job[0]]
+    lab, curve, watched = InProcessRun(config, policy), [], {}
+    for step in range(1, config.learner.steps + 1):
+        curve.append(lab.step())
+        if step in arm.watched:
+            watched[step] = lab.evaluate(arm.split, TRIALS).return_by_episode
     return {
         "curve": curve,
-        split: msgspec.to_builtins(lab.evaluate(split, TRIALS)),
+        "watched": watched,
+        arm.split: msgspec.to_builtins(lab.evaluate(arm.split, TRIALS)),
         "wall_s": time.monotonic() - began,
     }
 
@@ -244,14 +244,33 @@ def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:
         first = [_returns(each)[0] for each in found[name].values()]
         row = {"arm": name, "control": arm.control, "first_episode": first, "gain": gain}
         last = [_returns(each)[-1] for each in found[name].values()]
-        rows.append(row | {"last_episode": last})
+        watched = {step: _watched(step, name, found) for step in map(str, arm.watched)}
+        rows.append(row | {"last_episode": last, "watched": watched})
         beside = "" if gain is None else f"  {gain[0]:+.3f} ± {gain[1]:.3f} against {arm.control}"
         shown = " ".join(f"{value:+.3f}" for value in values.values())
         print(f"{name:21} {'last' if arm.episode else 'first'} episode: {shown}{beside}")
+        for step, (returns, gain) in watched.items():
+            values = " ".join(f"{value:+.3f}" for value in returns)
+            beside = "" if gain is None else f"  {gain[0]:+.3f} ± {gain[1]:.3f}"
+            print(f"    after step {step:2} {values}{beside}")
     for file in ("methods", *BASELINES.values()):
         if own := [row for row in rows if BASELINES.get(row["control"], "methods") == file]:
             write_baseline(file, {"trials": TRIALS, "seeds": seeds, "rows": own})
     return 0
+
+
+def _watched(
+    step: str, name: str, found: dict[str, dict[int, Any]]
+) -> tuple[list[float], tuple[float, float] | None]:
+    """The compared returns of an arm after a step, and their gain over the control's."""
+    arm = ARMS[name]
+    own, control = (
+        {seed: run["watched"][step][arm.episode] for seed, run in found[each].items()}
+        for each in (name, arm.control)
+    )
+    gains = paired(own, control)
+    is_control = name == arm.control or len(gains) < 2
+    return list(own.values()), None if is_control else interval(gains)
 
 
 def _returns(known: Any) -> list[float]:

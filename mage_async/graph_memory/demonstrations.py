@@ -39,9 +39,9 @@ class Demonstrations:
 
     def learn(self, trial: Trial) -> None:
         """Take over what the best episode of a trial decided otherwise than its worst."""
-        if not self._memory.is_on:
-            return
         episodes = episodes_of(trial)
+        if not self._memory.is_on or not episodes:
+            return
         found = contrasted(max(episodes, key=return_of), min(episodes, key=return_of))
         query = self._memory.query(trial.task)
         known = self._known.get(query, {})

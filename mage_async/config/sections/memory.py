@@ -13,7 +13,8 @@ class MemoryRules(Section):
     """
     guided: Share = 0.5
     """Share of a group's trials that are told of strategies, at least one and not all; what the
-    others earn is what a strategy's use is measured against."""
+    others earn is what a strategy's use is measured against. A warm start tells as many of its
+    scripted trials, so that the policy learns to read."""
     rate: NonNegative = 1.0
     """Step size of the weights of edges, per unit of a trial's mean return an episode."""
     initial: Positive = 0.5
