@@ -1,4 +1,6 @@
-"""Configurations that commit 34afa1d resolved and recorded, flat, read by this version."""
+"""Configurations that commit 34afa1d resolved and recorded, flat, read by this version; the warm
+start of `minesweeper` is a later one.
+"""
 
 import copy
 import json
