@@ -100,12 +100,12 @@ class GraphMemory:
         return self.telling(decisions, logprob(scores, decisions), 1, version)
 
     def telling(
-        self, decisions: Sequence[Decision], drawn: float = 0.0, guided: int = 1, version: int = 0
+        self, decisions: Sequence[Decision], nats: float = 0.0, guided: int = 1, version: int = 0
     ) -> Guidance | None:
         """Strategies as trials are told them; None where there are none.
 
         Args:
-            drawn: log-prob of drawing them, in nats.
+            nats: log-prob of drawing them.
             guided: how many trials of the group are told.
             version: of the memory that they come from.
         """
@@ -114,7 +114,7 @@ class GraphMemory:
         has_rules = self._config.transcript.rules
         text = ("; " if has_rules else " ").join(map(self._said, decisions))
         text = f"{_BEFORE}{text}.\n" if has_rules else text
-        return Guidance(version, guided, tuple(decisions), text, drawn)
+        return Guidance(version, guided, tuple(decisions), text, nats)
 
     def trained(self, groups: Sequence[Group]) -> None:
         """Groups were trained, in order of grant, and the journal says so."""
