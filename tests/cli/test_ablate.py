@@ -1,12 +1,17 @@
 """Cells of a matrix as processes: what is done is read, what is missing is run."""
 
+import operator
 import os
 import subprocess
 import sys
+import tomllib
+from functools import reduce
 from pathlib import Path
 
 import pytest
 
+from mage_async.config import config_file
+from mage_async.config.methods import METHODS
 from mage_async.errors import RunError
 from mage_async.results.matrices.ablation import Cell, Finished, Setting
 from mage_async.results.matrices.matrix import Matrix
@@ -41,13 +46,35 @@ def test_what_cannot_be_begun_in_time_is_left_for_later(
     assert not (tmp_path / "report.html").exists()
 
 
-def test_every_cell_is_of_the_method_asked_for(tmp_path: Path) -> None:
-    cells = ["--bounds", "0", "--corrections", "none", "--lags", "0", "4", "--seeds", "0"]
-    asked = ["--method", "sac_glam", "--set", "environment.name=grid", "--rules", "sync"]
-    ablation = read_ablation([*cells, *asked, "--run-dir", str(tmp_path)])
+OVER = {
+    "both_seats": ["--config", "kuhn"],
+    "graph_memory": [],
+    "information_bonus": [],
+    "mage_population": ["--config", "kuhn"],
+    "metacure": [],
+    "rema": [],
+    "sac_glam": ["--set", "environment.name=grid"],
+    "scaling_inter": [],
+    "sge": ["--set", "engine.max_tokens=240"],
+    "stepagent_implicit": [],
+    "stepagent_irl": [],
+}
+"""By method, a configuration it can be written over."""
+
+
+@pytest.mark.parametrize("method", OVER)
+def test_every_cell_is_of_the_method_asked_for(method: str, tmp_path: Path) -> None:
+    correction = "none" if method == "sac_glam" else "decoupled"
+    cells = ["--bounds", "0", "--corrections", correction, "--lags", "0", "4", "--seeds", "0"]
+    asked = ["--method", method, *OVER[method], "--rules", "sync", "--run-dir", str(tmp_path)]
+    ablation = read_ablation([*cells, *asked])
     assert len(ablation.configs) == 2
-    assert all(config.sac is not None for config in ablation.configs.values())
-    assert "sac_glam" in ablation.title
+    assert method in ablation.title
+    for config in ablation.configs.values():
+        said = tomllib.loads(config_file.dump(config))
+        for key, value in METHODS[method].items():
+            if not key.startswith("learner.correction"):
+                assert reduce(operator.getitem, key.split("."), said) == value
 
 
 def test_two_matrices_never_run_in_one_folder(tmp_path: Path) -> None:
