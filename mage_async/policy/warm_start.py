@@ -93,7 +93,8 @@ def _shut(progress: Progress, rules: WarmStart) -> str:
     return (
         f"the warm start has not learned to look back: after {progress.step} steps the loss on "
         f"the last episode's observations is {progress.gate:.2f} of the first one's, above "
-        f"warm_start.gate = {rules.gate}; raise warm_start.max_steps, or set the gate to 1.0"
+        f"warm_start.gate = {rules.gate}; raise warm_start.steps = {rules.steps}, beyond which it "
+        "learns at a tenth of the rate, or set the gate to 1.0"
     )
 
 

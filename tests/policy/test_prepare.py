@@ -4,10 +4,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from mage_async.config import config_file
+from mage_async.errors import DeterministicFailure
 from mage_async.policy.prepare import prepare_policy
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ WARM_START = (
     *("warm_start.steps=2", "warm_start.trials=4", "warm_start.batch_size=4"),
     *("warm_start.gate=1.0", "warm_start.cache=false", "warm_start.episodes=1"),
 )
+SHUT = ("warm_start.gate=0.1", "warm_start.max_steps=3", "warm_start.episodes=2")
 
 
 def test_a_pretrained_model_is_cloned_under_adapters_and_merged(tmp_path: Path) -> None:
@@ -38,3 +41,9 @@ def test_a_pretrained_model_is_cloned_under_adapters_and_merged(tmp_path: Path) 
     assert {name.rpartition("layers.")[0] for name in moved} == {"model."}
     assert not any("norm" in name for name in moved)
     assert len(moved) == 7 * 2
+
+
+def test_a_warm_start_that_does_not_look_back_says_what_to_raise(tmp_path: Path) -> None:
+    config = config_file.load(config_file.find(None), [*WARM_START, *SHUT])
+    with pytest.raises(DeterministicFailure, match=r"after 3 steps .* raise warm_start.steps = 2,"):
+        prepare_policy(config, tmp_path / "policy", "build", lambda progress: None)

@@ -64,7 +64,8 @@ class WarmStart(Section):
     """Behaviour cloning of scripted play, before RL; without this section RL begins at once."""
 
     steps: Natural = 150
-    """Steps of cloning, before the gate is looked at; 0 is the same as no section."""
+    """Steps of cloning, over which the rate falls to a tenth, before the gate is looked at; 0 is
+    the same as no section."""
     episodes: Count = 3
     """Episodes of a scripted trial; more than the training's where single-episode RL is the
     baseline."""
@@ -80,7 +81,8 @@ class WarmStart(Section):
     """Go on until the loss on observations in the last episode is at most this share of the first
     one's; 1.0 is no gate."""
     max_steps: Natural = 400
-    """Steps after which an unmet gate is an error."""
+    """Steps after which an unmet gate is an error; those beyond `steps` go on at a tenth of the
+    rate."""
     cache: bool = True
     """Keep the result under the user's cache directory, for later runs of the same warm start."""
     threads: Count = 1
