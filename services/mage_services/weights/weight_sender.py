@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from mage_async.policy.beside_training import beside_training
 from mage_async.policy.places import Place
-from mage_services.weights.weight_files import AnySnapshot, weights_file
+from mage_services.weights.weight_files import AnySnapshot, WeightFiles
 from mage_services.weights.weight_group import HOST, PATIENCE, SENDING, Manifest, join, store_of
 
 FOREVER = timedelta(days=365)
@@ -48,9 +48,9 @@ class WeightSender:
         shards: Path | None = None,
     ) -> None:
         self._folder, self._backend, self._is_measured = folder, backend, is_measured
-        self._device, self._shards = torch.device(device), shards
-        for each in (folder, shards or folder):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._device = torch.device(device)
+        self._shards = None if shards is None else WeightFiles(shards)
         os.environ.setdefault(*ENGINES_MAY_DIE)
         self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
         self._snapshots: dict[int, AnySnapshot] = {}
@@ -61,7 +61,7 @@ class WeightSender:
         """Keep a version, and write its manifest."""
         file = self.file(snapshot.version)
         if self._shards is not None:
-            snapshot.write(weights_file(self._shards, snapshot.version))
+            self._shards.write(snapshot)
         if self._is_measured(snapshot.version):
             snapshot.write(file.with_suffix(".safetensors"))
         self._snapshots[snapshot.version] = snapshot
@@ -82,9 +82,9 @@ class WeightSender:
         for version in versions:
             self.file(version).unlink()
             self.file(version).with_suffix(".safetensors").unlink(missing_ok=True)
-            if self._shards is not None:
-                weights_file(self._shards, version).unlink()
             del self._snapshots[version]
+        if self._shards is not None:
+            self._shards.remove(versions)
 
     def describe(self) -> str:
         """Where weights go, in a few words."""
