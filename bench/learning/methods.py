@@ -27,6 +27,8 @@ from mage_async.config.schema import Config
 from mage_async.environments.environment import Split
 from mage_async.results.intervals import interval, paired
 
+Gain = tuple[float, float]
+"""Mean over seeds, and half of the 95 % interval."""
 CONFIG = ROOT / "configs/quickstart.toml"
 STEPS, TRIALS = 20, 512
 """A third of the quickstart's steps, where it still learns: what is compared is how fast."""
@@ -79,15 +81,12 @@ AROUND = (
 )
 """32 goals on all sides of the middle, where no two directions lead to more than a few of them."""
 BOXES = (
-    *("environment.name=boxes", "environment.options={boxes=4}", "warm_start.trials=800"),
+    *("environment.name=boxes", "warm_start.trials=800"),
     *("credit.kind=cumulative_paper", "warm_start.gate=1.0"),
     *("warm_start.steps=1000", "warm_start.max_steps=1000"),
     *("admission.groups_per_step=6", "learner.steps=10"),
 )
-ALIKE = (
-    *BOXES,
-    "environment.options={boxes=4,near='left-left-right-left',differ=1}",
-)
+ALIKE = (*BOXES, "environment.options={near='left-left-right-left',differ=1}")
 """Four boxes whose codes, held-out ones too, differ from one code in at most one. The policy is
 cloned on boxes of any code, so it knows how to look back and nothing of these codes, and every
 episode is paid, so an arm without a memory may learn the likely buttons into its weights; which is
@@ -239,20 +238,17 @@ def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:
         values = compared[name]
         if not values:
             continue
-        gains = paired(values, compared[arm.control])
-        gain = interval(gains) if name != arm.control and len(gains) > 1 else None
+        gain = _gain(name, values, compared[arm.control])
         first = [_returns(each)[0] for each in found[name].values()]
         row = {"arm": name, "control": arm.control, "first_episode": first, "gain": gain}
         last = [_returns(each)[-1] for each in found[name].values()]
         watched = {step: _watched(step, name, found) for step in map(str, arm.watched)}
         rows.append(row | {"last_episode": last, "watched": watched})
-        beside = "" if gain is None else f"  {gain[0]:+.3f} ± {gain[1]:.3f} against {arm.control}"
-        shown = " ".join(f"{value:+.3f}" for value in values.values())
-        print(f"{name:21} {'last' if arm.episode else 'first'} episode: {shown}{beside}")
-        for step, (returns, gain) in watched.items():
-            values = " ".join(f"{value:+.3f}" for value in returns)
-            beside = "" if gain is None else f"  {gain[0]:+.3f} ± {gain[1]:.3f}"
-            print(f"    after step {step:2} {values}{beside}")
+        against = "" if gain is None else f" against {arm.control}"
+        which = "last" if arm.episode else "first"
+        print(f"{name:21} {which} episode: {_shown([*values.values()], gain)}{against}")
+        for step, (returns, gained) in watched.items():
+            print(f"    after step {step:2} {_shown(returns, gained)}")
     for file in ("methods", *BASELINES.values()):
         if own := [row for row in rows if BASELINES.get(row["control"], "methods") == file]:
             write_baseline(file, {"trials": TRIALS, "seeds": seeds, "rows": own})
@@ -261,16 +257,25 @@ def _report(found: dict[str, dict[int, Any]], seeds: list[int]) -> int:
 
 def _watched(
     step: str, name: str, found: dict[str, dict[int, Any]]
-) -> tuple[list[float], tuple[float, float] | None]:
+) -> tuple[list[float], Gain | None]:
     """The compared returns of an arm after a step, and their gain over the control's."""
     arm = ARMS[name]
     own, control = (
         {seed: run["watched"][step][arm.episode] for seed, run in found[each].items()}
         for each in (name, arm.control)
     )
+    return list(own.values()), _gain(name, own, control)
+
+
+def _gain(name: str, own: dict[int, float], control: dict[int, float]) -> Gain | None:
+    """None for a control, and where fewer than two seeds have both."""
     gains = paired(own, control)
-    is_control = name == arm.control or len(gains) < 2
-    return list(own.values()), None if is_control else interval(gains)
+    return interval(gains) if name != ARMS[name].control and len(gains) > 1 else None
+
+
+def _shown(returns: list[float], gain: Gain | None) -> str:
+    values = " ".join(f"{value:+.3f}" for value in returns)
+    return values if gain is None else f"{values}  {gain[0]:+.3f} ± {gain[1]:.3f}"
 
 
 def _returns(known: Any) -> list[float]:
