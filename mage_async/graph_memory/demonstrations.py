@@ -12,7 +12,7 @@ from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
 from mage_async.graph_memory.graph import Query
 from mage_async.graph_memory.memory import GraphMemory
-from mage_async.graph_memory.paths import contrasted, episodes_of, return_of
+from mage_async.graph_memory.paths import episodes_of, lessons
 from mage_async.trajectory import Guidance, Task, Trial
 
 
@@ -39,10 +39,9 @@ class Demonstrations:
 
     def learn(self, trial: Trial) -> None:
         """Take over what the best episode of a trial decided otherwise than its worst."""
-        episodes = episodes_of(trial)
-        if not self._memory.is_on or not episodes:
+        if not self._memory.is_on or not (episodes := episodes_of(trial)):
             return
-        found = contrasted(max(episodes, key=return_of), min(episodes, key=return_of))
+        _, found = lessons(episodes)
         query = self._memory.query(trial.task)
         known = self._known.get(query, {})
         for state, action in filter(self._memory.fits, found):

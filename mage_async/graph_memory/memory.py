@@ -32,8 +32,8 @@ from mage_async.graph_memory.graph import Graph, Query, Slopes, Table
 from mage_async.graph_memory.paths import (
     Decision,
     Episode,
-    contrasted,
     episodes_of,
+    lessons,
     path_of,
     return_of,
     with_shuffled_rewards,
@@ -174,12 +174,9 @@ class GraphMemory:
                 self.graph.strategies[decision] = replace(known, shown=known.shown + 1, gap=mean)
 
     def _induce(self, query: Query, played: Played) -> None:
-        episodes = [episode for trial in played for episode in trial]
-        better, worse = max(episodes, key=return_of), min(episodes, key=return_of)
-        if return_of(better) <= return_of(worse):
-            return
+        better, found = lessons([episode for trial in played for episode in trial])
         path, weight = path_of(better), self._config.graph_memory.initial
-        for decision in filter(self.fits, contrasted(better, worse)):
+        for decision in filter(self.fits, found):
             self.graph.add(query, path, decision, born=self.version + 1, weight=weight)
 
     def fits(self, decision: Decision) -> bool:

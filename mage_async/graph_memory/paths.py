@@ -72,6 +72,14 @@ def contrasted(better: Episode, worse: Episode) -> list[Decision]:
     return [(step.state, step.action) for step in chosen]
 
 
+def lessons(episodes: Sequence[Episode]) -> tuple[Episode, list[Decision]]:
+    """The best of some episodes, and what it decided otherwise than the worst; where all earned
+    alike, these are one episode, which decided nothing otherwise.
+    """
+    better, worse = max(episodes, key=return_of), min(episodes, key=return_of)
+    return better, contrasted(better, worse)
+
+
 def with_shuffled_rewards(
     batch: Sequence[Sequence[Sequence[Episode]]], source: random.Random
 ) -> list[list[list[Episode]]]:

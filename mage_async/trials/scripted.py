@@ -32,10 +32,11 @@ class ToldScript:
 
     def choose(self, play: Play) -> str:
         """The next action."""
-        self._first = self._first or play
-        action, told = self.script.choose(play), self.told.get(play.anchor)
-        is_followed = play is self._first and told in play.legal_actions()
-        return told if told is not None and is_followed else action
+        if self._first is None:
+            self._first = play
+        action = self.script.choose(play)
+        told = self.told.get(play.anchor) if play is self._first else None
+        return action if told is None or told not in play.legal_actions() else told
 
 
 def scripted_trial(

@@ -35,6 +35,10 @@ def actions(trial, episode):
     return {turn.anchor: turn.action for turn in trial.turns if turn.episode == episode}
 
 
+def code_of(trial):
+    return dict(zip(("red", "green", "blue", "gold"), trial.task.member.split("-"), strict=True))
+
+
 def test_half_of_the_trials_begin_with_strategies_of_earlier_ones(trials):
     guided = [(told, trial, text) for told, trial, text in trials if told is not None]
     assert 80 <= len(guided) <= 120
@@ -50,9 +54,7 @@ def test_strategies_are_decisions_that_paid_in_the_latest_trials(trials):
         if told is not None:
             assert dict(told.decisions).items() <= latest.items()
             assert len(dict(told.decisions)) == len(told.decisions) <= 4
-        code = dict(
-            zip(("red", "green", "blue", "gold"), trial.task.member.split("-"), strict=True)
-        )
+        code = code_of(trial)
         episodes = [actions(trial, number) for number in range(3)]
         right = [sum(each[box] == code[box] for box in code) for each in episodes]
         best, worst = (episodes[right.index(most)] for most in (max(right), min(right)))
@@ -62,9 +64,7 @@ def test_strategies_are_decisions_that_paid_in_the_latest_trials(trials):
 def test_the_first_episode_follows_and_the_third_knows_better(trials):
     wrong = followed = kept = 0
     for told, trial, _ in trials:
-        code = dict(
-            zip(("red", "green", "blue", "gold"), trial.task.member.split("-"), strict=True)
-        )
+        code = code_of(trial)
         for box, action in told.decisions if told is not None else ():
             assert actions(trial, 0)[box] == action
             followed += 1
