@@ -1,55 +1,62 @@
 """The algorithm in one file and one process: play trials, compute advantages, train, publish.
 
-This is what a whole run computes (Algorithm 1 of MAGE, arXiv 2603.03680), with the real parts: the
-engine's scheduler, trials, credit, advantages, trainer, warm start. What is left out is what makes
-a run asynchronous and durable. One step:
+This is Algorithm 1 of MAGE (arXiv 2603.03680) with the real parts: the scheduler of the engine,
+trials, credit, advantages, trainer, warm start. Left out is what makes a run asynchronous and
+durable. One step, `InProcessRun.step`:
 
 1. **Tasks.** Each group of trials gets one task: an environment, a seed, a hidden opponent.
-2. **Play.** A trial is several episodes of that task in one growing context, so later episodes can
-   use what earlier ones showed.
+2. **Play.** A trial is several episodes of its task in one growing context, so later episodes can
+   use the observations of earlier ones.
 3. **Credit.** Rewards become returns (`mage_async/credit/returns.py`), returns become advantages,
-   normalised among the turns that are compared (`mage_async/learning/advantages.py`).
+   normalised among turns that are compared (`mage_async/learning/advantages.py`).
 4. **Train.** The trainer makes `learner.minibatches` optimizer updates (`mage_async/learning/`).
-5. **Publish.** The engine goes on with the new weights; the policy version grows by one.
+5. **Publish.** The engine gets the new weights; the policy version grows by one.
 
 A whole run under `admission.rule = "sync"` with `engine.arithmetic = "exact"` makes the same
 weights, bit by bit (`tests/end_to_end/test_algorithm.py`).
 """
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.assembly import environment_of, experts_of, rules_of
+from mage_async.assembly import environment_of, rules_of
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import file_name
 from mage_async.environments.environment import Split
-from mage_async.graph_memory.memory import GraphMemory
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
-from mage_async.inference.weights import Weights, as_weights
+from mage_async.inference.weights import as_weights
 from mage_async.learning.adapters import merged_tensors
-from mage_async.learning.soft_actor_critic.choice import trainer_of
+from mage_async.learning.trainer import trainer_of
+from mage_async.methods.method import Methods
 from mage_async.policy.load import load_frozen_beside
 from mage_async.policy.lora import load_trained
 from mage_async.policy.prepare import prepare_policy
 from mage_async.results.score import Score, score
-from mage_async.tasks.curriculum import horizon
-from mage_async.tasks.matchmaking import Matchmaker
 from mage_async.tasks.population import League
-from mage_async.tasks.seats import plays
-from mage_async.tasks.task_stream import FINAL_SEED, TaskStream, evaluation_tasks, swapped
-from mage_async.trajectory import Group, Trial
-from mage_async.trials.duels.begin import Run, begin_trial, settle, trials_of
+from mage_async.tasks.task_stream import (
+    FINAL_SEED,
+    MatchedTasks,
+    TaskStream,
+    evaluation_tasks,
+    plays,
+    swapped,
+)
+from mage_async.trajectory import Group, Guidance, Task, Trial
+from mage_async.trials.duels import Run, begin_trial, settle, trials_of
+from mage_async.trials.trial_config import TrialConfig
 
 Look = Callable[[list[Group]], None]
 
 
 def prepare(config: Config, folder: Path) -> Path:
-    """The warm-started policy of a configuration as a model directory, made once a folder."""
+    """Return the model directory of the warm-started policy; it is made once in a folder."""
     policy = folder / f"policy-{file_name(config.environment.name)}-{config.seed}"
     if not policy.exists():
         prepare_policy(config, policy, "in one process", lambda progress: None)
@@ -57,27 +64,28 @@ def prepare(config: Config, folder: Path) -> Path:
 
 
 class InProcessRun:
-    """A run in one process: every batch is played with the weights that are trained on it."""
+    """A run in one process: every batch is played with the weights that are trained on it.
+
+    Args:
+        policy: a model directory, as `prepare` made it.
+    """
 
     def __init__(self, config: Config, policy: Path) -> None:
-        """Load a policy, as `prepare` made it, into a trainer and an engine."""
         torch.set_num_threads(1)
         self._config, self._environment = config, environment_of(config)
         self._chat = load_chat(policy)
         model = load_trained(config, policy, device="cpu")
         self._trainer = trainer_of(config, model, self._chat, max_staleness=0)
         load_frozen_beside(self._trainer, config, policy)
-        self._experts = experts_of(config)
-        self._size = {
-            "lanes": config.engine.max_contexts,
-            "max_tokens": config.engine.max_tokens,
-            "arithmetic": config.engine.arithmetic,
-        }
-        self._engine = Scheduler(Model.load(policy, **self._size))
-        self._rivals: dict[int, Scheduler] = {}
-        """Engines of older versions that sit in the opponent's seat, by version."""
-        self.league = League(config.population, self._environment.facts)
-        self._tasks = Matchmaker(
+        self._size = {"slots": config.engine.max_contexts, "max_tokens": config.engine.max_tokens}
+        arithmetic = config.engine.arithmetic
+        self._engine = Scheduler(Model.load(policy, arithmetic=arithmetic, **self._size))
+        self._past_policies: dict[int, Scheduler] = {}
+        """Engines of the past policies that sit in the opponent's seat, by version."""
+        self.methods = Methods(config, self._environment)
+        share = self.methods.self_play_share()
+        self.league = League(config.population, self._environment.facts, share)
+        self._tasks = MatchedTasks(
             TaskStream(self._environment, config.seed).task,
             self._environment,
             self.league,
@@ -85,7 +93,6 @@ class InProcessRun:
             seed=config.seed,
             groups_per_step=config.admission.groups_per_step,
         )
-        self.memory = GraphMemory(config, self._environment)
         self._num_evaluations = 0
         self._publish()
 
@@ -96,14 +103,14 @@ class InProcessRun:
 
     @property
     def version(self) -> int:
-        """The policy version: how many steps were trained."""
+        """The policy version: the number of steps trained."""
         return self._trainer.version
 
     def train(self, look: Look = lambda groups: None) -> list[list[float]]:
         """Train all steps.
 
         Args:
-            look: is shown the groups of each batch before that batch is trained.
+            look: is called with the groups of each batch before the batch is trained.
 
         Returns:
             float [steps, episodes]: mean return of each episode, per unit of the environment.
@@ -111,77 +118,69 @@ class InProcessRun:
         return [self.step(look) for _ in range(self._config.learner.steps)]
 
     def step(self, look: Look = lambda groups: None) -> list[float]:
-        """Play one batch, train on it, publish the new version; mean return of each episode."""
-        groups = self.play_batch()
+        """Make one step; return the mean return of each episode, float [episodes]."""
+        groups = self.play_batch()  # 1, 2: tasks and play
         look(groups)
-        self._trainer.train(groups, self._config)
+        self._trainer.train(groups, self._config)  # 3, 4: credit, advantages and updates
         self.league.trained(groups)
-        self.memory.trained(groups)
-        self._publish()
+        self.methods.learn(groups)
+        self._publish()  # 5
         trials = [trial for group in groups for trial in group.trials]
         return score(trials, self._environment).return_by_episode
 
     def play_batch(self) -> list[Group]:
-        """The groups of the next step: trials of one task share its seed, opponent and openings."""
-        step, rules = self._trainer.version, self._config.admission
-        episodes = self._config.trial.episodes
-        played = horizon(self._config.curriculum, step, episodes)
-        how = rules_of(
-            self._config,
-            self._environment,
-            self._chat,
-            episodes,
-            stops_on_success=self._config.trial.stop_on_success,
-            expert=self._experts,
-        ).under(self._environment, played.num_episodes, played.max_turns)
-        first, size = step * rules.groups_per_step, rules.trials_per_group
-        numbers = range(first, first + rules.groups_per_step)
-        tasks = [(number, self._tasks.task(number)) for number in numbers]
-        told = [self.memory.guidance(number, task) for number, task in tasks]
+        """Play the groups of the next step: trials of one group share their task."""
+        config, version = self._config, self._trainer.version
+        horizon = self.methods.horizon(version, config.trial.episodes)
+        rules = self._rules(
+            config.trial.episodes,
+            stops_on_success=config.trial.stop_on_success,
+            advisers=self.methods.advisers(),
+        ).with_horizon(self._environment, horizon.num_episodes, horizon.max_turns)
+        first, size = version * config.admission.groups_per_step, config.admission.trials_per_group
+        grants: list[tuple[int, Task, Guidance | None]] = []
+        for number in range(first, first + config.admission.groups_per_step):
+            task = self._tasks.task(number)
+            grants.append((number, task, self.methods.guidance(number, task)))
         runs = [
-            begin_trial(
-                self._environment,
+            self._begin(
                 task,
+                rules.with_guidance(guidance if guidance and index < guidance.num_guided else None),
+                f"{number}.{index}",
                 index,
-                how.guided(guidance if guidance and index < guidance.num_guided else None),
-                self._chat,
-                name=f"{number}.{index}",
             )
-            for (number, task), guidance in zip(tasks, told, strict=True)
+            for number, task, guidance in grants
+            # Self-play in both seats is one run that makes two trials.
             for index in plays(task, size)
         ]
-        trials = self._play(runs)
-        parts = [tuple(trials[begin : begin + size]) for begin in range(0, len(trials), size)]
+        trials = iter(self._play(runs))
         return [
-            Group(number, step, part, guidance)
-            for number, part, guidance in zip(numbers, parts, told, strict=True)
+            Group(number, version, tuple(islice(trials, size)), guidance)
+            for number, _, guidance in grants
         ]
 
     def evaluate(
         self, split: Split, num_trials: int, *, swap: bool = False, guided: bool = True
     ) -> Score:
-        """Play the final set of tasks of a split, as a whole run does.
+        """Play the fixed tasks with which a whole run is evaluated at its end.
 
         Args:
-            guided: trials are told what the graph memory has learned, where there is one.
-            swap: the last episode meets another opponent, so adaptation is worth nothing there.
+            swap: the last episode has another opponent, so adaptation is worth nothing there.
+            guided: trials begin with the guidance of a method, where one gives any.
         """
-        episodes = self._config.evaluation.episodes
-        rules = rules_of(self._config, self._environment, self._chat, episodes)
+        rules = self._rules(self._config.evaluation.episodes)
         self._num_evaluations += 1
         runs: list[Run] = []
         tasks = evaluation_tasks(self._environment, split, num_trials, FINAL_SEED)
         for number, task in enumerate(tasks):
             other = swapped(task, self._environment, split) if swap else None
+            guidance = self.methods.evaluation_guidance(task) if guided else None
             name = f"e{self._num_evaluations}.{number}"
-            how = rules.guided(self.memory.best(task) if guided else None)
-            runs.append(
-                begin_trial(self._environment, task, 0, how, self._chat, name=name, swap=other)
-            )
+            runs.append(self._begin(task, rules.with_guidance(guidance), name, swap=other))
         return score(self._play(runs), self._environment)
 
     def _publish(self) -> None:
-        """Give the engine the trainer's weights, and hold those versions that are rivals."""
+        """Give the engine the trainer's weights, and keep those that past policies play with."""
         version, engine = self._trainer.version, self._engine
         named = merged_tensors(self._trainer.model)
         weights = as_weights(named, engine.architecture, "trainer", engine.arithmetic)
@@ -189,36 +188,41 @@ class InProcessRun:
         self.league.published(version)
         versions = self.league.rivals()
         if version in versions:
-            self._rivals[version] = self._engine_of(weights)
-        self._rivals = {version: self._rivals[version] for version in versions}
+            size = self._size | {"arithmetic": engine.arithmetic}
+            self._past_policies[version] = Scheduler(Model(engine.architecture, weights, **size))
+        self._past_policies = {version: self._past_policies[version] for version in versions}
 
-    def _engine_of(self, weights: Weights) -> Scheduler:
-        size = self._size | {"arithmetic": self._engine.arithmetic}
-        return Scheduler(Model(self._engine.architecture, weights, **size))
+    def _rules(self, num_episodes: int, **training: Any) -> TrialConfig:
+        return rules_of(self._config, self._environment, self._chat, num_episodes, **training)
+
+    def _begin(
+        self, task: Task, rules: TrialConfig, name: str, index: int = 0, swap: Task | None = None
+    ) -> Run:
+        return begin_trial(self._environment, task, index, rules, self._chat, name=name, swap=swap)
 
     def _play(self, runs: Sequence[Run]) -> list[Trial]:
-        """Play trials, as many at once as the engine has room for contexts."""
+        """Play trials, as many concurrently as the engine has room for contexts."""
         waiting, playing = list(reversed(runs)), dict[str, Run]()
-        engines = [self._engine, *self._rivals.values()]
+        engines = [self._engine, *self._past_policies.values()]
         while waiting or playing:
-            while waiting and len(playing) < self._size["lanes"]:
-                self._ask(waiting.pop(), playing)
+            while waiting and len(playing) < self._size["slots"]:
+                self._submit(waiting.pop(), playing)
             for engine in engines:
                 for context, completion in engine.advance():
                     run = playing.pop(context)
                     run.receive(completion)
-                    self._ask(run, playing)
+                    self._submit(run, playing)
         return [trial for run in runs for trial in trials_of(run)]
 
-    def _ask(self, run: Run, playing: dict[str, Run]) -> None:
-        """Submit a trial's next prompt, or free the contexts of a trial that is over."""
+    def _submit(self, run: Run, playing: dict[str, Run]) -> None:
+        """Submit the next prompt of a trial, or free the contexts of a trial that is over."""
         settle(run)
         prompt = run.next_prompt()
         if prompt is not None:
-            engine = self._engine if prompt.rival is None else self._rivals[prompt.rival]
+            engine = self._engine if prompt.rival is None else self._past_policies[prompt.rival]
             engine.submit(prompt)
             playing[prompt.context] = run
             return
         for context in run.contexts():
-            for engine in (self._engine, *self._rivals.values()):
+            for engine in (self._engine, *self._past_policies.values()):
                 engine.release(context)

@@ -1,20 +1,20 @@
-"""The errors a person may meet. Each says what, what was got, and what to do.
+"""Errors that people may see. Each message says what is wrong, what was given, and what to do.
 
 MageError
 ├── ConfigError         a configuration cannot be run as written
-├── TrialFault          one trial cannot be played on or sent: costs its group and no more
+├── TrialFault          one trial cannot go on or be sent: its group is dropped, no more
 │   ├── EnvironmentFault    an environment raised, or broke a fact it declared
-│   │   ├── CallFault       a call of `step`, `act` and the like did, or took too long
-│   │   │   └── CapacityFault   a `reset` found no room for another object
+│   │   ├── CallFault       a call of a user's class or a text engine failed
+│   │   │   └── CapacityFault   a `reset` had no room for another object
 │   │   ├── CapacityReached  a server of environments has no room for another session
 │   │   └── SessionClosed   a server of environments, or the network, ended a session
-│   ├── TurnOverdue         a turn was not drawn by its deadline
-│   ├── TurnLost            the engine died of a turn again and again
+│   ├── TurnOverdue         a completion missed its deadline
+│   ├── TurnLost            the engine died repeatedly during a turn
 │   └── ContextFull         a trial outgrew the engine's longest context
 ├── PolicyError         a model directory or a tokenizer cannot be used
 │   └── UnreadableWeights   weights are cut short, damaged, gone or not received
-│       └── WeightsRefused  an engine loads other weights than were published, again and again
-├── WireError           bytes that are no message of ours
+│       └── WeightsRefused  an engine loaded other weights than were published, twice
+├── WireError           bytes that are no message of the protocol
 ├── PeerRefused         a peer of another build or configuration
 └── RunError            a run cannot begin, go on or be read
     ├── DeterministicFailure  a run cannot go on, and no retry can change that
@@ -24,10 +24,10 @@ MageError
 
 
 class MageError(Exception):
-    """Anything that is not a bug of ours; shown as one line, without a traceback."""
+    """Base of all errors that are no bug of this program; shown in one line, without traceback."""
 
     is_deterministic = False
-    """Whether a process that is started again would fail in the same way."""
+    """Whether a restarted process would fail in the same way."""
 
 
 class ConfigError(MageError):
@@ -37,7 +37,7 @@ class ConfigError(MageError):
 
 
 class TrialFault(MageError):
-    """One trial cannot be played on or sent; costs its group, and the run goes on."""
+    """One trial cannot go on or be sent; its group is dropped, and the run continues."""
 
 
 class EnvironmentFault(TrialFault):
@@ -45,17 +45,20 @@ class EnvironmentFault(TrialFault):
 
 
 class CallFault(EnvironmentFault):
-    """A call into a class of a user's own, or into a text engine, raised, took too long, or
-    returned what it may not: as other people's servers do now and then.
+    """A call of a user's class or a text engine raised, took too long, or returned a wrong value.
+
+    The next try may succeed, for example if the class calls a server that was briefly down.
     """
 
 
 class CapacityFault(CallFault):
-    """A `reset` found no room for another object: another try may succeed."""
+    """A `reset` raised `CapacityReached`, or the limit of open objects is reached; another try may
+    succeed.
+    """
 
 
 class CapacityReached(EnvironmentFault):
-    """A server of environments has no room for another session; a class raises it in `reset`."""
+    """Raised by a user's class in `reset`: its server has no room for another session."""
 
 
 class SessionClosed(EnvironmentFault):
@@ -63,11 +66,11 @@ class SessionClosed(EnvironmentFault):
 
 
 class TurnOverdue(TrialFault):
-    """A turn was not drawn by its deadline."""
+    """A completion was not sampled by its deadline."""
 
 
 class TurnLost(TrialFault):
-    """The engine died again and again while a turn was drawn, perhaps of it."""
+    """The engine died repeatedly while it sampled one turn; the turn itself may be the cause."""
 
 
 class ContextFull(TrialFault):
@@ -87,13 +90,14 @@ class UnreadableWeights(PolicyError):
 
 
 class WeightsRefused(UnreadableWeights):
-    """An engine has loaded other weights than the learner published, and again when the weights
-    were read once more; the sentence names the engine's process.
+    """An engine loaded other weights than the learner published, also on a second read.
+
+    The message names the engine's process.
     """
 
 
 class WireError(MageError):
-    """Bytes that are no message of ours: wrong tag, size, checksum or field."""
+    """Bytes that are no message of the protocol: wrong tag, size, checksum or field."""
 
 
 class PeerRefused(MageError):
@@ -105,14 +109,14 @@ class RunError(MageError):
 
 
 class DeterministicFailure(RunError):
-    """A run cannot go on; the same configuration and files would fail again."""
+    """A run cannot go on: the same configuration and files would fail again."""
 
     is_deterministic = True
 
 
 class RunFailed(RunError):
-    """A run, or a replay of one, that had begun ended badly; `mage` ends with status 1, not 2."""
+    """A run or a replay failed after it had begun; `mage` exits with status 1, not 2."""
 
 
 class Halted(RunError):
-    """The doctor ended a run because of a signature that `doctor.halt` names; it can be resumed."""
+    """The doctor ended a run because of a signature in `doctor.halt`; the run can be resumed."""

@@ -1,8 +1,8 @@
-"""Policy versions, runs of versions over tokens, and staleness.
+"""Policy versions of sampled tokens, in runs.
 
-Version v is the weights after v optimizer steps; 0 is the start. Staleness of a token is the
-version being trained minus the version that drew it, in steps; a trial's and a group's is the
-largest of its tokens.
+Version v is the weights after v optimizer steps; version 0 is the initial policy. The staleness of
+a token is the version being trained minus the version that sampled the token, in steps; that of a
+trial or a group is the largest of its tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,49 +12,45 @@ from typing import Literal, get_args
 import numpy as np
 
 Provenance = Literal["exact", "segment", "reply"]
-"""How the versions of a run are known, from the best to the least.
+"""How the versions of a run are known, from the best to the worst.
 
-`exact`: the engine named the version of each token. `segment`: by how many tokens had been heard of
-when new weights came, so it may be off by those that were under way. `reply`: only the version at
-the end of the reply is known, and all its tokens are taken to be of it.
+`exact`: the engine stated the version of each token. `segment`: the version follows from the number
+of tokens received when new weights arrived, so it may be wrong for tokens that were under way.
+`reply`: only the version at the end of the reply is known, and is assumed for all its tokens.
 """
 PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionRun:
-    """From token `start` on (until the next run), tokens were drawn by `policy` reading cached keys
-    of `kv`.
-    """
+    """Tokens from `start` to the next run, sampled by version `policy` with a KV cache of `kv`."""
 
     start: int
     policy: int
     kv: int
-    """The oldest version among the context's cached keys and values; equal to `policy` where all
-    are fresh.
-    """
+    """The oldest version among the context's cached keys and values; `policy` if all are fresh."""
     provenance: Provenance = "exact"
 
 
 def append_run(runs: list[VersionRun], run: VersionRun) -> None:
-    """Add a run, in place, unless the last one already says the same."""
-    if not runs or _said(runs[-1]) != _said(run):
+    """Append a run, in place, unless it continues the last one."""
+    if not runs or _versions(runs[-1]) != _versions(run):
         runs.append(run)
 
 
 def moved(run: VersionRun, by: int) -> VersionRun:
-    """The run of a piece of tokens, `by` tokens further on in the whole."""
+    """Return a run shifted by a number of tokens."""
     return VersionRun(by + run.start, run.policy, run.kv, run.provenance)
 
 
-def _said(run: VersionRun) -> tuple[int, int, Provenance]:
+def _versions(run: VersionRun) -> tuple[int, int, Provenance]:
     return run.policy, run.kv, run.provenance
 
 
 def tokens_by_provenance(
     runs: Sequence[VersionRun], is_sampled: np.ndarray
 ) -> dict[Provenance, int]:
-    """How many sampled tokens have versions of each provenance; `is_sampled` is bool [T]."""
+    """Count the sampled tokens of each provenance; `is_sampled` is bool [T]."""
     counts = dict.fromkeys(PROVENANCES, 0)
     stops = [run.start for run in runs[1:]] + [len(is_sampled)] * bool(runs)
     for run, stop in zip(runs, stops, strict=True):
@@ -63,5 +59,5 @@ def tokens_by_provenance(
 
 
 def oldest(runs: Iterable[VersionRun]) -> int:
-    """The oldest policy version of some runs."""
+    """Return the oldest policy version of some runs."""
     return min(run.policy for run in runs)

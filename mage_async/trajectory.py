@@ -1,7 +1,7 @@
-"""What was played, as frozen records: Task, Guidance, Turn, ExpertStep, Segment, Trial, Group.
+"""Frozen records of play: Task, Guidance, Turn, Alternative, Segment, Trial, Group.
 
 A trial is the ordered episodes of one agent on one task. Its text is a list of append-only
-*segments*: one for the whole trial where the history stays in the context, one per episode where
+*segments*: one for the whole trial if the history stays in the context, one for each episode if
 only reflections are carried over.
 
 Shapes: `T` tokens of a segment.
@@ -17,7 +17,7 @@ from mage_async.policy_version import VersionRun
 
 
 class Kind(IntEnum):
-    """What a turn was for."""
+    """The purpose of a turn."""
 
     ACT = 0
     REFLECT = 1
@@ -28,39 +28,38 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One environment and what a trial has to find out: hidden member, seat and luck."""
+    """An environment with the facts hidden from the agent: task variant, seat and seed."""
 
     environment: str
     member: str
-    """The opponent in the other seats, or what is hidden: a name the environment declares."""
+    """The hidden opponent or hidden state, by a name that the environment declares."""
     seed: int
-    """Decides every chance move of every episode; equal for all trials of a group."""
+    """Seed of every chance move of every episode; equal for all trials of a group."""
     seat: int = 0
 
     def across(self) -> "Task":
-        """The same task from the other of two seats."""
+        """Return the same task from the other of two seats."""
         return replace(self, seat=1 - self.seat)
 
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """What trials of a group are told of earlier tasks, by the graph memory."""
+    """Text with which the first trials of a group begin, by a method."""
 
     version: int
-    """Of the memory."""
+    """Version of the state of the method that gave the text."""
     num_guided: int
-    """The first so many trials of the group are told; what they earn is compared with the others.
-    """
+    """Number of trials, the first of the group, that begin with the text."""
     decisions: tuple[tuple[str, str], ...]
-    """State and action of each strategy, in the order in which they were drawn."""
+    """State and action of each piece of advice in the text, in the order of sampling."""
     text: str
     logprob: float
-    """Of drawing these strategies in this order, in nats."""
+    """Log-prob of sampling these decisions, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion by the agent, and what the environment made of it."""
+    """One completion by the agent, and the environment's response to it."""
 
     kind: Kind
     episode: int
@@ -83,44 +82,46 @@ class Turn:
     (GiGPO).
     """
     num_reused: int = 0
-    """How many of the `start` prompt tokens the engine took from its prefix cache."""
+    """Number of the `start` prompt tokens that the engine took from its prefix cache."""
     info: str = ""
-    """What the environment said of the step beside the observation: a JSON object, or empty."""
+    """The environment's `info` of the step: a JSON object, or empty. The agent does not see it."""
 
     def is_act_of(self, episode: int) -> bool:
-        """Whether it is an action of an episode."""
+        """Return whether the turn is an action of an episode."""
         return self.kind is Kind.ACT and self.episode == episode
 
 
-def exploits_from(turns: Iterable[Turn], num_episodes: int) -> int:
-    """Where the exploiter takes over in a segment in which the last episode is played: behind the
-    last turn of an earlier one, so that how the last episode begins is the exploiter's to read.
+def second_role_from(turns: Iterable[Turn], num_episodes: int) -> int:
+    """Return the index of the second role's first token in a segment.
+
+    That is the end of the last turn before the last episode: the second role computes the prompt
+    with which the last episode begins.
 
     Args:
-        turns: of that segment; of one without the last episode, where its last turn ends.
-        num_episodes: of the whole trial.
+        turns: turns of the segment.
+        num_episodes: number of episodes of the trial.
     """
     return max((turn.stop for turn in turns if turn.episode + 1 < num_episodes), default=0)
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertStep:
-    """What an expert would have done at one of a trial's actions."""
+class Alternative:
+    """An adviser's answer at one of a trial's actions."""
 
     turn: int
-    """The number of the action among the trial's `turns`."""
+    """Index of the action among the trial's `turns`."""
     action: str
     place: int = -1
-    """Where in the turn's segment the completion would have become another one: the place of a
+    """Index in the turn's segment at which the completion differs from the adviser's: that of a
     sampled token; -1 where the actions are equal, or the completion has none.
     """
     token: int = -1
-    """What would stand there; -1 with such a place."""
+    """The adviser's token at `place`; -1 if `place` is -1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """An append-only stretch of chat: every prompt of it is a prefix of the next.
+    """An append-only part of a chat: each of its prompts is a prefix of the next.
 
     `logprobs` are natural, after temperature, under the behaviour policy; 0 where a token was not
     sampled.
@@ -129,47 +130,48 @@ class Segment:
     tokens: np.ndarray
     """int32 [T]"""
     is_sampled: np.ndarray
-    """bool [T]: drawn by the policy, and so trained on"""
+    """bool [T]: sampled by the policy, and therefore trained on"""
     logprobs: np.ndarray
     """float32 [T]"""
     versions: tuple[VersionRun, ...]
-    """Which weights drew the sampled tokens, by runs in order of position."""
+    """Versions that sampled the tokens, as runs in order of position."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """The ordered episodes of one agent on one task, with its reflections between."""
+    """The ordered episodes of one agent on one task, with the reflections between them."""
 
     task: Task
     index: int
-    """Which trial of its group, from 0."""
+    """Index of the trial in its group, from 0."""
     num_episodes: int
     segments: tuple[Segment, ...]
     turns: tuple[Turn, ...]
     num_prompt_tokens: int = 0
-    """Prompt tokens over all turns, each turn's whole context counted."""
+    """Prompt tokens summed over all turns, each with its whole context."""
     num_reused_tokens: int = 0
-    """How many of those the engine took from its prefix cache."""
+    """Number of those that the engine took from its prefix cache."""
     num_repeated_tokens: int = 0
-    """Context tokens computed although they had been computed before (evicted or refreshed)."""
+    """Context tokens computed again, because they were evicted or refreshed."""
     num_extension_faults: int = 0
-    """Turns whose prompt did not extend the context before it, token by token; should be 0."""
+    """Turns whose prompt did not extend the previous context token by token; should be 0."""
     num_injections: int = 0
-    """Observations that held the text of a special token; the agent was told it as plain text."""
+    """Observations with the text of a special token, which was encoded as plain text."""
     duration_s: float = 0.0
     memory: int | None = None
-    """Version of the graph memory that the trial was told strategies of; None: it was told of none.
-    """
+    """Version of the guidance that the trial began with; None: it began without guidance."""
     cut_at: int | None = None
     """The first episode that was not finished, where an evaluated trial outgrew the engine's
     context or had a call that failed. A trial in training never is: its group is dropped.
     """
-    expert_steps: tuple[ExpertStep, ...] = ()
-    """What an expert would have done, in order of turns, where one was asked and knew."""
+    alternatives: tuple[Alternative, ...] = ()
+    """Answers of an adviser, in order of turns, where it was asked and knew an action."""
 
     def episode_rewards(self) -> list[float]:
-        """Undiscounted reward of every episode; one that was not played, because an earlier one was
-        won, has the reward of the last that was.
+        """Return the undiscounted reward of every episode.
+
+        Episodes that were not played because an earlier one was won have the reward of the last one
+        that was played.
         """
         rewards = [0.0] * self.num_played()
         for turn in self.turns:
@@ -177,34 +179,34 @@ class Trial:
         return rewards + rewards[-1:] * (self.num_episodes - len(rewards))
 
     def is_before_last(self, episode: int) -> bool:
-        """Whether an episode comes before the last of those that may be played."""
+        """Return whether an episode comes before the last one of the trial."""
         return episode + 1 < self.num_episodes
 
     def num_played(self) -> int:
-        """Episodes begun; less than `num_episodes` where a win ended the trial."""
+        """Return the number of begun episodes, fewer than `num_episodes` after a win."""
         return self.turns[-1].episode + 1 if self.turns else 0
 
     def num_invalid(self) -> int:
-        """Actions the environment refused or that could not be parsed."""
+        """Count the actions that the environment refused or that could not be parsed."""
         return sum(not turn.is_valid for turn in self.turns if turn.kind is Kind.ACT)
 
     def num_tokens(self) -> int:
-        """Tokens of all segments, sampled or not."""
+        """Count the tokens of all segments, sampled or not."""
         return sum(len(segment.tokens) for segment in self.segments)
 
     def num_sampled(self) -> int:
-        """Tokens the policy drew."""
+        """Count the tokens that the policy sampled."""
         return sum(int(segment.is_sampled.sum()) for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Trials on the same task, compared with each other."""
+    """Trials on the same task, whose returns are compared with each other."""
 
     grant: int
-    """The number of its grant; groups are trained in this order."""
+    """Number of the group's grant; groups are trained in this order."""
     version: int
-    """The policy version it was granted at."""
+    """Policy version when the group was granted."""
     trials: tuple[Trial, ...]
     guidance: Guidance | None = None
-    """What some of the trials were told of earlier tasks."""
+    """Guidance with which some of the trials begin."""

@@ -1,4 +1,7 @@
-"""Fixtures of the core's tests."""
+"""Fixtures of the core's tests, and the number of processes that run the whole suite."""
+
+import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +17,32 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")  # how long an example takes says nothing on a loaded one
+
+GIB_PER_WORKER = 1.5  # torch and transformers, and what the processes of a test need
+MAX_WORKERS = 8  # each collects all tests, so that more workers save nothing
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """Run the whole suite on all cores; a part of it, or the slow tests, in one process.
+
+    An option `-n` or `--pdb` goes before this, and without pytest-xdist nothing changes.
+    """
+    if hasattr(config, "workerinput"):
+        return  # a worker of pytest-xdist itself, which would start workers of its own
+    options, tests = config.option, config.rootpath / "tests"
+    if getattr(options, "numprocesses", 0) is not None or options.markexpr != "not slow":
+        return
+    if options.usepdb or options.collectonly or options.keyword:
+        return
+    if any((config.invocation_params.dir / path).resolve() != tests for path in config.args):
+        return
+    num_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    num_workers = min(num_cores, int(num_gib / GIB_PER_WORKER), MAX_WORKERS)
+    if num_workers > 1:
+        options.numprocesses, options.dist = num_workers, "worksteal"
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker's torch would use all cores
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ NEEDED = {
 }
 """Libraries without which a module cannot be imported."""
 STARTED = {
-    "bench.chaos.attackers",
     "bench.chaos.fuzz_coverage",
     "bench.chaos.tapped_run",
     "bench.scale.ray_nodes",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,8 +103,30 @@ def test_the_page_of_questions_names_files_and_what_is_in_them() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_the_readme_is_short_and_has_both_commands_word_for_word() -> None:
+def test_the_ways_of_a_key_and_of_a_trial_name_files_and_count_crossings() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    key, trial = (
+        QUESTION.findall(text.split(f"## The way of a {what}")[1].split("\n## ")[0])
+        for what in ("key", "trial")
+    )
+    missing = [
+        f"{file} has no {name}"
+        for file, name in (*key, *trial)
+        if not (ROOT / file).is_file()
+        or not re.search(rf"\b{name}\b", (ROOT / file).read_text(encoding="utf-8"))
+    ]
+    assert not missing, "\n".join(missing)
+    files = [file for file, _ in trial]
+    waits = [file.startswith("services/") for file in files]
+    num_files, num_crossings = len(set(files)), sum(a != b for a, b in pairwise(waits))
+    print(f"a key: {len(key)} hops; a trial: {num_files} files, {num_crossings} crossings")
+    assert len(key) <= 14
+    assert num_files <= 60
+    said = f"{len(trial)} hops through\n{num_files} files, with {num_crossings} crossings"
+    assert said in text
+
+
+def test_the_readme_has_both_commands_word_for_word() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 150
     assert "pip install -e . && python -m mage_async.launch --actors 4 --learner 1\n" in text
     assert 'pip install -e ".[dev]" && pytest\n' in text

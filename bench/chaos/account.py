@@ -17,10 +17,10 @@ from mage_async.protocol.journal_records import (
     Commit,
     Dropped,
     Granted,
-    Head,
+    LoadedWeights,
     Published,
-    Receipt,
     Record,
+    SegmentHeader,
 )
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
@@ -51,7 +51,7 @@ class Books:
 
     def _take(self, record: Record) -> None:
         match record:
-            case Head():
+            case SegmentHeader():
                 self.num_heads += 1
             case Granted():
                 self.granted.add(record.grant.grant)
@@ -65,7 +65,7 @@ class Books:
                 self.digests[record.version] = record.digest
             case Dropped():
                 self.dropped[record.grant] = record.reason
-            case Published() | Receipt():
+            case Published() | LoadedWeights():
                 return
 
     def trained(self) -> list[int]:

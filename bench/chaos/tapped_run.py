@@ -14,9 +14,9 @@ from pathlib import Path
 from mage_async.config import config_file
 from mage_async.errors import MageError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.running import supervised_run
-from mage_services.processes.child import Spec
+from mage_services.cli import supervised_run
 from mage_services.processes.run_lock import take_lock
+from mage_services.processes.supervised_process import ProcessSpec
 from mage_services.processes.supervisor import Supervisor
 
 TAP = "MAGE_CHAOS_TAP"
@@ -25,10 +25,10 @@ TAP = "MAGE_CHAOS_TAP"
 class Tapped(Supervisor):
     """Gives everyone but the learner the address of the tap."""
 
-    def _specs(self) -> Sequence[Spec]:
+    def _specs(self) -> Sequence[ProcessSpec]:
         return [spec if spec.name == "learner" else self._tapped(spec) for spec in super()._specs()]
 
-    def _tapped(self, spec: Spec) -> Spec:
+    def _tapped(self, spec: ProcessSpec) -> ProcessSpec:
         tap = os.environ[TAP]
         words = tuple(tap if word == self.address else word for word in spec.arguments)
         return replace(spec, arguments=words)

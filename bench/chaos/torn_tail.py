@@ -10,7 +10,7 @@ from mage_async.protocol.journal_records import (
     Granted,
     Published,
     Record,
-    read,
+    decode_record,
     scan,
 )
 from mage_async.protocol.messages import TrialResult
@@ -48,7 +48,7 @@ def _end_of_told(data: bytes, tap: Tap, version: int) -> int:
     for body in found.bodies:
         end += PREFIX_BYTES + len(body)
         ends.append(end)
-        if _is_told(read(body), tap, version):
+        if _is_told(decode_record(body), tap, version):
             told = end
     return min(told, found.good_bytes) if ends else 0
 

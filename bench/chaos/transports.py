@@ -34,13 +34,12 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.codec import decode, encode
-from mage_async.protocol.journal_records import first_head
+from mage_async.protocol.journal_records import first_segment_header
 from mage_async.protocol.messages import Acknowledge, Hello, TrialResult, Welcome
 from mage_async.trajectory import Segment, Task, Trial
-from mage_services.journal.reader import make_durable, open_journal
-from mage_services.journal.writer import JournalFile
-from mage_services.transport.learner_channel import LearnerChannel, PeerGone
-from mage_services.transport.peer_channel import PeerChannel
+from mage_services.journal.reader import open_journal
+from mage_services.journal.writer import JournalFile, make_durable
+from mage_services.transport.channels import LearnerChannel, PeerChannel, PeerGone
 
 ACTORS, CREDITS, TRIALS_PER_S = 4, 16, 1000.0
 KINDS = ("ours", "push/pull", "pub/sub")
@@ -57,7 +56,7 @@ def trial(actor: int, life: int, number: int) -> TrialResult:
 
 async def our_actor(address: str, actor: int, life: int, rid: Callable[[int], None]) -> None:
     """Hand trials over, at most `CREDITS` unacknowledged, and send these again when asked."""
-    hello = Hello(role="actor", name=f"a{actor}", build="b", config_digest="c", credits=CREDITS)
+    hello = Hello(role="actor", name=f"a{actor}", build="b", config_digest="c", group_quota=CREDITS)
     with PeerChannel(address, hello) as channel:
         waiting: dict[int, TrialResult] = {}
         credits = asyncio.Semaphore(CREDITS)
@@ -153,7 +152,9 @@ async def learn(kind: str, folder: Path) -> None:
     """The learner's process."""
     found = open_journal(folder / "journal")
     make_durable(found)
-    journal = JournalFile(folder / "journal", found.segments, first_head(0, 0), 10**11, 10**11)
+    journal = JournalFile(
+        folder / "journal", found.segments, first_segment_header(0, 0), 10**11, 10**11
+    )
     address = f"ipc://{folder / 'work'}"
     if kind == "ours":
         await our_learner(address, journal)

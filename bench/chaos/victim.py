@@ -26,10 +26,10 @@ from mage_async.results.run_files import read_lines
 MODULES = {
     "actor": "mage_services.actor.actor",
     "learner": "mage_services.learner.learner",
-    "follower": "mage_services.learner.ranks.follower",
+    "follower": "mage_services.learner.ranks.rank_worker",
     "evaluator": "mage_services.actor.evaluator",
     "supervisor": "bench.chaos.tapped_run",
-    "engine": "mage_services.engines.sglang.main",
+    "engine": "mage_services.engines.sglang.server",
 }
 BOTH = ("supervision.max_restarts=100000",)
 LOOK_S = 0.02

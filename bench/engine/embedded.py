@@ -136,7 +136,7 @@ async def async_rates(directory: Path, repeats: int) -> tuple[list[float], list[
 def measure(directory: Path, repeats: int) -> dict[str, list[float]]:
     """All rates, per second."""
     model = make_model(directory)
-    scheduler = Scheduler(Model.load(directory, lanes=CONTEXTS, max_tokens=256))
+    scheduler = Scheduler(Model.load(directory, slots=CONTEXTS, max_tokens=256))
     even, ragged = make_turns(is_ragged=False), make_turns(is_ragged=True)
     alone = ragged.alone()
     found = rates(

@@ -27,7 +27,7 @@ def measure(directory: Path, repeats: int) -> dict[str, list[float]]:
 
     def scheduler(arithmetic: Kind) -> Scheduler:
         return Scheduler(
-            Model.load(directory, lanes=CONTEXTS, max_tokens=256, arithmetic=arithmetic)
+            Model.load(directory, slots=CONTEXTS, max_tokens=256, arithmetic=arithmetic)
         )
 
     exact, plain, ragged = scheduler("exact"), scheduler("float32"), make_turns(is_ragged=True)

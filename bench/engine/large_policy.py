@@ -26,15 +26,14 @@ from mage_async.config import config_file
 from mage_async.environments.catalogue import load
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
-from mage_services.actor.actor import play
-from mage_services.actor.heartbeats import HEARTBEAT_S
+from mage_services.actor.actor import HEARTBEAT_S, play
 from mage_services.processes.process import Status
-from mage_services.transport.access import Peer
+from mage_services.transport.channels import Peer
 from tests.helpers.memory_channels import MemoryLearnerChannel
 
 LAYERS = 36
 NUM_LOADS = 2
-HELLO = Hello(role="actor", name="a", build="test", config_digest="test", credits=3)
+HELLO = Hello(role="actor", name="a", build="test", config_digest="test", group_quota=3)
 
 
 def write_policy(directory: Path) -> int:

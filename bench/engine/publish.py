@@ -38,9 +38,9 @@ from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.engine import Engine
-from mage_services.weights.weight_files import WeightFiles
 from mage_services.weights.weight_sender import WeightSender
-from mage_services.weights.weight_transport import WeightTransport
+from mage_services.weights.weight_store import WeightFiles
+from mage_services.weights.weight_transport import WeightStorage
 
 CYCLE, FIRST = 400, 8
 PROMPT_TOKENS, TURN_TOKENS = 64, 24
@@ -111,7 +111,7 @@ async def turns(engine: Engine, name: str, tally: Tally, has_ended: asyncio.Even
 async def measure(
     engines: list[Engine],
     model: Qwen3ForCausalLM,
-    transports: dict[str, WeightTransport],
+    transports: dict[str, WeightStorage],
     publications: int,
     at_once: int,
 ) -> dict[str, object]:
@@ -153,7 +153,7 @@ async def measure(
 async def _publish(
     engines: list[Engine],
     model: Qwen3ForCausalLM,
-    transport: WeightTransport,
+    transport: WeightStorage,
     version: int,
     found: dict[str, list[float]],
 ) -> None:
@@ -178,7 +178,7 @@ async def run(given: argparse.Namespace, folder: Path) -> dict[str, object]:
     model.save_pretrained(folder / "policy")
     places = RunDirectory(folder)
     backend = "nccl" if given.sends_by_nccl else "gloo"
-    transports: dict[str, WeightTransport] = {
+    transports: dict[str, WeightStorage] = {
         "disk": WeightFiles(places.weights),
         "tensor": WeightFiles(places.shared_weights),
         "nccl": WeightSender(places.weights, backend, lambda version: False),

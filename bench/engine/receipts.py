@@ -9,9 +9,9 @@ thousand parameters) is published and loaded again and again: its weights copied
 read and arranged by an engine; what receipts add is taken apart from that. Processor seconds are
 counted, of all threads, and of each part the least: work beside it can but add to them.
 
-    learner   rows of the model, for the spots; digests, and the receipt itself; in a scored version
-              the check tokens' log-probs by the trained model
-    engine    the receipt of what is read; in a scored version the check tokens' log-probs
+    learner   rows of the model; sums, and the fingerprint itself; in a scored version
+              the probe tokens' log-probs by the trained model
+    engine    the receipt of what is read; in a scored version the probe tokens' log-probs
 
 Both kinds of versions are measured, and count as often as among the first thousand of a run. Exits
 with 1 where a fault is not caught, or a sound publication is refused. Wanted: under 2 % of a
@@ -39,18 +39,18 @@ from mage_async.errors import WeightsRefused
 from mage_async.inference.architecture import read_architecture
 from mage_async.inference.arithmetic import ARITHMETICS
 from mage_async.inference.model import Model
-from mage_async.inference.receipts.observed import Observed
-from mage_async.inference.receipts.receipt import (
-    CHECK_TOKENS,
-    check_tokens,
+from mage_async.inference.weight_fingerprint import (
+    NUM_PROBE_TOKENS,
+    FingerprintBuilder,
     mismatch,
-    read_receipt,
+    probe_tokens,
+    read_fingerprint,
 )
 from mage_async.inference.weights import as_weights, read_tensors
 from mage_async.learning.adapters import adapted_layers
-from mage_async.policy.check_tokens import check_logprobs, is_scored
 from mage_async.policy.load import load_policy
-from mage_async.policy.snapshot import Snapshot, published_tensors, rows_of
+from mage_async.policy.snapshot import Snapshot, checked_rows, published_tensors
+from mage_async.policy.weight_digest import is_scored, probe_logprobs
 from mage_services.engines.embedded import EmbeddedEngine
 from tests.weights import weight_faults
 from tests.weights.weight_faults import FAULTS, Site
@@ -97,7 +97,7 @@ def costs(directory: Path, dtype: str, folder: Path, publications: int) -> dict[
         sum(seconds for part, seconds in parts.items() if part not in PUBLICATION)
         for parts in (plain, scored)
     )
-    share = sum(is_scored(version, has_spots=True) for version in range(RUN)) / RUN
+    share = sum(is_scored(version, has_row_checksums=True) for version in range(RUN)) / RUN
     added_by_all = added + share * (added_scored - added)
     return {
         "parameters": model.num_parameters(),
@@ -128,32 +128,34 @@ def _publication(
     logprobs = None
     if scores:
         with _timed(spent, "learner's log-probs"):
-            logprobs = check_logprobs(model)
+            logprobs = probe_logprobs(model)
     tensors = published_tensors(model)  # needed without receipts too
     with _timed(spent, "learner's rows"), torch.no_grad():
-        rows_of(tensors, adapted_layers(model), version)
+        checked_rows(tensors, adapted_layers(model), version)
     with _timed(spent, "copy"):
         snapshot = Snapshot.of(model, version, logprobs)
     spent["copy"][-1] -= spent["learner's rows"][-1]
     with _timed(spent, "learner's receipt"):
-        published = read_receipt(snapshot.receipt().text(), str(file))
+        published = read_fingerprint(snapshot.fingerprint().text(), str(file))
     with _timed(spent, "write"):
         snapshot.write(file)
     spent["write"][-1] -= spent["learner's receipt"][-1]
     with _timed(spent, "load"):
         named = list(read_tensors(file))
-    observed = Observed(published, file)
+    observed = FingerprintBuilder(published, file)
     with _timed(spent, "engine's receipt"):
         passed = list(observed.passing(named))
-        own = observed.receipt(version, published.precision, ())
+        own = observed.fingerprint(version, published.precision, ())
         assert not mismatch(published, own)
     began = time.process_time()
     weights = as_weights(passed, shape, str(file), arithmetic, copies=False)
     spent["load"][-1] += time.process_time() - began
     if scores:
         with _timed(spent, "engine's log-probs"):
-            engine = Model(shape, weights, lanes=1, max_tokens=CHECK_TOKENS, arithmetic=arithmetic)
-            engine.score(check_tokens(shape.vocabulary))
+            engine = Model(
+                shape, weights, slots=1, max_tokens=NUM_PROBE_TOKENS, arithmetic=arithmetic
+            )
+            engine.score(probe_tokens(shape.vocabulary))
 
 
 @contextmanager
@@ -174,7 +176,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = caught(folder / "faults")
-        with patch.object(weight_faults, "check_logprobs", return_value=None):
+        with patch.object(weight_faults, "probe_logprobs", return_value=None):
             unscored = caught(folder / "faults of a version that is not scored")
         figures = costs(_model(given, folder), given.dtype, folder, given.publications)
     figures["refused_in_a_version_that_is_not_scored"] = unscored

@@ -39,7 +39,7 @@ from mage_async.policy.load import build_tiny
 from mage_async.tasks.task_stream import evaluation_tasks
 from mage_async.trajectory import Task, Trial
 from mage_services.actor.rollout import Stage, play_trial
-from mage_services.engines.choice import make_engine
+from mage_services.engines.engine import make_engine
 from mage_services.engines.sglang.engine import SglangEngine
 from mage_services.processes.process import ticks
 

@@ -12,7 +12,7 @@ import torch
 from bench.kernels.heads import Case, make_data
 from bench.kernels.timing import timings
 from mage_async.config import config_file
-from mage_async.learning.corrections.surrogate import Tokens
+from mage_async.learning.corrections import Tokens
 from mage_async.learning.token_loss import HeadInputs, LossPass, loss_pass
 from mage_kernels import linear_logprob
 

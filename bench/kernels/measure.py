@@ -48,7 +48,7 @@ def main() -> int:
     """Exit status."""
     options = arguments()
     if options.static:
-        from mage_kernels.fused.static_check import report
+        from bench.kernels.static_check import report
 
         return 0 if report() else 1
     print(backend_report())

@@ -56,7 +56,11 @@ FAR = (
     *("engine.max_tokens=600", "learner.steps=20"),
 )
 """The same with rooms that take up to nine steps, and twelve turns: a horizon that matters."""
-STAGES = ("curriculum.turns=[4, 8, 12]", "curriculum.steps=7", "curriculum.episodes=[1]")
+STAGES = (
+    "methods.scaling_inter.turns=[4, 8, 12]",
+    "methods.scaling_inter.steps=7",
+    "methods.scaling_inter.episodes=[1]",
+)
 """ScalingInter's stages, as AgentGym-RL's 10, 20 and 30 turns, a third of training each. Over half
 of the rooms can be solved in four.
 """
@@ -68,7 +72,11 @@ GRID = (
     *("admission.groups_per_step=8", "admission.trials_per_group=8"),
     *("learner.learning_rate=0.003", "learner.final_learning_rate=0.001"),
     *("learner.warmup_steps=1", "learner.minibatches=8"),
-    *("sac.batch=32", "sac.critic_rate=0.005", "sac.target_rate=0.1"),
+    *(
+        "methods.sac_glam.batch=32",
+        "methods.sac_glam.critic_rate=0.005",
+        "methods.sac_glam.target_rate=0.1",
+    ),
 )
 """Four far goals on a grid, from random weights: a walk over random valid steps reaches its goal in
 0.7 % of trials, but one that has settled on two directions reaches a quarter of the goals. The
@@ -92,11 +100,11 @@ cloned on boxes of any code, so it knows how to look back and nothing of these c
 episode is paid, so an arm without a memory may learn the likely buttons into its weights; which is
 sooner shows step by step.
 """
-TOLD = "graph_memory.strategies=4"
+TOLD = "methods.graph_memory.strategies=4"
 TOLD_BOXES = (*BOXES, TOLD)
 """All arms are cloned from scripts that are told of strategies, half of the trials, so that they
 can read them and differ in the memory alone."""
-SHUFFLED = "graph_memory.rewards=shuffled"
+SHUFFLED = "methods.graph_memory.rewards=shuffled"
 SCOUT = (
     *("environment.name=scout", "learner.entropy_ceiling=2.0", "learner.learning_rate=0.003"),
     *("warm_start.steps=300", "warm_start.gate=0.6", "warm_start.max_steps=600"),
@@ -137,7 +145,9 @@ ALIKE_ARM = Arm(
 )
 ARMS = {
     "quickstart": Arm(),
-    "scaling_inter": Arm("scaling_inter", ("curriculum.turns=[2, 3, 4]", "curriculum.steps=5")),
+    "scaling_inter": Arm(
+        "scaling_inter", ("methods.scaling_inter.turns=[2, 3, 4]", "methods.scaling_inter.steps=5")
+    ),
     "information_bonus": Arm("information_bonus"),
     "graph_memory": Arm("graph_memory", warm_start="told"),
     "sge": Arm("sge", ('trial.strategy="episode"',), warm_start="strategies"),
@@ -146,7 +156,7 @@ ARMS = {
     "sokoban": Arm(None, SOKOBAN, control="sokoban", warm_start="sokoban"),
     "stepagent_implicit": Arm(
         "stepagent_implicit",
-        (*SOKOBAN, "expert.beta=1.0", "expert.weight=5.0"),
+        (*SOKOBAN, "methods.stepagent.beta=1.0", "methods.stepagent.weight=5.0"),
         control="sokoban",
         warm_start="sokoban",
     ),
@@ -157,17 +167,25 @@ ARMS = {
     "metacure": Arm("metacure", SCOUT, control="scout", warm_start="scout"),
     "metacure_share": Arm(
         "metacure",
-        (*SCOUT, "credit.exploration_share=0.5"),
+        (*SCOUT, "methods.metacure.exploration_share=0.5"),
         control="scout",
         warm_start="scout",
     ),
     "sac_glam": Arm("sac_glam", GRID, "sac_without_hindsight", "grid", "train"),
     "sac_without_hindsight": Arm(
-        "sac_glam", (*GRID, "sac.hindsight=0"), "sac_without_hindsight", "grid", "train"
+        "sac_glam",
+        (*GRID, "methods.sac_glam.hindsight=0"),
+        "sac_without_hindsight",
+        "grid",
+        "train",
     ),
     "sac_glam_around": Arm("sac_glam", AROUND, "sac_around_without_hindsight", "around", "train"),
     "sac_around_without_hindsight": Arm(
-        "sac_glam", (*AROUND, "sac.hindsight=0"), "sac_around_without_hindsight", "around", "train"
+        "sac_glam",
+        (*AROUND, "methods.sac_glam.hindsight=0"),
+        "sac_around_without_hindsight",
+        "around",
+        "train",
     ),
     "alike": ALIKE_ARM,
     "graph_memory_alike": replace(ALIKE_ARM, method="graph_memory", changes=(*ALIKE, TOLD)),

@@ -20,7 +20,7 @@ from bench.lib.baseline import ROOT, write_baseline
 from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.environments.kuhn.game import Kuhn
+from mage_async.environments.games.kuhn import Kuhn
 from mage_async.results.intervals import interval, paired
 from mage_async.results.score import Score
 

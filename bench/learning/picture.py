@@ -14,9 +14,8 @@ from typing import Any
 
 from bench.lib.baseline import FOLDER, ROOT
 from bench.lib.options import option_parser
-from mage_async.report.charts.line_chart import Chart, line_chart
-from mage_async.report.charts.plot_area import Series
-from mage_async.report.templating import fill, svg
+from mage_async.pages.charts import Chart, Series, line_chart
+from mage_async.pages.templating import fill, svg
 from mage_async.results.intervals import interval
 
 FILE = ROOT / "bench" / "learning.svg"

@@ -23,10 +23,9 @@ from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
-from mage_async.credit.returns import CREDITS
+from mage_async.config.components import CREDITS
 from mage_async.credit.turn_table import build_table
-from mage_async.environments.scout.play import PASS, SCOUT
-from mage_async.environments.scout.values import Payoffs, cumulative_weights
+from mage_async.environments.games.scout import PASS, SCOUT, Payoffs, cumulative_weights
 from mage_async.learning.advantages import compared
 from mage_async.trajectory import Group
 from tests.helpers.game_values import differential_weights, gain_of_scouting
@@ -73,7 +72,7 @@ def observed(
 
 def said(batch: list[Group], credit: str, discount: float) -> dict[str, float]:
     """What one batch says: the share of probes, the difference they make, its standard error."""
-    table = build_table(batch, CREDITS[credit], turn_discount=1.0, episode_discount=discount)
+    table = build_table(batch, CREDITS.load(credit)(episode_discount=discount))
     rule = {"baseline": CELL, "scale": None, "weight": "trial", "epsilon": 0.0}
     values = compared(table, **rule, device="cpu").numpy()
     actions = np.array([u.action for group in batch for one in group.trials for u in one.turns])

@@ -2,7 +2,7 @@
 
     python -m bench.learning.scout_sweep [--run-dir DIR] [--parallel 2] [--only-report]
 
-Exact values (`mage_async/environments/scout/values.py`) say from which discount between episodes
+Exact values (`mage_async/environments/games/scout.py`) say from which discount between episodes
 probing pays under each credit and price. Every cell is a short on-policy run in one process
 (`mage_async/algorithm.py`) from one warm start, by seed of tasks and sampling; a cell whose file is
 there is not run again. Prints the table, writes the baseline and `scout_sweep.svg`; exits with
@@ -27,7 +27,7 @@ from bench.lib.options import option_parser
 from mage_async.algorithm import InProcessRun, prepare
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.environments.scout.values import Payoffs
+from mage_async.environments.games.scout import Payoffs
 from tests.helpers.game_values import cumulative_threshold, differential_threshold
 
 STEPS, GROUPS, TRIALS = 14, 32, 128

@@ -22,12 +22,10 @@ from bench.learning.methods import GRID
 from bench.lib.baseline import FOLDER, machine, write_baseline
 from bench.lib.options import option_parser
 from mage_async.results.intervals import interval, paired, standard_error
-from mage_async.results.matrices.ablation import Finished
-from mage_async.results.matrices.matrix import Matrix
-from mage_async.results.matrices.means import by_setting
+from mage_async.results.matrix import FinishedRun, Matrix, by_setting
+from mage_services.cli.ablate import ablation_of
 from mage_services.cli.main import command_tree
-from mage_services.cli.sweeps.ablate import ablation_of
-from mage_services.cli.sweeps.runs import run_matrix
+from mage_services.cli.matrix_runs import run_matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,7 @@ def _read(study: Study, ablation: Matrix, known: dict[str, Any]) -> dict[str, An
     """Figures by setting, and differences by seed; of runs that are gone, what is known."""
     rows = {label: {row["seed"]: row for row in same} for label, same in known.items()}
     for setting, same in by_setting(ablation.finished_runs()).items():
-        rows.setdefault(setting.label(), {}).update({run.cell.seed: _row(run) for run in same})
+        rows.setdefault(setting.label, {}).update({run.cell.seed: _row(run) for run in same})
     print(f"\n{study.name}: held-out return of the last episode, mean ± 95 % (each seed)")
     returns = {
         label: {seed: by_seed[seed]["heldout_last_return"] for seed in sorted(by_seed)}
@@ -195,7 +193,7 @@ def _said(values: list[float]) -> str:
     return f"{mean:+.3f} ± {half:.3f}"
 
 
-def _row(run: Finished) -> dict[str, Any]:
+def _row(run: FinishedRun) -> dict[str, Any]:
     known = {name: value for name, value in run.row().items() if value == value}
     return known | {"ages": [{str(age): share for age, share in part.items()} for part in run.ages]}
 

@@ -7,25 +7,25 @@ tokenizer: 356 tokens, of which the first 139 are the same in all trials.
 import numpy as np
 import torch
 
-from mage_async.learning.packing import SampledTokens, Sequenced
+from mage_async.learning.packing import SampledTokens, TrainingSequence
 
 MEAN_TOKENS, SPREAD, OPENING = 340, 40, 136
 
 
-def batch(source: np.random.Generator, vocabulary: int, num_trials: int) -> list[Sequenced]:
+def batch(source: np.random.Generator, vocabulary: int, num_trials: int) -> list[TrainingSequence]:
     """Segments of random tokens that begin alike; the last of every four others was sampled."""
     opening = source.integers(0, vocabulary, OPENING)
     return [_trial(source, vocabulary, opening) for _ in range(num_trials)]
 
 
-def _trial(source: np.random.Generator, vocabulary: int, opening: np.ndarray) -> Sequenced:
+def _trial(source: np.random.Generator, vocabulary: int, opening: np.ndarray) -> TrainingSequence:
     length = int(source.integers(MEAN_TOKENS - SPREAD, MEAN_TOKENS + SPREAD + 1))
     own = source.integers(0, vocabulary, length - OPENING)
     places = np.arange(OPENING + 3, length, 4)
     count = len(places)
     zeros = [np.zeros(count, np.int32) for _ in range(5)]
     advantages = source.normal(size=count).astype(np.float32)
-    return Sequenced(
+    return TrainingSequence(
         np.concatenate((opening, own)).astype(np.int32)[: int(places[-1]) + 1],
         places,
         SampledTokens(np.full(count, -np.log(vocabulary), np.float32), *zeros),

@@ -9,20 +9,20 @@ import torch
 from mage_async.assembly import environment_of, rules_of
 from mage_async.completion import Prompt, Sampling
 from mage_async.config import config_file
-from mage_async.config.sections.corrections import NoCorrection
-from mage_async.config.sections.learner import Learner
-from mage_async.config.sections.policy import Lora
+from mage_async.config.learning import Learner
+from mage_async.config.policy import Lora
 from mage_async.inference.chat_files import load_chat
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler
 from mage_async.inference.weights import as_weights
 from mage_async.learning.adapters import merged_tensors, trained_tensors
-from mage_async.learning.packing import SampledTokens, Sequenced
+from mage_async.learning.corrections import NoCorrection
+from mage_async.learning.packing import SampledTokens, TrainingSequence
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
 from mage_async.tasks.task_stream import TaskStream
-from mage_async.trials.duels.begin import begin_trial
+from mage_async.trials.duels import begin_trial
 
 GROUPS, GROUP_SIZE, RATE = 4, 8, 1e-4
 BATCH = GROUPS * GROUP_SIZE
@@ -51,11 +51,11 @@ class Ours:
             minibatches=1,
             learning_rate=RATE,
             correction=NoCorrection(),
-            tokens_per_pass=GROUP_SIZE * length,
+            max_tokens_per_microbatch=GROUP_SIZE * length,
             shared_opening=True,
         )
         self.trainer = Trainer(policy, rules, 1.0, 0, max_staleness=0)
-        self._engine = Scheduler(Model.load(model, lanes=BATCH, max_tokens=length))
+        self._engine = Scheduler(Model.load(model, slots=BATCH, max_tokens=length))
         self._prompt, self._num_drawn = prompt, num_drawn
 
     def sample(self) -> float:
@@ -76,7 +76,9 @@ class Ours:
         assert drawn == BATCH * self._num_drawn
         return took_s
 
-    def train(self, batch: list[Sequenced], adapters: dict[str, torch.Tensor]) -> dict[str, float]:
+    def train(
+        self, batch: list[TrainingSequence], adapters: dict[str, torch.Tensor]
+    ) -> dict[str, float]:
         """Seconds of an update that begins with given adapters, and its gradient's norm."""
         for name, tensor in trained_tensors(self.trainer.model).items():
             tensor.copy_(adapters[name])
@@ -85,11 +87,11 @@ class Ours:
         return {"trained_s": time.monotonic() - began, "norm": norm}
 
 
-def sequenced(prompt: list[int], completion: list[int], advantage: float) -> Sequenced:
+def sequenced(prompt: list[int], completion: list[int], advantage: float) -> TrainingSequence:
     """A completion as our trainer takes it."""
     count = len(completion)
     zeros = [np.zeros(count, np.int32) for _ in range(5)]
-    return Sequenced(
+    return TrainingSequence(
         np.array(prompt + completion, np.int32),
         np.arange(len(prompt), len(prompt) + count),
         SampledTokens(np.zeros(count, np.float32), *zeros),

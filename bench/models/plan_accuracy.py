@@ -30,16 +30,15 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.learning.attention import NAME
 from mage_async.learning.trainer import Trainer
-from mage_async.plan.made_up import Batch, made_up
-from mage_async.plan.shapes import shape_of
-from mage_async.plan.update import update_of
+from mage_async.plan.model_shape import shape_of
+from mage_async.plan.update import Batch, made_up, update_of
 from mage_async.policy.lora import add_adapters
 
 MOST_APART = 0.1
 APART = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "4000000"}
 """For glibc: nearly every tensor is mapped by itself and given back when it is freed."""
 ONE_GROUP = ("admission.groups_per_step=1", "learner.minibatches=1")
-SHORT = (*ONE_GROUP, "engine.max_tokens=340", "learner.tokens_per_pass=1360")
+SHORT = (*ONE_GROUP, "engine.max_tokens=340", "learner.max_tokens_per_microbatch=1360")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "tiny": ("admission.groups_per_step=36", "learner.minibatches=1"),
     "30M": (

@@ -31,8 +31,8 @@ import torch
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from bench.models.made_up_trials import MEAN_TOKENS, OPENING, SPREAD, batch
-from mage_async.config.sections.learner import Learner
-from mage_async.config.sections.policy import Lora
+from mage_async.config.learning import Learner
+from mage_async.config.policy import Lora
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
 from mage_async.policy.lora import add_adapters
@@ -41,10 +41,13 @@ from mage_services.processes.supervisor import LARGE_TENSORS
 LIMIT_BYTES = 4_000_000_000
 NUM_TRIALS, NUM_STEPS = 32, 2
 VARIANTS: dict[str, dict[str, Any]] = {
-    "passes": {"tokens_per_pass": 4 * MEAN_TOKENS},
-    "checkpointed": {"tokens_per_pass": 4 * MEAN_TOKENS, "activation_checkpointing": True},
-    "adapters": {"tokens_per_pass": 4 * MEAN_TOKENS},
-    "opening": {"tokens_per_pass": 4 * MEAN_TOKENS, "shared_opening": True},
+    "passes": {"max_tokens_per_microbatch": 4 * MEAN_TOKENS},
+    "checkpointed": {
+        "max_tokens_per_microbatch": 4 * MEAN_TOKENS,
+        "activation_checkpointing": True,
+    },
+    "adapters": {"max_tokens_per_microbatch": 4 * MEAN_TOKENS},
+    "opening": {"max_tokens_per_microbatch": 4 * MEAN_TOKENS, "shared_opening": True},
 }
 
 

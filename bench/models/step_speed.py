@@ -32,10 +32,9 @@ import torch
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from bench.models.made_up_trials import MEAN_TOKENS, OPENING, SPREAD, batch
-from mage_async.config.sections.learner import Learner
-from mage_async.config.sections.policy import Lora
-from mage_async.learning.packing import Sequenced
-from mage_async.learning.passes import Pass
+from mage_async.config.learning import Learner
+from mage_async.config.policy import Lora
+from mage_async.learning.packing import MicroBatch, TrainingSequence
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import load_policy
@@ -57,15 +56,16 @@ class Took:
 
 
 class ForwardBefore(Trainer):
-    """A trainer that makes a forward of its own for every pass before it trains."""
+    """A trainer that makes a forward of its own for every micro-batch before it trains."""
 
-    def passes(self, sequences: Sequence[Sequenced]) -> list[Pass]:
-        """Passes with what the weights of this moment say of their tokens."""
-        return [super(ForwardBefore, self).begun(each) for each in super().passes(sequences)]
+    def micro_batches(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
+        """Make the micro-batches of a minibatch, with log-probs under the present weights."""
+        begin = super().with_proximal
+        return [begin(each) for each in super().micro_batches(sequences)]
 
-    def begun(self, each: Pass, inputs: HeadInputs | None = None) -> Pass:
-        """The pass itself: it is begun."""
-        return each
+    def with_proximal(self, batch: MicroBatch, inputs: HeadInputs | None = None) -> MicroBatch:
+        """Return the micro-batch itself: it has its log-probs already."""
+        return batch
 
 
 def trainer_of(arm: str, model: Path) -> Trainer:

@@ -9,7 +9,7 @@ weights than the actor has, or while messages are on their way.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.ledger import Ledger
 
 
 @dataclass(slots=True)
@@ -19,13 +19,13 @@ class Idleness:
     learner: Counter[str] = field(default_factory=Counter)
     places: Counter[str] = field(default_factory=Counter)
 
-    def learner_waited(self, seconds: float, ledger: SlotLedger) -> None:
+    def learner_waited(self, seconds: float, ledger: Ledger) -> None:
         """The learner had no batch for so long."""
         is_short = ledger.num_complete() < ledger.groups_per_step
         self.learner["too few complete" if is_short else "held back"] += seconds
 
     def actors_had(
-        self, seconds: float, ledger: SlotLedger, *, places: int, playing: int, loading: int
+        self, seconds: float, ledger: Ledger, *, places: int, playing: int, loading: int
     ) -> None:
         """Of so many places so many played, or waited for weights, for so long."""
         idle = places - playing - loading

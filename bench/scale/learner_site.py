@@ -12,17 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.scale.workload import Workload
-from mage_async.admission.ledger import SlotLedger
-from mage_async.admission.rules import RULES
+from mage_async.admission.ledger import Ledger
+from mage_async.admission.policies import POLICIES
 from mage_async.environments.catalogue import load
 from mage_async.protocol.codec import LastEncoded
 from mage_async.protocol.messages import Message, Publication
-from mage_async.protocol.trial_header import Frame
+from mage_async.protocol.trial_frames import Frame
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group
-from mage_services.learner.coordinator import Coordinator
-from mage_services.learner.coordinator_rules import CoordinatorRules
-from mage_services.transport.access import AccessControl, Peer
+from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
+from mage_services.transport.channels import AccessControl, Peer
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.memory_channels import MemoryJournal, MemoryWeights
 
@@ -81,13 +80,13 @@ class LearnerSite:
         self.costs, self.outbox = Costs(), Outbox()
         self.num_refused = 0
         self._versions = [0]
-        slots = SlotLedger(
+        slots = Ledger(
             work.groups_per_step,
             work.max_staleness,
             work.trials_per_group,
-            rule=RULES[work.rule],
+            policy=POLICIES[work.rule],
         )
-        rules = CoordinatorRules(
+        rules = CoordinatorConfig(
             num_episodes=1,
             deadline_s=600.0,
             max_drops_in_a_row=50,
@@ -126,7 +125,7 @@ class LearnerSite:
         self.costs.timed("announce", self._announce, version)
 
     def _take(self, peer: Peer, frames: Sequence[Frame]) -> None:
-        verdict = self.outbox.access.receive(peer, frames, now=self.now)
+        verdict = self.outbox.access.receive(peer, frames)
         if verdict.answer is not None:
             self.num_refused += 1
         if verdict.message is not None:
@@ -134,11 +133,10 @@ class LearnerSite:
 
     def _trained(self, version: int, groups: list[Group]) -> None:
         """As the training loop and the run's log do it, on the event loop."""
-        arrivals = self.coordinator.arrivals
-        arrivals.lengths.trained([group.grant for group in groups])
+        self.coordinator.durations.trained([group.grant for group in groups])
         self.coordinator.trained(version)
-        arrivals.take_actors()
-        arrivals.fates()
+        self.coordinator.take_actors()
+        self.coordinator.duration_metrics()
 
     def _announce(self, version: int) -> None:
         self.coordinator.announce(publication(version))

@@ -18,7 +18,7 @@ import numpy as np
 from bench.scale.idleness import Idleness
 from bench.scale.learner_site import BUILD, LearnerSite
 from bench.scale.workload import Workload
-from mage_async.inference.statistics import Statistics
+from mage_async.inference.scheduler import Statistics
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.codec import encode
 from mage_async.protocol.messages import (
@@ -32,9 +32,9 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
-from mage_async.protocol.trial_header import Frame
+from mage_async.protocol.trial_frames import Frame
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
-from mage_services.transport.access import Peer
+from mage_services.transport.channels import Peer
 
 TURNS = 6
 
@@ -226,7 +226,9 @@ class Simulation:
     def _join(self, number: int) -> None:
         credits = self.work.groups_per_actor
         name = f"actor-{number}"
-        hello = Hello(role="actor", name=name, build=BUILD, config_digest=BUILD, credits=credits)
+        hello = Hello(
+            role="actor", name=name, build=BUILD, config_digest=BUILD, group_quota=credits
+        )
         actor = Actor(f"{name}/0", hello)
         self._actors[actor.peer] = actor
         self._say(actor, hello)

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from bench.system.wire import example
-from mage_async.protocol.journal_records import first_head, write
+from mage_async.protocol.journal_records import encode_record, first_segment_header
 from mage_services.journal.writer import JournalFile
 
 NUM_TRIALS, NUM_ROUNDS, IN_FLIGHT = 1000, 5, 128
@@ -28,7 +28,7 @@ LEAST_PER_S = 1000.0
 
 async def journal(folder: Path) -> tuple[float, int]:
     """Seconds to append all trials durably, and the number of syncs."""
-    file = JournalFile(folder, [], first_head(0, 0), 10**11, 10**11)
+    file = JournalFile(folder, [], first_segment_header(0, 0), 10**11, 10**11)
     credits, result = asyncio.Semaphore(IN_FLIGHT), example()
     began = time.perf_counter()
     for _ in range(NUM_TRIALS):
@@ -48,7 +48,7 @@ def plain(folder: Path, sync: Callable[[int], None] | None) -> float:
     file = os.open(folder / "plain", os.O_WRONLY | os.O_CREAT)
     began = time.perf_counter()
     for _ in range(NUM_TRIALS):
-        os.write(file, b"".join(write(result)))
+        os.write(file, b"".join(encode_record(result)))
         if sync is not None:
             sync(file)
     took = time.perf_counter() - began
@@ -70,7 +70,7 @@ def main() -> None:
             seconds["one sync each"].append(plain(folder, os.fdatasync))
             seconds["no sync"].append(plain(folder, None))
     rates = {name: sorted(NUM_TRIALS / s for s in row[1:]) for name, row in seconds.items()}
-    record_bytes = sum(map(len, write(example())))
+    record_bytes = sum(map(len, encode_record(example())))
     print(f"{record_bytes} bytes a record; {NUM_TRIALS / statistics.median(syncs):.0f} a sync")
     print(f"{'':<16}{'trials/s':>10}{'least':>10}{'most':>10}")
     for name, row in rates.items():

@@ -3,8 +3,8 @@
     python -m bench.system.staleness_simulated [--seeds 0 1 2 3 4]      90 seconds
 
 Actors, groups and training steps take simulated time (`tests/helpers/flow_simulation.py`); the
-rules are those of `mage_async.admission.rules`. The last line is the verdict; the exit status is 1
-where a known figure is not reproduced, or `slots` breaks what it promises.
+policies are those of `mage_async.admission.policies`. The last line is the verdict; the exit status
+is 1 where a known figure is not reproduced, or `slots` breaks what it promises.
 """
 
 import statistics
@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
-from mage_async.admission.rules import RULES
+from mage_async.admission.policies import POLICIES
 from tests.helpers.flow_simulation import FlowFigures, Workload, simulate
 
 KNOWN: dict[tuple[str, int, float], dict[str, float]] = {
@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     seeds = parser.parse_args().seeds
     print(f"{'rule':18}" + "".join(f"{name:>12}" for name in HEADINGS))
-    shown = {name: _mean(name, Workload(), seeds) for name in RULES}
+    shown = {name: _mean(name, Workload(), seeds) for name in POLICIES}
     shown["slots, age-aware"] = _mean("slots", Workload(target=AGE_AWARE), seeds)
     faults = []
     for name, outcome in shown.items():
@@ -101,7 +101,7 @@ def _against_known(key: tuple[str, int, float], seeds: list[int]) -> dict[str, t
 
 def _mean(name: str, work: Workload, seeds: list[int]) -> dict[str, float]:
     """Means over seeds, and the largest maximum."""
-    outcomes = [simulate(RULES[name], work, seed) for seed in seeds]
+    outcomes = [simulate(POLICIES[name], work, seed) for seed in seeds]
     return {measure: _over_seeds(measure, outcomes) for measure in asdict(outcomes[0])}
 
 

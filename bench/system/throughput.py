@@ -43,7 +43,7 @@ import uvloop
 from bench.lib.baseline import write_baseline
 from bench.lib.options import option_parser
 from bench.system.workload import SHAPE, Work, draw_work, rule_alone_s
-from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.ledger import Ledger
 from mage_async.assembly import WORDS
 from mage_async.completion import Sampling
 from mage_async.environments.catalogue import load
@@ -54,23 +54,16 @@ from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.prompts import prompts_for
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_config import TrialConfig
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
-from mage_services.learner.coordinator import Coordinator
-from mage_services.learner.coordinator_rules import CoordinatorRules
-from mage_services.transport.learner_channel import LearnerChannel
-from mage_services.transport.peer_channel import PeerChannel
+from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
+from mage_services.transport.channels import LearnerChannel, PeerChannel
 from mage_services.transport.sockets import ipc_address
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.completions import policy_per_token
 from tests.helpers.memory_channels import MemoryJournal, MemoryWeights
-from tests.helpers.scripted_engine import (
-    LogNormalPace,
-    ScriptedEngine,
-    UniformWords,
-    action_words,
-)
+from tests.helpers.scripted_engine import LogNormalPace, ScriptedEngine, UniformWords, action_words
 
 SIGMAS = (0.6, 1.2)
 SEEDS = (0, 1, 2)
@@ -120,7 +113,7 @@ async def act(address: str, stage: Stage, number: int) -> None:
         name=name,
         build="bench",
         config_digest="bench",
-        credits=SHAPE.groups_per_actor,
+        group_quota=SHAPE.groups_per_actor,
     )
     with PeerChannel(address, hello) as channel:
         await Actor(channel, stage, name).run(await channel.receive())
@@ -160,7 +153,7 @@ def make_stage(pace: LogNormalPace, directory: Path) -> Stage:
     environment = load("rps")
     save_tokenizer(build_tokenizer([*environment.facts.words, *WORDS]), directory)
     chat, parser = load_chat(directory), ActionParser("both")
-    rules = TrialRules(
+    rules = TrialConfig(
         num_episodes=1,
         sampling=Sampling(),
         max_reflection_tokens=1,
@@ -174,8 +167,8 @@ def make_stage(pace: LogNormalPace, directory: Path) -> Stage:
 
 
 def make_coordinator(channel: LearnerChannel, stage: Stage, max_staleness: int) -> Coordinator:
-    ledger = SlotLedger(SHAPE.groups_per_step, max_staleness, SHAPE.trials_per_group)
-    rules = CoordinatorRules(
+    ledger = Ledger(SHAPE.groups_per_step, max_staleness, SHAPE.trials_per_group)
+    rules = CoordinatorConfig(
         num_episodes=1,
         deadline_s=60.0,
         max_drops_in_a_row=1,

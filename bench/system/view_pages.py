@@ -30,10 +30,17 @@ from bench.lib.options import option_parser
 from mage_async.assembly import environment_of, rules_of
 from mage_async.inference.chat_files import load_chat
 from mage_async.protocol.codec import PROTOCOL
-from mage_async.protocol.journal_records import MAGIC, Commit, Granted, Record, first_head, write
+from mage_async.protocol.journal_records import (
+    MAGIC,
+    Commit,
+    Granted,
+    Record,
+    encode_record,
+    first_segment_header,
+)
+from mage_async.protocol.limits import DEFAULT_LIMITS
 from mage_async.protocol.messages import GroupGrant
-from mage_async.protocol.trial_frames import TrialResult, pack_trial
-from mage_async.protocol.trial_header import DEFAULT_LIMITS, Frame, TrialHeader
+from mage_async.protocol.trial_frames import Frame, TrialHeader, TrialResult, pack_trial
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trials.scripted import random_task, scripted_trial
 from tests.helpers.made_up_runs import make_run
@@ -69,7 +76,7 @@ def _write_journal(folder: Path, config: str, packed: list[Packed], steps: int) 
             number += 1
             out = (folder / f"{number:08d}.log").open("wb")
             out.write(MAGIC)
-            head = first_head(step - 1, (step - 1) * GROUPS)
+            head = first_segment_header(step - 1, (step - 1) * GROUPS)
             _put(out, msgspec.structs.replace(head, config=config))
         grants = range((step - 1) * GROUPS, step * GROUPS)
         for grant in grants:
@@ -94,7 +101,7 @@ def _put_group(out: BinaryIO, grant: int, step: int, packed: Packed) -> None:
 
 
 def _put(out: BinaryIO, record: Record) -> None:
-    out.write(b"".join(write(record)))
+    out.write(b"".join(encode_record(record)))
 
 
 class Pages:

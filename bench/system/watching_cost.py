@@ -46,12 +46,11 @@ from bench.lib.processes import processor_s
 from bench.lib.short_run import command
 from bench.system.open_page import open_page
 from bench.system.view_pages import viewed
+from mage_async.config.components import TRACKERS
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
-from mage_services.tracking.position import read_position
-from mage_services.tracking.processes import start
-from mage_services.tracking.tracker import TRACKERS
-from mage_services.view.found_runs import last_line
+from mage_services.tracking.tracker_worker import read_position, start
+from mage_services.view.run_watcher import last_line
 
 LEAST, BLOCK_S, PATIENCE_S = 0.97, 20.0, 600.0
 PARTS = ("view", "trackers", "both")
@@ -162,7 +161,7 @@ def _viewed(run: RunDirectory) -> Iterator[None]:
 @contextmanager
 def _told(run: RunDirectory, names: list[str]) -> Iterator[None]:
     """Beside trackers that know all there is by now."""
-    followers = start(run, dict.fromkeys(names, "mage"), PATIENCE_S)
+    followers = start(run, {name: TRACKERS.load(name)() for name in names}, PATIENCE_S)
     step = last_line(run.metrics)["step"]
     try:
         _until(lambda: all(_step(run, name) > step for name in names), "a tracker was not told")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.ledger import Ledger
 from mage_async.protocol.messages import TrialResult
 from mage_async.trajectory import Task, Trial
 from tests.helpers.scripted_engine import LogNormalPace
@@ -72,7 +72,7 @@ def draw_work(sigma: float, seed: int) -> Work:
 
 def rule_alone_s(work: Work, max_staleness: int) -> float:
     """Seconds that the real ledger takes to have the work done where nothing else takes time."""
-    ledger = SlotLedger(SHAPE.groups_per_step, max_staleness, trials_per_group=1)
+    ledger = Ledger(SHAPE.groups_per_step, max_staleness, trials_per_group=1)
     task, step = Task("rps", "anybody", 0), -1
     now, is_training, ends = 0.0, False, list[tuple[float, int]]()
     while ledger.version < SHAPE.steps:

@@ -1,11 +1,12 @@
-"""Group-normalised advantages: values of turns compared within cells, and scaled within cells.
+"""Group-normalised advantages: baselines and scales of values within cells of turns.
 
-The plain PyTorch here is the specification, and what runs on a CPU; `fused/group_advantage.py` is
-the same in Triton. Both compute in fp64: a batch has thousands of turns, so that precision costs
-nothing, and what is rounding of equal values stays apart from what differs.
+The plain PyTorch here is the specification and runs on CPUs; `fused/group_advantage.py` is the same
+in Triton. Both compute in fp64, which costs nothing for the thousands of turns of a batch, and
+separates rounding of equal values from differences.
 
-Equal values give exactly 0: they are taken relative to one of their cell before any mean is formed,
-so that a mean's rounding cannot become a gradient. A learner's backward pass skips exact zeros.
+Equal values give exactly 0: one value of the cell is subtracted from all before any mean is
+computed, so the rounding of a mean cannot become a gradient. The backward pass skips tokens whose
+advantage is exactly 0.
 
 Shapes: `N` turns, `K` cells, `P` parts.
 """
@@ -19,28 +20,29 @@ from torch import Tensor
 from mage_kernels.dispatch import is_fused_on
 
 ROUNDING = 1e-12
-"""Spread below this share of the largest magnitude is rounding of equal values; not scaled up."""
+"""Largest ratio of a spread to the largest magnitude that counts as rounding of equal values."""
 EPSILON = 1e-6
-"""Added to a cell's standard deviation, in units of the values, as GRPO's reference codes do."""
+"""Added to a cell's standard deviation, in units of the values, as in GRPO's reference code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Which turns are compared with each other, and how they count."""
+    """Which turns are compared with each other, and their weights."""
 
     ids: Tensor
     """int64 `[N]`: the cell of each turn, from 0 without gaps."""
     num_cells: int
     parts: Tensor | None = None
-    """int64 `[N]`: the turns that one trial has in one cell are a part. Parts are numbered from 0
-    without gaps, those of a lower cell first. None where neither a mean nor a baseline needs them.
+    """int64 `[N]`: the part of each turn. A part is all turns of one trial in one cell. Parts are
+    numbered from 0 without gaps, those of a lower cell first. None if no mean or baseline needs
+    them.
     """
     num_parts: int = 0
     counts_parts: bool = False
-    """Whether a mean counts each part once, however many turns it has, or each turn once."""
+    """Whether all parts have equal weight in a mean; otherwise all turns have."""
 
     def to(self, device: torch.device | str) -> "Cells":
-        """The same on another device."""
+        """Copy to a device."""
         parts = None if self.parts is None else self.parts.to(device, non_blocking=True)
         return replace(self, ids=self.ids.to(device, non_blocking=True), parts=parts)
 
@@ -53,16 +55,16 @@ def minus_baseline(
     keep_lone: bool = False,
     divide_by_std: bool = False,
 ) -> Tensor:
-    """Each value minus the mean of its cell: fp64 `[N]`.
+    """Subtract the mean of its cell from each value: fp64 `[N]`.
 
     Args:
         values: fp64 `[N]`.
         cells: needs parts for `leave_one_out`.
-        leave_one_out: the mean is over the other parts of the cell (RLOO), and so independent of
-            the own one; a part without others gives 0.
+        leave_one_out: take the mean over the other parts of the cell (RLOO, Ahmadian et al. 2024,
+            arXiv 2402.14740); a part without others gives 0.
         keep_lone: a turn alone in its cell keeps its value; otherwise it gives 0.
-        divide_by_std: divide by the unbiased standard deviation of the cell's turns plus `EPSILON`;
-            alone in a cell, by 1.
+        divide_by_std: divide by the unbiased standard deviation of the cell's turns, plus `EPSILON`
+            (GRPO, arXiv 2402.03300); a turn alone in its cell is divided by 1 + `EPSILON`.
     """
     _check(values, cells)
     if leave_one_out and cells.parts is None:
@@ -76,13 +78,13 @@ def minus_baseline(
 
 
 def over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -> Tensor:
-    """Each value over the root mean square of its cell plus `epsilon`: fp64 `[N]`.
+    """Divide each value by the root mean square of its cell plus `epsilon`: fp64 `[N]`.
 
     A cell whose root mean square is at most `ROUNDING` times its largest magnitude gives 0.
 
     Args:
         values: fp64 `[N]`.
-        magnitudes: fp64 `[N]`: the numbers that the values are differences of.
+        magnitudes: fp64 `[N]`: the numbers whose differences the values are.
     """
     _check(values, cells)
     if is_fused_on(values.device.type):
@@ -93,13 +95,13 @@ def over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -
 
 
 def at_tokens(advantages: Tensor, lengths: Tensor) -> Tensor:
-    """Each turn's advantage at all of its tokens, one turn after the other: `[sum of lengths]`.
+    """Repeat each turn's advantage for all of its tokens: `[sum of lengths]`.
 
     Args:
         advantages: `[N]`.
-        lengths: int64 `[N]`, on the host, where the packing made them: nothing waits for a device.
+        lengths: int64 `[N]`, on the host, so that nothing waits for a device.
     """
-    if not advantages.is_cuda:  # numpy fills stretches, torch looks up every token
+    if not advantages.is_cuda:  # numpy fills ranges, torch would look up every token
         return torch.from_numpy(advantages.numpy().repeat(lengths.numpy()))
     total = int(lengths.sum())
     lengths = lengths.to(advantages.device, non_blocking=True)
@@ -132,7 +134,7 @@ def _minus_mean_of_others(relative: Tensor, weights: Tensor, cells: Cells) -> Te
 
 
 def _deviation(values: Tensor, cells: Cells) -> Tensor:
-    """Unbiased standard deviation of each cell, 1 where a turn is alone: `[K]`."""
+    """Compute the unbiased standard deviation of each cell, 1 for a single turn: `[K]`."""
     sizes = _sizes(cells)
     spread = values - (_sums(values, cells) / sizes)[cells.ids]
     variance = _sums(spread.square(), cells) / (sizes - 1).clamp(min=1)
@@ -148,8 +150,9 @@ def _over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) 
 
 
 def _roots(squares: Tensor) -> Tensor:
-    """Square roots, on a CPU correctly rounded, so that a replay has the bits of any machine: of
-    torch's, which are MKL's there, one in a hundred is not.
+    """Compute square roots, correctly rounded on a CPU, so that all machines give the same bits.
+
+    Of torch's square roots on a CPU, which are MKL's, one in a hundred is not correctly rounded.
     """
     if squares.is_cuda:
         return squares.sqrt()
@@ -157,7 +160,7 @@ def _roots(squares: Tensor) -> Tensor:
 
 
 def _weights(values: Tensor, cells: Cells) -> Tensor:
-    """What each turn counts in the means of its cell: `[N]`."""
+    """Return the weight of each turn in the mean of its cell: `[N]`."""
     if not cells.counts_parts:
         return torch.ones_like(values)
     assert cells.parts is not None
@@ -165,19 +168,19 @@ def _weights(values: Tensor, cells: Cells) -> Tensor:
 
 
 def _first_turns(cells: Cells) -> Tensor:
-    """The first turn of each cell: int64 `[K]`."""
+    """Return the first turn of each cell: int64 `[K]`."""
     turns = torch.arange(len(cells.ids), device=cells.ids.device)
     last = turns.new_full((cells.num_cells,), len(turns))
     return last.scatter_reduce_(0, cells.ids, turns, "amin")
 
 
 def _sizes(cells: Cells) -> Tensor:
-    """Turns of each cell: int64 `[K]`."""
+    """Count the turns of each cell: int64 `[K]`."""
     return torch.bincount(cells.ids, minlength=cells.num_cells)
 
 
 def _sums(values: Tensor, cells: Cells) -> Tensor:
-    """The sum over each cell, in order of its turns: `[K]`."""
+    """Sum over each cell, in the order of its turns: `[K]`."""
     return _sums_by(values, cells.ids, cells.num_cells)
 
 

@@ -1,12 +1,10 @@
-"""The head in plain PyTorch with bounded memory: what runs on a CPU, and wherever Triton does not.
+"""The LM head in plain PyTorch with bounded memory, for CPUs and for GPUs without the kernels.
 
-Rows are taken in chunks of at most `chunk_bytes` of logits. Where everything fits in one chunk
-of CHUNK_BYTES, its probabilities are kept for the backward pass; otherwise they are computed again,
-chunk by chunk.
+Rows are computed in chunks of at most `chunk_bytes` of logits. If all rows fit in one chunk of
+CHUNK_BYTES, its probabilities are kept for the backward pass; otherwise they are computed again.
 
-A GEMM may sum in another order when it has only a few rows (MKL does below 8), so a chunk is never
-smaller than
-`MIN_ROWS`: a token's log-prob then does not depend on which tokens are computed beside it.
+A GEMM with few rows may sum in another order (MKL's does below 8), so a chunk is padded to at least
+`MIN_ROWS` rows: the log-prob of a token then does not depend on the other tokens.
 
 Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows of a chunk.
 """
@@ -20,23 +18,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mage_kernels.compaction import rows_with_gradient
 from mage_kernels.reference import column, computing_dtype
 from mage_kernels.surrogate import SUMS, token_derivatives
 
 CHUNK_BYTES = 64 * 2**20
-"""Logits of a chunk on a CPU, and the most that are kept between forward and backward."""
+"""Bytes of a chunk's logits on a CPU, and the most that are kept for the backward pass."""
 GPU_CHUNK_BYTES = 2**31
-"""Logits of a chunk on a GPU, whose GEMMs want thousands of rows."""
+"""Most bytes of a chunk's logits on a GPU, whose GEMMs need thousands of rows."""
 CHUNKS_THAT_FIT = 8
-"""A pass over a chunk takes some four times its logits: half of the free memory then."""
+"""Chunks that would fit the free memory. One takes about four times its logits: half of it then."""
 MIN_ROWS = 64
 PLANNED: ContextVar[int] = ContextVar("PLANNED", default=0)
-"""Bytes of a chunk on a device that is only planned for; 0: on this machine's."""
+"""Bytes of a chunk on a device that is being planned for; 0: use this machine's device."""
 
 
 class Softmax(NamedTuple):
-    """Everything a backward pass wants of a chunk."""
+    """What the backward pass needs of a chunk."""
 
     probs: Tensor  # [R, V]
     logprobs: Tensor  # [R, V]
@@ -47,7 +44,7 @@ class Softmax(NamedTuple):
 def softmax_of(
     hidden: Tensor, head: Tensor, tokens: Tensor, inverse_temperature: float | Tensor
 ) -> Softmax:
-    """Distribution of each row; probabilities that underflow contribute 0 to the entropy."""
+    """Compute the distribution of each row; probabilities that underflow add 0 to the entropy."""
     logits = matmul(at_least(hidden, MIN_ROWS), head.T)[: len(hidden)]
     if isinstance(inverse_temperature, Tensor) or inverse_temperature != 1:
         logits.mul_(column(inverse_temperature, logits.dtype))
@@ -60,30 +57,26 @@ def softmax_of(
 def logits_gradient(
     softmax: Softmax, tokens: Tensor, d_logprob: Tensor | None, d_entropy: Tensor | None
 ) -> Tensor:
-    """Gradient of the (tempered) logits, `[R, V]`.
+    """Compute the gradient of the tempered logits, `[R, V]`.
 
-    `d_logprob (onehot - p) - d_entropy p (log p + H)`; the token's own element is written apart,
-    through expm1, because `1 - p` cancels where p is close to 1.
+    It is `d_logprob (onehot - p) - d_entropy p (log p + H)`. The sampled token's element is
+    computed separately through expm1, because `1 - p` cancels if p is close to 1.
     """
     probs, logprobs, logprob, entropy = softmax
-    own_prob = logprob.exp()
-    own, rest = 0.0, 0.0
+    sampled, rest = 0.0, 0.0
     if d_logprob is not None:
-        own, rest = -d_logprob * logprob.expm1(), -d_logprob
+        sampled, rest = -d_logprob * logprob.expm1(), -d_logprob
     if d_entropy is None:
         gradient = probs * torch.as_tensor(rest)[:, None]
     else:
-        own = own - d_entropy * own_prob * (logprob + entropy)
+        sampled = sampled - d_entropy * logprob.exp() * (logprob + entropy)
         factor = (logprobs * -d_entropy[:, None]).add_((rest - d_entropy * entropy)[:, None])
         gradient = factor.mul_(probs)
-    return gradient.scatter_(1, tokens[:, None], torch.as_tensor(own)[:, None])
+    return gradient.scatter_(1, tokens[:, None], torch.as_tensor(sampled)[:, None])
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """Product accumulated and returned in the computing dtype.
-
-    On a GPU, operands of 16 bits stay so.
-    """
+    """Multiply, accumulate and return in the computing dtype; a GPU reads 16-bit operands as is."""
     dtype = computing_dtype(left.dtype)
     if left.is_cuda and left.dtype != dtype:
         return torch.mm(left, right, out_dtype=dtype)
@@ -91,20 +84,20 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def at_least(matrix: Tensor, num_rows: int) -> Tensor:
-    """The matrix with zero rows below, where it has fewer than `num_rows`."""
+    """Pad a matrix with zero rows to at least `num_rows`."""
     missing = num_rows - len(matrix)
     return torch.nn.functional.pad(matrix, (0, 0, 0, missing)) if missing > 0 else matrix
 
 
 def chunks(num_rows: int, num_columns: int, itemsize: int, chunk_bytes: int) -> Iterator[slice]:
-    """Row ranges with at most `chunk_bytes` of logits each, but no fewer than MIN_ROWS rows."""
+    """Yield row ranges with at most `chunk_bytes` of logits, or MIN_ROWS rows if that is more."""
     step = rows_at_once(num_columns, itemsize, chunk_bytes)
     return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
 
 
 @contextmanager
 def planned_chunks(chunk_bytes: int) -> Iterator[None]:
-    """Chunks have so many bytes of logits, as on a device that this machine does not have."""
+    """Set the bytes of a chunk's logits, to plan for a device that this machine does not have."""
     token = PLANNED.set(chunk_bytes)
     try:
         yield
@@ -113,7 +106,7 @@ def planned_chunks(chunk_bytes: int) -> Iterator[None]:
 
 
 def chunk_bytes_on(device: torch.device) -> int:
-    """Bytes of logits that a chunk may have on a device, by what is free on it now."""
+    """Return the bytes that a chunk's logits may have on a device, by its free memory."""
     if planned := PLANNED.get():
         return planned
     if device.type != "cuda" or not torch.cuda.is_available():
@@ -124,23 +117,23 @@ def chunk_bytes_on(device: torch.device) -> int:
 
 
 def gpu_chunk_bytes(free_bytes: int) -> int:
-    """The rule itself: GPU_CHUNK_BYTES, less where few bytes are free, never below CHUNK_BYTES."""
+    """Return GPU_CHUNK_BYTES, or less if little memory is free, but at least CHUNK_BYTES."""
     return max(CHUNK_BYTES, min(GPU_CHUNK_BYTES, free_bytes // CHUNKS_THAT_FIT))
 
 
 def rows_at_once(num_columns: int, itemsize: int, chunk_bytes: int) -> int:
-    """Rows of the largest chunk."""
+    """Return the rows of the largest chunk."""
     return max(MIN_ROWS, chunk_bytes // (num_columns * itemsize))
 
 
 def rows_of(inverse_temperature: float | Tensor, rows: slice | Tensor) -> float | Tensor:
-    """The temperature of some rows."""
+    """Select the inverse temperature of rows."""
     per_token = isinstance(inverse_temperature, Tensor) and inverse_temperature.ndim
     return inverse_temperature[rows] if per_token else inverse_temperature
 
 
 class ChunkedLogprob(torch.autograd.Function):
-    """`reference.linear_logprob`, a chunk of rows at a time. Differentiable once."""
+    """`reference.linear_logprob`, a chunk of rows at a time; differentiable once."""
 
     @staticmethod
     def forward(ctx, hidden, head, tokens, inverse_temperature, chunk_bytes):
@@ -191,7 +184,7 @@ class ChunkedLogprob(torch.autograd.Function):
 
 
 class GradientSink:
-    """Sums dX and dW over chunks, in the computing dtype; a frozen head has no dW."""
+    """Adds up dX and dW over chunks, in the computing dtype; a frozen LM head has no dW."""
 
     def __init__(self, hidden: Tensor, head: Tensor, *, is_frozen: bool) -> None:
         self.is_frozen = is_frozen
@@ -205,7 +198,7 @@ class GradientSink:
     def add(
         self, rows: slice | Tensor, gradient: Tensor, inverse_temperature: float | Tensor
     ) -> None:
-        """Take in `[R, V]`, the gradient of the tempered logits of some rows."""
+        """Add a chunk's gradient of the tempered logits, `[R, V]`, which is overwritten."""
         if isinstance(inverse_temperature, Tensor) or inverse_temperature != 1:
             gradient.mul_(column(inverse_temperature, gradient.dtype))
         gradient = gradient.to(self.head.dtype)
@@ -217,7 +210,7 @@ class GradientSink:
         self.d_head = d_head if self.d_head is None else self.d_head.add_(d_head)
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """dX `[T, D]` and dW `[V, D]` in the dtypes of the inputs; None of a frozen head."""
+        """Return dX `[T, D]` and dW `[V, D]` in the inputs' dtypes; None for a frozen LM head."""
         if self.is_frozen:
             return self.d_hidden, None
         if self.d_head is None:
@@ -226,7 +219,7 @@ class GradientSink:
 
 
 class ChunkedPolicyLoss(torch.autograd.Function):
-    """Loss, sums, log-probs and entropies, with dX and dW from the same pass: three GEMMs."""
+    """Loss, sums, log-probs and entropies; dX and dW in the same pass, with three GEMMs."""
 
     @staticmethod
     def forward(
@@ -259,3 +252,29 @@ class ChunkedPolicyLoss(torch.autograd.Function):
         d_hidden, d_head = ctx.saved_tensors
         d_head = None if d_head is None else d_head * d_loss
         return d_hidden * d_loss, d_head, None, None, None, None, None, None
+
+
+# Rows that need no computation: masked ones in the forward, those without a gradient in the
+# backward pass. An index from a device tensor costs one synchronisation; a mask on the host costs
+# none.
+
+
+def masked_rows(mask: Tensor, device: torch.device) -> Tensor | None:
+    """Return the indices of the mask's rows, ascending, on `device`; None if it selects all."""
+    index = mask.nonzero().squeeze(1)
+    return None if len(index) == len(mask) else index.to(device, non_blocking=True)
+
+
+def rows_with_gradient(*gradients: Tensor | None) -> Tensor | None:
+    """Return the indices of rows where any gradient `[T]` is not exactly 0; None if all are."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    active = present[0] != 0
+    for gradient in present[1:]:
+        active = active | (gradient != 0)
+    index = active.nonzero().squeeze(1)
+    return None if len(index) == len(active) else index
+
+
+def scattered(values: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """Put `values[i]` at row `index[i]` of `num_rows` rows, 0 elsewhere; differentiable."""
+    return values.new_zeros(num_rows).index_copy(0, index, values)

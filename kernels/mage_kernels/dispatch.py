@@ -1,10 +1,10 @@
-"""Which implementation runs, decided once, at import, and said in one line.
+"""The choice between Triton kernels and plain PyTorch, made once, at import.
 
-A CUDA tensor goes to the Triton kernels where Triton is installed and the GPU is one that they were
-made for: compute capability 8.0, 8.9, 9.0 or 10.0 for advantages, 9.0 or 10.0 for the head, in 16
-bits. Every other tensor goes to plain PyTorch.
-`MAGE_KERNELS=torch` or `=triton` decides it by hand. A Triton that is installed but cannot be
-imported is an error, never a silent fallback.
+CUDA tensors are computed by the Triton kernels if Triton is installed and the GPU is supported:
+compute capability 8.0, 8.9, 9.0 or 10.0 for advantages, 9.0 or 10.0 for the LM head, in 16 bits.
+All other tensors are computed by plain PyTorch. The environment variable `MAGE_KERNELS`, `torch` or
+`triton`, overrides the choice. If Triton is installed but cannot be imported, that is an error,
+never a silent fallback.
 """
 
 import importlib
@@ -16,31 +16,31 @@ import torch
 from torch import Tensor
 
 HEADS = {(9, 0), (10, 0)}
-"""Compute capabilities that the head's kernels are compiled and checked for."""
+"""Compute capabilities that the LM head's kernels are compiled and checked for."""
 ADVANTAGES = HEADS | {(8, 0), (8, 9)}
-"""And those of advantages."""
+"""Compute capabilities that the kernels of advantages are compiled and checked for."""
 INSTALL = 'pip install "triton>=3.6,<3.8"'
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The choice and its reason."""
+    """The choice, and the reason for it."""
 
     fused_devices: frozenset[str]
-    """Device types whose tensors go to the Triton kernels."""
+    """Types of devices whose tensors the Triton kernels compute."""
     reason: str
     has_heads: bool = True
-    """Whether the head is among what those kernels compute there, or advantages alone."""
+    """Whether the kernels of the LM head run there, too; otherwise only those of advantages."""
 
 
 def choose_backend(
     wanted: str, *, capability: tuple[int, int] | None, has_triton: bool, device: str = "the GPU"
 ) -> Backend:
-    """The rule itself.
+    """Choose a backend.
 
     Args:
-        wanted: the environment's `MAGE_KERNELS`: "auto", "torch" or "triton".
-        capability: of the CUDA device; None where there is none.
+        wanted: value of `MAGE_KERNELS`: "auto", "torch" or "triton".
+        capability: compute capability of the CUDA device; None without one.
         has_triton: whether Triton is installed.
     """
     torch_only = frozenset[str]()
@@ -91,9 +91,8 @@ def _detected() -> Backend:
         device=torch.cuda.get_device_name() if has_cuda else "the GPU",
     )
     if backend.fused_devices:
-        importlib.import_module(
-            "triton"
-        )  # a broken one shall fail here, loudly, not in the first step
+        # A broken Triton must fail here, not in the first step.
+        importlib.import_module("triton")
     return backend
 
 
@@ -101,15 +100,15 @@ BACKEND = _detected()
 
 
 def is_fused_on(device_type: str) -> bool:
-    """Whether Triton kernels run on such devices."""
+    """Return whether Triton kernels run on devices of this type."""
     return device_type in BACKEND.fused_devices
 
 
 def is_fused_head(hidden: Tensor) -> bool:
-    """Whether the Triton head takes hidden states `[T, D]`.
+    """Return whether the Triton kernels of the LM head take hidden states `[T, D]`.
 
-    Tensor cores want 16 bits: in fp32 they would round to 10 bits of mantissa. The tensor memory
-    accelerator wants rows that start at multiples of 16 bytes.
+    Tensor cores need 16 bits: they would round fp32 to 10 bits of mantissa. The tensor memory
+    accelerator needs rows that start at multiples of 16 bytes.
     """
     if not (is_fused_on(hidden.device.type) and BACKEND.has_heads):
         return False
@@ -117,11 +116,11 @@ def is_fused_head(hidden: Tensor) -> bool:
 
 
 def backend_report() -> str:
-    """One line that says which implementation was chosen and why, for a run's first lines."""
+    """Describe the choice and its reason in one line."""
     return f"mage_kernels: {BACKEND.reason}"
 
 
 def advantage_report(device: torch.device) -> str:
-    """Half a line that says where and by what advantages are computed."""
+    """Describe where and how advantages are computed, as part of a line."""
     way = "Triton" if is_fused_on(device.type) else "plain PyTorch"
     return f"advantages by {way} on {device}"

@@ -1,4 +1,4 @@
-"""The language-model head and what RL wants of it, without ever storing its logits whole.
+"""The LM head: log-probs, entropies and the policy loss, without storing all logits.
 
 Shapes: `T` tokens, `V` vocabulary, `D` hidden.
 """
@@ -13,26 +13,27 @@ from mage_kernels.chunked import (
     ChunkedLogprob,
     ChunkedPolicyLoss,
     chunk_bytes_on,
+    masked_rows,
     rows_at_once,
     rows_of,
+    scattered,
 )
-from mage_kernels.compaction import masked_rows, scattered
 from mage_kernels.dispatch import is_fused_head
 from mage_kernels.reference import computing_dtype
 from mage_kernels.surrogate import Surrogate, TokenData
 
 
 class PolicyLoss(NamedTuple):
-    """What one pass over the head gives; only `loss` carries a gradient."""
+    """Result of one pass over the LM head; only `loss` has a gradient."""
 
     loss: Tensor
     """Scalar: the sum over the masked tokens, divided by the normaliser."""
     sums: Tensor
-    """`[len(SUMS)]` on the device: sums over the masked tokens, named by `mage_kernels.SUMS`."""
+    """`[len(SUMS)]`, on the device: sums over the masked tokens, named by `mage_kernels.SUMS`."""
     logprob: Tensor
-    """`[T]`, 0 outside the mask"""
+    """`[T]`, in nats; 0 outside the mask."""
     entropy: Tensor
-    """`[T]`, 0 outside the mask"""
+    """`[T]`, in nats; 0 outside the mask."""
 
 
 def linear_logprob(
@@ -44,24 +45,23 @@ def linear_logprob(
     mask: Tensor | None = None,
     keep_bytes: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each token and entropy of the distribution it was drawn from, in nats.
+    """Compute the log-prob of each token and the entropy of its distribution, in nats.
 
-    The distribution is `softmax(inverse_temperature * hidden @ head.T)`. Any gradient per token may
-    flow into either result; tokens where both are exactly 0 cost nothing in the backward pass.
+    The distribution is `softmax(inverse_temperature * hidden @ head.T)`. Both results are
+    differentiable. Tokens whose incoming gradients are exactly 0 cost nothing in the backward pass.
 
     Args:
         hidden: `[T, D]`.
         head: `[V, D]`, of the same dtype.
         tokens: `[T]`, int64.
         inverse_temperature: one number, or `[T]`; above 0.
-        mask: bool `[T]`; tokens outside cost nothing and get 0 and 0. On the host it costs no
-            synchronisation.
-        keep_bytes: on a GPU, how much of the exp-scaled logits (2 bytes each) may be kept for the
-            backward pass, which then needs no second logits GEMM for those rows. 0 computes all of
-            them again: least memory.
+        mask: bool `[T]`; tokens outside cost nothing, and their results are 0. A mask on the host
+            costs no synchronisation.
+        keep_bytes: on a GPU, most bytes of logits (2 bytes each) that are kept for the backward
+            pass, which then needs no second logits GEMM for their rows. 0 keeps none.
 
     Returns:
-        log-prob `[T]` and entropy `[T]`: fp32, or fp64 for fp64 inputs.
+        Log-prob `[T]` and entropy `[T]`: fp32, or fp64 for fp64 inputs.
     """
     _check(hidden, head, tokens, inverse_temperature, mask)
     index = None if mask is None else masked_rows(mask, hidden.device)
@@ -78,10 +78,10 @@ def linear_logprob(
 
 
 def keeps_logits(hidden: Tensor, head: Tensor) -> bool:
-    """Whether `linear_logprob` keeps by itself what its backward pass needs of the logits.
+    """Return whether `linear_logprob` keeps all logits for its backward pass.
 
-    Where it does, `linear_policy_loss` has nothing to save. Plain PyTorch keeps one chunk; the
-    Triton kernels keep what `keep_bytes` says, which is nothing unless told.
+    If so, `linear_policy_loss` saves nothing. Plain PyTorch keeps the logits if they fit in one
+    chunk; the Triton kernels keep `keep_bytes` of them, by default none.
     """
     itemsize = computing_dtype(hidden.dtype).itemsize
     fits = len(hidden) <= rows_at_once(len(head), itemsize, CHUNK_BYTES)
@@ -108,35 +108,34 @@ def linear_policy_loss(
     entropy_coefficient: float = 0.0,
     entropy_weights: Tensor | None = None,
 ) -> PolicyLoss:
-    """The token-level policy loss with its gradients, in a single pass: three GEMMs, not four.
+    """Compute a token-level policy loss and its gradients in one pass: three GEMMs, not four.
 
-    `sum over the mask of (weight * surrogate + kl_coefficient * k3 - entropy_coefficient * entropy)
-    / normaliser`, term by term in `mage_kernels.surrogate.token_terms`. dX and dW are computed
-    here, not in `backward()`, which only scales them: call it under `no_grad` where no gradient is
-    wanted.
+    The loss is `sum over the mask of (weight * surrogate + kl_coefficient * k3 -
+    entropy_coefficient * entropy) / normaliser`; see `mage_kernels.surrogate.token_terms`. dX and
+    dW are computed here, and `backward()` only scales them, so call this under `no_grad` if no
+    gradient is needed.
 
     Args:
         hidden: `[T, D]`.
         head: `[V, D]`, of the same dtype.
         tokens: `[T]`, int64.
-        behaviour_logprobs: `[T]`, under the policy that drew the tokens.
+        behaviour_logprobs: `[T]`, under the policy that sampled the tokens.
         advantages: `[T]`.
-        mask: bool `[T]`: the tokens that count. The others cost nothing and may hold anything, NaN
-            included.
-        normaliser: the number of tokens of the whole step, over all its passes and ranks: known
-            before the pass, or gradient accumulation would change the loss.
-        proximal_logprobs: `[T]`, under the policy the ratio is clipped around; None means the
+        mask: bool `[T]`: the tokens of the loss. The data of other tokens may be anything, even
+            NaN.
+        normaliser: number of tokens of the whole step, over all micro-batches and ranks.
+        proximal_logprobs: `[T]`, under the policy that the ratio is clipped around; None means the
             behaviour policy.
-        reference_logprobs: `[T]`, under the frozen policy of the KL term; needed where
+        reference_logprobs: `[T]`, under the frozen policy of the KL term; required if
             `kl_coefficient` is not 0.
         inverse_temperature: one number, or `[T]`; above 0.
         clip_low, clip_high: the ratio is clipped to `1 - clip_low .. 1 + clip_high`.
-        dual_clip: for negative advantages the surrogate is at most `dual_clip` times their size.
-        weight_cap: the constant weight `exp(proximal - behaviour)` is cut at this; None leaves it
-            as it is.
-        entropy_weights: `[T]`: a token's entropy bonus is so many times `entropy_coefficient`; None
-            means once. On a GPU the coefficients are constants of a kernel: one that changes from
-            step to step belongs here.
+        dual_clip: for negative advantages the surrogate is at most `dual_clip * |advantage|` (Ye et
+            al. 2020, arXiv 1912.09729).
+        weight_cap: upper bound of the constant weight `exp(proximal - behaviour)`; None: no bound.
+        entropy_weights: `[T]`: factor of `entropy_coefficient` for each token; None means 1. On a
+            GPU the coefficients are compile-time constants, so a value that changes from step to
+            step belongs here.
     """
     _check(hidden, head, tokens, inverse_temperature, mask)
     if kl_coefficient and reference_logprobs is None:
@@ -172,7 +171,7 @@ def linear_policy_loss(
 
 def _linear_logprob(hidden, head, tokens, inverse_temperature, keep_bytes):
     if is_fused_head(hidden):
-        from mage_kernels.fused.linear_logprob import FusedLogprob
+        from mage_kernels.fused.head_autograd import FusedLogprob
 
         return FusedLogprob.apply(hidden, head, tokens, inverse_temperature, keep_bytes)
     chunk_bytes = chunk_bytes_on(hidden.device)
@@ -182,7 +181,7 @@ def _linear_logprob(hidden, head, tokens, inverse_temperature, keep_bytes):
 def _linear_policy_loss(hidden, head, tokens, data, loss, inverse_temperature, normaliser):
     arguments = (hidden, head, tokens, data, loss, inverse_temperature, normaliser)
     if is_fused_head(hidden):
-        from mage_kernels.fused.linear_policy_loss import FusedPolicyLoss
+        from mage_kernels.fused.head_autograd import FusedPolicyLoss
 
         return FusedPolicyLoss.apply(*arguments)
     return ChunkedPolicyLoss.apply(*arguments, chunk_bytes_on(hidden.device))

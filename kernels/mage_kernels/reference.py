@@ -1,7 +1,7 @@
-"""The specification, in plain PyTorch: what every kernel here must compute.
+"""The specification of the LM head's kernels in plain PyTorch.
 
-Written to be read and trusted, not to be fast. Given fp64 it computes in fp64, else in fp32, and
-the whole `[T, V]` matrix of logits exists. Differentiable by autograd.
+It is written to be read, not to be fast: the whole `[T, V]` matrix of logits is stored, and
+autograd computes the gradients. fp64 inputs are computed in fp64, all others in fp32.
 
 Shapes: `T` tokens, `V` vocabulary, `D` hidden.
 """
@@ -13,12 +13,12 @@ from mage_kernels.surrogate import Surrogate, TokenData, TokenTerms, token_terms
 
 
 def computing_dtype(dtype: torch.dtype) -> torch.dtype:
-    """fp64 stays fp64; everything else is computed in fp32."""
+    """Return fp64 for fp64 inputs, else fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def column(inverse_temperature: float | Tensor, dtype: torch.dtype) -> float | Tensor:
-    """One number, or `[T, 1]`: what a `[T, V]` matrix is multiplied with."""
+    """Return a number, or `[T, 1]`, to multiply a `[T, V]` matrix with."""
     if isinstance(inverse_temperature, Tensor) and inverse_temperature.ndim:
         return inverse_temperature.to(dtype)[:, None]
     return inverse_temperature
@@ -27,10 +27,10 @@ def column(inverse_temperature: float | Tensor, dtype: torch.dtype) -> float | T
 def linear_logprob(
     hidden: Tensor, head: Tensor, tokens: Tensor, inverse_temperature: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each token and entropy of the distribution it was drawn from, in nats.
+    """Compute the log-prob of each token and the entropy of its distribution, in nats.
 
-    The distribution is `softmax(inverse_temperature * hidden @ head.T)`; `inverse_temperature` is
-    one number or `[T]`.
+    The distribution is `softmax(inverse_temperature * hidden @ head.T)`; `inverse_temperature` is a
+    number or `[T]`.
 
     Args:
         hidden: `[T, D]`.
@@ -38,7 +38,7 @@ def linear_logprob(
         tokens: `[T]`, int64.
 
     Returns:
-        log-prob `[T]` and entropy `[T]`, fp32, or fp64 for fp64 inputs.
+        Log-prob `[T]` and entropy `[T]`: fp32, or fp64 for fp64 inputs.
     """
     dtype = computing_dtype(hidden.dtype)
     logits = hidden.to(dtype) @ head.to(dtype).T * column(inverse_temperature, dtype)  # [T, V]
@@ -55,6 +55,6 @@ def linear_policy_loss(
     loss: Surrogate,
     inverse_temperature: float | Tensor = 1.0,
 ) -> TokenTerms:
-    """Terms of every token's policy loss; the loss proper is `terms.loss.sum() / normaliser`."""
+    """Compute the terms of the policy loss, which is `terms.loss.sum() / normaliser`."""
     logprob, entropy = linear_logprob(hidden, head, tokens, inverse_temperature)
     return token_terms(logprob, entropy, data, loss)

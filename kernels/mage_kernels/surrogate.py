@@ -1,10 +1,10 @@
-"""The token-level policy loss, as a function of one token's log-prob and entropy.
+"""The token-level policy loss as a function of a token's log-prob and entropy.
 
-Its derivative at a token depends on that token only, which is what allows one pass over the
-vocabulary (see `mage_kernels.head.linear_policy_loss`). Ratios that mix tokens, as in GSPO, have no
-place here: take their log-probs from `linear_logprob`.
+The derivative at a token depends on that token only, so the loss can be computed in a single pass
+over the LM head (`mage_kernels.head.linear_policy_loss`). That excludes ratios that mix tokens, as
+in GSPO: these need `linear_logprob`.
 
-`T` tokens. Everything per token is `[T]`.
+Shapes: `T` tokens.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are cut here before `exp`; a token beyond it has no gradient through its ratio."""
+"""Bound of log-ratios before `exp`; beyond it a token has no gradient through its ratio."""
 
 SUMS = (
     "tokens",
@@ -31,19 +31,19 @@ SUMS = (
     "weight_capped",
     "behaviour_k3",
 )
-"""What `PolicyLoss.sums` holds, in this order: sums over the masked tokens."""
+"""Names of the sums over masked tokens in `PolicyLoss.sums`, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """The numbers of the loss: clipping, truncated weight, KL to a reference, entropy bonus."""
+    """Parameters of the loss: clipping, truncated weight, KL term, entropy bonus."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None
-    """Where the advantage is negative, the loss is at most this many times its size."""
+    """For negative advantages, upper bound of the surrogate divided by `|advantage|`."""
     weight_cap: float | None = None
-    """`exp(proximal - behaviour)` is cut at this; None leaves it as it is."""
+    """Upper bound of the weight `exp(proximal - behaviour)`; None: no bound."""
     kl_coefficient: float = 0.0
     entropy_coefficient: float = 0.0
 
@@ -60,37 +60,43 @@ class Surrogate:
 
 
 class TokenData(NamedTuple):
-    """What is known of each token before the pass; `[T]` each, and no gradient flows into any."""
+    """Data of the tokens, `[T]` each, without gradient; log-probs in nats."""
 
     behaviour_logprobs: Tensor
     proximal_logprobs: Tensor | None
-    """Under the policy at the start of the step; None: the ratio is to the behaviour policy."""
+    """Under the policy at the beginning of the step; None: the behaviour policy's."""
     reference_logprobs: Tensor | None
     advantages: Tensor
     mask: Tensor
-    """bool: which tokens count. What stands elsewhere is never read into a result, not even NaN."""
+    """bool: the tokens of the loss. Data of other tokens never reaches a result, not even NaN."""
     entropy_weights: Tensor | None = None
-    """How many times the entropy coefficient a token's bonus is; None: once."""
+    """Factor of `entropy_coefficient` for each token; None: 1."""
 
     def rows(self, index: slice | Tensor) -> "TokenData":
-        """The same for some of the tokens."""
+        """Select tokens."""
         return TokenData(*(None if field is None else field[index] for field in self))
 
 
 class TokenTerms(NamedTuple):
-    """Per-token pieces, `[T]` each, 0 outside the mask."""
+    """The loss of each token, and what is summed for metrics; 0 outside the mask."""
 
     loss: Tensor
+    """`[T]`, not normalised."""
     sums: Tensor
-    """`[len(SUMS), T]`"""
+    """`[len(SUMS), T]`, without gradient."""
 
 
 def token_terms(logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surrogate) -> TokenTerms:
-    """Loss of each token, not yet normalised, and what is summed for the metrics.
+    """Compute the loss of each token, and what is summed for metrics.
 
-    `ratio = exp(logprob - proximal)`; the surrogate is `max(-A ratio, -A clip(ratio))`, for
-    negative A at most `-A dual_clip`, times the constant weight `min(exp(proximal - behaviour),
-    weight_cap)`. The KL term is k3 = `e^d - d - 1` with `d = reference - logprob`.
+    The loss is `weight * surrogate + kl_coefficient * k3(reference - logprob) - bonus * entropy`:
+
+    - `ratio = exp(logprob - proximal)`
+    - `surrogate = max(-A ratio, -A clip(ratio, 1 - clip_low, 1 + clip_high))`, PPO's clip (Schulman
+      et al. 2017, arXiv 1707.06347, eq. 7); for `A < 0` at most `-A dual_clip` (arXiv 1912.09729,
+      eq. 5)
+    - `weight = min(exp(proximal - behaviour), weight_cap)`, a constant
+    - `bonus = entropy_coefficient * entropy_weights`
     """
     mask = data.mask
     behaviour = _masked(data.behaviour_logprobs, mask, logprob.dtype)
@@ -136,7 +142,11 @@ def token_terms(logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surroga
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """`e^d - d - 1`, an estimate of a KL divergence that is never negative."""
+    """Compute `e^d - d - 1`, an estimate of the KL divergence that is never negative (Schulman
+    2020).
+
+    Its mean over samples of p is KL(p || q) for `d = log q - log p`.
+    """
     log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return log_ratio.expm1() - log_ratio
 
@@ -144,7 +154,7 @@ def k3(log_ratio: Tensor) -> Tensor:
 def token_derivatives(
     logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surrogate
 ) -> tuple[TokenTerms, Tensor, Tensor]:
-    """`token_terms`, and each token's derivative by its log-prob and by its entropy."""
+    """Compute `token_terms`, and derivatives of the loss by log-prob and by entropy: `[T]` each."""
     with torch.enable_grad():
         logprob, entropy = logprob.detach().requires_grad_(), entropy.detach().requires_grad_()
         terms = token_terms(logprob, entropy, data, loss)
@@ -153,5 +163,5 @@ def token_derivatives(
 
 
 def _masked(values: Tensor | None, mask: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
-    """Select, do not multiply: NaN times 0 is NaN."""
+    """Set values outside the mask to 0, by selection: NaN times 0 would be NaN."""
     return None if values is None else torch.where(mask, values.to(dtype or values.dtype), 0.0)

@@ -1,1 +1,1 @@
-"""The ledger of groups in flight: what is granted, what a step trains, how stale it may be."""
+"""Admission: which groups are granted and trained, and how stale they may become."""

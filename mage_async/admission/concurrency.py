@@ -1,18 +1,13 @@
-"""Age-aware concurrency: how many groups to play at once, so that few tokens grow too old.
+"""Age-aware concurrency: how many groups to play at once, so that few tokens become too old.
 
-A group that is played beside many others takes long, and its first tokens, in meta-RL the
-exploration, are stale when it is trained. So the number of groups in play follows the measured
-lengths of groups: the largest number whose predicted share of over-age tokens is under a target.
+The more groups are played concurrently, the longer each takes, and the staler its first tokens are
+when it is trained; in meta-RL those are the exploration. `Concurrency` measures how long groups and
+steps take, and admits the largest number of groups for which the predicted share of tokens older
+than `max_staleness` stays within a target.
 
-The prediction. Let steps take `s` seconds, one after the other, and let every batch be taken when
-the last one is published. A group that is complete waits for that moment, anything up to `s`; a
-token drawn `y` seconds before is then over age if the sum is over `S s`: with probability
-`clip(y / s - S + 1, 0, 1)`. Tokens lie evenly over their group's life. A busy engine shares its
-tokens a second among the groups in play, so lengths grow in proportion to their number; on an idle
-engine they do not, and the rule, which looks again after every step, only arrives more slowly.
-
-What is over age under a rule that bounds the mean is, under a rule that bounds every group, what
-the trainer waits for: there the same target buys throughput (0.002 at the default's bound).
+Under a policy that bounds the staleness of every group, no token becomes too old: there the
+prediction is of the tokens that the trainer would wait for, and the same target buys throughput
+(0.002 with the default bound).
 """
 
 from collections import deque
@@ -21,34 +16,51 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-LIVES = (np.arange(16) + 0.5) / 16
-"""Moments of a group's life at which its tokens are looked at."""
+TOKEN_TIMES = (np.arange(16) + 0.5) / 16
+"""float64 [16]: moments of a group's life at which the prediction looks at a token, in 0..1."""
 
 
 def over_age_share(
-    lengths_s: Sequence[float] | np.ndarray, *, step_s: float, max_staleness: int
+    durations_s: Sequence[float] | np.ndarray, *, step_s: float, max_staleness: int
 ) -> float:
-    """The predicted share of tokens over `max_staleness`, each group counted by its length."""
-    lengths = np.asarray(lengths_s, float)[:, None]
-    is_over = np.clip(lengths * LIVES / step_s - max_staleness + 1, 0.0, 1.0)
-    return float((is_over * lengths).sum() / (lengths.sum() * len(LIVES)))
+    """Predict the share of tokens staler than `max_staleness`, in 0..1.
+
+    Assumptions: steps take `step_s` seconds each, one after the other, and a batch is taken when
+    the step before it is published. So a complete group waits between 0 and `step_s` seconds for
+    its step, uniformly distributed. A token sampled `y` seconds before its group was complete is
+    too old if `y` plus that wait exceeds `max_staleness * step_s`: with probability
+    `clip(y / step_s - max_staleness + 1, 0, 1)`. Tokens are spread evenly over their group's life.
+
+    Args:
+        durations_s: Seconds from grant to complete, one per group. A group counts in proportion to
+            its duration.
+    """
+    durations = np.asarray(durations_s, float)[:, None]
+    is_over = np.clip(durations * TOKEN_TIMES / step_s - max_staleness + 1, 0.0, 1.0)
+    return float((is_over * durations).sum() / (durations.sum() * len(TOKEN_TIMES)))
 
 
-def most_in_play(
-    lengths_s: Sequence[float] | np.ndarray,
+def most_concurrent_groups(
+    alone_s: Sequence[float] | np.ndarray,
     *,
     step_s: float,
     max_staleness: int,
     target: float,
     most: int,
 ) -> int:
-    """The largest number of groups in play, 1 to `most`, with a share of at most `target`.
+    """Return the largest number of concurrent groups, 1 to `most`, within a target.
+
+    A busy engine divides its tokens per second among the groups, so durations grow in proportion
+    to their number. On an idle engine they do not; then the number, which is computed again after
+    every step, only takes longer to settle.
 
     Args:
-        lengths_s: of groups, each over the number in play beside it, itself among them.
+        alone_s: For each group its duration in seconds over the mean number of concurrent groups,
+            itself included.
+        target: Largest share of tokens that may be too old, in 0..1.
     """
-    alone = np.asarray(lengths_s, float)
-    low, high = 1, most  # the share grows with the number
+    alone = np.asarray(alone_s, float)
+    low, high = 1, most  # binary search: the share grows with the number
     while low < high:
         middle = (low + high + 1) // 2
         share = over_age_share(alone * middle, step_s=step_s, max_staleness=max_staleness)
@@ -58,36 +70,37 @@ def most_in_play(
 
 @dataclass(slots=True)
 class Concurrency:
-    """Measures groups and steps, and says how many groups may be in play.
+    """Measures groups and steps, and sets `limit`, the number of groups to play at once.
 
-    Until `warm` groups were measured it says `most`. With a target of 1 it always does.
+    `limit` is `most` until `warm` groups were measured, and always if the target is 1.
     """
 
     most: int
     groups_per_step: int
     max_staleness: int
     target: float
+    """Largest share of tokens that may be too old, in 0..1."""
     warm: int = 32
     limit: int = field(init=False)
-    """Groups that may be in play now."""
-    _alone: deque[float] = field(default_factory=lambda: deque(maxlen=512), init=False)
-    """Seconds from grant to complete, over the groups in play meanwhile."""
-    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=16), init=False)
-    """Seconds the trainer was busy with each step."""
+    """Groups that may be incomplete at a time."""
+    _alone_s: deque[float] = field(default_factory=lambda: deque(maxlen=512), init=False)
+    """Seconds from grant to complete over the mean number of concurrent groups, one per group."""
+    _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=16), init=False)
+    """Seconds for which each step kept the trainer busy."""
 
     def __post_init__(self) -> None:
         self.limit = self.most
 
-    def completed(self, length_s: float, in_play: float) -> None:
-        """A group was complete so long after its grant, with so many in play, itself among them."""
-        self._alone.append(length_s / in_play)
+    def completed(self, duration_s: float, num_concurrent: float) -> None:
+        """Record a complete group: its duration, and the mean number of concurrent groups."""
+        self._alone_s.append(duration_s / num_concurrent)
 
     def trained(self, step_s: float) -> None:
-        """A step kept the trainer busy so long: look again."""
-        self._steps.append(step_s)
-        if self.target < 1.0 and len(self._alone) >= self.warm:
-            self.limit = most_in_play(
-                self._alone,
+        """Record the seconds for which a step kept the trainer busy, and set `limit` anew."""
+        self._steps_s.append(step_s)
+        if self.target < 1.0 and len(self._alone_s) >= self.warm:
+            self.limit = most_concurrent_groups(
+                self._alone_s,
                 step_s=self.expected_step_s(),
                 max_staleness=self.max_staleness,
                 target=self.target,
@@ -95,7 +108,7 @@ class Concurrency:
             )
 
     def expected_step_s(self) -> float:
-        """The longer of training a batch and playing one."""
-        training = sum(self._steps) / len(self._steps)
-        playing = self.groups_per_step * sum(self._alone) / len(self._alone)
+        """Return the seconds from one step to the next: of training, or of playing if longer."""
+        training = sum(self._steps_s) / len(self._steps_s)
+        playing = self.groups_per_step * sum(self._alone_s) / len(self._alone_s)
         return max(training, playing)

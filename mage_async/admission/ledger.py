@@ -1,48 +1,60 @@
-"""The ledger: how many groups are in flight, and which of them a step trains on.
+"""The ledger: which groups are in flight, which actor plays each, and which ones a step trains.
 
-Every group needs a slot, from its grant until a step on it is published or it is dropped. There are
-`(max_staleness + 1) * groups_per_step` slots, and groups are trained in order of grant: a batch is
-the oldest `groups_per_step` groups, once all of them are complete. Hence
-
-    no group trains more than `max_staleness` steps after the version it was granted at.
-
-Proof. Write S for max_staleness, B for groups_per_step. Let a group be granted at version v: v
-steps are published, so the batches of steps v + 1 and later hold their slots still, or have not
-been taken. Every group trained between step v and this group was granted before it (order of grant)
-and holds its slot now (its step is not published). At most (S + 1) * B - 1 others hold slots, and
-they fill at most S batches; a dropped group only moves the later ones forward. So this group is in
-the batch of step v + S + 1 at the latest, which trains version v + S. The bound is hard for every
-token, if actors play a grant with weights at least as new as its `version`.
-
-    a group is     from                  until
-    playing        grant, grant_again    its last trial, its deadline, the end of its peer
-    lapsed         expire, peer_gone     grant_again, or late results that complete it
-    complete       its last trial        take_batch
-    in training    take_batch            trained
-    (ended)        trained, drop
-
-That is the rule `slots`; `mage_async/admission/rules.py` has others, whose groups are in flight and
-end in the same ways (`overtake` keeps the bound without the order, with a proof there), and
-`concurrency` may admit fewer to be played at once than the rule does.
-
-Every transition that the bound rests on is in this file. `groups_in_flight.py` has the state and
-what others ask of it, `journaled.py` its way into the journal and back.
-
-A result counts once by (grant, trial index), whichever epoch of the grant it comes from. Time is an
-argument, in seconds of any clock that does not go back.
+`Ledger` decides at once and never waits: where it cannot decide, its owner asks again after the
+next message or tick of the clock. It reads no clock; every time is an argument, in seconds of any
+clock that never goes back. Its decisions are recorded in the journal, and `recovery.py` replays the
+records into a new ledger after a restart.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Self
 
-from mage_async.admission.groups_in_flight import OVER_AGE
-from mage_async.admission.in_play import GroupsInPlay
-from mage_async.admission.journaled import JournaledGroups
-from mage_async.admission.rules import SLOTS, Flow, Place, Rule
-from mage_async.admission.slots import Slot
+from mage_async.admission.policies import SLOTS, AdmissionPolicy, AdmissionState
+from mage_async.protocol.journal_records import Commit, Granted, SegmentHeader
 from mage_async.protocol.messages import GroupGrant, TrialResult
-from mage_async.tasks.seats import num_seats
+from mage_async.tasks.task_stream import num_seats, task_of
 from mage_async.trajectory import Group, Guidance, Task, Trial
+
+# The states of a group, and the calls that move it from one state to another:
+#
+#     state         begins with             ends with
+#     playing       grant, grant_again      its last trial; expire; peer_gone; drop
+#     lapsed        expire, peer_gone       grant_again; its last trial, arriving late; drop
+#     complete      its last trial          take_batch
+#     in training   take_batch              trained
+#     ended         trained, drop, expire   -
+#
+# Playing and lapsed groups are incomplete: some of their trials have not arrived. A group is in
+# flight in every state but the last.
+#
+# The policy `slots` (`policies.py`) grants a group only while fewer than
+# (max_staleness + 1) * groups_per_step groups are in flight, and trains groups in order of grant: a
+# batch is the oldest groups_per_step groups, once all of them are complete. Hence
+#
+#     no group is trained more than max_staleness steps after the version it was granted at.
+#
+# Proof. Write S for max_staleness and B for groups_per_step, and let a group be granted at version
+# v: v steps are published. Groups are trained in order of grant, so every group trained between
+# step v and this group was granted before this group; and it is in flight when this group is
+# granted, because its step is not published yet. At most (S + 1) B - 1 other groups are in flight
+# then, so the groups before this one fill at most S batches, and a dropped group only moves later
+# groups forward. So this group is at the latest in the batch of step v + S + 1, which is trained
+# from version v + S.
+#
+# The bound holds for every token if actors play a grant with weights at least as new as the grant's
+# `version`. `max_concurrent_groups` may admit fewer groups than the policy does, never more.
+
+OVER_AGE = "over age"
+"""Reason for the drops of the policy `drop`. They are no fault, so `drops_in_a_row` skips them."""
+MAX_REASONS = 64
+"""Number of distinct reasons counted; further drops are counted under "other reasons"."""
+
+
+# Outcomes of `Ledger.receive`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,55 +62,290 @@ class Accepted:
     """The first result for this trial: journal it, then acknowledge it."""
 
     is_complete: bool
-    """Whether its group has all of its trials now."""
+    """Whether all trials of the group have arrived now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """Known already, or its group has ended: acknowledge it, so that the peer forgets it."""
+    """The trial is known, or its group has ended: acknowledge it, so that the peer forgets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No trial that was granted: a fault of the peer."""
+    """No such trial was granted: an error of the peer."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """The places of slots in order of grant, made one by one: most questions look at few."""
+class Counts:
+    """Numbers of groups, or of trials; always `granted = trained + dropped + in_flight`."""
 
-    slots: Mapping[int, Slot]
-    in_play: GroupsInPlay
+    granted: int
+    trained: int
+    dropped: int
+    in_flight: int
 
-    def __len__(self) -> int:
-        return len(self.slots)
+    def times(self, number: int) -> "Counts":
+        """Return the counts of trials, for groups of `number` trials each."""
+        return Counts(
+            granted=self.granted * number,
+            trained=self.trained * number,
+            dropped=self.dropped * number,
+            in_flight=self.in_flight * number,
+        )
 
-    def __iter__(self) -> Iterator[Place]:
-        for grant, slot in self.slots.items():
-            yield Place(grant, slot.version, grant not in self.in_play)
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """A snapshot. A group granted again counts once; all trials of a dropped group are dropped."""
+
+    groups: Counts
+    trials: Counts
+    acknowledged: int
+    """Trials received for the first time, including those of groups that were dropped later."""
+    duplicate: int
+    unknown: int
+    granted_again: int
+    """Grants after the first one, over all groups."""
+    dropped_by_reason: Mapping[str, int]
+    """Number of groups by reason."""
+    drops_in_a_row: int
+    """Groups dropped since the last step was published."""
+    last_drop: str
+    """Reason of the last of `drops_in_a_row`; empty if there is none. Survives a restart."""
 
 
 @dataclass(slots=True)
-class SlotLedger(JournaledGroups):
-    """Decides what may be granted and what is trained.
+class InFlightGroup:
+    """A group that was granted and is not in training: its grant, its actor, its results so far."""
 
-    It never waits: where nothing can be decided, its owner calls again after the next message or
-    tick of its clock. Misuse that only a bug of the owner can cause is an assertion.
+    grant: int
+    task: Task
+    num_episodes: int
+    version: int
+    """Policy version at the first grant."""
+    epoch: int
+    """Number of earlier grants of this group."""
+    peer: str | None
+    """The actor that plays the group; None if it is lapsed or complete."""
+    deadline: float
+    trials: list[Trial | None]
+    granted_at: float = 0.0
+    """Time of the last grant."""
+    num_incomplete_at_grant: int = 1
+    """Incomplete groups at the last grant, this one included."""
+    num_expired: int = 0
+    """Deadlines missed so far."""
+    max_turns: int = 0
+    """Largest number of turns of an episode; 0: only the environment's limit."""
+    guidance: Guidance | None = None
+    """Strategies from earlier tasks for the first trials' prompts."""
+
+    @classmethod
+    def from_record(cls, granted: Granted) -> Self:
+        """Make the group of a journal record, without trials and without a deadline."""
+        message = granted.grant
+        return cls(
+            grant=message.grant,
+            task=Task(message.environment, message.member, message.seed, message.seat),
+            num_episodes=message.num_episodes,
+            version=granted.version,
+            epoch=message.epoch,
+            peer=granted.peer,
+            deadline=math.inf,
+            trials=[None] * message.num_trials,
+            max_turns=message.max_turns,
+            guidance=message.guidance,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all trials have arrived."""
+        return None not in self.trials
+
+    def arrived(self) -> tuple[int, ...]:
+        """Return the indices of the trials that have arrived."""
+        return tuple(i for i, trial in enumerate(self.trials) if trial is not None)
+
+    def group(self) -> Group:
+        """Return the complete group, for training."""
+        trials = tuple(t for t in self.trials if t is not None)
+        return Group(self.grant, self.version, trials, self.guidance)
+
+    def message(self, deadline_s: float, lag: int) -> GroupGrant:
+        """Return the grant to send; actors play with the weights of `lag` steps ago."""
+        return GroupGrant(
+            grant=self.grant,
+            epoch=self.epoch,
+            environment=self.task.environment,
+            member=self.task.member,
+            seat=self.task.seat,
+            seed=self.task.seed,
+            num_trials=len(self.trials),
+            num_episodes=self.num_episodes,
+            version=max(0, self.version - lag),
+            deadline_s=deadline_s,
+            held=self.arrived(),
+            max_turns=self.max_turns,
+            guidance=self.guidance,
+        )
+
+    def why_foreign(self, trial: Trial) -> str:
+        """Return why a trial does not belong to this group; empty if it does."""
+        # In self-play of both seats every second trial has the task seen from the other seat.
+        if (trial.task, trial.num_episodes) != (task_of(self.task, trial.index), self.num_episodes):
+            return f"group {self.grant} is another task than the trial's"
+        guidance, memory = self.guidance, None
+        if guidance is not None and trial.index < guidance.num_guided:
+            memory = guidance.version
+        if trial.memory != memory:
+            return f"group {self.grant} was granted with another memory than the trial's"
+        return ""
+
+
+@dataclass(slots=True)
+class Assignments:
+    """Which peer plays each incomplete group, and which peer can be granted the most groups more.
+
+    The learner asks after every message, so no call looks at all peers or all groups: with
+    thousands of actors such scans would be most of the learner's work.
     """
 
+    _peers: dict[int, str | None] = field(default_factory=dict)
+    """The peer of each incomplete group, by grant; None: the group is lapsed."""
+    _grants: dict[str | None, set[int]] = field(default_factory=dict)
+    """The inverse of `_peers`; no set is empty."""
+    _quotas: dict[str, int] = field(default_factory=dict)
+    """The most groups that a peer may play at a time; no entry: none."""
+    _by_room: dict[int, dict[str, None]] = field(default_factory=dict)
+    """Peers with a quota by the number of groups they can still be granted; no entry is empty. A
+    dict serves as an ordered set: of equal peers, the one that has waited longest comes first."""
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._peers)
+
+    def total_quota(self) -> int:
+        """Return the number of groups that all peers together may play at a time."""
+        return sum(self._quotas.values())
+
+    def assign(self, grant: int, peer: str | None) -> None:
+        """Let a peer play an incomplete group; None: nobody plays it, it is lapsed."""
+        self.remove(grant)
+        self._remove_from_room(peer)
+        self._peers[grant] = peer
+        self._grants.setdefault(peer, set()).add(grant)
+        self._add_to_room(peer)
+
+    def remove(self, grant: int) -> None:
+        """Remove a group that is complete or has ended; does nothing if it was removed before."""
+        if grant not in self._peers:
+            return
+        peer = self._peers.pop(grant)
+        self._remove_from_room(peer)
+        self._grants[peer].remove(grant)
+        if not self._grants[peer]:
+            del self._grants[peer]
+        self._add_to_room(peer)
+
+    def grants_of(self, peer: str | None) -> list[int]:
+        """Return the groups that a peer plays, or the lapsed ones for None, oldest first."""
+        return sorted(self._grants.get(peer, ()))
+
+    def num_of(self, peer: str) -> int:
+        """Return the number of groups that a peer plays."""
+        return len(self._grants.get(peer, ()))
+
+    def peers(self) -> set[str]:
+        """Return the peers that play a group."""
+        return {peer for peer in self._grants if peer is not None}
+
+    def set_quota(self, peer: str, quota: int) -> None:
+        """Set how many groups a peer may play at a time; 0: none."""
+        self._remove_from_room(peer)
+        self._quotas.pop(peer, None)
+        if quota:
+            self._quotas[peer] = quota
+        self._add_to_room(peer)
+
+    def peer_with_most_room(self) -> str | None:
+        """Return the peer that can be granted the most groups more; None if no peer can."""
+        most = max(self._by_room, default=0)
+        return next(iter(self._by_room[most])) if most > 0 else None
+
+    # `_by_room` files a peer under its room. Whatever changes the room removes the peer first and
+    # adds it again afterwards.
+
+    def _room(self, peer: str) -> int:
+        return self._quotas[peer] - self.num_of(peer)
+
+    def _remove_from_room(self, peer: str | None) -> None:
+        if peer is None or peer not in self._quotas:
+            return
+        room = self._room(peer)
+        del self._by_room[room][peer]
+        if not self._by_room[room]:
+            del self._by_room[room]
+
+    def _add_to_room(self, peer: str | None) -> None:
+        if peer is not None and peer in self._quotas:
+            self._by_room.setdefault(self._room(peer), {})[peer] = None
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All groups in flight; decides what may be granted and what the next step trains.
+
+    A call that only a bug of the owner can cause fails an assertion.
+    """
+
+    groups_per_step: int
+    max_staleness: int
+    trials_per_group: int
+    version: int = 0
+    """Steps published so far."""
+    next_grant: int = 0
+    """Number of the next group. After a restart it exceeds every number used before."""
+    lag: int = 0
+    """Actors play with the weights of `lag` steps ago; every bound on staleness grows by it."""
     max_expiries: int = 5
-    """A group that missed its deadline so often is dropped: it would hold up every later one."""
-    rule: Rule = SLOTS
-    concurrency: int | None = None
-    """At most so many groups in play, lapsed ones among them; None: as many as the rule admits."""
+    """A group is dropped at this many missed deadlines: it would hold up every later group."""
+    policy: AdmissionPolicy = SLOTS
+    max_concurrent_groups: int | None = None
+    """Most incomplete groups at a time, lapsed ones included; None: no limit but the policy's."""
+    _pending: dict[int, InFlightGroup] = field(default_factory=dict, init=False)
+    """Groups that are not in training, by grant, oldest first."""
+    _assignments: Assignments = field(default_factory=Assignments, init=False)
+    """The peers of those pending groups that are incomplete."""
+    _in_training: list[list[int]] = field(default_factory=list, init=False)
+    """The grants of each batch that was taken and is not published, oldest first."""
+    _first_grant: int = field(default=0, init=False)
+    _num_trained: int = field(default=0, init=False)
+    _num_acknowledged: int = field(default=0, init=False)
+    _num_duplicate: int = field(default=0, init=False)
+    _num_unknown: int = field(default=0, init=False)
+    _num_granted_again: int = field(default=0, init=False)
+    _dropped: Counter[str] = field(default_factory=Counter, init=False)
+    """Number of dropped groups by reason."""
+    _dropped_by_member: Counter[str] = field(default_factory=Counter, init=False)
+    """Number of groups dropped since `take_drops`, by hidden member of the task."""
+    _drops_in_a_row: int = field(default=0, init=False)
+    _last_drop: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self._first_grant = self.next_grant
+
+    # Grants.
 
     def may_grant(self) -> bool:
-        """Whether a slot is free for a new group; those of `lapsed` go first, and hold theirs."""
-        if self.concurrency is not None and self.num_in_play() >= self.concurrency:
+        """Whether a new group may be granted; lapsed groups come first, and need no free slot."""
+        most = self.max_concurrent_groups
+        if most is not None and self.num_incomplete() >= most:
             return False
-        return self.rule.may_grant(self._flow())
+        return self.policy.may_grant(self._state())
 
     def grant(
         self,
@@ -111,9 +358,9 @@ class SlotLedger(JournaledGroups):
         max_turns: int = 0,
         guidance: Guidance | None = None,
     ) -> GroupGrant:
-        """Give a free slot to a new group. Only after `may_grant`."""
+        """Grant a new group to a peer. Call only after `may_grant`."""
         assert self.may_grant(), "no slot is free"
-        slot = Slot(
+        group = InFlightGroup(
             grant=self.next_grant,
             task=task,
             num_episodes=num_episodes,
@@ -122,159 +369,379 @@ class SlotLedger(JournaledGroups):
             peer=peer,
             deadline=now + deadline_s,
             trials=[None] * self.trials_per_group,
-            granted=now,
-            num_beside=self.num_in_play() + 1,
+            granted_at=now,
+            num_incomplete_at_grant=self.num_incomplete() + 1,
             max_turns=max_turns,
             guidance=guidance,
         )
-        self._add(slot)
+        self._add(group)
         self.next_grant += 1
-        return slot.message(deadline_s, self.lag)
+        return group.message(deadline_s, self.lag)
 
     def grant_again(self, grant: int, *, peer: str, now: float, deadline_s: float) -> GroupGrant:
-        """Give a group of `lapsed` to another peer: same task and seed, next epoch."""
-        slot = self._slots[grant]
-        assert slot.peer is None, f"group {grant} is being played"
-        assert not slot.is_complete(), f"group {grant} is complete"
-        self._give(slot, peer)
-        slot.deadline, slot.epoch = now + deadline_s, slot.epoch + 1
-        slot.granted, slot.num_beside = now, self.num_in_play()
-        self._events["granted_again"] += 1
-        return slot.message(deadline_s, self.lag)
+        """Grant a lapsed group to another peer: same task and seed, next epoch."""
+        group = self._pending[grant]
+        assert group.peer is None, f"group {grant} is being played"
+        assert not group.is_complete, f"group {grant} is complete"
+        self._assign(group, peer)
+        group.deadline, group.epoch = now + deadline_s, group.epoch + 1
+        group.granted_at, group.num_incomplete_at_grant = now, self.num_incomplete()
+        self._num_granted_again += 1
+        return group.message(deadline_s, self.lag)
+
+    def renew_grants(self, peer: str, *, now: float, deadline_s: float) -> list[GroupGrant]:
+        """Return the grants of all groups that a peer plays, with new deadlines.
+
+        After a restart of the learner, either side may know of a grant that the other does not.
+        """
+        groups = [self._pending[grant] for grant in self._assignments.grants_of(peer)]
+        for group in groups:
+            group.deadline = now + deadline_s
+        return [group.message(deadline_s, self.lag) for group in groups]
+
+    def set_quota(self, peer: str, quota: int) -> None:
+        """Set how many groups a peer may play at a time; 0: none."""
+        self._assignments.set_quota(peer, quota)
+
+    def peer_with_most_room(self) -> str | None:
+        """Return the peer that can be granted the most groups more; None if no peer can."""
+        return self._assignments.peer_with_most_room()
+
+    # Results and drops.
 
     def receive(self, result: TrialResult) -> Accepted | Duplicate | Unknown:
-        """Take a trial in, or both seats of one; acknowledge it when the journal holds it."""
-        slot = self._slots.get(result.grant)
-        reason = self._why_unknown(result, slot)
+        """Take in a trial, or the two trials of both seats.
+
+        A trial counts once, by (grant, index), whichever epoch of the grant it comes from. The
+        caller acknowledges it after the journal holds it.
+        """
+        group = self._pending.get(result.grant)
+        reason = self._why_unknown(result, group)
         if reason:
-            self._events["unknown"] += 1
+            self._num_unknown += 1
             return Unknown(reason)
-        if slot is None or slot.trials[result.trial.index] is not None:
-            self._events["duplicate"] += 1
+        if group is None or group.trials[result.trial.index] is not None:
+            self._num_duplicate += 1
             return Duplicate()
         for trial in result.trials():
-            slot.trials[trial.index] = trial
-            self._events["acknowledged"] += 1
-        if is_complete := slot.is_complete():
-            slot.peer = None
-            self._in_play.end(slot.grant)
+            group.trials[trial.index] = trial
+            self._num_acknowledged += 1
+        if is_complete := group.is_complete:
+            group.peer = None
+            self._assignments.remove(group.grant)
         return Accepted(is_complete)
 
     def drop(self, grant: int, epoch: int, reason: str) -> bool:
-        """Give a group up and free its slot; its trials count as dropped, acknowledged or not.
+        """Drop an incomplete group; its trials count as dropped, acknowledged or not.
 
-        False, and nothing changes, where the group is complete, has ended, or was granted again
-        since.
+        Returns False, and changes nothing, if the group is complete, has ended, or was granted
+        again since `epoch`.
         """
-        slot = self._slots.get(grant)
-        if slot is None or slot.epoch != epoch or slot.is_complete():
+        group = self._pending.get(grant)
+        if group is None or group.epoch != epoch or group.is_complete:
             return False
-        self._end(slot, reason)
+        self._drop(group, reason)
         return True
 
-    def expire(self, now: float) -> list[int]:
-        """Take groups from peers that missed their deadline; they are to be granted again.
+    def drop_all(self, reason: str) -> None:
+        """Drop every pending group, without counting the drops against their members."""
+        for group in list(self._pending.values()):
+            self._drop(group, reason)
+        self._drops_in_a_row, self._last_drop = 0, ""
+        self._dropped_by_member.clear()
 
-        A group at its `max_expiries`-th missed deadline is dropped instead: those are returned.
+    # Deadlines and peers that end.
+
+    def late_peers(self, now: float) -> set[str]:
+        """Return the peers that `expire` would take a group from."""
+        return {group.peer for group in self._late_groups(now) if group.peer is not None}
+
+    def expire(self, now: float) -> list[int]:
+        """Take groups from peers that missed their deadline; the groups are lapsed then.
+
+        A group that misses its deadline for the `max_expiries`-th time is dropped instead. Returns
+        the dropped groups.
         """
-        late = self._late(now)
-        for slot in late:
-            self._give(slot, None)
-            slot.num_expired += 1
-            if slot.num_expired >= self.max_expiries:
-                self._end(slot, self.expiry_reason())
-        return [slot.grant for slot in late if slot.grant not in self._slots]
+        late = self._late_groups(now)
+        for group in late:
+            self._assign(group, None)
+            group.num_expired += 1
+            if group.num_expired >= self.max_expiries:
+                self._drop(group, self.expiry_reason())
+        return [group.grant for group in late if group.grant not in self._pending]
 
     def expiry_reason(self) -> str:
-        """Why `expire` drops a group."""
+        """Return the reason for which `expire` drops a group."""
         return f"missed its deadline {self.max_expiries} times"
 
+    def postpone_deadlines(self, seconds: float, latest: float) -> None:
+        """Move every deadline back by `seconds`, but not beyond `latest`.
+
+        For a time in which the learner heard no peer. A deadline beyond `latest` stays.
+        """
+        for group in self._pending.values():
+            group.deadline = min(group.deadline + seconds, max(group.deadline, latest))
+
     def peer_gone(self, peer: str) -> list[int]:
-        """Take its groups from a peer that ended; returns those to be granted again."""
-        left = self._in_play.of(peer)
-        for grant in left:
-            self._give(self._slots[grant], None)
-        return left
+        """Take all groups from a peer that ended; returns them, lapsed now."""
+        grants = self._assignments.grants_of(peer)
+        for grant in grants:
+            self._assign(self._pending[grant], None)
+        return grants
+
+    # Training.
 
     def take_batch(self) -> list[Group] | None:
-        """The groups of the next step in order of grant, once the rule finds them all complete.
+        """Return the groups of the next step in order of grant, if the policy finds a batch.
 
-        They hold their slots until `trained`; meanwhile a further batch may be taken.
+        They stay in flight until `trained`. Another batch may be taken before that.
         """
         is_short = self.num_complete() < self.groups_per_step
-        grants = [] if is_short else self.rule.take(self._flow())
+        grants = [] if is_short else self.policy.next_batch(self._state())
         if not grants:
             return None
         self._in_training.append(grants)
-        return [self._slots.pop(grant).group() for grant in grants]
+        return [self._pending.pop(grant).group() for grant in grants]
 
     def trained(self, version: int) -> list[int]:
-        """The step on the oldest taken batch is done and published as `version`: free its slots,
-        and drop what the rule finds over age, which is returned, oldest first.
+        """End the oldest batch in training: its step is published as `version`.
+
+        Drops the groups that are too old by the policy, and returns them, oldest first.
         """
         assert self._in_training, "no batch is in training"
         assert version == self.version + 1, f"after version {self.version} came {version}"
-        self._events["trained"] += len(self._in_training.pop(0))
+        self._num_trained += len(self._in_training.pop(0))
         self._drops_in_a_row, self._last_drop = 0, ""
         self.version = version
-        dropped = self.rule.over_age(self._flow())
+        dropped = self.policy.over_age(self._state())
         for grant in dropped:
             self._dropped[OVER_AGE] += 1
             self._remove(grant)
         return dropped
 
-    def postpone(self, seconds: float, latest: float) -> None:
-        """Move deadlines back, none past `latest`: no peer was heard in the meantime."""
-        for slot in self._slots.values():
-            slot.deadline = min(slot.deadline + seconds, max(slot.deadline, latest))
+    # Questions.
 
-    def grants_of(self, peer: str, *, now: float, deadline_s: float) -> list[GroupGrant]:
-        """What a peer plays, as it was told or should have been; deadlines begin anew.
+    def num_in_flight(self) -> int:
+        """Return the number of groups in flight."""
+        return len(self._pending) + sum(map(len, self._in_training))
 
-        After a restart of the learner either side may know of a grant that the other does not.
+    def num_incomplete(self) -> int:
+        """Return the number of pending groups that lack a trial."""
+        return len(self._assignments)
+
+    def num_complete(self) -> int:
+        """Return the number of pending groups that are complete."""
+        return len(self._pending) - len(self._assignments)
+
+    def num_playing(self, peer: str) -> int:
+        """Return the number of groups that a peer plays."""
+        return self._assignments.num_of(peer)
+
+    def total_quota(self) -> int:
+        """Return the number of groups that all peers together may play at a time."""
+        return self._assignments.total_quota()
+
+    def pending_grants(self) -> set[int]:
+        """Return the grants of the groups that are in flight and not in training."""
+        return set(self._pending)
+
+    def grants_in_flight(self) -> set[int]:
+        """Return the grants of all groups in flight."""
+        return set(self._pending).union(*self._in_training)
+
+    def lapsed(self) -> list[int]:
+        """Return the incomplete groups that no peer plays, oldest first; they are granted again."""
+        return self._assignments.grants_of(None)
+
+    def incomplete_members(self) -> set[str]:
+        """Return the hidden members (opponents or task variants) of the incomplete groups."""
+        return {self._pending[grant].task.member for grant in self._assignments}
+
+    def playing_peers(self) -> set[str]:
+        """Return the peers that play a group."""
+        return self._assignments.peers()
+
+    def played_by(self, peer: str) -> tuple[tuple[int, int], ...]:
+        """Return the grant and epoch of each group that a peer plays."""
+        grants = self._assignments.grants_of(peer)
+        return tuple((grant, self._pending[grant].epoch) for grant in grants)
+
+    def playing_time(self, grant: int, now: float) -> tuple[float, float]:
+        """Return how long a group that was completed just now was played, and beside how many.
+
+        Returns:
+            Seconds since the group was granted, and the mean number of incomplete groups in that
+            time, the group itself included.
         """
-        mine = [self._slots[grant] for grant in self._in_play.of(peer)]
-        for slot in mine:
-            slot.deadline = now + deadline_s
-        return [slot.message(deadline_s, self.lag) for slot in mine]
+        group = self._pending[grant]
+        num_incomplete = (group.num_incomplete_at_grant + self.num_incomplete() + 1) / 2
+        return now - group.granted_at, num_incomplete
 
-    def drop_all(self, reason: str) -> None:
-        """Give up every group that is not in training; no member is to blame."""
-        for slot in list(self._slots.values()):
-            self._end(slot, reason)
+    def counts(self) -> LedgerCounts:
+        """Return a snapshot of all counts."""
+        groups = Counts(
+            granted=self.next_grant - self._first_grant,
+            trained=self._num_trained,
+            dropped=self._dropped.total(),
+            in_flight=self.num_in_flight(),
+        )
+        return LedgerCounts(
+            groups=groups,
+            trials=groups.times(self.trials_per_group),
+            acknowledged=self._num_acknowledged,
+            duplicate=self._num_duplicate,
+            unknown=self._num_unknown,
+            granted_again=self._num_granted_again,
+            dropped_by_reason=MappingProxyType(dict(self._dropped)),
+            drops_in_a_row=self._drops_in_a_row,
+            last_drop=self._last_drop,
+        )
+
+    def take_drops(self) -> dict[str, int]:
+        """Return the number of groups dropped since the last call, by hidden member."""
+        drops, self._dropped_by_member = self._dropped_by_member, Counter()
+        return dict(sorted(drops.items()))
+
+    # Journal records of this ledger's decisions.
+
+    def segment_header(self, config: str, deadline_s: float) -> SegmentHeader:
+        """Return the state of the ledger, without trials, to begin a segment of the journal with.
+
+        Call only while no batch is in training.
+        """
+        assert not self._in_training, "a batch is in training"
+        return SegmentHeader(
+            config=config,
+            version=self.version,
+            first_grant=self._first_grant,
+            next_grant=self.next_grant,
+            groups=tuple(
+                Granted(
+                    peer=group.peer,
+                    version=group.version,
+                    grant=group.message(deadline_s, self.lag),
+                )
+                for group in self._pending.values()
+            ),
+            trained=self._num_trained,
+            acknowledged=self._num_acknowledged,
+            granted_again=self._num_granted_again,
+            dropped=dict(self._dropped),
+        )
+
+    def grant_record(self, grant: GroupGrant) -> Granted:
+        """Return the record of a grant that was just made."""
+        group = self._pending[grant.grant]
+        return Granted(peer=group.peer, version=group.version, grant=grant)
+
+    # Replay of journal records into a new ledger.
+
+    def begin(self, header: SegmentHeader) -> None:
+        """Take over the state in the header of the first segment that is replayed."""
+        self.version, self.next_grant = header.version, header.next_grant
+        self._first_grant = header.first_grant
+        self._dropped.update(header.dropped)
+        self._num_trained = header.trained
+        self._num_acknowledged = header.acknowledged
+        self._num_granted_again = header.granted_again
+        for granted in header.groups:
+            self._add(InFlightGroup.from_record(granted))
+
+    def keep_only(self, header: SegmentHeader) -> None:
+        """Remove the groups that the header of a later segment does not name.
+
+        They were dropped without a record of their own, as by `drop_all` at a restart.
+        """
+        for grant in self._pending.keys() - {granted.grant.grant for granted in header.groups}:
+            self._remove(grant)
+        self._dropped = Counter(header.dropped)
+
+    def replay_grant(self, granted: Granted) -> None:
+        """Replay a grant, the first one of a group or a later one."""
+        group = self._pending.get(granted.grant.grant)
+        if group is None:
+            self._add(InFlightGroup.from_record(granted))
+            self.next_grant = max(self.next_grant, granted.grant.grant + 1)
+        else:
+            self._assign(group, granted.peer)
+            group.epoch = granted.grant.epoch
+            self._num_granted_again += 1
+
+    def replay_drop(self, grant: int, reason: str) -> None:
+        """Replay a drop."""
+        if grant in self._pending and reason == OVER_AGE:
+            self._dropped[OVER_AGE] += 1
+            self._remove(grant)
+        elif grant in self._pending:
+            self._drop(self._pending[grant], reason)
+
+    def replay_commit(self, commit: Commit) -> list[Group] | None:
+        """Replay a step; returns its groups, or None if one of their trials is missing."""
+        removed = [self._remove(grant) for grant in commit.grants]
+        self._num_trained += len(removed)
         self._drops_in_a_row, self._last_drop = 0, ""
-        self._dropped_lately.clear()
+        self._dropped_by_member.clear()  # the step's line of metrics has reported them
+        self.version = commit.version
+        whole = [group for group in removed if group is not None and group.is_complete]
+        return [group.group() for group in whole] if len(whole) == len(removed) else None
 
-    def _flow(self) -> Flow:
-        return Flow(
+    def restart_timers(self, now: float) -> None:
+        """After a replay, measure the playing time of all groups from `now` on."""
+        for group in self._pending.values():
+            group.granted_at = now
+            group.num_incomplete_at_grant = max(1, self.num_incomplete())
+
+    # Shared by the calls above.
+
+    def _state(self) -> AdmissionState:
+        return AdmissionState(
             groups_per_step=self.groups_per_step,
             max_staleness=self.max_staleness,
             version=self.version,
-            places=Places(self._slots, self._in_play),
+            pending=self._pending.values(),
             num_training=len(self._in_training),
         )
 
-    def _why_unknown(self, result: TrialResult, slot: Slot | None) -> str:
+    def _add(self, group: InFlightGroup) -> None:
+        """Add a group of which no trial has arrived."""
+        self._pending[group.grant] = group
+        self._assignments.assign(group.grant, group.peer)
+
+    def _assign(self, group: InFlightGroup, peer: str | None) -> None:
+        group.peer = peer
+        self._assignments.assign(group.grant, peer)
+
+    def _remove(self, grant: int) -> InFlightGroup | None:
+        self._assignments.remove(grant)
+        return self._pending.pop(grant, None)
+
+    def _drop(self, group: InFlightGroup, reason: str) -> None:
+        is_counted_alone = reason in self._dropped or len(self._dropped) < MAX_REASONS
+        self._dropped[reason if is_counted_alone else "other reasons"] += 1
+        self._dropped_by_member[group.task.member] += 1
+        self._drops_in_a_row += 1
+        self._last_drop = reason
+        self._remove(group.grant)
+
+    def _late_groups(self, now: float) -> list[InFlightGroup]:
+        """Return the groups that a peer plays beyond their deadline, oldest first."""
+        groups = (self._pending[grant] for grant in self._assignments)
+        late = [group for group in groups if group.peer is not None and group.deadline <= now]
+        return sorted(late, key=lambda group: group.grant)
+
+    def _why_unknown(self, result: TrialResult, group: InFlightGroup | None) -> str:
+        """Return why a result cannot be of a trial that was granted; empty if it can."""
         if not self._first_grant <= result.grant < self.next_grant:
             return f"group {result.grant} was never granted by this learner"
-        count = self.trials_per_group if slot is None else len(slot.trials)
+        count = self.trials_per_group if group is None else len(group.trials)
         seats = num_seats(result.trial.task.member)
         if len(result.trials()) != seats or result.trial.index % seats:
             got = f"{len(result.trials())} from number {result.trial.index}"
             return f"group {result.grant} is played {seats} trials at a time, got {got}"
         if not 0 <= result.trial.index <= count - seats:
             return f"a group has {count} trials, got number {result.trial.index}"
-        if slot is None:
+        if group is None:
             return ""
-        if result.epoch > slot.epoch:
-            return f"group {slot.grant} is at epoch {slot.epoch}, got {result.epoch}"
-        return next(filter(None, (_why_foreign(trial, slot) for trial in result.trials())), "")
-
-
-def _why_foreign(trial: Trial, slot: Slot) -> str:
-    """Why a trial is none of a group's; empty where it is."""
-    if (trial.task, trial.num_episodes) != (slot.task_of(trial.index), slot.num_episodes):
-        return f"group {slot.grant} is another task than the trial's"
-    if trial.memory != slot.memory_of(trial.index):
-        return f"group {slot.grant} was granted with another memory than the trial's"
-    return ""
+        if result.epoch > group.epoch:
+            return f"group {group.grant} is at epoch {group.epoch}, got {result.epoch}"
+        return next(filter(None, map(group.why_foreign, result.trials())), "")

@@ -1,24 +1,33 @@
-"""From the journal's records back to what the learner knew: its ledger, and what each step trained.
+"""Replay the journal's records: rebuild the ledger, the league and the graph memory of a run.
 
-Pure: records in, decisions out. Reading files and computing steps is the caller's.
+Pure: the records are an argument. The caller reads the journal's files and trains the steps behind
+its checkpoint again (`services/mage_services/learner/resume.py`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from mage_async.admission.ledger import SlotLedger
-from mage_async.admission.recalled import Recalled
+from mage_async.admission.ledger import Ledger
+from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.graph_memory.memory import GraphMemory
-from mage_async.protocol.journal_records import Commit, Dropped, Granted, Head, Published, Record
+from mage_async.methods.method import Methods
+from mage_async.protocol.journal_records import (
+    Commit,
+    Dropped,
+    Granted,
+    Published,
+    Record,
+    SegmentHeader,
+)
 from mage_async.protocol.messages import TrialResult
 from mage_async.tasks.population import League
-from mage_async.trajectory import Group
+from mage_async.trajectory import Group, Task
 
-REPLAYED_DIFFERENTLY = "the configuration was changed"
+CONFIG_CHANGED = "the configuration was changed"
+"""Reason for dropping the groups in flight of a run resumed under an incompatible configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +36,67 @@ class Committed:
 
     commit: Commit
     groups: list[Group] | None
-    """Groups of the step, in order of grant; None where the trials lie in deleted segments."""
+    """Groups of the step, in order of grant; None if a trial lies in a deleted segment."""
     config: str
     """The configuration of the step, as TOML."""
 
 
-class LastConfig:
-    """Records as they pass by, and the configuration that the last head among them names."""
+def replay(
+    records: Iterable[Record],
+    ledger: Ledger,
+    league: League,
+    methods: Methods | None = None,
+) -> Iterator[Committed]:
+    """Replay records into a new ledger, league and methods, and yield each step.
+
+    At the end the three are in the state in which the last record was written. The states
+    of methods are computed again from the trials and must agree with the digests in the records.
+
+    Args:
+        records: The first one is a `SegmentHeader`.
+        methods: Those of the run; None: their states are not computed, and no method is imported.
+
+    Raises:
+        RunError: the records contradict each other, or the state of a method differs.
+    """
+    config, states = "", None if methods is None else ReplayedMethods(methods)
+    for number, record in enumerate(records):
+        match record:
+            case SegmentHeader():
+                if number == 0:
+                    ledger.begin(record)
+                else:
+                    ledger.keep_only(record)
+                config = record.config
+                league.begin(record.population)
+                if states is not None:
+                    states.begin(record)
+            case Granted():
+                if states is not None:
+                    states.check_grant(record)
+                ledger.replay_grant(record)
+            case TrialResult():
+                ledger.receive(record)
+            case Dropped():
+                ledger.replay_drop(record.grant, record.reason)
+            case Commit():
+                if record.version != ledger.version + 1:
+                    raise RunError(
+                        f"the journal has step {record.version} after {ledger.version}: records "
+                        "between them are missing"
+                    )
+                groups = ledger.replay_commit(record)
+                if groups is not None:
+                    league.trained(groups)
+                if states is not None:
+                    states.trained(record, groups)
+                yield Committed(record, groups, config)
+            case Published():
+                league.published(record.version)
+
+
+class RecordsWithConfig:
+    """Iterates over records; `config` is the configuration in force at the last one, as TOML."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = records
@@ -41,60 +104,64 @@ class LastConfig:
 
     def __iter__(self) -> Iterator[Record]:
         for record in self._records:
-            if isinstance(record, Head):
+            if isinstance(record, SegmentHeader):
                 self.config = record.config
             yield record
 
 
-def replay(
-    records: Iterable[Record],
-    ledger: SlotLedger,
-    league: League,
-    memory: GraphMemory | None = None,
-) -> Iterator[Committed]:
-    """Redo records on a new ledger, and yield each step; the first record is a `Head`.
+@dataclass(slots=True)
+class ReplayedMethods:
+    """The states of methods, computed again from the journal and compared with its records."""
 
-    Afterwards the ledger holds what it held when the last record was written, and so do the league
-    and the graph memory, which is compared with what the records say of it.
+    methods: Methods
+    _is_known: bool = False
+    """False while trials that the methods learned from lie in deleted segments. The next segment
+    header holds the whole states."""
 
-    Raises:
-        RunError: the records contradict each other, or the memory comes out otherwise.
-    """
-    config, recalled = "", Recalled(memory or GraphMemory())
-    for number, record in enumerate(records):
-        match record:
-            case Head():
-                if number == 0:
-                    ledger.begin(record)
-                else:
-                    ledger.keep_only(record)
-                config = record.config
-                league.begin(record.population)
-                recalled.begin(record)
-            case Granted():
-                recalled.check_grant(record)
-                ledger.redo_grant(record)
-            case TrialResult():
-                ledger.receive(record)
-            case Dropped():
-                ledger.redo_drop(record.grant, record.reason)
-            case Commit():
-                if record.version != ledger.version + 1:
-                    raise RunError(
-                        f"the journal has step {record.version} after {ledger.version}: records "
-                        "between them are missing"
-                    )
-                groups = ledger.redo_commit(record)
-                if groups is not None:
-                    league.trained(groups)
-                recalled.trained(record, groups)
-                yield Committed(record, groups, config)
-            case Published():
-                league.published(record.version)
+    def begin(self, header: SegmentHeader) -> None:
+        """Take over the states of a segment header, and the configuration in force from there."""
+        if header.config:
+            self.methods.adopt(config_file.loads(header.config))
+        self.methods.begin(header.methods, header.version)
+        self._is_known = True
+
+    def check_grant(self, granted: Granted) -> None:
+        """Compare the guidance of a new group with the one that the methods give.
+
+        Raises:
+            RunError: they differ.
+        """
+        grant = granted.grant
+        if not self._is_known or grant.epoch:
+            return
+        task = Task(grant.environment, grant.member, grant.seed, grant.seat)
+        if self.methods.guidance(grant.grant, task) != grant.guidance:
+            raise RunError(
+                f"group {grant.grant}: the methods' states computed again give another guidance"
+            )
+
+    def trained(self, commit: Commit, groups: Sequence[Group] | None) -> None:
+        """Let the methods learn from the groups of a step, if all of them are there.
+
+        Raises:
+            RunError: a state differs from the one that was committed.
+        """
+        self._is_known = self._is_known and groups is not None
+        if not self._is_known or groups is None:
+            return
+        self.methods.learn(groups)
+        digests = self.methods.digests()
+        for name in sorted(digests.keys() | commit.methods.keys()):
+            if digests.get(name) != commit.methods.get(name):
+                raise RunError(
+                    f"step {commit.version}: the state of the method {name} computed again differs "
+                    "from the committed one; another machine or version of Python computes "
+                    "otherwise"
+                )
 
 
 def plays_alike(one: Config, other: Config) -> bool:
-    """Whether groups granted under one configuration can be trained under the other."""
+    """Whether groups granted under one configuration may be trained under the other."""
     parts = ("seed", "environment", "trial", "transcript", "sampling", "admission")
     return all(
         msgspec.to_builtins(getattr(one, part)) == msgspec.to_builtins(getattr(other, part))
@@ -103,6 +170,6 @@ def plays_alike(one: Config, other: Config) -> bool:
 
 
 def first_difference(expected: Commit, tensors: dict[str, str]) -> str:
-    """The name of the first tensor that differs from a commit's, in the commit's order."""
+    """Return the name of the first tensor whose digest differs from the commit's, in its order."""
     names = [*expected.tensors, *(name for name in tensors if name not in expected.tensors)]
     return next(name for name in names if expected.tensors.get(name) != tensors.get(name))

@@ -1,11 +1,9 @@
-"""From the configuration to the objects that it describes, in one place for every process."""
+"""The objects that a configuration describes, made in one place for every process."""
 
 from mage_async.assembly.checks import check, check_keys, check_room
 from mage_async.assembly.parts import (
     WORDS,
     environment_of,
-    expert_directory,
-    experts_of,
     named_parts,
     rules_of,
 )
@@ -16,8 +14,6 @@ __all__ = [
     "check_keys",
     "check_room",
     "environment_of",
-    "expert_directory",
-    "experts_of",
     "named_parts",
     "rules_of",
 ]

@@ -1,73 +1,69 @@
-"""Checks across the sections of a configuration; those of one section stand beside it."""
+"""Checks across the sections of a configuration. A check of one section lies next to the section,
+a check of a method with the method.
+"""
 
 import random
 from dataclasses import replace
 
-from mage_async.assembly import population_checks, rank_checks, role_checks, sac_checks
-from mage_async.assembly.parts import (
-    environment_of,
-    expert_directory,
-    experts_of,
-    named_parts,
-    rules_of,
-)
+from mage_async.assembly.parts import environment_of, named_parts, rules_of
+from mage_async.config import policy
+from mage_async.config.policy import Tiny
 from mage_async.config.schema import Config, Embedded
-from mage_async.config.sections import corrections, policy
-from mage_async.config.sections.policy import Tiny
-from mage_async.credit import estimators, exploration_bonus
 from mage_async.environments.environment import Environment
+from mage_async.environments.mix import Mix
 from mage_async.environments.rehearsal import check_declared, is_rehearsed
-from mage_async.environments.reset_step import ResetStep
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
-from mage_async.tasks import curriculum
-from mage_async.trials.shortest_context import chat_in_words, shortest_context
+from mage_async.methods.method import Methods, overriding
+from mage_async.tasks.population import is_policy, name_of
+from mage_async.trajectory import Task
+from mage_async.trials.scripted import chat_in_words, shortest_context
 
 
 def check(config: Config) -> None:
-    """Refuse what types cannot say, before any process starts.
+    """Refuse a configuration that its types allow and that cannot work, before any process starts.
 
     Raises:
-        ConfigError: with the keys, what was got and what to write.
+        ConfigError: with the key, its value and what to write instead.
     """
     check_keys(config)
     check_room(config)
 
 
 def check_keys(config: Config) -> None:
-    """Refuse what can be seen without playing; otherwise as `check`."""
+    """Make the checks of `check` that play no trial."""
     environment = environment_of(config)
     for name, part in named_parts(config):
         _check_environment(config, name, part)
     _check_workers(config)
-    population_checks.check(config, environment)
+    methods = Methods(config, environment)
+    _check_population(config, environment, methods.self_play_share())
     _check_engine(config)
-    curriculum.check(config.curriculum, config.trial)
-    estimators.check(config.advantage, config.transcript)
-    if config.learner.steps:
-        estimators.check_group(config.advantage, config.admission.trials_per_group)
-    exploration_bonus.check(config.credit, environment)
-    _check_expert(config)
-    sac_checks.check(config, environment)
-    rank_checks.check(config)
-    role_checks.check(config)
-    _check_memory(config)
+    for component in (
+        config.credit,
+        config.advantage,
+        config.learner.correction,
+        config.population.matchmaker,
+        config.transport.weights,
+    ):
+        component.check(config)
+    _check_ranks(config)
+    methods.check()
     _check_devices(config)
-    _check_sending(config)
-    corrections.check(config.learner.correction)
     _check_passes(config)
     _check_masters(config)
     policy.check(config.policy)
 
 
 def check_room(config: Config) -> None:
-    """Refuse a context without room for a trial that a script plays here; otherwise as `check`."""
+    """Refuse a context that is shorter than a trial of the environment's script."""
     for name, part in named_parts(config):
         if part.script(random.Random(0)) is not None:
             _check_room(config, name, part)
 
 
 def _check_environment(config: Config, name: str, environment: Environment) -> None:
-    """One environment declares what it needs: ours are tested, others are rehearsed later on."""
+    """Check the declarations of one environment."""
     if is_rehearsed(name, environment):
         check_declared(name, environment, config.evaluation.episodes)
     if isinstance(environment, ResetStep):
@@ -102,22 +98,23 @@ def _check_engine(config: Config) -> None:
 
 
 def _check_passes(config: Config) -> None:
-    """Passes hold any segment, and the correction needs no more than its own pass."""
-    budget, longest = config.learner.tokens_per_pass, config.engine.max_tokens
-    if budget and isinstance(config.learner.correction, corrections.M2po):
+    """Refuse micro-batches that cannot hold any segment, or that the correction needs whole."""
+    budget, longest = config.learner.max_tokens_per_microbatch, config.engine.max_tokens
+    correction = config.learner.correction
+    if budget and correction.needs_whole_minibatch:
         raise ConfigError(
-            'learner.correction = "m2po" looks at a whole minibatch at once: set '
-            "learner.tokens_per_pass = 0, or another correction"
+            f'learner.correction = "{correction.kind}" looks at a whole minibatch at once: '
+            "set learner.max_tokens_per_microbatch = 0, or another correction"
         )
     if 0 < budget < longest:
         raise ConfigError(
-            f"learner.tokens_per_pass must be 0 or at least engine.max_tokens = {longest}, the "
-            f"longest segment, got {budget}: raise it, or lower engine.max_tokens"
+            "learner.max_tokens_per_microbatch must be 0 or at least engine.max_tokens = "
+            f"{longest}, the longest segment, got {budget}: raise it, or lower engine.max_tokens"
         )
 
 
 def _check_masters(config: Config) -> None:
-    """What masters would be made for."""
+    """Refuse float32 masters without weights of 16 bits."""
     is_whole_in_16_bits = config.policy.dtype == "bfloat16" and not config.policy.lora
     if config.learner.float32_masters and not is_whole_in_16_bits:
         raise ConfigError(
@@ -126,28 +123,8 @@ def _check_masters(config: Config) -> None:
         )
 
 
-def _check_expert(config: Config) -> None:
-    """There is an expert to ask: of every part a script, or a file of recorded trials."""
-    if config.expert is None:
-        return
-    if config.expert.source != "script":
-        if expert_directory(config) and config.expert.form == "irl":
-            raise ConfigError(
-                f'expert.source = "{config.expert.source}" is a model directory, whose actions are '
-                'not written down; set expert.form = "implicit", or a file of its recorded trials'
-            )
-        experts_of(config)
-        return
-    for name, part in named_parts(config):
-        if part.script(random.Random(0)) is None:
-            raise ConfigError(
-                f"environment {name!r} has no `script` to be the expert: write one, or set "
-                "expert.source to a file of recorded trials, or leave [expert] out"
-            )
-
-
 def _check_open(config: Config, name: str, environment: ResetStep) -> None:
-    """What a class with `reset` and `step` has to declare for a tiny model and a population."""
+    """Refuse a class with `reset` and `step` that lacks what a tiny model or a population needs."""
     facts = environment.facts
     if isinstance(config.policy, Tiny) and not facts.words:
         raise ConfigError(
@@ -155,7 +132,9 @@ def _check_open(config: Config, name: str, environment: ResetStep) -> None:
             "them, or set policy.source to a pretrained model"
         )
     has_bounds = None not in (facts.min_return, facts.max_return)
-    if (config.population.rivals or config.population.matchmaker != "decks") and not has_bounds:
+    if (
+        config.population.rivals or config.population.matchmaker.kind != "decks"
+    ) and not has_bounds:
         raise ConfigError(
             f"environment {name!r}: a population rates returns between `min_return` and "
             "`max_return`: declare both"
@@ -163,15 +142,18 @@ def _check_open(config: Config, name: str, environment: ResetStep) -> None:
 
 
 def _check_room(config: Config, name: str, environment: Environment) -> None:
-    """A trial has room in the engine, at least one that a script plays, as training ends."""
+    """Refuse an engine whose contexts are shorter than a scripted trial at the end of training."""
     chat, stops = chat_in_words(), config.trial.stop_on_success
-    last = curriculum.horizon(config.curriculum, config.learner.steps, config.trial.episodes)
+    methods = Methods(config, environment)
+    last = methods.horizon(config.learner.steps, config.trial.episodes)
     rules = rules_of(config, environment, chat, last.num_episodes, stops_on_success=stops)
-    rules = rules.under(environment, last.num_episodes, last.max_turns)
-    if config.warm_start is None:  # or else its remarks are as long as those it was cloned from
+    rules = rules.with_horizon(environment, last.num_episodes, last.max_turns)
+    if (
+        config.warm_start is None
+    ):  # a policy that is cloned from scripts writes remarks as long as theirs
         rules = replace(rules, max_reflection_tokens=1)
     least = shortest_context(environment, rules, chat)
-    least += 2 * config.graph_memory.strategies  # a state and an action of a word each
+    least += methods.guidance_tokens()
     if config.engine.max_tokens < least:
         raise ConfigError(
             f"engine.max_tokens must be at least {least}, which a trial of {last.num_episodes} "
@@ -180,17 +162,8 @@ def _check_room(config: Config, name: str, environment: Environment) -> None:
         )
 
 
-def _check_memory(config: Config) -> None:
-    """A strategy's use is measured against trials of the group that were told of none."""
-    if config.graph_memory.strategies and config.admission.trials_per_group < 2:
-        raise ConfigError(
-            "graph_memory.strategies compares trials that are told with others of their group: "
-            "set admission.trials_per_group to at least 2, or graph_memory.strategies = 0"
-        )
-
-
 def _check_devices(config: Config) -> None:
-    """Engines that share their model over GPUs have whole groups of them."""
+    """Refuse a number of GPUs that is no multiple of those of an engine."""
     engine, needed = config.engine, config.engine.num_gpus
     if len(engine.devices) % needed:
         raise ConfigError(
@@ -199,30 +172,59 @@ def _check_devices(config: Config) -> None:
         )
 
 
-def _check_sending(config: Config) -> None:
-    """What sending weights in groups cannot do."""
-    if config.transport.weights != "nccl":
+def _check_ranks(config: Config) -> None:
+    """Refuse what several ranks cannot compute as one process does."""
+    if config.learner.ranks == 1:
         return
-    if config.admission.lag:
+    problems = [
+        *((f"methods.{name}", True, "leave it out") for name in overriding(config, "trainer")),
+        ("policy.lora", config.policy.lora is not None, "leave the section out"),
+        (
+            'learner.optimizer_state = "8bit"',
+            config.learner.optimizer_state == "8bit",
+            "leave the key out",
+        ),
+    ]
+    for key, is_there, remedy in problems:
+        if is_there:
+            raise ConfigError(
+                f"learner.ranks = {config.learner.ranks}: {key} works in one process alone: "
+                f"{remedy}, or set learner.ranks = 1"
+            )
+
+
+def _check_population(config: Config, environment: Environment, self_play_share: float) -> None:
+    """Refuse members that are both trained on and held out, and past policies without a seat.
+
+    Args:
+        self_play_share: share of groups in which the policy plays both seats.
+    """
+    name, population = environment.facts.name, config.population
+    train, heldout = (environment.members(split) for split in ("train", "heldout"))
+    is_rated = population.rivals or self_play_share or population.matchmaker.kind != "decks"
+    if isinstance(environment, Mix) and is_rated:
         raise ConfigError(
-            'transport.weights = "nccl" sends the newest weights only; with admission.lag = '
-            f'{config.admission.lag} set transport.weights = "disk" or "tensor"'
+            "a mix has no population: its parts are not rated against each other; set "
+            'population.rivals = 0 and population.matchmaker = "decks", and leave out methods of '
+            "self-play"
         )
-    if config.transport.keys:
+    if shared := set(train) & set(heldout):
+        raise ConfigError(f"{name}: {min(shared)!r} cannot be trained on and held out")
+    if taken := [each for each in (*train, *heldout) if is_policy(each)]:
+        raise ConfigError(f"{name}: {taken[0]!r} is the name of a version of the policy")
+    places = round((1 - population.rivals) * config.admission.groups_per_step)
+    if population.matchmaker.kind == "fixed" and len(train) > places:
         raise ConfigError(
-            'transport.weights = "nccl" reaches engines of this machine only; for actors of others '
-            'set transport.weights = "disk"'
+            f'population.matchmaker = "fixed" has {places} places in a step for {len(train)} '
+            "members, so some would never be met: raise admission.groups_per_step"
         )
-    if not config.learner.device.startswith("cuda"):
+    if not population.rivals:
         return
-    if isinstance(config.engine, Embedded):
+    task = Task(name, name_of(0), 0, environment.seats()[0])
+    if environment.duel(task, 0) is None:
+        raise ConfigError(f"{name}: nobody can play the opponent's seat: set population.rivals = 0")
+    if not isinstance(config.engine, Embedded) or not config.transport.weights.is_on_disk:
         raise ConfigError(
-            'transport.weights = "nccl" with a learner on a GPU needs engines on GPUs: set '
-            'engine.kind = "sglang", or transport.weights = "tensor"'
-        )
-    own = int(config.learner.device.partition(":")[2] or 0)
-    if not config.engine.devices or own in config.engine.devices:
-        raise ConfigError(
-            f'transport.weights = "nccl": NCCL cannot send from GPU {own} to itself; name other '
-            'GPUs in engine.devices, or set transport.weights = "tensor"'
+            "population.rivals: versions are held by the embedded engine and kept on disk: set "
+            'engine.kind = "embedded" and transport.weights = "disk"'
         )

@@ -1,58 +1,39 @@
-"""The environment and the rules of a trial, as the configuration has them."""
+"""The environment and the rules of a trial, from the configuration."""
 
-from pathlib import Path
 from typing import Literal
 
 from mage_async.completion import Sampling
 from mage_async.config.schema import Config
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Environment
-from mage_async.environments.mix.parts import Mixed
+from mage_async.environments.mix import Mix
+from mage_async.methods.method import Advisers, Methods
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.experts import Experts, RecordedExperts, scripted
 from mage_async.trials.prompts import prompts_for
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_config import TrialConfig
 
 FRESH_KEYS: dict[str, Literal["never", "episode", "turn"]] = {
     "keep": "never",
     "refresh_at_episode": "episode",
     "isolate": "turn",
 }
-"""When a prompt asks for fresh keys, by cache rule."""
+"""When cached keys of older weights are recomputed, by `engine.cache_rule`."""
 WORDS = ("episode", "reflect", "remark", "opp")
-"""What a transcript says itself, beside an environment's words."""
+"""Words that a transcript adds to those of the environment."""
 
 
 def environment_of(config: Config) -> Environment:
-    """The environment, with its options."""
+    """Return the environment of a run."""
     return load(config.environment.name, **config.environment.options)
 
 
 def named_parts(config: Config) -> list[tuple[str, Environment]]:
-    """The environment, or each part of a mix, by the name that the configuration has for it."""
+    """Return the environment, or each component of a mix, with its name in the configuration."""
     environment = environment_of(config)
-    if isinstance(environment, Mixed):
+    if isinstance(environment, Mix):
         return [(part.name, part.environment) for part in environment.parts]
     return [(config.environment.name, environment)]
-
-
-def experts_of(config: Config) -> Experts | None:
-    """The experts that are asked in training; None: there are none, or the learner asks a policy.
-
-    Raises:
-        ConfigError: a file of recorded trials cannot be read.
-    """
-    if config.expert is None or expert_directory(config) is not None:
-        return None
-    source = config.expert.source
-    return scripted if source == "script" else RecordedExperts.read(Path(source))
-
-
-def expert_directory(config: Config) -> Path | None:
-    """The model directory of an expert that is a policy; None: it is none."""
-    rules = config.expert
-    return Path(rules.source) if rules and Path(rules.source).is_dir() else None
 
 
 def rules_of(
@@ -62,13 +43,14 @@ def rules_of(
     num_episodes: int,
     *,
     stops_on_success: bool = False,
-    expert: Experts | None = None,
-) -> TrialRules:
-    """How trials are played; a completion may also end with the closing tag of an action.
+    advisers: Advisers | None = None,
+) -> TrialConfig:
+    """Return how trials are played.
 
     Args:
-        expert: asked at every action, in training: `experts_of`.
+        advisers: asked at each action, in training: `Methods.advisers`.
     """
+    # A completion may also end with the closing tag of an action or a remark.
     closing = chat.encode("</action>"), chat.encode("</remark>")
     stops = chat.stop_tokens + tuple(ids[0] for ids in closing if len(ids) == 1)
     sampling = Sampling(
@@ -79,7 +61,7 @@ def rules_of(
         stops,
     )
     memory = config.trial.memory
-    return TrialRules(
+    return TrialConfig(
         num_episodes,
         sampling,
         config.transcript.max_reflection_tokens,
@@ -92,7 +74,7 @@ def rules_of(
         stops_on_success=stops_on_success,
         strategy=config.trial.strategy,
         strategy_temperature=config.sampling.strategy_temperature,
-        expert=expert,
+        advisers=advisers,
         rivals_remember=config.population.rivals_remember,
-        separates_exploration=config.policy.separate_exploration,
+        has_roles=Methods(config).roles() is not None,
     )

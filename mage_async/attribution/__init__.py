@@ -1,1 +1,1 @@
-"""Why was this turn pushed up: returns, advantages and staleness of every turn, from a journal."""
+"""Attribution: the return, advantage and staleness of every turn, computed from a journal."""

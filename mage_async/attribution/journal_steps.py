@@ -1,18 +1,17 @@
-"""A journal as the steps that a run computed, each with the trials it consumed.
+"""A journal as a sequence of steps, each with the groups of trials that it trained.
 
-`steps_of` reads records once, in order, and keeps no more than the trials in flight. Pure: records
-in, steps out.
+`steps_of` reads the records once, in order, and keeps only the trials in flight in memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mage_async.admission.ledger import SlotLedger
-from mage_async.admission.recovery import Committed, replay
+from mage_async.admission.ledger import Ledger
+from mage_async.admission.recovery import replay
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.protocol.journal_records import Dropped, Granted, Head, Record
+from mage_async.protocol.journal_records import Dropped, Granted, Record, SegmentHeader
 from mage_async.protocol.trial_frames import TrialResult
 from mage_async.tasks.population import League
 from mage_async.trajectory import Group
@@ -20,53 +19,52 @@ from mage_async.trajectory import Group
 
 @dataclass(frozen=True, slots=True)
 class JournalStep:
-    """Groups that one step trained, or groups that none did."""
+    """Groups that one step trained, or groups that no step trained."""
 
     step: int | None
-    """The policy version that the step made, from 1; None where the groups were dropped, or are in
-    flight.
-    """
+    """The policy version that the step made, from 1; None for groups that were dropped or are in
+    flight."""
     groups: Sequence[Group]
     """In the order in which the step took them."""
     config: Config
-    """The configuration in force."""
+    """The configuration in force at the step."""
     is_whole: bool
-    """The batch is complete, so advantages can be computed: not where a part of it lies in segments
-    that were deleted.
-    """
+    """Whether the whole batch is there, so that advantages can be computed; False if a part of it
+    lies in deleted segments."""
 
 
 def steps_of(records: Iterable[Record]) -> Iterator[JournalStep]:
-    """Every step of a journal, each after the groups that were dropped before it; at the end, the
-    groups in flight.
+    """Yield the steps of a journal, each after the groups that were dropped before it.
+
+    The groups in flight come last.
 
     Args:
-        records: of a journal, from the head of a segment on.
+        records: From the header of any segment on.
 
     Raises:
         RunError: the records contradict each other.
     """
-    seen = _Seen(records)
-    for committed in replay(seen, SlotLedger(1, 0, 1), League()):
-        if dropped := seen.pop_dropped():
-            yield JournalStep(None, dropped, _config(seen.config), is_whole=False)
-        yield _step(committed, seen.pop(committed.commit.grants))
-    if rest := seen.pop(seen.grants()):
-        yield JournalStep(None, rest, _config(seen.config), is_whole=False)
+    pending = _PendingTrials(records)
+    for committed in replay(pending, Ledger(1, 0, 1), League()):
+        if dropped := pending.pop_dropped():
+            yield JournalStep(None, dropped, _config(pending.config), is_whole=False)
+        groups, is_whole = pending.pop(committed.commit.grants), committed.groups is not None
+        yield JournalStep(
+            committed.commit.version,
+            committed.groups if committed.groups is not None else groups,
+            _config(committed.config),
+            is_whole,
+        )
+    if rest := pending.pop(pending.grants()):
+        yield JournalStep(None, rest, _config(pending.config), is_whole=False)
 
 
+# Every segment's header repeats the configuration.
 _config = lru_cache(maxsize=2)(config_file.loads)
-"""Heads of a journal repeat the configuration."""
 
 
-def _step(committed: Committed, there: Sequence[Group]) -> JournalStep:
-    is_whole = committed.groups is not None
-    groups = there if committed.groups is None else committed.groups
-    return JournalStep(committed.commit.version, groups, _config(committed.config), is_whole)
-
-
-class _Seen:
-    """Records as they pass by, and the trials among them that no step has consumed yet."""
+class _PendingTrials:
+    """Iterates over records, and keeps the trials among them that no step has trained so far."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = records
@@ -78,7 +76,7 @@ class _Seen:
     def __iter__(self) -> Iterator[Record]:
         for record in self._records:
             match record:
-                case Head():
+                case SegmentHeader():
                     self.config = record.config
                     for granted in record.groups:
                         self._versions.setdefault(granted.grant.grant, granted.version)
@@ -91,16 +89,16 @@ class _Seen:
             yield record
 
     def grants(self) -> tuple[int, ...]:
-        """Groups of which a trial is there, in the order of arrival."""
+        """Return the groups with a trial, in the order in which their first trials arrived."""
         return tuple(self._trials)
 
     def pop_dropped(self) -> list[Group]:
-        """What there is of the groups that were dropped since this was asked last."""
+        """Return the groups dropped since the last call, as far as their trials arrived."""
         dropped, self._dropped = tuple(self._dropped), []
         return self.pop(dropped)
 
     def pop(self, grants: Sequence[int]) -> list[Group]:
-        """What there is of some groups; from here on they are over."""
+        """Return groups as far as their trials arrived, and forget them."""
         groups = []
         for grant in grants:
             version = self._versions.pop(grant, 0)

@@ -1,81 +1,74 @@
-"""What a step made of every turn of a trial: its return, its advantage and how old its tokens were.
+"""Every turn of a trial with its return, its advantage and the staleness of its tokens.
 
-The numbers are those of the learner: the same functions on the same batch (`learning/
-training_sequences.py`), so a CPU repeats a CPU's bits.
-
-Shapes: `n` sampled tokens of a turn.
+The values are those of the learner: the same functions (`learning/training_sequences.py`) on the
+same batch, so one CPU repeats the bits of another. `n` is the number of sampled tokens of a turn.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
 from mage_async.attribution.journal_steps import JournalStep
-from mage_async.learning.training_sequences import batch_advantages, credited
+from mage_async.learning.packing import batch_advantages, credited
+from mage_async.policy_version import oldest
 from mage_async.trajectory import Group, Segment, Trial, Turn
-
-Decode = Callable[[Sequence[int]], str]
-"""Token ids -> text, special tokens kept: `ChatFormat.decode`."""
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.trial_as_dict import Decode, TurnText, trial_as_dict, turn_texts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributedTurn:
-    """One completion, what led to it and what came of it."""
+    """One completion, the observation before it, and what training made of it."""
 
     turn: Turn
-    """Its place, action, reward, anchor, and the environment's `info`."""
-    told: str
-    """The observation: what the context grew by since the completion before, with the chat
-    template's tokens; for the first turn of a context that is the whole prompt.
-    """
-    said: str
-    """The completion."""
+    """Its position, action, reward, anchor, and the environment's `info`."""
+    text: TurnText
+    """Its observation and its completion."""
     tokens: np.ndarray
     """int32 [n]"""
     logprobs: np.ndarray
-    """float32 [n]: natural, after temperature, under the policy that drew the token"""
+    """float32 [n]: behaviour log-probs in nats, after temperature."""
     versions: np.ndarray
-    """int32 [n]: the policy version that drew each token"""
+    """int32 [n]: the policy version that sampled each token."""
     staleness: np.ndarray | None
-    """int32 [n]: the version that the step began with minus the one that drew the token, in steps;
-    None where no step consumed the trial.
-    """
+    """int32 [n]: the version that the step began with minus the version that sampled the token, in
+    steps; None if no step trained the trial."""
     return_to_go: float
-    """What the credit rule pays from this turn on, bonuses among it, penalties not."""
+    """The return from this turn on, with bonuses, without penalties."""
     advantage: float | None
-    """What the step multiplied the log-probs' gradients with, penalties among it; None where no
-    step consumed the trial, or its batch is not complete any more.
-    """
+    """The factor of the log-probs' gradients in the step, with penalties; None if no step trained
+    the trial, or if its batch is not complete any more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributedTrial:
-    """A trial with what a step made of it."""
+    """A trial with the values of its turns."""
 
     grant: int
     step: int | None
-    """The policy version that the step made; None where no step consumed the trial."""
+    """The policy version that the step made; None if no step trained the trial."""
     granted_at: int
     """The policy version when the trial's group was granted."""
     trial: Trial
     turns: tuple[AttributedTurn, ...]
     ending: str
-    """What the agent was told after its last completion."""
+    """The text after the last completion."""
 
     def episodes(self) -> list[tuple[AttributedTurn, ...]]:
-        """The turns by episode, in order."""
-        by_episode = groupby(self.turns, key=lambda each: each.turn.episode)
+        """Return the turns of each episode, in order."""
+        by_episode = groupby(self.turns, key=lambda turn: turn.turn.episode)
         return [tuple(turns) for _, turns in by_episode]
 
 
 def attributed(step: JournalStep, decode: Decode) -> Iterator[AttributedTrial]:
-    """The trials of a step, group by group; text is decoded as they are asked for.
+    """Yield the trials of a step, group by group; text is decoded lazily.
 
     Raises:
-        ConfigError: the credit needs the environment (`credit.information_bonus`), and it cannot be
-            made here.
+        ConfigError: the returns need the environment (`credit.information_bonus`), which cannot be
+            created here.
     """
     table = credited(step.groups, step.config)
     advantages: list[float | None] = [None] * len(table)
@@ -94,34 +87,26 @@ def _trial(
     numbers: Iterator[tuple[float, float | None]],
     decode: Decode,
 ) -> AttributedTrial:
-    told = [0] * len(trial.segments)
-    """How far each context has been told."""
-    turns = []
-    for turn in trial.turns:
-        segment = trial.segments[turn.segment]
-        before = segment.tokens[told[turn.segment] : turn.start]
-        told[turn.segment] = turn.stop
-        turns.append(_turn(turn, segment, decode(before.tolist()), step, next(numbers), decode))
-    ending = trial.segments[-1].tokens[told[-1] :]
-    return AttributedTrial(
-        group.grant, step, group.version, trial, tuple(turns), decode(ending.tolist())
+    texts, ending = turn_texts(trial, decode)
+    turns = tuple(
+        _turn(turn, trial.segments[turn.segment], text, step, next(numbers))
+        for turn, text in zip(trial.turns, texts, strict=True)
     )
+    return AttributedTrial(group.grant, step, group.version, trial, turns, ending)
 
 
 def _turn(
     turn: Turn,
     segment: Segment,
-    told: str,
+    text: TurnText,
     step: int | None,
     numbers: tuple[float, float | None],
-    decode: Decode,
 ) -> AttributedTurn:
     tokens = segment.tokens[turn.start : turn.stop]
-    versions = drawn_by(segment)[turn.start : turn.stop]
+    versions = token_versions(segment)[turn.start : turn.stop]
     return AttributedTurn(
         turn,
-        told,
-        decode(tokens.tolist()),
+        text,
         tokens,
         segment.logprobs[turn.start : turn.stop],
         versions,
@@ -130,9 +115,58 @@ def _turn(
     )
 
 
-def drawn_by(segment: Segment) -> np.ndarray:
-    """The policy version that drew each token: int32 [T]; -1 before the first that was drawn."""
+def token_versions(segment: Segment) -> np.ndarray:
+    """Return the policy version of each token, int32 [T]; -1 before the first sampled token."""
     versions = np.full(len(segment.tokens), -1, np.int32)
     for run in segment.versions:
         versions[run.start :] = run.policy
     return versions
+
+
+def trial_row(attributed_trial: AttributedTrial, chat: ChatFormat) -> dict[str, Any]:
+    """Return a trial as plain data: its group and step, its text, the values of each turn."""
+    trial = attributed_trial.trial
+    version = oldest(run for segment in trial.segments for run in segment.versions)
+    row = trial_as_dict(trial, chat, version)
+    turns = [
+        turn | _turn_values(values)
+        for turn, values in zip(row["turns"], attributed_trial.turns, strict=True)
+    ]
+    ids = {"grant": attributed_trial.grant, "trial": trial.index, "step": attributed_trial.step}
+    return ids | row | {"turns": turns}
+
+
+def token_columns(attributed_trial: AttributedTrial) -> dict[str, list[np.ndarray]]:
+    """Return the values of every token of a trial, by name; one array per segment.
+
+    Versions, staleness and advantages are 0 where the policy did not sample the token, and the
+    latter two also where no step trained it.
+    """
+    segments = attributed_trial.trial.segments
+    columns: dict[str, list[np.ndarray]] = {
+        "tokens": [segment.tokens for segment in segments],
+        "logprobs": [segment.logprobs for segment in segments],
+        "is_sampled": [segment.is_sampled for segment in segments],
+        "versions": [np.where(part.is_sampled, token_versions(part), 0) for part in segments],
+        "staleness": [np.zeros(len(part.tokens), np.int32) for part in segments],
+        "advantages": [np.zeros(len(part.tokens), np.float32) for part in segments],
+    }
+    for values in attributed_trial.turns:
+        turn = values.turn
+        completion = slice(turn.start, turn.stop)
+        if values.staleness is not None:
+            columns["staleness"][turn.segment][completion] = values.staleness
+        columns["advantages"][turn.segment][completion] = values.advantage or 0.0
+    return columns
+
+
+def _turn_values(values: AttributedTurn) -> dict[str, Any]:
+    has_tokens = values.staleness is not None and len(values.staleness) > 0
+    return {
+        "return": values.return_to_go,
+        "advantage": values.advantage,
+        "staleness": int(values.staleness.max()) if has_tokens else None,
+        "context": values.turn.segment,
+        "start": values.turn.start,
+        "stop": values.turn.stop,
+    }

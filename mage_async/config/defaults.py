@@ -1,18 +1,20 @@
-"""What a configuration means by what it leaves out.
+"""Defaults that depend on the kind of policy and on the hardware.
 
-The schema's defaults suit a pretrained model. A tiny policy on two cores wants others, which are
-here and nowhere else; they hold where neither a file nor `--set` says the key, so
-`--set policy.source=DIR` over a file of a tiny policy gets the pretrained model's.
+The schema's defaults suit a pretrained model on GPUs. Those of a tiny policy, and of a pretrained
+one on processor cores, are here. They apply to keys that neither a file nor `--set` gives, so
+`--set policy.source=DIR` over the file of a tiny policy gets the defaults of a pretrained model.
 """
 
 import msgspec
 
 from mage_async.config.schema import Config
-from mage_async.config.sections.section import Section
-from mage_async.config.shape import (
+from mage_async.config.section import Section
+from mage_async.config.tables import (
     NONE,
     Table,
     hints_of,
+    in_full,
+    kind_key,
     kinds,
     may_be_absent,
     over,
@@ -45,7 +47,7 @@ WITH_TINY: Table = {
     "journal": {"max_bytes": 8_000_000_000},
     "supervision": {"silence_s": 20.0},
 }
-"""Defaults where `policy.kind = "tiny"`."""
+"""Defaults with `policy.kind = "tiny"`."""
 
 ON_CORES: Table = {
     "policy": {"lora": {}},
@@ -57,25 +59,26 @@ ON_CORES: Table = {
         "learning_rate": 0.0002,
         "warmup_steps": 2,
         "entropy": 0.01,
-        "tokens_per_pass": 8192,
+        "max_tokens_per_microbatch": 8192,
         "shared_opening": True,
         "activation_checkpointing": True,
         "threads": 1,
     },
     "evaluation": {"every": 0, "trials": 16, "final_trials": 32},
 }
-"""Defaults of a pretrained policy whose learner and engines compute on processor cores, for a model
-of a hundred million weights on two: a step of 24 trials with adapters, in passes of little memory,
-and no evaluation before the end. All other defaults are the schema's."""
+"""Defaults of a pretrained policy whose learner and engines compute on processor cores.
+
+They suit a model of a hundred million weights on two cores: a step of 24 trials with adapters, in
+micro-batches of little memory, and no evaluation before the end."""
 
 
 def completed(tree: Table, *, is_recorded: bool = False) -> Table:
-    """A tree with all kinds stated, the defaults of its kind of policy, and None for absent
+    """Return a tree with all kinds stated, the defaults of its policy, and None for absent
     sections.
 
     Args:
-        is_recorded: a run wrote the tree: a key that it lacks is newer than the run and gets the
-            schema's default.
+        is_recorded: whether a run wrote the tree; a key that it lacks is newer than the run and
+            gets the schema's default.
     """
     whole = _with_kinds(tree, Config)
     whole = over(_defaults(whole, is_recorded), whole, Config)
@@ -86,7 +89,7 @@ def completed(tree: Table, *, is_recorded: bool = False) -> Table:
 
 
 def _defaults(whole: Table, is_recorded: bool) -> Table:
-    """Defaults that hold instead of the schema's."""
+    """Return the defaults that replace the schema's."""
     policy, engine, learner = (
         table if isinstance(table := whole.get(name, {}), dict) else {}
         for name in ("policy", "engine", "learner")
@@ -99,7 +102,7 @@ def _defaults(whole: Table, is_recorded: bool) -> Table:
 
 
 def stated_absent(tree: Table) -> Table:
-    """The same with the word for an absent section, at any depth, where TOML has no None."""
+    """Return a tree with "none" for absent tables, at any depth: TOML has no None."""
     return {
         key: NONE if value is None else stated_absent(value) if isinstance(value, dict) else value
         for key, value in tree.items()
@@ -107,31 +110,34 @@ def stated_absent(tree: Table) -> Table:
 
 
 def without_empty(config: Config) -> Config:
-    """The same without a warm start of no steps, and without a curriculum of no stages."""
-    warm, grows = config.warm_start, config.curriculum
+    """Return the configuration without a warm start of no steps."""
+    warm = config.warm_start
     return msgspec.structs.replace(
         config,
         warm_start=warm if warm and warm.steps else None,
-        curriculum=grows if grows and (grows.turns or grows.episodes) else None,
     )
 
 
 def spelled_out(tree: Table) -> Table:
-    """A file's tree, in place, where a kind alone stands for a table: `correction = "icepop"`."""
+    """Spell out, in place, tables that a file writes in short.
+
+    A kind alone stands for its table, as in `correction = "icepop"`, and `true` for a table that
+    may be left out, as in `tracking.tensorboard = true`.
+    """
     for table, key, hint in tables(Config, tree):
-        if isinstance(table.get(key), str) and kinds(hint):
-            table[key] = {"kind": table[key]}
+        if key in table:
+            table[key] = in_full(table[key], hint)
     return tree
 
 
 def _with_kinds(tree: Table, section: type[Section]) -> Table:
-    """Every table that has kinds states its own."""
+    """Return a tree in which every table that comes in kinds states its own."""
     whole, defaults = dict(tree), {each.name: each for each in msgspec.structs.fields(section)}
     for key, hint in hints_of(section).items():
-        if kinds(hint):
+        if kinds(hint) and (default := defaults[key].default) is not None:
             whole.setdefault(key, {})
             if isinstance(whole[key], dict):
-                whole[key] = {"kind": defaults[key].default.kind} | whole[key]
+                whole[key] = {kind_key(hint): default.kind} | whole[key]
         inside = table_of(hint, whole.get(key))
         if inside is not None and isinstance(whole.get(key), dict):
             whole[key] = _with_kinds(whole[key], inside)

@@ -1,6 +1,4 @@
-"""What is said of a configuration that cannot be read: the key as `--set` takes it, what was got,
-and what to write instead.
-"""
+"""Errors of a configuration: the key as `--set` takes it, its value, and what to write instead."""
 
 import difflib
 import math
@@ -8,10 +6,41 @@ import re
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from mage_async.config.older import MOVED
+from mage_async.config.components import registry_of
 from mage_async.config.schema import Config
-from mage_async.config.shape import Table, hints_of, keys_of, kinds, table_of
+from mage_async.config.tables import (
+    METHOD_TABLES,
+    Table,
+    hints_of,
+    joined,
+    keys_of,
+    kind_class,
+    kind_key,
+    kinds,
+    may_be_absent,
+    names_in,
+    table_of,
+)
+from mage_async.methods.registry import method_class
 
+RENAMED_KEYS = {
+    "learner.tokens_per_pass": "learner.max_tokens_per_microbatch",
+    "curriculum": "methods.scaling_inter",
+    "expert": "methods.stepagent",
+    "graph_memory": "methods.graph_memory",
+    "sac": "methods.sac_glam",
+    "credit.exploration_share": "methods.metacure.exploration_share",
+    "credit.information_bonus": "methods.metacure.information_bonus",
+    "policy.separate_exploration": "methods.metacure.separate_roles",
+    "population.both_seats": "methods.both_seats.share",
+}
+"""New names of tables and keys, by the old ones. The keys of a renamed table have kept their names.
+"""
+REMOVED_KEYS = {
+    "admission.max_drops_in_a_row": "leave it out: 50 groups dropped in a row end a run",
+    "methods.graph_memory.initial": "set `methods.graph_memory.rate` instead: new edges weigh 0.5",
+}
+"""What to do instead of setting a key that was removed, by the key."""
 BOUNDS = {">=": "at least", ">": "greater than", "<=": "at most", "<": "less than"}
 LARGEST = 2**63 - 1
 """The largest whole number in TOML."""
@@ -19,19 +48,17 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with one key."""
+    """The error of one key."""
 
     key: str
     sentence: str
     is_unknown: bool = False
-    """Whether the key, or its kind, is none of this version."""
+    """Whether this version does not know the key or the kind."""
 
 
 def unwritable(tree: Table) -> Fault | None:
-    """A number that the files of a run could not hold; None where there is none.
-
-    Without recursion: dotted keys may be nested more deeply than Python calls itself.
-    """
+    """Return the error of a number that a run's files cannot hold; None without such a number."""
+    # A loop and no recursion: dotted keys may be nested more deeply than Python's stack.
     pending: list[tuple[str, Any]] = [("", tree)]
     while pending:
         path, value = pending.pop()
@@ -47,22 +74,30 @@ def unwritable(tree: Table) -> Fault | None:
 
 
 def explain(message: str, tree: Table) -> Fault:
-    """Say a msgspec error in our words: path, what was got, what is known.
+    """Translate an error of msgspec: the key, its value, and the values that are allowed.
 
     Args:
-        tree: what was converted, every kind stated.
+        tree: the data that was converted, with every kind stated.
     """
     what, _, path = message.partition(" - at ")
     path = path.strip("`") or "$"
     if unknown := re.search(r"unknown field `(.+)`", what):
         return _unknown(unknown[1], path, tree)
-    if "Invalid enum value" in what or path.endswith(".kind"):
+    parent, _, leaf = path.rpartition(".")
+    is_kind = leaf != "" and leaf == kind_key(_hint(parent, tree))
+    if "Invalid enum value" in what or is_kind:
         choices = ", ".join(map(repr, _choices(path, tree)))
-        said = f"`{_key(path)}` must be one of {choices}, got {_lookup(tree, path)!r}"
-        return Fault(_key(path), said, path.endswith(".kind"))
+        got = _lookup(tree, path)
+        said = f"`{_key(path)}` must be one of {choices}, got {got!r}"
+        own = ", or your own class as `module:Class`" if is_kind and _is_open(parent, tree) else ""
+        return Fault(_key(path), said + own, is_kind)
     bound = what.removeprefix("Expected ").split(", got ")[0].replace("`", "")
     bound = re.sub(r"^(?:int|float) (>=|>|<=|<) (\S+)$", _in_words, bound)
-    bound = bound.replace("object | null", "a table, or 'none'")
+    if "object" in bound:
+        table = table_of(_hint(path, tree), None)
+        keys = f" ({', '.join(keys_of(table))})" if table and 0 < len(keys_of(table)) < 4 else ""
+        absent = ", or 'none'" if may_be_absent(_hint(path, tree)) else ""
+        bound = f"a table{keys}{absent}"
     return Fault(_key(path), f"`{_key(path)}` must be {bound}, got {_lookup(tree, path)!r}")
 
 
@@ -71,42 +106,55 @@ def _in_words(bound: re.Match[str]) -> str:
 
 
 def _key(path: str, *names: str) -> str:
-    """A key as `--set` takes it; msgspec begins a path with a dollar."""
-    return ".".join([*path.split(".")[1:], *names])
+    """Return a key as `--set` takes it; msgspec begins a path with a dollar."""
+    return joined([*names_in(path)[1:], *names])
 
 
 def _unknown(key: str, path: str, tree: Table) -> Fault:
     full, hint, value = _key(path, key), _hint(path, tree), _lookup(tree, path)
-    table = table_of(hint, value)
-    known = (*(("kind",) if kinds(hint) else ()), *(keys_of(table) if table else ()))
+    table, kind = _table(hint, value), kind_key(hint)
+    known = (*((kind,) if kind else ()), *(keys_of(table) if table else ()))
     owners = [name for name, each in kinds(hint).items() if key in keys_of(each)]
     near = difflib.get_close_matches(key, known, n=1)
-    if owners:
+    if full in RENAMED_KEYS:
+        said = f"it is `{RENAMED_KEYS[full]}` now"
+    elif full in REMOVED_KEYS:
+        said = f"it was removed; {REMOVED_KEYS[full]}"
+    elif owners:
         own = " or ".join(f'"{name}"' for name in owners)
-        said = f'only with {_key(path, "kind")} = {own}, which is "{value["kind"]}"'
+        said = f'only with {_key(path, kind)} = {own}, which is "{value[kind]}"'
     elif near:
         said = f"did you mean `{_key(path, near[0])}`?"
     else:
         said = f"known: {', '.join(known)}"
-    older = next((f"; once `{old}`" for old, new in MOVED.items() if new == full), "")
-    return Fault(full, f"unknown key `{full}` ({said}{older})", is_unknown=not owners)
+    return Fault(full, f"unknown key `{full}` ({said})", is_unknown=not owners)
 
 
 def _hint(path: str, tree: Table) -> Any:
-    """The type that the configuration declares at a path."""
+    """Return the type that the configuration declares at a path."""
     hint: Any = Config
-    for name in path.split(".")[1:]:
-        table, name = table_of(hint, tree), name.partition("[")[0]
-        hint = hints_of(table).get(name) if table else None
+    for name in names_in(path)[1:]:
+        if hint == METHOD_TABLES:
+            hint = method_class(name).Settings
+        else:
+            table, name = _table(hint, tree), name.partition("[")[0]
+            hint = hints_of(table).get(name) if table else None
         tree = tree.get(name, {}) if isinstance(tree, dict) else {}
     return hint
 
 
+def _table(hint: Any, value: Any) -> Any:
+    """Return the table of a value's kind, which may be a class of a user's own."""
+    kind = value.get(kind_key(hint)) if isinstance(value, dict) else None
+    return kind_class(hint, kind) or table_of(hint, value)
+
+
 def _choices(path: str, tree: Table) -> list[str]:
-    """Every kind, or every literal, that the type at a path admits."""
-    parent, _, last = path.rpartition(".")
-    if last == "kind" and (known := kinds(_hint(parent, tree))):
-        return list(known)
+    """Return every kind, or every literal, that the type at a path admits."""
+    *above, last = names_in(path)
+    parent = joined(above)
+    if last and last == kind_key(_hint(parent, tree)):
+        return list(kinds(_hint(parent, tree)))
     pending, found = [_hint(path, tree)], []
     while pending:
         for part in get_args(pending.pop()):
@@ -114,8 +162,13 @@ def _choices(path: str, tree: Table) -> list[str]:
     return found
 
 
+def _is_open(path: str, tree: Table) -> bool:
+    """Return whether the table at a path may be a component of a user's own."""
+    return any(registry_of(kind) for kind in kinds(_hint(path, tree)).values())
+
+
 def _lookup(tree: Any, path: str) -> Any:
-    for name in path.split(".")[1:]:
+    for name in names_in(path)[1:]:
         name, _, rest = name.partition("[")
         tree = tree[name] if isinstance(tree, dict) and name in tree else tree
         if rest and rest.rstrip("]").isdigit():

@@ -1,7 +1,7 @@
-"""Every key of the configuration with its type, its default and a sentence, read from the schema.
+"""The reference of all keys: type, default and a sentence each, read from the schema.
 
 `mage config` prints it, and `python -m mage_async.config.reference > docs/configuration.md` writes
-it as a page. The sentences are the docstrings of the sections' source.
+it as a page. The sentences are the docstrings in the source of sections and components.
 """
 
 import ast
@@ -11,29 +11,65 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from textwrap import wrap
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
 
 from mage_async.config.defaults import WITH_TINY
-from mage_async.config.key_types import in_words
 from mage_async.config.schema import Config
-from mage_async.config.sections.section import Section, Variant
-from mage_async.config.shape import Table, hints_of, kinds, may_be_absent, table_of
+from mage_async.config.section import Section, Variant
+from mage_async.config.tables import NONE, Table, hints_of, kind_key, kinds, may_be_absent, table_of
 from mage_async.errors import ConfigError
+from mage_async.methods.registry import METHODS, method_class
+
+PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+PLAIN |= {dict: "table", list: "list"}
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def in_words(hint: Any) -> str:
+    """Describe a key's type for the reader of a file: `whole number, at least 1`."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        bounds = [part for part in parts if isinstance(part, Meta)]
+        return ", ".join([in_words(parts[0]), *(_bounds(each) for each in bounds)])
+    if origin is Literal and len(parts) == 1:
+        return f'"{parts[0]}"'
+    if origin is Literal:
+        return "one of " + ", ".join(f'"{part}"' for part in parts)
+    if origin is list:
+        return f"list of: {in_words(parts[0])}"
+    if origin is dict:
+        return PLAIN[dict]
+    if parts:
+        return " or ".join(in_words(part) for part in parts if part is not NoneType)
+    return PLAIN[hint]
+
+
+def _bounds(meta: Meta) -> str:
+    if meta.pattern:
+        return f"matching `{meta.pattern}`"
+    said = ((word, getattr(meta, name)) for name, word in BOUNDS.items())
+    return ", ".join(f"{word} {value:g}" for word, value in said if value is not None)
+
 
 WIDTH = 100
-"""Columns of a terminal's line."""
+"""Columns of a line in a terminal."""
 INTRODUCTION = """\
 # Configuration
 
-This page is made from the schema, by
+This page is generated from the schema by
 
     python -m mage_async.config.reference > docs/configuration.md
 
-and `mage config` prints the same. A file says what it is about; every other key has its default. A
-default suits a pretrained model; with `policy.kind = "tiny"` some are others, which stand behind
-"tiny:". After `--set`, a key is written with its section: `--set learner.steps=60`.
+and `mage config` prints the same. A file contains the keys that it changes; every other key has its
+default. Defaults suit a pretrained model; those of `policy.kind = "tiny"` follow "tiny:" where they
+differ. With `--set` a key is written with its section: `--set learner.steps=60`. A table that has a
+key `kind` or `estimator` may be written as that kind alone: `learner.correction = "tis"`. The kinds
+of corrections, credits, estimators, matchmakers, weight transports and trackers may also be a class
+of your own, `"module:Class"`.
 """
 
 
@@ -43,9 +79,9 @@ class Key:
 
     name: str
     kind: str
-    """The type in words."""
+    """Type, in words."""
     default: str
-    """As a file says it; behind "tiny:" that of a tiny policy, where it is another."""
+    """Default as a file writes it; that of a tiny policy follows "tiny:" where it differs."""
     sentence: str
 
 
@@ -54,22 +90,22 @@ class Described:
     """One table of the configuration."""
 
     path: str
-    """`learner.correction`; "" for keys above all sections."""
+    """Path such as `learner.correction`; "" for keys above all sections."""
     sentence: str
     keys: tuple[Key, ...]
 
     def title(self) -> str:
-        """The head under which a file writes the table."""
+        """Return the heading of the table in a file."""
         return f"[{self.path}]" if self.path else "above all sections"
 
 
 def sections(prefix: str = "") -> list[Described]:
-    """All tables, or those at and below one path.
+    """Describe all tables, or those at and below one path.
 
     Raises:
         ConfigError: there is no such section.
     """
-    every = [_described(Config, "", {}), *_below(Config, "", WITH_TINY)]
+    every = [_described(Config, "", {}), *_below(Config, "", WITH_TINY), *_of_methods()]
     found = [each for each in every if f"{each.path}.".startswith(f"{prefix}.") or not prefix]
     if not found:
         known = ", ".join(dict.fromkeys(each.path for each in every if each.path))
@@ -77,8 +113,16 @@ def sections(prefix: str = "") -> list[Described]:
     return found
 
 
+def _of_methods() -> Iterator[Described]:
+    """Describe the tables of the methods of this package that have keys."""
+    for name in METHODS:
+        settings = method_class(name).Settings
+        if settings.__struct_fields__:
+            yield _described(settings, f"methods.{name}", {}, "Absent by default; it is a method.")
+
+
 def as_lines(found: Sequence[Described]) -> list[str]:
-    """The tables for a terminal."""
+    """Format tables for a terminal."""
     lines: list[str] = []
     for each in found:
         lines += ["", each.title(), *wrap(each.sentence, WIDTH, **_indented(2))]
@@ -93,7 +137,7 @@ def _indented(by: int) -> dict[str, str]:
 
 
 def as_markdown(found: Sequence[Described]) -> str:
-    """The tables as a page."""
+    """Format tables as a page."""
     lines = [INTRODUCTION]
     for each in found:
         lines += [f"## `{each.title()}`" if each.path else "## Above all sections", ""]
@@ -116,7 +160,8 @@ def _below(section: type[Section], path: str, tiny: Table) -> Iterator[Described
             continue
         full, own = f"{path}.{name}".strip("."), tiny.get(name, {})
         if kinds(hint):
-            yield _of_kinds(hint, full, _defaults(section)[name].kind, own)
+            default = _defaults(section)[name]
+            yield _of_kinds(hint, full, default.kind if default else NONE, own)
             yield from _below(_shared(list(kinds(hint).values())), full, own)
         else:
             yield _described(inside, full, own, _presence(name, hint))
@@ -124,14 +169,14 @@ def _below(section: type[Section], path: str, tiny: Table) -> Iterator[Described
 
 
 def _of_kinds(hint: Any, path: str, default: str, tiny: Table) -> Described:
-    """A table that comes in kinds: what each kind is, and which kinds have which key."""
+    """Describe a table that comes in kinds: each kind, and which kinds have which key."""
     known = kinds(hint)
     owners: dict[Key, list[str]] = {}
     for name, variant in known.items():
         for key in _described(variant, path, tiny).keys:
             owners.setdefault(key, []).append(name)
     meaning = " ".join(f'"{name}": {_doc(variant)}' for name, variant in known.items())
-    stated = Key("kind", "one of the following", json.dumps(default), meaning)
+    stated = Key(kind_key(hint), "one of the following", json.dumps(default), meaning)
     keys = (_owned(key, names, len(known)) for key, names in owners.items())
     return Described(path, _doc(_shared(list(known.values()))), (stated, *keys))
 
@@ -143,13 +188,13 @@ def _owned(key: Key, names: list[str], num_kinds: int) -> Key:
 
 
 def _shared(variants: list[type[Variant]]) -> type[Section]:
-    """The nearest parent of all."""
+    """Return the nearest common parent."""
     parents = variants[0].__mro__
     return next(each for each in parents if all(issubclass(other, each) for other in variants))
 
 
 def _described(section: type[Section], path: str, tiny: Table, presence: str = "") -> Described:
-    """A table's own keys, without the tables inside."""
+    """Describe a table's own keys, without the tables inside."""
     said, defaults = _sentences(section), _defaults(section)
     keys = tuple(
         Key(name, in_words(hint), _default(defaults[name], name, tiny), said[name])
@@ -185,10 +230,10 @@ def _literal(value: Any) -> str:
 
 
 def _sentences(section: type[Section]) -> dict[str, str]:
-    """The docstring of each key, of parents too."""
+    """Return the docstring of each key, also of the parents' keys."""
     found: dict[str, str] = {}
     for each in reversed(section.__mro__):
-        if not (issubclass(each, Section) and each.__struct_fields__):
+        if not issubclass(each, Section) or each.__name__.startswith("_"):
             continue
         body = ast.parse(inspect.getsource(each)).body[0].body  # type: ignore[attr-defined]
         for field, text in pairwise(body):

@@ -1,10 +1,13 @@
-"""Rewards to returns: what each turn of a trial is credited with, one small function per credit.
+"""Rewards to returns: the return that each turn of a trial is credited with, one class per credit.
 
-Notation of the docstrings: r[k,t] is the reward of turn t of episode k, n[k] the number of its
-turns, R[k] their undiscounted sum, K the last episode played, d = `turn_discount` and g =
-`episode_discount`. Every credit first says what a turn is *paid*, p[k,t]; its return G[k,t] is what
-is paid from there on. A reflection is paid nothing and gets the first return of the episode it
-opens, undiscounted: what it wrote is worth what it led to.
+A credit is its configuration: the fields are the keys of `[credit]`. To add one, copy a class and
+name it in `mage_async/config/components.py`.
+
+Notation: r[k,t] is the reward of turn t of episode k, n[k] the number of its turns, R[k] their
+undiscounted sum, K the last episode played, d = `turn_discount` and g = `episode_discount`. Every
+credit first decides what a turn is *paid*, p[k,t]; its return G[k,t] is the discounted sum of what
+is paid from there on. A reflection is paid nothing and gets the first return of the episode that it
+opens, undiscounted.
 
 Two forms cross the border between episodes. *Chained* (the code of LaMer and MAGE): the last turn
 of an episode looks into the next one through g, so earlier turns look through d^(n[k]-1-t) g.
@@ -14,174 +17,134 @@ of an episode looks into the next one through g, so earlier turns look through d
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Protocol
+
+from mage_async.config.section import Share, Variant
 
 Rewards = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Returns:
-    """What one trial's turns are credited with."""
+    """The returns of one trial's turns."""
 
     acts: list[list[float]]
     """`acts[episode][turn]`, ragged like the rewards."""
     reflections: list[float | None]
-    """`reflections[episode]`: of the reflection that opens the episode, or None."""
+    """`reflections[episode]`: return of the reflection that opens the episode, or None."""
     scores: list[float]
     """`scores[episode]`: undiscounted sum of what the episode's own turns are paid."""
 
 
-class Credit(Protocol):
-    """A way to turn one trial's rewards into returns."""
+class Credit(Variant):
+    """Rewards to returns: which rewards a turn is paid, across episodes."""
 
-    def __call__(
-        self,
-        rewards: Rewards,
-        has_reflection: Sequence[bool],
-        *,
-        turn_discount: float,
-        episode_discount: float,
-    ) -> Returns:
-        """Credit the turns of one trial.
+    turn_discount: Share = 1.0
+    """Discount per turn, inside an episode."""
+
+    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
+        """Return the credit of one trial's turns.
 
         Args:
             rewards: `rewards[episode][turn]` of the act turns, of episodes that were played.
             has_reflection: whether a reflection opens the episode, one per episode.
         """
-        ...
+        raise NotImplementedError
 
 
-def differential(
-    rewards: Rewards,
-    has_reflection: Sequence[bool],
-    *,
-    turn_discount: float,
-    episode_discount: float,
-) -> Returns:
-    """MAGE: an episode is paid for its improvement on the one before, all of it at its last turn.
+class AcrossEpisodes(Credit):
+    """A credit in which an episode is credited with later ones too."""
 
-    p[k,n[k]-1] = D[k] = R[k] - R[k-1], with D[0] = R[0]; chained (arXiv 2603.03680, differential
-    reward, as coded). When rewards came inside an episode is lost.
-
-    With d = 1 the trial's objective is sum_k g^k D[k] = g^K R[K] + (1-g) sum_{k<K} g^k R[k]. It is
-    the last episode's reward, exactly, only at g = 1: three episodes weigh (1-g), g(1-g), g^2,
-    which at the published g = 0.6 is 0.40, 0.24, 0.36, the first more than the last.
-    """
-    totals = [fsum(episode) for episode in rewards]
-    gains = [after - before for before, after in zip([0.0, *totals], totals, strict=False)]
-    paid = [
-        [0.0] * (len(episode) - 1) + [gain] for episode, gain in zip(rewards, gains, strict=True)
-    ]
-    return _chained(paid, has_reflection, turn_discount, episode_discount)
+    episode_discount: Share = 1.0
+    """Discount per episode, between episodes."""
 
 
-def differential_dense(
-    rewards: Rewards,
-    has_reflection: Sequence[bool],
-    *,
-    turn_discount: float,
-    episode_discount: float,
-) -> Returns:
-    """`differential` with rewards left at their turns: the same objective, with less noise.
+class Differential(AcrossEpisodes, tag="differential"):
+    """MAGE: the last turn of an episode is paid its improvement on the episode before."""
 
-    The objective of `differential` charges R[k] to episode k+1, discounted once more. Charge each
-    reward where it is earned, and it is p[k,t] = (1-g) r[k,t] before the last episode and p[K,t] =
-    r[K,t] in it; chained. Then
+    # p[k,n[k]-1] = D[k] = R[k] - R[k-1], with D[0] = R[0]; chained (arXiv 2603.03680, differential
+    # reward, as coded). When rewards came inside an episode is lost.
+    #
+    # With d = 1 the trial's objective is sum_k g^k D[k] = g^K R[K] + (1-g) sum_{k<K} g^k R[k]. It
+    # is the last episode's reward, exactly, only at g = 1: three episodes weigh (1-g), g(1-g), g^2,
+    # which at the published g = 0.6 is 0.40, 0.24, 0.36, the first more than the last.
 
-        G[k,t] = sum_{u>=t} d^(u-t) p[k,u] + d^(n[k]-1-t) g G[k+1,0]
-
-    With d = 1, G[0,0] is the objective of `differential`, and every return is differential's minus
-    what had been settled before the turn: sum_{u<t} p[k,u] - R[k-1]. The expected gradient is the
-    same, the noise is not: R[k-1] differs between the trials that share a baseline, which cannot
-    remove it. At g = 1 earlier episodes are credited with the last one's return and its
-    turns with their own reward-to-go. With d < 1 the two differ in that a reward is discounted to
-    its own turn here, to the end of its episode there.
-    """
-    early = [[(1.0 - episode_discount) * reward for reward in episode] for episode in rewards[:-1]]
-    return _chained([*early, rewards[-1]], has_reflection, turn_discount, episode_discount)
+    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
+        """Return the credit of one trial's turns."""
+        totals = [fsum(episode) for episode in rewards]
+        gains = [after - before for before, after in zip([0.0, *totals], totals, strict=False)]
+        paid = [
+            [0.0] * (len(episode) - 1) + [gain]
+            for episode, gain in zip(rewards, gains, strict=True)
+        ]
+        return _chained(paid, has_reflection, self.turn_discount, self.episode_discount)
 
 
-def cumulative_code(
-    rewards: Rewards,
-    has_reflection: Sequence[bool],
-    *,
-    turn_discount: float,
-    episode_discount: float,
-) -> Returns:
-    """LaMer as coded: all rewards count, later episodes discounted.
+class DifferentialDense(AcrossEpisodes, tag="differential_dense"):
+    """The objective of "differential" with rewards left at their turns, which has less noise."""
 
-    p[k,t] = r[k,t]; chained. With d = 1 the objective is sum_k g^k R[k].
-    """
-    return _chained(rewards, has_reflection, turn_discount, episode_discount)
+    # The objective of `differential` charges R[k] to episode k+1, discounted once more. Charge each
+    # reward where it is earned, and it is p[k,t] = (1-g) r[k,t] before the last episode and p[K,t]
+    # = r[K,t] in it; chained. Then
+    #
+    #     G[k,t] = sum_{u>=t} d^(u-t) p[k,u] + d^(n[k]-1-t) g G[k+1,0]
+    #
+    # With d = 1, G[0,0] is the objective of `differential`, and every return is differential's
+    # minus what had been settled before the turn: sum_{u<t} p[k,u] - R[k-1]. The expected gradient
+    # is the same, the noise is not: R[k-1] differs between the trials that share a baseline, which
+    # cannot remove it. At g = 1 earlier episodes are credited with the last one's return and its
+    # turns with their own reward-to-go. With d < 1 the two differ: here a reward is discounted to
+    # its own turn, there to the end of its episode.
 
-
-def cumulative_paper(
-    rewards: Rewards,
-    has_reflection: Sequence[bool],
-    *,
-    turn_discount: float,
-    episode_discount: float,
-) -> Returns:
-    """LaMer as published: all rewards count, later episodes discounted by distance alone.
-
-    p[k,t] = r[k,t]; added (arXiv 2512.16848): G[k,t] = G'[k,t] + sum_{m>k} g^(m-k) G'[m,0], where
-    G' is the return-to-go inside an episode.
-    """
-    acts, ahead = [], 0.0
-    for episode in reversed(rewards):
-        inside = _to_go(episode, turn_discount)
-        acts.append([value + episode_discount * ahead for value in inside])
-        ahead = acts[-1][0]
-    return _returns(acts[::-1], has_reflection, rewards)
+    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
+        """Return the credit of one trial's turns."""
+        early = [
+            [(1.0 - self.episode_discount) * reward for reward in episode]
+            for episode in rewards[:-1]
+        ]
+        paid = [*early, rewards[-1]]
+        return _chained(paid, has_reflection, self.turn_discount, self.episode_discount)
 
 
-def single_episode(
-    rewards: Rewards,
-    has_reflection: Sequence[bool],
-    *,
-    turn_discount: float,
-    episode_discount: float,
-) -> Returns:
-    """Ordinary RL: an episode is credited with its own rewards only (MAGE's ablation).
+class CumulativePaper(AcrossEpisodes, tag="cumulative_paper"):
+    """LaMer as published: all rewards count, later episodes discounted by distance alone."""
 
-    p[k,t] = r[k,t]; nothing crosses episodes, so `episode_discount` has no part in it.
-    """
-    return _chained(rewards, has_reflection, turn_discount, 0.0)
+    # p[k,t] = r[k,t]; added (arXiv 2512.16848): G[k,t] = G'[k,t] + sum_{m>k} g^(m-k) G'[m,0], where
+    # G' is the return-to-go inside an episode.
+
+    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
+        """Return the credit of one trial's turns."""
+        return _added(rewards, has_reflection, self.turn_discount, self.episode_discount)
 
 
-def final_only(
-    rewards: Rewards,
-    has_reflection: Sequence[bool],
-    *,
-    turn_discount: float,
-    episode_discount: float,
-) -> Returns:
-    """Only the last episode is paid; all that came before is credited with what it led to.
+class CumulativeCode(AcrossEpisodes, tag="cumulative_code"):
+    """LaMer as coded: all rewards count, later episodes discounted by the rest of this one too."""
 
-    p[K,t] = r[K,t] and nothing else; G[K,t] is its return-to-go and G[k,t] = g^(K-k) G[K,0] for k <
-    K: the added form. With g = d = 1 it is `differential_dense`.
-    """
-    unpaid = [[0.0] * len(episode) for episode in rewards[:-1]]
-    return cumulative_paper(
-        [*unpaid, rewards[-1]],
-        has_reflection,
-        turn_discount=turn_discount,
-        episode_discount=episode_discount,
-    )
+    # p[k,t] = r[k,t]; chained. With d = 1 the objective is sum_k g^k R[k].
+
+    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
+        """Return the credit of one trial's turns."""
+        return _chained(rewards, has_reflection, self.turn_discount, self.episode_discount)
 
 
-CREDITS: dict[str, Credit] = {
-    credit.__name__: credit
-    for credit in (
-        differential,
-        differential_dense,
-        cumulative_paper,
-        cumulative_code,
-        single_episode,
-        final_only,
-    )
-}
-"""The credits, by the name a configuration gives them."""
+class SingleEpisode(Credit, tag="single_episode"):
+    """Ordinary RL: an episode is credited with its own rewards only (MAGE's ablation)."""
+
+    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
+        """Return the credit of one trial's turns."""
+        return _chained(rewards, has_reflection, self.turn_discount, 0.0)
+
+
+class FinalOnly(AcrossEpisodes, tag="final_only"):
+    """Only the last episode is paid; earlier ones are credited with what they led to."""
+
+    # p[K,t] = r[K,t] and nothing else; G[K,t] is its return-to-go and G[k,t] = g^(K-k) G[K,0] for
+    # k < K: the added form. With g = d = 1 it is `differential_dense`.
+
+    def returns(self, rewards: Rewards, has_reflection: Sequence[bool]) -> Returns:
+        """Return the credit of one trial's turns."""
+        unpaid = [[0.0] * len(episode) for episode in rewards[:-1]]
+        paid = [*unpaid, rewards[-1]]
+        return _added(paid, has_reflection, self.turn_discount, self.episode_discount)
 
 
 def _chained(
@@ -195,8 +158,20 @@ def _chained(
     return _returns(acts[::-1], has_reflection, paid)
 
 
+def _added(
+    paid: Rewards, has_reflection: Sequence[bool], turn_discount: float, episode_discount: float
+) -> Returns:
+    """Return-to-go where every turn of an episode looks into the next episode."""
+    acts, ahead = [], 0.0
+    for episode in reversed(paid):
+        inside = _to_go(episode, turn_discount)
+        acts.append([value + episode_discount * ahead for value in inside])
+        ahead = acts[-1][0]
+    return _returns(acts[::-1], has_reflection, paid)
+
+
 def _to_go(paid: Sequence[float], discount: float, after: float = 0.0) -> list[float]:
-    """Discounted sum of what is paid from each turn on; `after` comes with the last turn."""
+    """Return the discounted sum of what is paid from each turn on; `after` comes last."""
     assert paid, "an episode has at least one turn"
     returns = list(paid)
     returns[-1] += after

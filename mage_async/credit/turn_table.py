@@ -1,17 +1,21 @@
 """All turns of a batch as columns, so that baselines are a few array operations.
 
-Shapes: `N` turns of all trials of all groups, in the order of `group.trials`, then `trial.turns`.
+A table holds the returns of the configured credit and what penalties depend on. Shapes: `N` turns
+of all trials of all groups, in the order of `group.trials`, then `trial.turns`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import Literal
 
 import numpy as np
 
-from mage_async.config.sections.credit import Key
 from mage_async.credit.returns import Credit
 from mage_async.trajectory import Group, Kind, Trial, Turn
+
+Key = Literal["group", "member", "seat", "kind", "episode", "index", "anchor", "memory"]
+"""A column that may decide which turns are compared."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +30,7 @@ class TurnTable:
     trial: np.ndarray
     """int64: which trial, counted over the batch"""
     member: np.ndarray
-    """int64: the member that the trial faced"""
+    """int64: the member that the trial met"""
     seat: np.ndarray
     """int64"""
     kind: np.ndarray
@@ -36,17 +40,19 @@ class TurnTable:
     index: np.ndarray
     """int64: position among the turns of its kind in its episode"""
     anchor: np.ndarray
-    """int64: the state it was taken in; all reflections share one, and all strategies"""
+    """int64: number of the state that the turn was taken in; all reflections have one number, all
+    strategies another"""
     returns: np.ndarray
     """float64"""
     episode_score: np.ndarray
-    """float64: undiscounted sum of what its episode's turns are paid; 0 for a remark"""
+    """float64: undiscounted sum of what its episode's turns are paid; 0 for reflections and
+    strategies"""
     is_valid: np.ndarray
     """bool"""
     num_tokens: np.ndarray
     """int64: length of the completion"""
     memory: np.ndarray
-    """int64: whether its trial was told strategies of earlier tasks"""
+    """int64: 1 where the trial's prompt holds strategies of earlier tasks"""
 
     def __len__(self) -> int:
         return len(self.returns)
@@ -73,28 +79,20 @@ def build_table(
     groups: Sequence[Group],
     credit: Credit,
     *,
-    turn_discount: float,
-    episode_discount: float,
     exploration_share: float = 1.0,
     bonuses: Sequence[Sequence[float]] | None = None,
 ) -> TurnTable:
     """Credit every trial of a batch and lay out its turns as columns.
 
     Args:
-        exploration_share: of the credited return, what turns before the last episode get.
-        bonuses: what each turn of each trial is paid beside its reward, in its own episode only.
+        exploration_share: factor of the returns of turns before the last episode.
+        bonuses: for each trial, what each turn is paid in addition to its reward; a bonus counts in
+            the turn's own episode only.
     """
     trials = [(number, trial) for number, group in enumerate(groups) for trial in group.trials]
     paid = bonuses or [[0.0] * len(trial.turns) for _, trial in trials]
     credited = [
-        _credited(
-            trial,
-            credit,
-            own,
-            turn_discount=turn_discount,
-            episode_discount=episode_discount,
-            share=exploration_share,
-        )
+        _credited(trial, credit, own, exploration_share)
         for (_, trial), own in zip(trials, paid, strict=True)
     ]
     turns = list(chain.from_iterable(trial.turns for _, trial in trials))
@@ -113,7 +111,7 @@ def build_table(
 
 
 def _turn_columns(turns: Sequence[Turn]) -> dict[str, np.ndarray]:
-    """The columns that a turn says by itself."""
+    """Return the columns that depend on a turn alone."""
     return {
         "kind": _integers([turn.kind for turn in turns]),
         "episode": _integers([turn.episode for turn in turns]),
@@ -125,22 +123,15 @@ def _turn_columns(turns: Sequence[Turn]) -> dict[str, np.ndarray]:
 
 
 def _credited(
-    trial: Trial,
-    credit: Credit,
-    bonus: Sequence[float],
-    *,
-    turn_discount: float,
-    episode_discount: float,
-    share: float,
+    trial: Trial, credit: Credit, bonus: Sequence[float], share: float
 ) -> tuple[list[float], list[float]]:
-    """Return and episode score of every turn of a trial, in order.
+    """Return the return and the episode score of every turn of a trial, in order.
 
-    A remark, whether it looks back or ahead, gets the return of the next action, which it led to;
-    before the last episode that is the share of it.
+    A reflection or a strategy gets the return of the next action, which it led to. If it stands
+    before the last episode and that action in the last one, it gets `share` of that return; if both
+    stand before the last episode, the return was scaled already.
     """
-    credited = credit(
-        *_played(trial), turn_discount=turn_discount, episode_discount=episode_discount
-    )
+    credited = credit.returns(*_played(trial))
     values = list(chain.from_iterable(credited.acts))
     scores = {
         episode: score * (share if trial.is_before_last(episode) else 1.0)
@@ -149,7 +140,7 @@ def _credited(
     for turn, paid in zip(trial.turns, bonus, strict=True):
         if turn.kind is Kind.ACT:
             scores[turn.episode] += paid
-    extra = _bonus_to_go(trial, bonus, turn_discount)
+    extra = _bonus_to_go(trial, bonus, credit.turn_discount)
     returns: list[float] = []
     led_to, was_before = 0.0, False
     for turn in reversed(trial.turns):
@@ -165,7 +156,7 @@ def _credited(
 
 
 def _bonus_to_go(trial: Trial, bonus: Sequence[float], discount: float) -> list[float]:
-    """What each act is paid in bonuses from there to the end of its episode."""
+    """Return, for each act, the discounted sum of bonuses from it to the end of its episode."""
     acts = [
         (turn.episode, paid)
         for turn, paid in zip(trial.turns, bonus, strict=True)
@@ -180,14 +171,14 @@ def _bonus_to_go(trial: Trial, bonus: Sequence[float], discount: float) -> list[
 
 
 def _episodes(trial: Trial) -> list[int]:
-    """The episodes in which something was done, in order."""
+    """Return the episodes with at least one act, in order."""
     return list(dict.fromkeys(turn.episode for turn in trial.turns if turn.kind is Kind.ACT))
 
 
 def _played(trial: Trial) -> tuple[list[list[float]], list[bool]]:
-    """Rewards of every episode that was played, and whether a reflection opens it.
+    """Return the rewards of every played episode, and whether a reflection opens it.
 
-    A reflection looks back on one episode and opens the next: that of the act after it.
+    A reflection looks back on one episode and opens the next one, that of the act after it.
     """
     rewards: dict[int, list[float]] = {}
     for turn in trial.turns:
@@ -205,3 +196,23 @@ def _ids(names: Sequence[object]) -> np.ndarray:
 
 def _integers(values: Sequence[int]) -> np.ndarray:
     return np.array(values, np.int64)
+
+
+def penalties_of(
+    table: TurnTable,
+    *,
+    format_penalty: float,
+    length_penalty: float,
+    max_tokens: np.ndarray | int,
+) -> np.ndarray:
+    """Return the penalty of each turn for an invalid action, and for a completion over half its
+    limit.
+
+    The second one grows linearly from 0 at `max_tokens / 2` to `length_penalty` at `max_tokens`,
+    which may differ by turn (MAGE, `apply_length_penalty`).
+
+    Returns:
+        float64 `[number of turns]`, in units of reward
+    """
+    over = np.clip(2.0 * table.num_tokens / max_tokens - 1.0, 0.0, 1.0)
+    return format_penalty * ~table.is_valid + length_penalty * over

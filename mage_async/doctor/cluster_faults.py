@@ -1,64 +1,67 @@
-"""What is wrong with the nodes of a cluster, before a run is started there: facts to sentences."""
+"""Check the nodes of a cluster before a run starts there: facts in, one sentence a fault out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_CLOCK_S = 2.0
-"""Between two nodes. Times in a run's files are those of the machine that wrote them."""
+"""Largest difference of two nodes' clocks, seconds. A run's files hold the times of the machines
+that wrote them.
+"""
 FREE_BYTES_AT_LEAST = 2 * 10**9
+"""Free space that a node needs for temporary files, bytes."""
 GB = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a node says of itself."""
+    """Facts about one node, measured there."""
 
     name: str
     clock_s: float
-    """How far its clock is ahead of that of the machine the run is started on."""
+    """Seconds by which its clock is ahead of the clock of the machine that starts the run."""
     versions: dict[str, str]
-    """Of Python, mage_async and the libraries whose bytes two nodes exchange."""
+    """Versions of Python, mage_async and the libraries whose bytes two nodes exchange, by name."""
     free_bytes: int
-    """Of the folder for temporary files, where a node keeps the policy and its newest weights."""
+    """Free bytes of the folder for temporary files: it holds the policy and its newest weights."""
     gpus: int = 0
-    """That its driver lists."""
+    """GPUs that the driver lists."""
     announced_gpus: int = 0
-    """That it was started with."""
+    """GPUs that `ray start` announced."""
     model: str = ""
-    """Digest of the model that `policy.source` names there; "" where there is none."""
+    """Digest of the model at `policy.source` on this node; empty if there is none."""
     unreached: str = ""
-    """Why a connection to the learner's address failed from there; "" where it did not."""
+    """Why a connection from this node to the learner's address failed; empty if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a run asks for."""
+    """Resources that a run needs."""
 
     cores: int
     gpus: int
     model_bytes: int
-    """Of a version of the weights."""
+    """Size of one version of the weights, bytes."""
     source: str = ""
-    """`policy.source`, for sentences."""
+    """`policy.source`, quoted in sentences."""
     address: str = ""
-    """The learner's, for sentences."""
+    """Address of the learner, quoted in sentences."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """What was found out."""
+    """Facts about the whole cluster."""
 
     own: NodeFacts
-    """The node that the run is started on."""
+    """The node that starts the run."""
     others: Sequence[NodeFacts]
     cores: float
     gpus: float
     silent: Sequence[tuple[str, str]] = ()
-    """Nodes that did not answer, and why."""
+    """Name and reason of each node that did not answer."""
 
 
 def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
-    """One sentence a fault, each with its remedy; those of the whole cluster first."""
+    """Return one sentence a fault, with its remedy; faults of the whole cluster come first."""
     found = [*_room(facts, needs)]
     found += [
         f"node {name} did not answer ({why}): install mage_async there as it is here, or start it "

@@ -1,107 +1,85 @@
-"""A run examined: a step at a time while it lives, or as a whole once it is recorded."""
-
-from collections.abc import Iterable
+"""Examine a run: step by step while it trains, or as a whole from its records."""
 
 from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
-from mage_async.doctor.catalogue import SIGNATURES
-from mage_async.doctor.finding import Case, Finding, Record, Sighting
+from mage_async.doctor.signatures import SIGNATURES, Case, Finding, Record, Sighting
 from mage_async.environments.catalogue import names
 from mage_async.results.run_files import RunRecords
 
-GONE = 10
-"""Steps without a signature, after which it is found anew where it comes back."""
+FORGET_STEPS = 10
+"""After so many steps without a signature, its return is a new finding."""
 
 
 class Doctor:
-    """Asked after every step; each answer takes constant time, and is about what is new."""
+    """Looks for all signatures in one run; a call takes constant time and returns new findings."""
 
     def __init__(self, case: Case) -> None:
-        self._case = case
         self.last_step = 0
-        """The newest that was looked at."""
-        self._watches = {
-            name: signature.watch(case)
-            for name, signature in SIGNATURES.items()
-            if signature.watch is not None
-        }
-        self._seen: dict[tuple[str, str], int] = {}
-        """The last step that showed a signature of a subject."""
-        self._evaluated: set[str] = set()
-        """Signatures that evaluations have shown."""
+        """The newest step that was examined."""
         self.findings: list[Finding] = []
-        """All so far, oldest first."""
+        """All findings so far, oldest first."""
+        self._signatures = {name: signature(case) for name, signature in SIGNATURES.items()}
+        self._last_seen: dict[tuple[str, str], int] = {}
+        """The last step that showed a signature, by signature and subject."""
+        self._evaluated: set[str] = set()
+        """Signatures that an evaluation has shown: they are reported once a run."""
 
     @staticmethod
     def of(config: Config) -> "Doctor":
-        """The doctor of a run that is about to begin.
+        """Return the doctor of a run that is about to begin.
 
-        Raises: ConfigError: its environment cannot be made.
+        Raises:
+            ConfigError: the environment cannot be made.
         """
         facts = environment_of(config).facts
         return Doctor(Case(config, _bounds(facts.min_return, facts.max_return, facts.units)))
 
     @staticmethod
     def recorded(records: RunRecords) -> "Doctor":
-        """The doctor of a run by what it has written down, of which nothing was looked at yet."""
+        """Return the doctor of a recorded run, which has examined nothing yet."""
         return Doctor(Case(records.config, _recorded_bounds(records)))
 
     def step(self, record: Record) -> list[Finding]:
-        """What the metrics of a step show that was not known. A step that a restarted learner
-        trains again is not looked at again.
-        """
-        if record["step"] <= self.last_step:
+        """Examine the metrics of a step; a step that a restarted learner repeats is skipped."""
+        step = record["step"]
+        if step <= self.last_step:
             return []
-        self.last_step = record["step"]
-        return [
-            finding
-            for name, watch in self._watches.items()
-            for finding in self._new(name, watch.step(record))
-        ]
-
-    def evaluated(self, evaluation: Record) -> list[Finding]:
-        """What an evaluation, a point of the curve or the final one, shows that none before did."""
-        return [
-            finding
-            for name, signature in SIGNATURES.items()
-            if signature.look is not None
-            for finding in self._once(name, signature.look(self._case, evaluation))
-        ]
-
-    def conclude(self, records: RunRecords) -> list[Finding]:
-        """What the evaluations of a run show, whose steps have been looked at."""
-        return [found for each in evaluations(records) for found in self.evaluated(each)]
-
-    def _new(self, name: str, sightings: Iterable[Sighting]) -> list[Finding]:
+        self.last_step = step
         found = []
-        for each in sightings:
-            last = self._seen.get((name, each.subject))
-            self._seen[name, each.subject] = self.last_step
-            if last is None or self.last_step - last > GONE:
-                found.append(_finding(name, each, self.last_step))
+        for name, signature in self._signatures.items():
+            for sighting in signature.step(record):
+                last = self._last_seen.get((name, sighting.subject))
+                self._last_seen[name, sighting.subject] = step
+                if last is None or step - last > FORGET_STEPS:
+                    found.append(_finding(name, sighting, step))
         self.findings += found
         return found
 
-    def _once(self, name: str, sightings: Iterable[Sighting]) -> list[Finding]:
-        new = [] if name in self._evaluated else list(sightings)
-        found = [_finding(name, each, each.onset) for each in new]
+    def evaluated(self, evaluation: Record) -> list[Finding]:
+        """Examine a point of the curve, or the final evaluation."""
+        found = [
+            _finding(name, sighting, sighting.onset)
+            for name, signature in self._signatures.items()
+            if name not in self._evaluated
+            for sighting in signature.evaluated(evaluation)
+        ]
         self._evaluated.update(finding.name for finding in found)
         self.findings += found
         return found
 
+    def conclude(self, records: RunRecords) -> list[Finding]:
+        """Examine all recorded evaluations of a run."""
+        final = [records.evaluation] if records.evaluation else []
+        return [found for each in (*records.curve, *final) for found in self.evaluated(each)]
+
 
 def examine(records: RunRecords) -> list[Finding]:
-    """All findings of a recorded run, finished or not: of its steps, then of its evaluations."""
+    """Return all findings of a recorded run, finished or not: of its steps, then evaluations."""
     doctor = Doctor.recorded(records)
     for record in records.metrics:
         doctor.step(record)
     doctor.conclude(records)
     return doctor.findings
-
-
-def evaluations(records: RunRecords) -> list[Record]:
-    """The points of the curve and the final evaluation, as far as there are any."""
-    return [*records.curve, *([records.evaluation] if records.evaluation else [])]
 
 
 def _finding(name: str, seen: Sighting, step: int) -> Finding:
@@ -110,8 +88,10 @@ def _finding(name: str, seen: Sighting, step: int) -> Finding:
 
 
 def _recorded_bounds(records: RunRecords) -> tuple[float, float] | None:
-    """As the final evaluation says them, or one of our own environments; to look at a run runs no
-    code of its environment, which may not be on this machine.
+    """Return the bounds of the return from the final evaluation, or from a built-in environment.
+
+    A user's environment is not loaded: reading a run must not execute its code, which may not even
+    be on this machine.
     """
     if facts := records.evaluation.get("environment"):
         return _bounds(facts["min_return"], facts["max_return"], facts["units"])

@@ -1,9 +1,10 @@
-"""The protocol of an environment, and the facts each one declares.
+"""The protocol that every environment follows.
 
-An `Environment` is stateless and cheap; a `Play` is one episode of a task, the only thing that
-changes. Chance is explicit: every draw goes through `Chance`, which is seeded by (task, episode)
-and remembers what it drew, so a play can be written down, compared and repeated. Nothing here knows
-of tokens, tags or models.
+An `Environment` holds what does not change: the rules, the task variants and their split, and what
+it declares about itself (`Facts`). `Environment.begin` starts a `Play`, which is one episode of one
+task and the only object with state. All chance goes through `Chance`, which is seeded by task and
+episode and records its draws, so that an episode can be written down, compared and repeated.
+Environments know nothing of tokens, chat formats or models.
 """
 
 import random
@@ -16,112 +17,120 @@ from mage_async.trajectory import Task
 
 Split = Literal["train", "heldout"]
 Ladders = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Ladders of harder tasks: of each rung its options, by the name of an option."""
-Called = Literal["at_once", "in_threads", "in_turn"]
-"""How a trial calls `begin` and `act`: on its own event loop, which they may not hold up; in
-threads, each within `environment.step_deadline_s`; or so too, but one call after another, as an
-engine needs whose state is the whole process's.
+"""Ladders of increasingly hard tasks: for each option's name, the options of every rung, easiest
+first.
 """
-Side = Literal[0, 1]
-"""A side of a duel: `AGENT`, which is trained, or `RIVAL`."""
-AGENT: Side = 0
-RIVAL: Side = 1
+CallMode = Literal["at_once", "in_threads", "in_turn"]
+"""How a trial calls `begin` and `act`. `at_once`: on its own event loop, so the calls must be fast.
+`in_threads`: in a thread, each call within `environment.step_deadline_s`. `in_turn`: in a thread,
+one call at a time in the whole process, as an engine with global state needs.
+"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What an environment promises; one generic test plays each against its own facts."""
+    """What an environment declares about itself.
+
+    `tests/environments/test_every_environment.py` plays each environment against its own facts.
+    """
 
     name: str
-    num_seats: int
+    num_seats: int = 1
     max_turns: int
-    """Most turns of the agent in one episode; a play is done by then."""
+    """Upper bound on the agent's turns in one episode."""
     min_return: float | None
     max_return: float | None
-    """Bounds on the agent's return in one episode; None where they are unknown."""
-    units: int
-    """Returns are reported per unit: rounds, hands, dials of one episode."""
-    has_chance: bool
+    """Bounds on the agent's return in one episode; `None` where they are unknown."""
+    units: int = 1
+    """Number of rounds, hands or dials in an episode; reports divide returns by it."""
+    has_chance: bool = False
+    """Whether episodes draw from `Chance`."""
     words: tuple[str, ...]
-    """Every word that observations and actions are made of; the first is an action."""
+    """All words that occur in observations and actions; the first one is an action."""
     has_open_text: bool = False
-    """Observations and actions may hold any other words too: it takes a model that reads."""
+    """Whether observations and actions may hold words outside `words`, which only a language model
+    with an open vocabulary can read.
+    """
     wins_above: float = 0.0
     """An episode with a larger return is won."""
     loses_below: float = 0.0
-    """An episode with a smaller return is lost; what is neither is drawn."""
+    """An episode with a smaller return is lost; an episode that is neither won nor lost is drawn.
+    """
     example: str = ""
-    """An action, where the first word alone is none."""
+    """An example of an action, if the first word alone is none."""
 
     def bounds(self) -> tuple[float, float]:
-        """Least and most return of an episode, where that has been checked to be known."""
+        """Return the least and the largest return of an episode, which must be known."""
         assert self.min_return is not None, "bounds are checked before a population is rated"
         assert self.max_return is not None, "bounds are checked before a population is rated"
         return self.min_return, self.max_return
 
     def is_won(self, episode_return: float) -> bool:
-        """Whether an episode with this return reached its goal, or beat its opponent."""
+        """Return whether an episode with this return reached its goal or beat its opponent."""
         return episode_return > self.wins_above
 
     def is_lost(self, episode_return: float) -> bool:
-        """Whether an episode with this return is lost: without an opponent, every one not won."""
+        """Return whether an episode with this return is lost."""
         return episode_return < self.loses_below
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What an action led to, seen from the agent's seat."""
-
-    observation: str
-    reward: float
-    is_valid: bool = True
-    is_done: bool = False
-    tool_answers: tuple[str, ...] = ()
-    """The observation as answers to the calls of the turn, where the environment has tools."""
-    info: str = field(default="", compare=False)
-    """What a reader of the run may want to know of the step, which the agent is not told: a JSON
-    object made by `info_text`, or empty.
-    """
-
-
-PENDING = Outcome("", 0.0)
-"""The outcome of an action whose effect is unknown until a rival has acted, or a call has returned.
-"""
-
-MAX_OBSERVATION_CHARS = 100_000
-"""Longer observations are faults: no context holds them, and every process would copy them."""
-
-
-def fault_of_text(said: object) -> str | None:
-    """Why something cannot be an observation, to follow the place it came from; None: it can."""
-    if not isinstance(said, str):
-        return f"must return text as observation, got a value of type {type(said).__name__}"
-    if len(said) > MAX_OBSERVATION_CHARS:
-        return f"returned {len(said):,} characters of text: at most {MAX_OBSERVATION_CHARS:,} fit"
-    try:
-        said.encode()
-    except UnicodeEncodeError:
-        return "returned text with half of a surrogate pair, which no tokenizer reads"
-    return None
 
 
 @dataclass(slots=True)
 class Chance:
-    """The luck of one episode: a seeded source that remembers each draw."""
+    """The random source of one episode, which records its draws."""
 
     seed: int
     episode: int
     draws: list[str] = field(default_factory=list)
+    """Draws so far, each as `name=index`."""
     _source: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self._source = random.Random(f"{self.seed}/{self.episode}")
 
     def choose(self, name: str, weights: Sequence[float]) -> int:
-        """Draw an index with probability proportional to `weights`; `name` says what for."""
+        """Draw an index with probability proportional to `weights` and record it under `name`."""
         index = self._source.choices(range(len(weights)), weights)[0]
         self.draws.append(f"{name}={index}")
         return index
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one action, from the agent's seat."""
+
+    observation: str
+    reward: float
+    is_valid: bool = True
+    """Whether the action was legal."""
+    is_done: bool = False
+    tool_answers: tuple[str, ...] = ()
+    """The observation divided into the answers to the turn's tool calls, in an environment with
+    tools.
+    """
+    info: str = field(default="", compare=False)
+    """Diagnostics of the step for readers of the run, which the agent does not see: a JSON object
+    made by `info_text`, or empty.
+    """
+
+
+PENDING = Outcome("", 0.0)
+"""Placeholder until the opponent has acted or the environment's call has returned."""
+
+MAX_OBSERVATION_CHARS = 100_000
+"""Largest length of an observation: no context holds more, and every process would copy it."""
+
+
+def observation_fault(value: object) -> str | None:
+    """Return why `value` is not a valid observation, as the end of an error message, or `None`."""
+    if not isinstance(value, str):
+        return f"must return text as observation, got a value of type {type(value).__name__}"
+    if len(value) > MAX_OBSERVATION_CHARS:
+        return f"returned {len(value):,} characters of text: at most {MAX_OBSERVATION_CHARS:,} fit"
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "returned text with half of a surrogate pair, which no tokenizer reads"
+    return None
 
 
 class Play(Protocol):
@@ -131,167 +140,255 @@ class Play(Protocol):
 
     @property
     def observation(self) -> str:
-        """What the agent sees before its first action."""
+        """The observation before the agent's first action."""
         ...
 
     @property
     def anchor(self) -> str:
-        """The current state without memory of earlier episodes; equal states have equal anchors."""
+        """The current state, without memory of earlier episodes. Equal states have equal anchors,
+        which is how GiGPO groups turns.
+        """
         ...
 
     def legal_actions(self) -> Sequence[str]:
-        """What the agent may do now; empty when the episode is done. One whose `is_whole` is False
-        holds more than it lists.
+        """Return the agent's legal actions; empty when the episode is done.
+
+        A sequence with an attribute `is_whole = False` contains more actions than it lists.
         """
         ...
 
     def act(self, action: str) -> Outcome:
-        """Take an action of the agent, then all others until it is the agent's turn again.
+        """Apply the agent's action, then every other move until it is the agent's turn again.
 
-        An illegal action is an outcome too (`is_valid=False`), with a reward inside the declared
+        An illegal action yields an outcome with `is_valid=False` and a reward within the declared
         bounds.
         """
         ...
 
 
-class Duel(Protocol):
-    """One episode in which a rival is asked for actions, as the agent is.
+class Script(Protocol):
+    """A scripted agent for one trial, used for warm starts and reference returns. It may remember
+    earlier episodes.
+    """
 
-    Each side is told what a `Play` would tell the agent in its seat, in the same words.
+    def choose(self, play: Play) -> str:
+        """Return the next action."""
+        ...
+
+
+Belief = Callable[[Sequence[Play]], Mapping[str, float]]
+"""Bayes filter: maps the plays of a trial, in order, to the posterior probability of each task
+variant under a uniform prior. The posterior of the true variant is never 0.
+"""
+
+
+class Environment(Protocol):
+    """A set of task variants that share rules, observations, actions and rewards.
+
+    A task variant ("member" in the names below) is the part of a task that is hidden and the same
+    in all episodes of a trial: an opponent, a code, a maze. Inherit from this class and override
+    the methods whose body is `...`; the others have defaults.
+    """
+
+    facts: Facts
+    tools: tuple[dict[str, Any], ...] = ()
+    """JSON schemas of tools; an action is then the whole completion, with its tool calls."""
+    called: CallMode = "at_once"
+    """How a trial calls `begin` and `act`. The catalogue sets "in_threads" for a user's class that
+    does not declare it.
+    """
+    ladders: Ladders = MappingProxyType({})
+    """Ladders of increasingly hard options; `mage evaluate --harder` plays the rungs above the
+    run's own.
+    """
+
+    def members(self, split: Split) -> tuple[str, ...]:
+        """Return the names of a split's task variants; the two splits are disjoint."""
+        ...
+
+    def family(self, member: str) -> str:
+        """Return the kind of a task variant, by which reports group."""
+        ...
+
+    def seats(self) -> tuple[int, ...]:
+        """Return the seats that the agent may take."""
+        ...
+
+    def rules(self) -> str:
+        """Return the rules in plain words, for the prompt of a language model."""
+        ...
+
+    def begin(self, task: Task, episode: int) -> Play:
+        """Start an episode. The same task and episode number always start the same episode."""
+        ...
+
+    def script(self, source: random.Random) -> Script | None:
+        """Return a scripted agent for one trial, its style drawn from `source`, or `None` if there
+        is none and therefore no warm start.
+        """
+        ...
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return the task variants that can replace `member` in the `swapped` control: knowledge of
+        `member` must not help against them.
+        """
+        ...
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return known returns by name (random, Nash or minimax, best response, ...), per unit and
+        episode.
+        """
+        ...
+
+    def duel(self, task: Task, episode: int) -> "Duel | None":
+        """Start an episode in which a policy takes the opponent's seat instead of the task's
+        scripted opponent.
+
+        Returns `None`, the default, if there is no seat for one.
+        """
+        return None
+
+    def best_script(self, source: random.Random) -> Script | None:
+        """Return the best scripted agent, whose actions are compared with the policy's. The default
+        is `script`.
+        """
+        return self.script(source)
+
+    def laid_out(self, observation: str) -> str:
+        """Return an observation with line breaks for a language model, such as a board by rows. The
+        default leaves it unchanged.
+        """
+        return observation
+
+    def reached(self, play: Play) -> str | None:
+        """Return the task variant whose goal the last action reached, whatever the task's own goal
+        is, or `None`, the default. Hindsight relabelling uses it: with that
+        variant, the same actions would have been a success.
+        """
+        return None
+
+    def is_probe(self, action: str) -> bool:
+        """Return whether an action only buys information; reports count such actions."""
+        return False
+
+    def belief(self, split: Split) -> Belief | None:
+        """Return the exact Bayes filter over a split's task variants; `None` if there is none."""
+        return None
+
+    def best_return(self, member: str) -> float:
+        """Return the expected episode return of a player that knows the task variant from the
+        start. The default is the declared maximum.
+        """
+        return self.facts.bounds()[1]
+
+
+# Duels: episodes in which two policies play each other.
+
+Side = Literal[0, 1]
+"""A side of a duel: `AGENT`, which is trained, or `OPPONENT`."""
+AGENT: Side = 0
+OPPONENT: Side = 1
+
+
+def other(side: Side) -> Side:
+    """Return the other side."""
+    return 0 if side else 1
+
+
+class Duel(Protocol):
+    """One episode in which a policy also chooses the opponent's actions.
+
+    Each side observes the words that a `Play` would show to the agent in that side's seat.
     """
 
     chance: Chance
 
     @property
     def turn(self) -> Side | None:
-        """Whose action is wanted; None when the episode is done."""
+        """The side to act; `None` when the episode is done."""
         ...
 
     def anchor(self, side: Side) -> str:
-        """As `Play.anchor`, from a side."""
+        """Return the current state as a side sees it; see `Play.anchor`."""
         ...
 
     def legal_actions(self) -> Sequence[str]:
-        """What the side whose turn it is may do; empty when the episode is done."""
+        """Return the legal actions of the side to act; empty when the episode is done."""
         ...
 
     def act(self, action: str) -> None:
-        """Take the action of the side whose turn it is."""
+        """Apply the action of the side to act."""
         ...
 
-    def hear(self, side: Side) -> Outcome:
-        """What a side was told since it heard last: before its first action that is the episode's
-        first observation, later what its last action led to. Ask when it is its turn, or all is
-        done.
+    def observe(self, side: Side) -> Outcome:
+        """Return everything that a side has observed and earned since its last call.
+
+        Before a side's first action this is the episode's first observation, later the outcome of
+        its last action. Call it when it is the side's turn or when the episode is done.
         """
         ...
 
 
-class Script(Protocol):
-    """A scripted agent of one trial, for warm starts and references; it may remember earlier
-    episodes.
+class DuelSides:
+    """Base of the duels: collects each side's observations and rewards until the side observes."""
+
+    def __init__(self, chance: Chance) -> None:
+        self.chance = chance
+        self._words: tuple[list[str], list[str]] = [], []
+        self._rewards, self._are_valid = [0.0, 0.0], [True, True]
+
+    @property
+    def turn(self) -> Side | None:
+        """The side to act; `None` when the episode is done."""
+        raise NotImplementedError
+
+    def observe(self, side: Side) -> Outcome:
+        """Return everything that a side has observed and earned since its last call."""
+        text = " ".join(self._words[side])
+        outcome = Outcome(text, self._rewards[side], self._are_valid[side], self.turn is None)
+        self._words[side].clear()
+        self._rewards[side], self._are_valid[side] = 0.0, True
+        return outcome
+
+    def _show(self, side: Side, *words: str) -> None:
+        self._words[side].extend(word for word in words if word)
+
+    def _pay(self, side: Side, reward: float) -> None:
+        self._rewards[side] += reward
+
+    def _mark_invalid(self, side: Side) -> None:
+        """Record that the side's last action was illegal."""
+        self._are_valid[side] = False
+
+
+class DuelPlay:
+    """A duel as a `Play`: the task's scripted opponent answers the agent.
+
+    Args:
+        duel: the episode; the opponent may be the first to act.
+        reply: lets the opponent act once.
     """
 
-    def choose(self, play: Play) -> str:
-        """The next action."""
-        ...
+    def __init__(self, duel: Duel, reply: Callable[[], None]) -> None:
+        self.chance, self._duel, self._reply = duel.chance, duel, reply
+        self.observation = self._go_on().observation
 
+    @property
+    def anchor(self) -> str:
+        """The current state as the agent sees it."""
+        return self._duel.anchor(AGENT)
 
-Belief = Callable[[Sequence[Play]], Mapping[str, float]]
-"""The plays of a trial, in order, to how probable each member is after what they have shown, where
-all were equally likely. The true one is never impossible.
-"""
+    def legal_actions(self) -> Sequence[str]:
+        """Return the agent's legal actions; empty when the episode is done."""
+        return self._duel.legal_actions()
 
+    def act(self, action: str) -> Outcome:
+        """Apply the agent's action, then the opponent's until it is the agent's turn again."""
+        assert self._duel.turn is not None, "the episode is done"
+        self._duel.act(action)
+        return self._go_on()
 
-class Environment(Protocol):
-    """The rules: observations, actions, rewards, and the members that may be hidden."""
-
-    facts: Facts
-    tools: tuple[dict[str, Any], ...] = ()
-    """Schemas of tools; an action is then the whole completion, with its calls."""
-    called: Called = "at_once"
-    """How a trial calls `begin` and `act`. The catalogue makes it "in_threads" for a class of a
-    user's own that does not say it.
-    """
-    ladders: Ladders = MappingProxyType({})
-    """Options in order of difficulty, by the name of an option that all rungs of a ladder have:
-    `mage evaluate --harder` plays those above the run's own.
-    """
-
-    def members(self, split: Split) -> tuple[str, ...]:
-        """Names of the hidden opponents (or codes) of a split; the two splits are disjoint."""
-        ...
-
-    def family(self, member: str) -> str:
-        """The kind a member belongs to, for reports."""
-        ...
-
-    def seats(self) -> tuple[int, ...]:
-        """Seats the agent may take."""
-        ...
-
-    def rules(self) -> str:
-        """The rules in plain words, for a model that reads."""
-        ...
-
-    def begin(self, task: Task, episode: int) -> Play:
-        """Start an episode. The same task and episode always begin the same way."""
-        ...
-
-    def duel(self, task: Task, episode: int) -> Duel | None:
-        """As `begin`, with a rival in the opponent's seat instead of the task's member.
-
-        None, as by default: there is no seat for one.
-        """
-        return None
-
-    def script(self, source: random.Random) -> Script | None:
-        """A scripted agent with a style drawn from `source`, for one trial; None: there is none,
-        and so no warm start.
-        """
-        ...
-
-    def expert(self, source: random.Random) -> Script | None:
-        """The best scripted agent there is, whose actions the policy's are compared with. By
-        default `script`, whose style is drawn.
-        """
-        return self.script(source)
-
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Members that can take `member`'s place in the `swapped` control: what was learned must
-        not help.
-        """
-        ...
-
-    def laid_out(self, said: str) -> str:
-        """An observation in lines, as a model that reads is told it: a board by rows. By default it
-        stays as it is.
-        """
-        return said
-
-    def reached(self, play: Play) -> str | None:
-        """The member whose goal an episode has come to with its last action, whatever goal it has
-        itself: with that member the same actions would have been a success. Hindsight relabelling
-        (`sac.hindsight`) asks for it. None, as by default: the state is no goal.
-        """
-        return None
-
-    def is_probe(self, action: str) -> bool:
-        """Whether an action only buys information; reports count them. By default none does."""
-        return False
-
-    def belief(self, split: Split) -> Belief | None:
-        """The exact Bayes filter over a split's members; None where there is none."""
-        return None
-
-    def best_return(self, member: str) -> float:
-        """Expected return of an episode for a player that knows the member from the start; where
-        that is unknown, the declared maximum.
-        """
-        return self.facts.bounds()[1]
-
-    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Known values per unit and episode (random, Nash or minimax, best response, i.i.d. retry),
-        by name.
-        """
-        ...
+    def _go_on(self) -> Outcome:
+        while self._duel.turn == OPPONENT:
+            self._reply()
+        return self._duel.observe(AGENT)

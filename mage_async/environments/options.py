@@ -1,13 +1,21 @@
-"""Options of environments, checked; the errors say what may be written."""
+"""Options of environments: checks with messages that say what is allowed, and ladders of harder
+options.
+"""
 
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from mage_async.environments.environment import Environment
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 
 
 def check_whole(environment: str, name: str, value: object, least: int, most: int) -> None:
-    """A whole number within bounds.
+    """Check that an option is a whole number within bounds.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not.
     """
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or not least <= value <= most:
@@ -17,11 +25,56 @@ def check_whole(environment: str, name: str, value: object, least: int, most: in
 
 
 def check_one_of(environment: str, name: str, value: object, choices: tuple[object, ...]) -> None:
-    """One of a few values.
+    """Check that an option is one of a few values.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not.
     """
     if value not in choices:
         known = " or ".join(repr(each) for each in choices)
         raise ConfigError(f"{environment}: `{name}` must be {known}, got {value!r}")
+
+
+def harder(
+    name: str, environment: Environment, options: Mapping[str, Any], ladder: str
+) -> list[dict[str, Any]]:
+    """Return the options of the rungs above an environment's own, the nearest first.
+
+    A policy trained on one rung is measured on those above (LaMer, arXiv 2512.16848, figure 4). An
+    environment declares its rungs in `ladders`, such as `{"boxes": ({"boxes": 1}, {"boxes": 2},
+    …)}`.
+
+    Args:
+        name: of the environment, as in the configuration.
+        options: of the environment.
+        ladder: name of the ladder; empty: the first one.
+
+    Raises:
+        ConfigError: there is no such ladder, or the environment stands on no rung of it, or on the
+            highest.
+    """
+    ladders: Mapping[str, Any] = getattr(environment, "ladders", {})
+    if not ladders:
+        raise ConfigError(f"environment {name!r} declares no `ladders` of harder tasks")
+    ladder = ladder or next(iter(ladders))
+    if ladder not in ladders:
+        raise ConfigError(
+            f"environment {name!r} has no ladder {ladder!r}; there are {', '.join(ladders)}"
+        )
+    own = {**_defaults(environment), **options}
+    rungs = [dict(rung) for rung in ladders[ladder]]
+    at = [place for place, rung in enumerate(rungs) if rung[ladder] == own.get(ladder)]
+    if not at or at[0] + 1 == len(rungs):
+        known = ", ".join(str(rung[ladder]) for rung in rungs)
+        raise ConfigError(
+            f"environment {name!r}: {ladder} = {own.get(ladder)} has no harder rung; the ladder is "
+            f"{known}"
+        )
+    return rungs[at[0] + 1 :]
+
+
+def _defaults(environment: Environment) -> dict[str, Any]:
+    """Return the default options of an environment's class."""
+    kind = environment.kind if isinstance(environment, ResetStep) else type(environment)
+    parameters = inspect.signature(kind).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}

@@ -1,4 +1,6 @@
-"""Returns of scripted players, measured where no exact value is known, with their errors."""
+"""Returns of scripted players, measured by sampling where no exact value is known, with their
+confidence intervals.
+"""
 
 import math
 import random
@@ -9,13 +11,14 @@ from mage_async.environments.environment import Environment, Script, Split
 from mage_async.trajectory import Task
 
 NUM_TRIALS = 200
+"""Trials per measured value."""
 
 
 class Sampled(tuple[float, ...]):
-    """Means of sampled returns, one an episode; exact values are a plain tuple."""
+    """Sample means of returns, one per episode; exact values are a plain tuple."""
 
     half_widths: tuple[float, ...]
-    """Of the means' intervals at 95 %."""
+    """Half-widths of the means' 95 % confidence intervals."""
 
     def __new__(cls, means: Iterable[float], half_widths: Iterable[float]) -> "Sampled":
         made = super().__new__(cls, means)
@@ -23,12 +26,12 @@ class Sampled(tuple[float, ...]):
         return made
 
     def repeated(self, count: int) -> "Sampled":
-        """The same means for so many times as many episodes."""
+        """Return the same means for `count` times as many episodes."""
         return Sampled(self * count, self.half_widths * count)
 
 
 def half_widths_of(references: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
-    """The half-widths of those references that were sampled, by name."""
+    """Return the half-widths of the sampled references, by name."""
     return {
         name: values.half_widths
         for name, values in references.items()
@@ -37,7 +40,7 @@ def half_widths_of(references: Mapping[str, Sequence[float]]) -> dict[str, tuple
 
 
 def mean_of(every: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Means over several references, each independent of the others; sampled where one is."""
+    """Return means over several independent references; the result is sampled if one of them is."""
     means = tuple(statistics.fmean(values) for values in zip(*every, strict=True))
     sampled = [each.half_widths for each in every if isinstance(each, Sampled)]
     if not sampled:
@@ -52,7 +55,12 @@ def scripted_returns(
     make: Callable[[random.Random], Script],
     num_trials: int = NUM_TRIALS,
 ) -> Sampled:
-    """Mean return of each episode over trials of a script, members and seats in turn."""
+    """Measure the mean return of each episode over trials of a script, with task variants and seats
+    in turn.
+
+    Args:
+        make: creates a script from a random source.
+    """
     trials = [
         _trial(environment, split, num_episodes, make, number) for number in range(num_trials)
     ]
@@ -70,7 +78,7 @@ def _trial(
     make: Callable[[random.Random], Script],
     number: int,
 ) -> list[float]:
-    """The return of each episode of one trial."""
+    """Play one trial; return the return of each episode."""
     members, seats = environment.members(split), environment.seats()
     script, earned = make(random.Random(f"reference/{number}")), [0.0] * num_episodes
     seat = seats[number // len(members) % len(seats)]

@@ -1,24 +1,41 @@
-"""What a HuggingFace `config.json` says about a model, as far as a forward needs it.
+"""The architecture of a model, read from its HuggingFace `config.json`.
 
-The file is read without transformers, whose import costs seconds per process. A key that is not
-understood is refused, because a model that runs with a wrong rotation or without its sliding window
-is wrong silently.
+transformers, whose import takes seconds per process, is not needed. A setting that the embedded
+engine does not implement is refused, because a model with a wrong rotation or without its sliding
+window would be wrong silently.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mage_async.errors import PolicyError
-from mage_async.inference.rotation import Rotation, read_rotation
+import torch
 
+from mage_async.errors import PolicyError
+
+TYPES = ("default", "linear", "llama3")
+"""Values of `rope_type`; `linear` interpolates all positions, `llama3` those of slow pairs."""
 SUPPORTED = ("llama", "qwen2", "qwen3")
+"""Values of `model_type` that the embedded engine serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary position embedding: base of the angles, and scaling for long contexts."""
+
+    kind: str
+    base: float
+    factor: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_positions: int = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Shapes and switches of a decoder of the Llama family."""
+    """Shapes and options of a decoder of the Llama family."""
 
     model_type: str
     vocabulary: int
@@ -32,19 +49,19 @@ class Architecture:
     max_positions: int
     rotation: Rotation
     is_tied: bool | None
-    """Whether the head is the embedding; None where the file leaves it to the weights."""
+    """Whether the LM head is the embedding; None if the file does not say."""
     has_qkv_bias: bool
     has_output_bias: bool
     has_mlp_bias: bool
     has_head_norms: bool
-    """Queries and keys are normalised per head."""
+    """Whether queries and keys are normalised per head."""
 
 
 def read_architecture(directory: Path) -> Architecture:
     """Read a model directory's `config.json`, of transformers 4 or 5.
 
     Raises:
-        PolicyError: no such file, or a model this engine would compute wrongly.
+        PolicyError: there is no such file, or the embedded engine does not serve the model.
     """
     file = directory / "config.json"
     if not file.is_file():
@@ -105,3 +122,44 @@ def _refuse_unknown(file: Path, config: dict[str, Any]) -> None:
         raise PolicyError(
             f"{file}: the embedded engine serves no quantised weights; give it the original model"
         )
+
+
+def read_rotation(file: Path, config: dict[str, Any]) -> Rotation:
+    """Read `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of 4."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    is_nested = any(isinstance(value, dict) for value in scaling.values())
+    if kind not in TYPES or partial != 1.0 or is_nested:
+        raise PolicyError(
+            f"{file}: rotary positions {scaling} are not served by the embedded engine, which "
+            f'turns whole heads, by {", ".join(TYPES)}; set engine.kind = "sglang"'
+        )
+    return Rotation(
+        kind,
+        base=scaling.get("rope_theta", config.get("rope_theta", 10_000.0)),
+        factor=scaling.get("factor", 1.0),
+        low_frequency_factor=scaling.get("low_freq_factor", 1.0),
+        high_frequency_factor=scaling.get("high_freq_factor", 4.0),
+        original_positions=scaling.get("original_max_position_embeddings", 8192),
+    )
+
+
+def rotations(rotation: Rotation, head_dim: int, num_positions: int) -> torch.Tensor:
+    """Compute the complex numbers that rotate pairs: complex64 [positions, head_dim / 2]."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = _stretched(rotation, 1.0 / rotation.base**exponents)
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def _stretched(rotation: Rotation, frequencies: torch.Tensor) -> torch.Tensor:
+    if rotation.kind == "default":
+        return frequencies
+    slow = frequencies / rotation.factor
+    if rotation.kind == "linear":
+        return slow
+    low, high = rotation.low_frequency_factor, rotation.high_frequency_factor
+    turns = rotation.original_positions * frequencies / (2 * math.pi)
+    share_kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - share_kept) * slow + share_kept * frequencies

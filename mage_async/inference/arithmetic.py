@@ -1,21 +1,22 @@
-"""How the embedded engine multiplies and sums: in float32, in bfloat16, or exactly.
+"""The arithmetic of the embedded engine: float32, bfloat16, or exact sums.
 
-A float32 sum depends on its order, and a matrix product chooses its order by the shape of the whole
-batch, so a log-prob differs in its last bits by what is computed beside it. That is harmless,
-unless a run is to be repeated bit by bit.
+The value of a float32 sum depends on the order of its terms, and a matrix product chooses the order
+by the shape of the whole batch. The last bits of a log-prob therefore depend on the rest of the
+batch, which matters only if a run is to be repeated bit by bit.
 
-`BFloat16` multiplies by the layers' matrices in bfloat16, which a processor with AVX512-BF16 or AMX
-does at twice the speed and more; the head stays float32, because a logit of 20 in bfloat16 is only
-known to 0.1 (MiniMax-M1, arXiv 2506.13585, 3.2).
+`BFloat16` multiplies by the layers' matrices in bfloat16, at twice the speed or more on a processor
+with AVX512-BF16 or AMX. The LM head stays in float32, because the spacing of bfloat16 at a logit of
+20 is 0.1 (MiniMax-M1, arXiv 2506.13585, section 3.2).
 
-An exact sum has one value, whatever its order. `Exact` rounds each row of what it multiplies to `b`
-bits below the row's largest value; a product of two has `2 b` bits and a sum of `K` of them
-`2 b + log2 K`, at most the 53 that float64 holds. (The first slice of Ozaki, Ogita, Oishi and
-Rump, Error-free transformations of matrix multiplication, 2012; at 64 terms `b` is 23, where
-float32 has 24.) Everything else is done element by element, by operations that give an element the
-same bits wherever it stands: IEEE's own, and torch's exp and log. (Its sigmoid and SiLU do not.) So
-what a token leaves behind is a function of the tokens before it and of the weights, bit by bit:
-alone or in a batch, at once or piece by piece, cached or not, on however many threads.
+`Exact` makes every sum exact, so that its order does not matter. Each row of an operand is rounded
+to `b` bits below the row's largest value. A product of two such numbers has `2 b` bits and a sum of
+`K` products `2 b + log2 K`, at most the 53 bits of a float64: the first slice of Ozaki, Ogita,
+Oishi and Rump, Error-free transformations of matrix multiplication (2012). For 64 terms, `b` is 23;
+float32 has 24. All other operations are elementwise, and give an element the same bits at any place
+in a tensor: IEEE operations, and torch's exp and log (its sigmoid and SiLU do not). The keys,
+values and log-probs of a token are therefore functions of the weights and of the tokens before it,
+bit by bit: alone or in a batch, computed at once or in pieces, cached or not, on any number of
+threads.
 
 Shapes: `R` rows, `D` terms, `O` outputs; `B`, `N`, `K`, `n`, `L`, `H` as in `model`.
 """
@@ -27,40 +28,40 @@ from torch.nn import functional
 
 Kind = Literal["float32", "bfloat16", "exact"]
 MANTISSA = 53
-"""Bits of an integer that float64 holds."""
+"""Bits of the largest integers that float64 represents without gaps."""
 EXPONENT = 0x7FF0_0000_0000_0000
-"""The exponent bits of a float64."""
+"""Mask of the exponent bits of a float64."""
 
 
 class Arithmetic(Protocol):
-    """What a forward needs beside single operations per element. All but matrices is float32."""
+    """The operations of a forward that are not elementwise; all but the matrices are float32."""
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A matrix [O, D] as `linear` wants it."""
+        """Prepare a layer's matrix [O, D] for `linear`."""
         ...
 
     def head(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The matrix [V, D] of the logits, as `linear` wants it."""
+        """Prepare the LM head [V, D] for `linear`."""
         ...
 
     def linear(
         self, rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[R, D] -> [R, O]"""
+        """Multiply by a prepared matrix and add a bias [O]: [R, D] -> [R, O]."""
         ...
 
     def normed(
         self, rows: torch.Tensor, epsilon: float, weight: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Rows divided by the root of their mean square, times a weight [D]: [..., D]"""
+        """Apply RMS norm, and multiply by a weight [D]: [..., D]."""
         ...
 
     def silu(self, values: torch.Tensor) -> torch.Tensor:
-        """x / (1 + exp(-x)); may be the same memory."""
+        """Compute x / (1 + exp(-x)); the result may share the memory of `values`."""
         ...
 
-    def turn(self, heads: torch.Tensor, turns: torch.Tensor) -> None:
-        """Multiply pairs [T, N, H], in place, by complex numbers [T, 1, H / 2]."""
+    def rotate(self, heads: torch.Tensor, rotations: torch.Tensor) -> None:
+        """Rotate pairs of [T, N, H] in place by unit complex numbers [T, 1, H / 2]."""
         ...
 
     def attention(
@@ -71,48 +72,52 @@ class Arithmetic(Protocol):
         mask: torch.Tensor,
         max_context: int,
     ) -> torch.Tensor:
-        """[B, N, n, H], twice [B, K, L, H], and 0 or -inf [B, 1, n, L] -> [B, N, n, H]
+        """Attend under a mask of 0 and -inf: [B, N, n, H].
 
         Args:
-            max_context: `L` of this and every other call is at most this.
+            queries: [B, N, n, H]
+            keys: [B, K, L, H]
+            values: [B, K, L, H]
+            mask: [B, 1, n, L]
+            max_context: upper bound of `L` over all calls.
         """
         ...
 
     def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """[R, V] -> [R, V], in nats"""
+        """Compute log-probs in nats: [R, V] -> [R, V]."""
         ...
 
 
 class Float32:
-    """What torch does fastest."""
+    """torch's own operations in float32."""
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The matrix itself."""
+        """Return the matrix itself."""
         return tensor
 
     def head(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The matrix itself."""
+        """Return the matrix itself."""
         return tensor
 
     def linear(
         self, rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[R, D] -> [R, O]"""
+        """Multiply by a prepared matrix: [R, D] -> [R, O]."""
         return functional.linear(rows, matrix, bias)
 
     def normed(
         self, rows: torch.Tensor, epsilon: float, weight: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[..., D]"""
+        """Apply RMS norm: [..., D]."""
         return functional.rms_norm(rows, rows.shape[-1:], weight, epsilon)
 
     def silu(self, values: torch.Tensor) -> torch.Tensor:
-        """x / (1 + exp(-x))"""
+        """Compute x / (1 + exp(-x))."""
         return functional.silu(values)
 
-    def turn(self, heads: torch.Tensor, turns: torch.Tensor) -> None:
-        """Pairs of [T, N, H] by [T, 1, H / 2], in place."""
-        torch.view_as_complex(heads.unflatten(2, (-1, 2))).mul_(turns)
+    def rotate(self, heads: torch.Tensor, rotations: torch.Tensor) -> None:
+        """Rotate pairs of [T, N, H] in place by [T, 1, H / 2]."""
+        torch.view_as_complex(heads.unflatten(2, (-1, 2))).mul_(rotations)
 
     def attention(
         self,
@@ -122,54 +127,54 @@ class Float32:
         mask: torch.Tensor,
         max_context: int,
     ) -> torch.Tensor:
-        """[B, N, n, H]"""
+        """Attend: [B, N, n, H]."""
         is_grouped = queries.shape[1] != keys.shape[1]
         return functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, enable_gqa=is_grouped
         )
 
     def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """[R, V]"""
+        """Compute log-probs in nats: [R, V]."""
         return torch.log_softmax(logits, 1)
 
 
 class BFloat16(Float32):
-    """The layers' matrices, and the rows they multiply, in bfloat16; all else in float32."""
+    """The layers' matrices and their operands in bfloat16; everything else in float32."""
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        """In bfloat16: half the memory."""
+        """Convert to bfloat16: half the memory."""
         return tensor.bfloat16()
 
     def linear(
         self, rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[R, D] -> [R, O]"""
+        """Multiply by a prepared matrix: [R, D] -> [R, O]."""
         out = functional.linear(rows.to(matrix.dtype), matrix).float()
         return out if bias is None else out.add_(bias)
 
 
 class Exact:
-    """Every sum is exact."""
+    """Exact sums: results do not depend on batch, order or threads."""
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Float64, rounded: twice the memory."""
+        """Round in float64: twice the memory."""
         return _rounded(tensor, tensor.shape[-1])
 
     def head(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As `matrix`."""
+        """Prepare the LM head as `matrix` does."""
         return self.matrix(tensor)
 
     def linear(
         self, rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[R, D] -> [R, O]"""
+        """Multiply by a prepared matrix: [R, D] -> [R, O]."""
         out = functional.linear(_rounded(rows, rows.shape[-1]), matrix).float()
         return out if bias is None else out.add_(bias)
 
     def normed(
         self, rows: torch.Tensor, epsilon: float, weight: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[..., D]"""
+        """Apply RMS norm: [..., D]."""
         num_terms = rows.shape[-1]
         rounded = _rounded(rows, num_terms)
         squares = (rounded * rounded).sum(-1, keepdim=True)
@@ -177,17 +182,17 @@ class Exact:
         return normed if weight is None else normed.mul_(weight)
 
     def silu(self, values: torch.Tensor) -> torch.Tensor:
-        """x / (1 + exp(-x))"""
+        """Compute x / (1 + exp(-x))."""
         wide = values.double()
         return (wide / (1.0 + (-wide).exp_())).float()
 
-    def turn(self, heads: torch.Tensor, turns: torch.Tensor) -> None:
-        """Pairs of [T, N, H] by [T, 1, H / 2], in place; one operation at a time."""
+    def rotate(self, heads: torch.Tensor, rotations: torch.Tensor) -> None:
+        """Rotate pairs of [T, N, H] in place, by separate operations, so that none is fused."""
         real, imaginary = heads[..., ::2], heads[..., 1::2]
-        cosine, sine = turns.real, turns.imag
-        turned = real * cosine - imaginary * sine
+        cosine, sine = rotations.real, rotations.imag
+        rotated = real * cosine - imaginary * sine
         imaginary.copy_(real * sine + imaginary * cosine)
-        real.copy_(turned)
+        real.copy_(rotated)
 
     def attention(
         self,
@@ -197,10 +202,11 @@ class Exact:
         mask: torch.Tensor,
         max_context: int,
     ) -> torch.Tensor:
-        """[B, N, n, H]
+        """Attend: [B, N, n, H].
 
-        Each value is divided by a power of two of its own, which its weight is multiplied by: so
-        the values have one unit, and weights are rounded as they count.
+        Each value vector is divided by a power of two of its own, and its weight is multiplied by
+        it. All values then have the same scale, and a weight is rounded in proportion to its
+        effect.
         """
         head_dim, kv_heads = queries.shape[3], keys.shape[1]
         grouped = _rounded(queries, head_dim).unflatten(1, (kv_heads, -1)).flatten(2, 3)
@@ -216,7 +222,7 @@ class Exact:
         return seen.float().unflatten(2, (-1, queries.shape[2])).flatten(1, 2)
 
     def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """[R, V]"""
+        """Compute log-probs in nats: [R, V]."""
         wide = logits.double()
         wide -= wide.amax(1, keepdim=True)
         total = _rounded(wide.exp(), logits.shape[1]).sum(1, keepdim=True)
@@ -231,9 +237,9 @@ ARITHMETICS: dict[Kind, Arithmetic] = {
 
 
 def _rounded(rows: torch.Tensor, num_terms: int) -> torch.Tensor:
-    """Rows [..., D] as float64, so that sums of `num_terms` products of such rows are exact.
+    """Round rows [..., D] in float64 so that sums of `num_terms` products of such rows are exact.
 
-    Adding a large number and taking it away rounds to multiples of its last bit.
+    Adding a large number and subtracting it again rounds to multiples of its last bit.
     """
     bits = (MANTISSA - (num_terms - 1).bit_length()) // 2
     wide = rows.double()
@@ -242,6 +248,6 @@ def _rounded(rows: torch.Tensor, num_terms: int) -> torch.Tensor:
 
 
 def _power(rows: torch.Tensor) -> torch.Tensor:
-    """The largest power of two that is at most a row's largest absolute value; 0 of zeros."""
+    """Return the largest power of two not above a row's largest absolute value; 0 for zeros."""
     largest = rows.abs().amax(-1, keepdim=True)
     return (largest.view(torch.int64) & EXPONENT).view(torch.float64)

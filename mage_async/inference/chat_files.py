@@ -1,9 +1,7 @@
-"""A model directory's tokenizer and chat template as a `ChatFormat`, without importing
-transformers.
+"""Read a model directory's tokenizer and chat template into a `ChatFormat`.
 
-`tokenizers` reads tokenizer.json and jinja2 renders the template in its sandbox, as transformers
-itself does. Everything that a token-in, token-out engine never asks for is left out, so an actor
-starts 3 s faster.
+transformers is not imported, which saves an actor 3 s. As transformers does, `tokenizers` reads
+tokenizer.json, and jinja2 renders the template in its sandbox.
 """
 
 import json
@@ -17,8 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from mage_async.errors import PolicyError
-from mage_async.trials.chat_format import ChatFormat, Message, Render, Tools
-from mage_async.trials.text_encoder import Tokenize, Tokens
+from mage_async.trials.chat_format import ChatFormat, Message, Render, Tokenize, Tokens, Tools
 
 
 def load_chat(directory: Path, *, thinking: bool = False) -> ChatFormat:
@@ -58,9 +55,9 @@ def _tokenize(tokenizer: Tokenizer, special: Collection[int]) -> Tokenize:
 
 
 def _special_tokens(tokenizer: Tokenizer, template: str) -> frozenset[int]:
-    """Ids that only the template may write: special ones, and added ones that it names.
+    """Return the ids that only the template may write: special and added tokens that it contains.
 
-    Qwen3's `<tool_call>` and `<think>` are added tokens that are not called special.
+    Qwen3's `<tool_call>` and `<think>` are added tokens, but not marked as special.
     """
     added = tokenizer.get_added_tokens_decoder().items()
     return frozenset(
@@ -105,7 +102,7 @@ def _render(template: str, settings: dict[str, Any], thinking: bool) -> Render:
 
 
 def _as_json(value: Any, indent: int | None = None) -> str:
-    """As transformers writes tools: keys in their order, and no characters of HTML changed."""
+    """Write JSON as transformers does for tools: keys in order, HTML characters unescaped."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
@@ -114,14 +111,12 @@ def _refuse(message: str) -> None:
 
 
 def _text(token: Any) -> str:
-    """A special token is text, or a table whose `content` is."""
+    """Return the text of a special token, which is a string or a table with `content`."""
     return token["content"] if isinstance(token, dict) else token or ""
 
 
 def _stop_tokens(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> list[int]:
-    """Every id the model's own files call an end, plus the tags' closing tokens where they are one
-    token.
-    """
+    """Return every id that one of the model's files calls an end of sequence, ascending."""
     generation = _json(directory / "generation_config.json")
     ends = generation.get("eos_token_id") or _json(directory / "config.json").get("eos_token_id")
     ids = ends if isinstance(ends, list) else [ends]

@@ -1,17 +1,21 @@
-"""The forward of a Llama-family decoder: ragged rows in, next-token logits out.
+"""The forward of a Llama-family decoder: new tokens of several sequences in, next-token logits out.
 
-The cache is one tensor per layer, `[lanes, 2, K, positions, H]`: what a head reads of a context is
-one block of memory, and the lanes of a bucket are read where they are, if they are neighbours. In
-the last layer only the tokens whose logits are wanted go past the keys and values.
+A `Plan` collects what the next forward computes; its `Rows` are the new tokens of each sequence,
+packed end to end without padding. All matrix products see packed tokens; only attention needs
+rectangles, for which rows of similar length are put into buckets. The KV cache is one tensor per
+layer, `[slots, 2, K, positions, H]`, so that the keys of a head in one sequence are one block of
+memory. In the last layer, only tokens whose logits are wanted are computed beyond their keys and
+values.
 
-Shapes: `T` packed tokens, `W` rows whose logits are wanted, `V` vocabulary, `D` hidden, `N` heads,
-`K` key-value heads, `H` head size; `B`, `n`, `L` as in `ragged`.
+Shapes: `R` rows, `T` packed tokens, `W` rows whose logits are wanted, `V` vocabulary, `D` hidden,
+`N` heads, `K` key-value heads, `H` head size; of a bucket `B` rows, `n` tokens in the widest, `L`
+tokens in the longest sequence.
 """
 
 import math
 import mmap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +23,14 @@ import torch
 
 from mage_async.completion import without_roles
 from mage_async.errors import PolicyError
-from mage_async.inference.architecture import Architecture, read_architecture
+from mage_async.inference.architecture import Architecture, read_architecture, rotations
 from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic, Kind
-from mage_async.inference.ragged import Bucket, Rows, buckets, packed_positions
-from mage_async.inference.rotation import rotations
 from mage_async.inference.weights import Layer, Weights, read_weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixCopy:
-    """The first `length` positions of a lane, given to others."""
+    """A copy of the first `length` positions of a slot to other slots."""
 
     source: int
     targets: list[int]
@@ -36,20 +38,179 @@ class PrefixCopy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """New tokens of a forward: row `r` computes `counts[r]` positions of a slot from `starts[r]`
+    on.
+    """
+
+    slots: np.ndarray
+    """int64 [R]: KV slots, all different."""
+    starts: np.ndarray
+    """int64 [R]: first positions."""
+    counts: np.ndarray
+    """int64 [R]: numbers of tokens, at least 1, never increasing."""
+
+    def take(self, rows: np.ndarray) -> "Rows":
+        """Select rows by index, in the given order."""
+        return Rows(self.slots[rows], self.starts[rows], self.counts[rows])
+
+    def last_tokens(self) -> "Rows":
+        """Reduce every row to its last token."""
+        return Rows(self.slots, self.starts + self.counts - 1, np.ones_like(self.counts))
+
+
+@dataclass(slots=True)
+class Plan:
+    """The next forward, as it is planned: `counts[i]` tokens of `slots[i]` from `starts[i]` on."""
+
+    room: int
+    """Tokens that may still be added."""
+    slots: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    copies: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """Target slots of a prefix, by (source slot, length)."""
+
+    def add(self, slot: int, start: int, count: int) -> None:
+        """Add tokens of a slot."""
+        self.room -= count
+        self.slots.append(slot)
+        self.starts.append(start)
+        self.counts.append(count)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Add a copy of the first tokens of one slot to another."""
+        self.copies.setdefault((source, length), []).append(target)
+
+    def rows(self) -> Rows:
+        """Return the planned rows, longest first.
+
+        Equally long rows are ordered by slot, so that attention can read neighbours in place.
+        """
+        slots, starts, counts = (
+            np.array(column, np.int64) for column in (self.slots, self.starts, self.counts)
+        )
+        return Rows(slots, starts, counts).take(np.lexsort((slots, -counts)))
+
+    def prefix_copies(self) -> list[PrefixCopy]:
+        """Return the planned copies in order: a slot may be the source after it was a target."""
+        return [PrefixCopy(source, to, length) for (source, length), to in self.copies.items()]
+
+
+def packed_positions(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Return row and position of every packed token: int64 [T] each."""
+    row = np.repeat(np.arange(len(rows.counts)), rows.counts)
+    return row, _counted(rows.starts, rows.counts)
+
+
+# Buckets: rows that attend together, as a rectangle.
+#
+# Rows are ordered by their number of new tokens, longest first, and cut into buckets with little
+# padding. If the slots of a bucket are close together, its rectangle has a row for every slot
+# between the first and the last, so that keys and values are read in place: copying them would cost
+# as much as the attention itself.
+
+MAX_WIDTH_RATIO = 4
+"""Largest ratio between the numbers of tokens of two rows of a bucket."""
+SMALL_PADDING = 512
+"""Rows share a bucket in any case if fewer tokens than this are padded: a bucket costs time too."""
+MAX_SPAN_RATIO = 1.25
+"""Slots are read in place if the range from the first to the last has at most this many times as
+many slots as there are rows: attention for slots that compute nothing costs time too.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """Rows that attend together, as a rectangle."""
+
+    tokens: slice
+    """Range of their packed tokens."""
+    slots: slice | torch.Tensor
+    """Their KV slots: a range, or int64 [B]."""
+    height: int
+    """B"""
+    width: int
+    """n"""
+    context: int
+    """L"""
+    cells: torch.Tensor | None
+    """int64: place of each token in the rectangle, an index into B * n; None if it is the identity.
+    """
+    mask: torch.Tensor
+    """float32 [B, 1, n, L]: 0 where a token may attend, else -inf."""
+
+
+def buckets(rows: Rows) -> list[Bucket]:
+    """Group rows into buckets."""
+    ends = np.cumsum(rows.counts)
+    begins = ends - rows.counts
+    return [
+        _bucket(rows.take(np.arange(first, last)), slice(int(begins[first]), int(ends[last - 1])))
+        for first, last in _cuts(rows.counts)
+    ]
+
+
+def _cuts(counts: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of rows that share a bucket."""
+    first, num_rows = 0, len(counts)
+    while first < num_rows:
+        widest = int(counts[first])
+        is_padded_little = (num_rows - first) * widest - counts[first:].sum() < SMALL_PADDING
+        narrow = counts[first:] * MAX_WIDTH_RATIO < widest
+        is_all = is_padded_little or not narrow.any()
+        last = num_rows if is_all else first + int(narrow.argmax())
+        yield first, last
+        first = last
+
+
+def _bucket(rows: Rows, tokens: slice) -> Bucket:
+    width, context = int(rows.counts[0]), int((rows.starts + rows.counts).max())
+    slots, places, height = _rectangle(rows.slots)
+    starts, counts = np.zeros(height, np.int64), np.zeros(height, np.int64)
+    starts[places], counts[places] = rows.starts, rows.counts
+    offsets = np.arange(width)
+    is_token = offsets < counts[:, None]
+    positions = np.where(is_token, starts[:, None] + offsets, 0)
+    is_visible = np.arange(context) <= positions[:, None, :, None]
+    mask = torch.from_numpy(np.where(is_visible, np.float32(0), np.float32(-np.inf)))
+    is_packed = is_token.all() and np.array_equal(places, np.arange(height))
+    cells = None if is_packed else torch.from_numpy(_counted(places * width, rows.counts))
+    return Bucket(tokens, slots, height, width, context, cells, mask)
+
+
+def _rectangle(slots: np.ndarray) -> tuple[slice | torch.Tensor, np.ndarray, int]:
+    """Return the slots of a rectangle's rows, the row of each given slot, and the height B."""
+    first, last = int(slots.min()), int(slots.max()) + 1
+    if last - first > MAX_SPAN_RATIO * len(slots):
+        return torch.from_numpy(slots), np.arange(len(slots)), len(slots)
+    return slice(first, last), slots - first, last - first
+
+
+def _counted(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Concatenate `range(begins[r], begins[r] + counts[r])` over all rows."""
+    shift = begins - (np.cumsum(counts) - counts)
+    return np.arange(counts.sum()) + np.repeat(shift, counts)
+
+
+# The forward.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RoutedLayer:
-    """A layer that multiplies each row by the matrices of the row's role."""
+    """A layer that multiplies each token by the matrices of the token's role."""
 
     roles: tuple[tuple[Layer, torch.Tensor | None], ...]
-    """Layers with their rows, int64; None: all rows"""
+    """Layers with the indices of their tokens, int64; None: all tokens."""
     arithmetic: Arithmetic
 
     @property
     def shared(self) -> Layer:
-        """What both roles have in common is its: norms."""
+        """The layer whose norms both roles share."""
         return self.roles[0][0]
 
     def linear(self, rows: torch.Tensor, name: str) -> torch.Tensor:
-        """[T, D] -> [T, O], by the matrix of that name and its bias."""
+        """Multiply by the matrix of that name and add its bias: [T, D] -> [T, O]."""
         parts = []
         for layer, own in self.roles:
             matrix, bias = getattr(layer, name), getattr(layer, f"{name}_bias")
@@ -64,12 +225,12 @@ class RoutedLayer:
 
 
 class Model:
-    """Weights and the keys and values they made.
+    """A decoder: weights, and the KV cache.
 
     Args:
-        lanes: contexts whose keys and values are kept.
-        max_tokens: positions of each.
-        arithmetic: the one the weights were read for.
+        slots: number of KV slots, one for each sequence whose keys and values are kept.
+        max_tokens: positions of each slot.
+        arithmetic: the arithmetic that the weights were read for.
     """
 
     def __init__(
@@ -77,24 +238,24 @@ class Model:
         architecture: Architecture,
         weights: Weights,
         *,
-        lanes: int,
+        slots: int,
         max_tokens: int,
         arithmetic: Arithmetic = ARITHMETICS["float32"],
     ) -> None:
         self.architecture, self.weights, self.arithmetic = architecture, weights, arithmetic
         block = (2, architecture.kv_heads, max_tokens, architecture.head_dim)
-        self._cache = [_mapped(lanes, *block) for _ in range(architecture.layers)]
+        self._cache = [_mapped(slots, *block) for _ in range(architecture.layers)]
         self._rotations = rotations(architecture.rotation, architecture.head_dim, max_tokens)
-        self.lanes, self.max_tokens = lanes, max_tokens
+        self.slots, self.max_tokens = slots, max_tokens
 
     @staticmethod
     def load(
-        directory: Path, *, lanes: int, max_tokens: int, arithmetic: Kind = "float32"
+        directory: Path, *, slots: int, max_tokens: int, arithmetic: Kind = "float32"
     ) -> "Model":
         """Read a model directory.
 
         Raises:
-            PolicyError: it cannot be served; the text says what can.
+            PolicyError: this engine cannot serve the model; the text says what can.
         """
         architecture = read_architecture(directory)
         if max_tokens > architecture.max_positions:
@@ -104,108 +265,106 @@ class Model:
             )
         computed = ARITHMETICS[arithmetic]
         weights = read_weights(directory, architecture, computed)
-        return Model(architecture, weights, lanes=lanes, max_tokens=max_tokens, arithmetic=computed)
+        return Model(architecture, weights, slots=slots, max_tokens=max_tokens, arithmetic=computed)
 
     def describe(self) -> str:
-        """What it is and the memory it takes, in one line."""
+        """Describe model and memory in one line."""
         size = self.weights.num_parameters
         return (
             f"embedded {self.architecture.model_type} of {size:,} parameters, "
             f"{1e-6 * self.weights.num_bytes():.1f} MB; "
-            f"keys and values of {self.lanes} contexts x {self.max_tokens} tokens, "
+            f"keys and values of {self.slots} contexts x {self.max_tokens} tokens, "
             f"{1e-6 * self.cache_bytes():.1f} MB"
         )
 
     def cache_bytes(self) -> int:
-        """Memory of all keys and values."""
+        """Return the memory of the KV cache, in bytes."""
         return sum(layer.numel() * layer.element_size() for layer in self._cache)
 
     @torch.inference_mode()
     def forward(
         self, tokens: np.ndarray, rows: Rows, copies: Sequence[PrefixCopy], wanted: np.ndarray
     ) -> torch.Tensor:
-        """Compute new tokens, keep their keys and values, and return logits.
+        """Compute new tokens, store their keys and values, and return logits.
 
         Args:
-            tokens: int [T], packed in the order of `rows`; the exploiter's as `~token`.
-            copies: in this order, after each layer's new keys and values are kept; so a source may
-                be a lane that this very forward computes.
-            wanted: int64 [W]: rows after whose last token logits are wanted, in increasing order.
+            tokens: int [T], packed in the order of `rows`; tokens of the second role as `~token`.
+            copies: made in this order, in each layer after the new keys and values are stored, so
+                that this forward may compute their source.
+            wanted: int64 [W]: rows for whose last token logits are returned, in increasing order.
 
         Returns:
             float32 [W, V]
         """
-        hidden, turns, places = self._placed(tokens, rows)
+        hidden, angles, places = self._embed(tokens, rows)
         folded = buckets(rows) if len(self._cache) > 1 else []
         for layer, cache in zip(self._routed(tokens, slice(-1)), self._cache, strict=False):
-            qkv = self._remember(layer, cache, hidden, turns, places, copies)
+            qkv = self._store(layer, cache, hidden, angles, places, copies)
             hidden = self._block(layer, cache, hidden, qkv, folded)
-        return self._last(tokens, hidden, turns, places, copies, rows, wanted)
+        return self._last(tokens, hidden, angles, places, copies, rows, wanted)
 
     @torch.inference_mode()
     def score(self, tokens: np.ndarray) -> torch.Tensor:
-        """Log-probs of a context's tokens after the first, in nats; takes the first lane.
+        """Compute the log-probs of a sequence's tokens after the first, in nats; overwrites slot 0.
 
         Args:
-            tokens: int64 [T], T at most `max_tokens`; the exploiter's as `~token`.
+            tokens: int64 [T], T at most `max_tokens`; tokens of the second role as `~token`.
 
         Returns:
             float32 [T - 1]
         """
         rows = Rows(*(np.array([value]) for value in (0, 0, len(tokens))))
-        hidden, turns, places = self._placed(tokens, rows)
+        hidden, angles, places = self._embed(tokens, rows)
         for layer, cache in zip(self._routed(tokens), self._cache, strict=True):
-            qkv = self._remember(layer, cache, hidden, turns, places, [])
+            qkv = self._store(layer, cache, hidden, angles, places, [])
             hidden = self._block(layer, cache, hidden, qkv, buckets(rows))
         logits = self._logits(hidden[:-1])
         targets = torch.from_numpy(without_roles(tokens[1:, None]))
         return self.arithmetic.log_softmax(logits).gather(1, targets)[:, 0]
 
-    def _placed(
+    def _embed(
         self, tokens: np.ndarray, rows: Rows
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Embeddings [T, D] and rotations [T, 1, H / 2] of new tokens, and the places in the cache
-        [T * 2K] of their keys and values.
-        """
+        """Return embeddings [T, D], rotations [T, 1, H / 2] and cache indices [T * 2K]."""
         row, positions = packed_positions(rows)
         blocks = 2 * self.architecture.kv_heads
-        block = rows.lanes[row, None] * blocks + np.arange(blocks)
+        block = rows.slots[row, None] * blocks + np.arange(blocks)
         places = torch.from_numpy((block * self.max_tokens + positions[:, None]).ravel())
-        turns = self._rotations.index_select(0, torch.from_numpy(positions))[:, None]
+        angles = self._rotations.index_select(0, torch.from_numpy(positions))[:, None]
         hidden = self.weights.embedding.index_select(0, torch.from_numpy(without_roles(tokens)))
-        return hidden, turns, places
+        return hidden, angles, places
 
     def _routed(self, tokens: np.ndarray, layers: slice = slice(None)) -> list[RoutedLayer]:
-        """Some layers as they compute these tokens."""
-        exploring, exploiting = self.weights.layers[layers], self.weights.exploiting[layers]
-        exploits = tokens < 0
-        if not exploiting or not exploits.any():
-            return [RoutedLayer(((each, None),), self.arithmetic) for each in exploring]
-        if exploits.all():
-            return [RoutedLayer(((each, None),), self.arithmetic) for each in exploiting]
-        first, second = (torch.from_numpy(np.flatnonzero(own)) for own in (~exploits, exploits))
+        """Return the layers, each with the roles that occur among the tokens."""
+        first_role, second_role = self.weights.layers[layers], self.weights.second_role[layers]
+        is_second = tokens < 0
+        if not second_role or not is_second.any():
+            return [RoutedLayer(((each, None),), self.arithmetic) for each in first_role]
+        if is_second.all():
+            return [RoutedLayer(((each, None),), self.arithmetic) for each in second_role]
+        first, second = (torch.from_numpy(np.flatnonzero(own)) for own in (~is_second, is_second))
         return [
             RoutedLayer(((one, first), (other, second)), self.arithmetic)
-            for one, other in zip(exploring, exploiting, strict=True)
+            for one, other in zip(first_role, second_role, strict=True)
         ]
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, D] -> [T, V]"""
+        """Apply the last norm and the LM head: [T, D] -> [T, V]."""
         return self.arithmetic.linear(self._norm(hidden, self.weights.norm), self.weights.head)
 
     def _last(
         self,
         tokens: np.ndarray,
         hidden: torch.Tensor,
-        turns: torch.Tensor,
+        angles: torch.Tensor,
         places: torch.Tensor,
         copies: Sequence[PrefixCopy],
         rows: Rows,
         wanted: np.ndarray,
     ) -> torch.Tensor:
-        """The last layer and the head, for the last tokens of the wanted rows: [W, V]"""
+        """Compute the last layer and the LM head for the last tokens of wanted rows: [W, V]."""
         (layer,), cache = self._routed(tokens, slice(-1, None)), self._cache[-1]
-        qkv = self._remember(layer, cache, hidden, turns, places, copies)
+        qkv = self._store(layer, cache, hidden, angles, places, copies)
         if not len(wanted):
             return hidden.new_zeros(0, self.architecture.vocabulary)
         ends = (np.cumsum(rows.counts) - 1)[wanted]
@@ -215,24 +374,24 @@ class Model:
         hidden = self._block(layer, cache, hidden, qkv, buckets(rows.take(wanted).last_tokens()))
         return self._logits(hidden)
 
-    def _remember(
+    def _store(
         self,
         layer: RoutedLayer,
         cache: torch.Tensor,
         hidden: torch.Tensor,
-        turns: torch.Tensor,
+        angles: torch.Tensor,
         places: torch.Tensor,
         copies: Sequence[PrefixCopy],
     ) -> torch.Tensor:
-        """Keep the new tokens' keys and values, carry out the copies; returns [T, (N + 2K) H]."""
+        """Store new keys and values, then make the copies; return QKV: [T, (N + 2K) H]."""
         shape, computed = self.architecture, self.arithmetic
         qkv = layer.linear(self._norm(hidden, layer.shared.input_norm), "qkv")
-        num_turning = (shape.heads + shape.kv_heads) * shape.head_dim
-        heads = qkv[:, :num_turning].unflatten(1, (-1, shape.head_dim))
+        num_rotated = (shape.heads + shape.kv_heads) * shape.head_dim
+        heads = qkv[:, :num_rotated].unflatten(1, (-1, shape.head_dim))
         if layer.shared.head_norms is not None:
             normed = computed.normed(heads, shape.norm_epsilon)
             torch.mul(normed, layer.shared.head_norms, out=heads)
-        computed.turn(heads, turns)
+        computed.rotate(heads, angles)
         kept = qkv[:, shape.heads * shape.head_dim :].reshape(-1, shape.head_dim)
         cache.view(-1, shape.head_dim).index_copy_(0, places, kept)
         for copy in copies:
@@ -247,7 +406,7 @@ class Model:
         qkv: torch.Tensor,
         folded: Sequence[Bucket],
     ) -> torch.Tensor:
-        """Attention and MLP: [T, D]"""
+        """Compute attention and MLP of a layer: [T, D]."""
         queries = qkv[:, : self.architecture.heads * self.architecture.head_dim]
         seen = [self._attend(cache, queries[bucket.tokens], bucket) for bucket in folded]
         attended = seen[0] if len(seen) == 1 else torch.cat(seen)
@@ -258,14 +417,14 @@ class Model:
         return layer.linear(inner, "down").add_(hidden)
 
     def _attend(self, cache: torch.Tensor, queries: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """[T, N H] of one bucket -> [T, N H]"""
+        """Attend within a bucket: queries [T, N H] -> [T, N H]."""
         shape = self.architecture
         if bucket.cells is not None:
             cells = queries.new_zeros(bucket.height * bucket.width, queries.shape[1])
             queries = cells.index_copy_(0, bucket.cells, queries)
         folded = queries.view(bucket.height, bucket.width, shape.heads, shape.head_dim)
-        read, lanes = cache[:, :, :, : bucket.context], bucket.lanes
-        rows = read[lanes] if isinstance(lanes, slice) else read.index_select(0, lanes)
+        read, slots = cache[:, :, :, : bucket.context], bucket.slots
+        rows = read[slots] if isinstance(slots, slice) else read.index_select(0, slots)
         keys, values = rows.unbind(1)  # [B, K, L, H]
         seen = self.arithmetic.attention(
             folded.transpose(1, 2), keys, values, bucket.mask, self.max_tokens
@@ -278,8 +437,9 @@ class Model:
 
 
 def _mapped(*shape: int) -> torch.Tensor:
-    """float32 zeros whose memory the system gives page by page, where they are written: a lane
-    takes what its longest context took, not what it may take.
+    """Return float32 zeros in memory that is allocated page by page, when it is first written.
+
+    A slot therefore takes the memory of its longest sequence so far, not of the longest possible.
     """
     size = math.prod(shape) * torch.float32.itemsize
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

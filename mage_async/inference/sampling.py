@@ -1,8 +1,8 @@
-"""Drawing tokens: a uniform number from the seed alone, through the inverse distribution.
+"""Sampling tokens: a uniform number from the seed, through the inverse distribution function.
 
-A completion therefore does not depend on what else is in the batch, except for the last bits of
-logits where arithmetic is not exact. Log-probs are taken after temperature and before top-k and
-top-p, from the very logits that the token was drawn from.
+A completion does not depend on the rest of the batch, except through the last bits of the logits
+where the arithmetic is not exact. Log-probs are computed after temperature and before top-k and
+top-p, from the same logits as the sample.
 
 Shapes: `W` rows, `V` vocabulary.
 """
@@ -17,20 +17,21 @@ from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """How each row is drawn, `[W]` each."""
+    """Sampling parameters of each row."""
 
     temperature: np.ndarray
-    """float32; 0 takes the most probable token, with its log-prob at temperature 1"""
+    """float32 [W]; 0 takes the most probable token, with its log-prob at temperature 1."""
     top_p: np.ndarray
-    """float32"""
+    """float32 [W], in (0, 1]."""
     top_k: np.ndarray
-    """int64; 0: no limit"""
+    """int64 [W]; 0: no limit."""
 
 
 def uniforms(seeds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """A number in [0, 1) for token `numbers[r]` of the completion with `seeds[r]`: float64 [W].
+    """Return a number in [0, 1) for token `numbers[r]` of the completion with `seeds[r]`: float64
+    [W].
 
-    SplitMix64 finalised twice: neighbouring seeds and numbers give unrelated draws.
+    Applies the finalizer of SplitMix64 twice, so neighbouring seeds and numbers are unrelated.
 
     Args:
         seeds: uint64 [W]
@@ -47,11 +48,11 @@ def draw(
     chances: np.ndarray,
     arithmetic: Arithmetic = ARITHMETICS["float32"],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw one token a row.
+    """Sample one token for each row.
 
     Args:
         logits: float32 [W, V]
-        chances: float64 [W], in [0, 1)
+        chances: float64 [W], in [0, 1), as from `uniforms`.
 
     Returns:
         Tokens, int64 [W], and their log-probs in nats, float32 [W].
@@ -77,7 +78,7 @@ def _mix(words: np.ndarray) -> np.ndarray:
 
 
 def _invert(kept: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
-    """The first token at which the cumulated `kept` passes `chances` of its total: [W]"""
+    """Return the first token whose cumulative weight exceeds `chances` of the total: int64 [W]."""
     cumulated = kept.cumsum(1, dtype=torch.float64)
     totals = cumulated[:, -1:].contiguous()
     tokens = torch.searchsorted(cumulated, chances[:, None] * totals, right=True)[:, 0]
@@ -86,7 +87,7 @@ def _invert(kept: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
 
 
 def _top_k(probabilities: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Zero all but each row's `top_k` most probable tokens; of equal ones, the lower ids stay."""
+    """Zero all but each row's `top_k` most probable tokens; among equals, lower ids are kept."""
     order = probabilities.sort(dim=1, descending=True, stable=True).indices
     ranks = torch.arange(order.shape[1]).expand_as(order)
     limits = torch.where(top_k > 0, top_k, order.shape[1])
@@ -95,7 +96,7 @@ def _top_k(probabilities: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
 
 
 def _top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero all but the fewest most probable tokens that hold `top_p` of each row's total."""
+    """Zero all but the fewest tokens whose weights add up to `top_p` of each row's total."""
     ordered, order = weights.sort(dim=1, descending=True, stable=True)
     cumulated = ordered.cumsum(1, dtype=torch.float64)
     before = cumulated - ordered

@@ -1,11 +1,11 @@
-"""Continuous batching: prompts come in at any time, each `advance` is one forward for all.
+"""Continuous batching: prompts may arrive at any time, and each `advance` is one forward for all.
 
-    submit ──> waiting ──(a lane, room in the forward)──> running ──(last token)──> Completion
-                  ^ new contexts stay here while every lane is busy
+    submit ──> waiting ──(a KV slot, room in the forward)──> running ──(last token)──> Completion
+                  ^ a new sequence stays here while every slot is busy
 
-A forward computes what is new in each running context: the rest of a prompt, or the token drawn
-last. A forward takes a bounded number of tokens, rows with few of them first, so that a long prompt
-delays no decoding for long.
+A forward computes the new tokens of each running sequence: the rest of its prompt, or the token
+sampled last. The number of tokens in a forward is bounded, and sequences with few new tokens go
+first, so that a long prompt does not delay decoding for long.
 """
 
 from collections.abc import Callable
@@ -27,30 +27,65 @@ from mage_async.completion import (
 from mage_async.errors import RunError
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import Arithmetic
-from mage_async.inference.contexts import Contexts, Opened
-from mage_async.inference.forward_plan import Plan
-from mage_async.inference.model import Model
-from mage_async.inference.ragged import Rows, packed_positions
+from mage_async.inference.model import Model, Plan, Rows, packed_positions
+from mage_async.inference.prefix_cache import Opened, PrefixCache
 from mage_async.inference.sampling import Rules, draw, uniforms
-from mage_async.inference.statistics import Statistics
 from mage_async.inference.weights import Weights, read_weights
 from mage_async.policy_version import VersionRun, append_run
 
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What an engine has done: totals since its start, except where a field is about now."""
+
+    num_completions: int = 0
+    num_prompt_tokens: int = 0
+    num_reused_tokens: int = 0
+    """Prompt tokens whose keys and values were in the cache."""
+    num_repeated_tokens: int = 0
+    """Prompt tokens that had to be computed again, because their keys and values were lost."""
+    num_extension_faults: int = 0
+    """Prompts that did not begin with all earlier tokens of their sequence."""
+    num_generated_tokens: int = 0
+    num_forwards: int = 0
+    num_rows: int = 0
+    """Sequences in a forward, summed over forwards."""
+    num_computed_tokens: int = 0
+    forward_s: float = 0.0
+    """Time spent in forwards and sampling, in seconds."""
+    num_loads: int = 0
+    """Weight updates."""
+    stall_s: float = 0.0
+    """Time in which weights were exchanged and nothing could be sampled, in seconds."""
+    num_evictions: int = 0
+    num_contexts: int = 0
+    """Sequences that hold a KV slot now."""
+    num_waiting: int = 0
+    """Prompts that wait for a KV slot now."""
+    cache_bytes: int = 0
+    """Memory of the KV cache, in bytes; constant."""
+
+    def counters(self) -> dict[str, float]:
+        """Return every field by name, for a heartbeat."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
 FORWARD_TOKENS = 2048
+"""Default bound on the tokens of a forward."""
 _MASK_64 = 2**64 - 1
 
 _run = lru_cache(maxsize=1024)(VersionRun)
-"""Runs are immutable and few: one looked up is one not made."""
+"""`VersionRun`, cached: runs are immutable, and few are different."""
 
 
 @dataclass(slots=True)
 class Running:
-    """A prompt that holds a lane."""
+    """A prompt that is being completed, and therefore holds a KV slot."""
 
     prompt: Prompt
     opened: Opened
     num_limit: int
-    """The completion ends when the context has so many tokens."""
+    """Length of prompt and completion, in tokens, at which the completion ends."""
     runs: list[VersionRun] = field(default_factory=list)
 
 
@@ -58,11 +93,13 @@ class Scheduler:
     """Serves completions from a model; used by one thread at a time.
 
     Args:
-        model: its lanes are how many contexts keep their keys and values; the least recently used
-            idle one makes room. Its `max_tokens` bounds prompt and completion together.
-        forward_tokens: most tokens of one forward; never fewer than there are lanes.
-        interrupts: a running prompt that wanted fresh keys gets them again when weights change.
-        now: a clock, for the time spent computing; without one it is 0.
+        model: has a KV slot for each sequence whose keys and values are kept, and `max_tokens`,
+            the bound on prompt and completion together. If all slots are taken, the least recently
+            used idle one is given to the next sequence.
+        forward_tokens: most tokens of one forward; at least one for each slot is allowed anyway.
+        interrupts: when weights change, compute the keys and values of running prompts with
+            `fresh_keys` again.
+        now: clock in seconds, for the time statistics; without it they stay 0.
     """
 
     def __init__(
@@ -73,33 +110,33 @@ class Scheduler:
         interrupts: bool = False,
         now: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        lanes, max_tokens = model.lanes, model.max_tokens
+        slots, max_tokens = model.slots, model.max_tokens
         self._model, self._max_tokens, self._now = model, max_tokens, now
-        self._forward_tokens, self._interrupts = max(forward_tokens, lanes), interrupts
-        self._contexts = Contexts(lanes, max_tokens)
+        self._forward_tokens, self._interrupts = max(forward_tokens, slots), interrupts
+        self._cache = PrefixCache(slots, max_tokens)
         self._waiting: dict[str, Prompt] = {}
         self._running: dict[int, Running] = {}
-        self._temperature = np.zeros(lanes, np.float32)
-        self._top_p = np.ones(lanes, np.float32)
-        self._top_k = np.zeros(lanes, np.int64)
-        self._seeds = np.zeros(lanes, np.uint64)
-        self._num_prompt = np.zeros(lanes, np.int64)
-        self._exploits = np.zeros(lanes, bool)
-        self._logprobs = np.zeros((lanes, max_tokens), np.float32)
+        self._temperature = np.zeros(slots, np.float32)
+        self._top_p = np.ones(slots, np.float32)
+        self._top_k = np.zeros(slots, np.int64)
+        self._seeds = np.zeros(slots, np.uint64)
+        self._num_prompt = np.zeros(slots, np.int64)
+        self._is_second_role = np.zeros(slots, bool)
+        self._logprobs = np.zeros((slots, max_tokens), np.float32)
         self._statistics = Statistics(cache_bytes=model.cache_bytes())
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits or runs."""
+        """Whether nothing waits or runs."""
         return not self._waiting and not self._running
 
     def submit(self, prompt: Prompt) -> None:
         """Queue a prompt for the next forward.
 
         Raises:
-            RunError: it cannot be served, now or ever; the text says why.
+            RunError: it cannot be served; the text says why.
         """
-        if prompt.context in self._waiting or self._contexts.lane(prompt.context) in self._running:
+        if prompt.context in self._waiting or self._cache.slot(prompt.context) in self._running:
             raise RunError(
                 f"context {prompt.context!r} has a prompt already; a context has one at a time"
             )
@@ -108,47 +145,53 @@ class Scheduler:
         self._waiting[prompt.context] = prompt
 
     def advance(self) -> list[tuple[str, Completion]]:
-        """Compute one forward for all that waits or runs; returns what it ended, by context."""
+        """Compute one forward; return the completions that it ended, by context."""
         began = self._now()
         plan = self._plan()
-        if not plan.lanes:
+        if not plan.slots:
             return []
         rows = plan.rows()
         row, positions = packed_positions(rows)
-        tokens = self._contexts.tokens[rows.lanes[row], positions]
-        known = np.array([self._contexts.num_known[lane] for lane in rows.lanes.tolist()])
+        tokens = self._cache.tokens[rows.slots[row], positions]
+        # Only a sequence whose last known token is in this forward needs logits; a prompt that was
+        # read in part does not.
+        known = np.array([self._cache.num_known[slot] for slot in rows.slots.tolist()])
         wanted = np.flatnonzero(rows.starts + rows.counts == known)
         logits = self._model.forward(tokens, rows, plan.prefix_copies(), wanted)
-        finished = self._draw(logits, rows.lanes[wanted], known[wanted]) if len(wanted) else []
-        self._book(finished, rows, len(wanted), self._now() - began)
+        finished = self._draw(logits, rows.slots[wanted], known[wanted]) if len(wanted) else []
+        self._count(finished, rows, len(wanted), self._now() - began)
         return [(running.prompt.context, completion) for running, completion in finished]
 
     def release(self, context: str) -> None:
-        """Forget a context, and abort what it was asked."""
+        """Forget a sequence, and abort its prompt."""
         self.abort(context)
-        self._contexts.release(context)
+        self._cache.release(context)
 
     def abort(self, context: str) -> None:
-        """Drop a context's prompt, if there is one; what was computed is kept."""
+        """Cancel a sequence's completion, if there is one; the keys and values of its prompt stay
+        cached.
+        """
         self._waiting.pop(context, None)
-        lane = self._contexts.lane(context)
-        if lane in self._running:
-            running = self._running.pop(lane)
-            self._contexts.take_back(lane, len(running.prompt.tokens))
+        slot = self._cache.slot(context)
+        if slot in self._running:
+            running = self._running.pop(slot)
+            self._cache.take_back(slot, len(running.prompt.tokens))
 
     def load(self, version: int, path: Path) -> None:
-        """Draw every further token with the weights of a safetensors file or model directory.
+        """Load the weights of a safetensors file or model directory for all further tokens.
 
         Raises:
-            PolicyError: the file cannot be used; the weights are the old ones.
+            PolicyError: the file cannot be used; the weights stay as they were.
         """
         self.swap(version, read_weights(path, self._model.architecture, self._model.arithmetic))
 
     def swap(self, version: int, weights: Weights) -> None:
-        """The same with weights that have been read; takes no time."""
+        """Use weights that have been read already: exchanges a reference, so sampling does not
+        pause.
+        """
         began = self._now()
         self._model.weights = weights
-        self._contexts.load(version)
+        self._cache.load(version)
         past = self._statistics
         stall_s = past.stall_s + self._now() - began
         self._statistics = replace(past, num_loads=past.num_loads + 1, stall_s=stall_s)
@@ -156,112 +199,122 @@ class Scheduler:
             self._refresh_running()
 
     def _refresh_running(self) -> None:
-        """Let running prompts that wanted fresh keys compute all of theirs again."""
-        for lane, running in self._running.items():
+        """Discard the keys and values of running prompts that asked for fresh ones."""
+        for slot, running in self._running.items():
             if running.prompt.fresh_keys:
-                repeated = running.opened.num_repeated + self._contexts.lose_keys(lane)
+                repeated = running.opened.num_repeated + self._cache.lose_keys(slot)
                 running.opened = running.opened._replace(num_repeated=repeated)
 
     @property
     def architecture(self) -> Architecture:
-        """Architecture of the served model."""
+        """Architecture of the model."""
         return self._model.architecture
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """Arithmetic of the served model; weights for `swap` are read for it."""
+        """Arithmetic of the model; weights for `swap` must be read for it."""
         return self._model.arithmetic
 
     def statistics(self) -> Statistics:
-        """What was done so far."""
+        """Return the statistics up to now."""
         return replace(
             self._statistics,
-            num_evictions=self._contexts.num_evictions,
-            num_contexts=self._contexts.num_contexts,
+            num_evictions=self._cache.num_evictions,
+            num_contexts=self._cache.num_contexts,
             num_waiting=len(self._waiting),
         )
 
     def describe(self) -> str:
-        """Model and memory in one line."""
+        """Describe model and memory in one line."""
         return self._model.describe()
 
     def _plan(self) -> Plan:
-        """What is to be computed next.
+        """Choose the tokens of the next forward, and admit waiting prompts.
 
-        Contexts that hold a lane go first, so that none is evicted while its own prompt waits.
+        Sequences that hold a slot are admitted first, so that none is evicted while its own prompt
+        waits.
         """
-        contexts = self._contexts
-        contexts.begin()
+        cache = self._cache
+        cache.begin()
         plan = Plan(self._forward_tokens)
-        for lane in sorted(self._running, key=contexts.num_to_compute):
-            self._add(plan, lane)
+        for slot in sorted(self._running, key=cache.num_to_compute):
+            self._add(plan, slot)
         for prompt in sorted(
-            self._waiting.values(), key=lambda one: contexts.lane(one.context) is None
+            self._waiting.values(), key=lambda each: cache.slot(each.context) is None
         ):
             if plan.room:
                 self._admit(plan, prompt)
         return plan
 
     def _admit(self, plan: Plan, prompt: Prompt) -> None:
-        """Give a waiting prompt a lane, if it can have one."""
-        tokens = with_roles(prompt.tokens, prompt.exploits_from)
-        opened = self._contexts.open(prompt.context, tokens, is_fresh=prompt.fresh_keys)
+        """Give a waiting prompt a slot, if one is available."""
+        tokens = with_roles(prompt.tokens, prompt.second_role_from)
+        opened = self._cache.open(prompt.context, tokens, is_fresh=prompt.fresh_keys)
         if opened is None:
             return
         del self._waiting[prompt.context]
-        self._remember(opened.lane, prompt)
+        self._set_sampling(opened.slot, prompt)
         limit = min(len(prompt.tokens) + prompt.sampling.max_tokens, self._max_tokens)
-        self._running[opened.lane] = Running(prompt, opened, limit)
-        if opened.source != opened.lane:
-            plan.copy_prefix(opened.source, opened.lane, opened.num_reused)
-        self._add(plan, opened.lane)
+        self._running[opened.slot] = Running(prompt, opened, limit)
+        if opened.source != opened.slot:
+            plan.copy_prefix(opened.source, opened.slot, opened.num_reused)
+        self._add(plan, opened.slot)
 
-    def _remember(self, lane: int, prompt: Prompt) -> None:
-        """How to draw for a lane."""
+    def _set_sampling(self, slot: int, prompt: Prompt) -> None:
+        """Set the sampling parameters of a slot."""
         sampling = prompt.sampling
-        self._num_prompt[lane] = len(prompt.tokens)
-        self._exploits[lane] = prompt.exploits_from is not None
-        self._seeds[lane] = prompt.seed & _MASK_64
-        self._temperature[lane] = sampling.temperature
-        self._top_p[lane], self._top_k[lane] = sampling.top_p, sampling.top_k
+        self._num_prompt[slot] = len(prompt.tokens)
+        self._is_second_role[slot] = prompt.second_role_from is not None
+        self._seeds[slot] = prompt.seed & _MASK_64
+        self._temperature[slot] = sampling.temperature
+        self._top_p[slot], self._top_k[slot] = sampling.top_p, sampling.top_k
 
-    def _add(self, plan: Plan, lane: int) -> None:
-        """Let the forward compute what it has room for of a lane's new tokens."""
-        count = min(self._contexts.num_to_compute(lane), plan.room)
+    def _add(self, plan: Plan, slot: int) -> None:
+        """Add as many of a slot's new tokens to the forward as fit."""
+        count = min(self._cache.num_to_compute(slot), plan.room)
         if count:
-            plan.add(lane, self._contexts.num_computed[lane], count)
-            self._contexts.compute(lane, count)
+            plan.add(slot, self._cache.num_computed[slot], count)
+            self._cache.compute(slot, count)
 
     def _draw(
-        self, logits: torch.Tensor, lanes: np.ndarray, known: np.ndarray
+        self, logits: torch.Tensor, slots: np.ndarray, known: np.ndarray
     ) -> list[tuple[Running, Completion]]:
-        """Draw a token for each lane, of which `known` are known; returns what that finished."""
-        rules = Rules(self._temperature[lanes], self._top_p[lanes], self._top_k[lanes])
-        chances = uniforms(self._seeds[lanes], known - self._num_prompt[lanes])
-        tokens, logprobs = draw(logits, rules, chances, self._model.arithmetic)
-        self._logprobs[lanes, known] = logprobs
-        self._contexts.tokens[lanes, known] = np.where(self._exploits[lanes], ~tokens, tokens)
-        drawn = zip(lanes.tolist(), tokens.tolist(), known.tolist(), strict=True)
-        ended = [(lane, self._append(lane, token, place)) for lane, token, place in drawn]
-        return [self._finish(lane, reason) for lane, reason in ended if reason is not None]
+        """Sample a token for each slot; return the completions that end with it.
 
-    def _append(self, lane: int, token: int, place: int) -> FinishReason | None:
-        """Note a drawn token; says whether the completion ends with it."""
-        running = self._running[lane]
-        self._contexts.num_known[lane] = place + 1
-        kv, policy = self._contexts.oldest[lane], self._contexts.versions[-1]
+        Args:
+            logits: float32 [W, V]
+            slots: int64 [W]
+            known: int64 [W]: tokens of each sequence so far.
+        """
+        rules = Rules(self._temperature[slots], self._top_p[slots], self._top_k[slots])
+        chances = uniforms(self._seeds[slots], known - self._num_prompt[slots])
+        tokens, logprobs = draw(logits, rules, chances, self._model.arithmetic)
+        self._logprobs[slots, known] = logprobs
+        # A token of the second role is stored as its bitwise complement, so that sequences of
+        # different roles never share keys and values.
+        self._cache.tokens[slots, known] = np.where(self._is_second_role[slots], ~tokens, tokens)
+        drawn = zip(slots.tolist(), tokens.tolist(), known.tolist(), strict=True)
+        ended = [(slot, self._append(slot, token, place)) for slot, token, place in drawn]
+        return [self._finish(slot, reason) for slot, reason in ended if reason is not None]
+
+    def _append(self, slot: int, token: int, place: int) -> FinishReason | None:
+        """Record a sampled token; return a reason if the completion ends with it."""
+        running = self._running[slot]
+        self._cache.num_known[slot] = place + 1
+        # The version of the oldest keys that were read, and the version that sampled.
+        kv, policy = self._cache.oldest[slot], self._cache.versions[-1]
         append_run(running.runs, _run(place - len(running.prompt.tokens), policy, kv))
         if token in running.prompt.sampling.stop_tokens:
             return "stop"
         return "length" if place + 1 == running.num_limit else None
 
-    def _finish(self, lane: int, reason: FinishReason) -> tuple[Running, Completion]:
-        running = self._running.pop(lane)
-        drawn = slice(len(running.prompt.tokens), self._contexts.num_known[lane])
-        self._contexts.close(lane)
+    def _finish(self, slot: int, reason: FinishReason) -> tuple[Running, Completion]:
+        running = self._running.pop(slot)
+        drawn = slice(len(running.prompt.tokens), self._cache.num_known[slot])
+        self._cache.close(slot)
         return running, Completion(
-            without_roles(self._contexts.tokens[lane, drawn]),
-            self._logprobs[lane, drawn].copy(),
+            without_roles(self._cache.tokens[slot, drawn]),
+            self._logprobs[slot, drawn].copy(),
             tuple(running.runs),
             reason,
             running.opened.num_reused,
@@ -269,7 +322,7 @@ class Scheduler:
             running.opened.is_extension,
         )
 
-    def _book(
+    def _count(
         self,
         finished: list[tuple[Running, Completion]],
         rows: Rows,
@@ -289,7 +342,7 @@ class Scheduler:
             + sum(not found.is_extension for found in opened),
             num_generated_tokens=past.num_generated_tokens + num_drawn,
             num_forwards=past.num_forwards + 1,
-            num_rows=past.num_rows + len(rows.lanes),
+            num_rows=past.num_rows + len(rows.slots),
             num_computed_tokens=past.num_computed_tokens + int(rows.counts.sum()),
             forward_s=past.forward_s + seconds,
         )

@@ -1,8 +1,8 @@
-"""A model's weights as the forward wants them, read from safetensors files.
+"""A model's weights, read from safetensors files and arranged for the forward.
 
-Matrices that read the same input are one matrix. Within each head, dimensions `j` and
-`j + H / 2`, which turn together, are moved next to each other, so that a rotation is one complex
-product; queries and keys are moved alike, so their products stay what they were.
+Matrices with the same input are concatenated. Within each head, the dimensions `j` and `j + H / 2`,
+which rotate together, are moved next to each other, so that a rotation is one complex product.
+Queries and keys are reordered in the same way, so their products do not change.
 
 Shapes: `V` vocabulary, `D` hidden, `N` heads, `K` key-value heads, `H` head size, `F` MLP size.
 """
@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from mage_async.completion import EXPLOITER
+from mage_async.completion import SECOND_ROLE
 from mage_async.errors import PolicyError, UnreadableWeights
 from mage_async.inference.architecture import Architecture
 from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic
@@ -26,7 +26,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One block, float32; its matrices as `Arithmetic` wants them."""
+    """One transformer layer in float32; its matrices as prepared by `Arithmetic.matrix`."""
 
     input_norm: torch.Tensor
     """[D]"""
@@ -34,7 +34,7 @@ class Layer:
     """[(N + 2K) H, D]"""
     qkv_bias: torch.Tensor | None
     head_norms: torch.Tensor | None
-    """[N + K, H]: of queries, then of keys"""
+    """[N + K, H]: of queries, then of keys; None if the model has none."""
     output: torch.Tensor
     """[D, N H]"""
     output_bias: torch.Tensor | None
@@ -48,15 +48,16 @@ class Layer:
     down_bias: torch.Tensor | None
 
     def parts(self) -> Iterator[torch.Tensor]:
-        """The tensors that there are."""
+        """Yield all tensors."""
         named = (getattr(self, each.name) for each in fields(self))
         return (part for part in named if part is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """All of a model, float32, the head and the layers' matrices as `Arithmetic` wants them;
-    replaced as a whole, never changed.
+    """All weights of a model in float32; LM head and layers as prepared by `Arithmetic`.
+
+    Weights are never changed in place: an update replaces the whole object.
     """
 
     embedding: torch.Tensor
@@ -65,14 +66,14 @@ class Weights:
     norm: torch.Tensor
     """[D]"""
     head: torch.Tensor
-    """[V, D]; the embedding itself where they are tied and the arithmetic is not exact"""
+    """[V, D]: LM head; the embedding itself if they are tied and the arithmetic is not exact."""
     num_parameters: int
-    exploiting: tuple[Layer, ...] = ()
-    """The exploiter's layers, where it has some of its own; everything else is shared."""
+    second_role: tuple[Layer, ...] = ()
+    """Layers of the second role; empty if it shares all of them with the first role."""
 
     def num_bytes(self) -> int:
-        """Memory of all tensors."""
-        layers = self.layers + self.exploiting
+        """Return the memory of all tensors, in bytes."""
+        layers = self.layers + self.second_role
         parts = [self.embedding, self.norm, *(part for each in layers for part in each.parts())]
         if self.head is not self.embedding:
             parts.append(self.head)
@@ -82,14 +83,14 @@ class Weights:
 def read_weights(
     path: Path, architecture: Architecture, arithmetic: Arithmetic = ARITHMETICS["float32"]
 ) -> Weights:
-    """Read a safetensors file, or all those of a model directory.
+    """Read a safetensors file, or all files of a model directory.
 
-    float32 tensors that the forward takes as they are stay in the file's mapping: processes of one
-    machine share these pages, and a deleted file is kept by them. A file that is published must be
-    replaced as a whole and never written into.
+    float32 tensors that need no preparation stay mapped from the file: processes of one machine
+    share these pages, which remain valid if the file is deleted. A published file must therefore be
+    replaced as a whole, and never written into.
 
     Raises:
-        PolicyError: a file cannot be read, or holds another model's tensors.
+        PolicyError: a file cannot be read, or holds the tensors of another model.
     """
     return as_weights(read_tensors(path), architecture, str(path), arithmetic, copies=False)
 
@@ -102,13 +103,14 @@ def as_weights(
     *,
     copies: bool = True,
 ) -> Weights:
-    """Arrange a model's tensors; `where` they come from begins the error.
+    """Arrange the tensors of a model, by their HuggingFace names.
 
     Args:
-        copies: what is read may change later, so all of it is copied.
+        where: source of the tensors, with which errors begin.
+        copies: copy every tensor, because the source may change later.
 
     Raises:
-        PolicyError: they are another model's.
+        PolicyError: they are the tensors of another model.
     """
     tensors = {
         name: tensor.to(torch.float32, copy=copies)
@@ -126,10 +128,13 @@ def as_weights(
     return weights
 
 
-def unreadable(path: Path) -> str:
-    """Why a safetensors file, or those of a model directory, cannot be read; empty where they can.
+def read_error(path: Path) -> str:
+    """Return why the files of a model cannot be read; an empty string if they can.
 
-    It looks at headers and sizes alone, so a file that was cut short is seen at once.
+    Only headers and sizes are checked, which is enough to find a truncated file.
+
+    Args:
+        path: a safetensors file or a model directory.
     """
     try:
         for file in weight_files(path):
@@ -140,13 +145,13 @@ def unreadable(path: Path) -> str:
     return ""
 
 
-def layout(path: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a safetensors file or model directory, from its headers.
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shape of every tensor, by name, from the headers of a file or model directory.
 
-    Without those that a model may have or not have: a head that is the embedding, and rotations.
+    Tensors that a model need not have are left out: a tied LM head, and rotations.
 
     Raises:
-        PolicyError: a file cannot be read.
+        UnreadableWeights: a file cannot be read.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(path):
@@ -164,13 +169,16 @@ def layout(path: Path) -> dict[str, tuple[int, ...]]:
     }
 
 
-def misfit(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> str:
-    """Why the weights of a file are not of a layout; empty where they are.
+def shape_error(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the first tensor whose shape is not the wanted one, as a sentence; empty if none is.
+
+    Args:
+        wanted: shapes by name, as from `tensor_shapes`.
 
     Raises:
-        PolicyError: it cannot be read.
+        UnreadableWeights: a file cannot be read.
     """
-    found = layout(path)
+    found = tensor_shapes(path)
     for name in sorted(wanted.keys() | found.keys()):
         ours, theirs = wanted.get(name), found.get(name)
         if ours != theirs:
@@ -179,7 +187,7 @@ def misfit(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a directory, or the file itself."""
+    """Return the safetensors files of a model directory, or the file itself."""
     if not path.is_dir():
         return [path]
     index = path / "model.safetensors.index.json"
@@ -196,7 +204,7 @@ def _json(file: Path) -> Mapping[str, Mapping[str, str]]:
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of a safetensors file or model directory, by name; mapped, not copied.
+    """Yield names and tensors of a safetensors file or model directory; mapped, not copied.
 
     Raises:
         UnreadableWeights: a file cannot be read.
@@ -209,8 +217,8 @@ def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _assemble(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> Weights:
-    """Take every tensor out of `tensors`."""
-    exploiting = _exploiting(tensors, shape, arithmetic)
+    """Move all tensors out of `tensors` into weights."""
+    second_role = _second_role_layers(tensors, shape, arithmetic)
     num_parameters = sum(tensor.numel() for tensor in tensors.values())
     embedding = _take(tensors, "model.embed_tokens.weight", shape.vocabulary, shape.hidden_size)
     is_tied = shape.is_tied if shape.is_tied is not None else "lm_head.weight" not in tensors
@@ -221,15 +229,17 @@ def _assemble(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> 
         head = _take(tensors, "lm_head.weight", shape.vocabulary, shape.hidden_size)
     layers = _layers(tensors, shape, arithmetic)
     norm = _take(tensors, "model.norm.weight", shape.hidden_size)
-    return Weights(embedding, layers, norm, arithmetic.head(head), num_parameters, exploiting)
+    return Weights(embedding, layers, norm, arithmetic.head(head), num_parameters, second_role)
 
 
-def _exploiting(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> tuple[Layer, ...]:
-    """Take out what the exploiter has for itself: its layers, with the rest of the explorer's."""
-    names = [name for name in tensors if name.startswith(EXPLOITER)]
-    own = {name.removeprefix(EXPLOITER): tensors.pop(name) for name in names}
+def _second_role_layers(
+    tensors: Tensors, shape: Architecture, arithmetic: Arithmetic
+) -> tuple[Layer, ...]:
+    """Move the second role's tensors into its layers, which take the rest from the first role."""
+    names = [name for name in tensors if name.startswith(SECOND_ROLE)]
+    own = {name.removeprefix(SECOND_ROLE): tensors.pop(name) for name in names}
     if strange := own.keys() - tensors.keys():
-        raise RuntimeError(f"the explorer has no {min(strange)}")
+        raise RuntimeError(f"the first role has no {min(strange)}")
     return _layers(tensors | own, shape, arithmetic) if own else ()
 
 
@@ -272,7 +282,7 @@ def _layer(tensors: Tensors, number: int, shape: Architecture, arithmetic: Arith
 
 
 def _head_norms(tensors: Tensors, stem: str, shape: Architecture) -> torch.Tensor:
-    """[N + K, H]"""
+    """Return the norms of queries, then of keys: [N + K, H]."""
     query, key = (
         _paired(
             _take(tensors, f"{stem}.self_attn.{part}_norm.weight", shape.head_dim), shape.head_dim
@@ -283,7 +293,7 @@ def _head_norms(tensors: Tensors, stem: str, shape: Architecture) -> torch.Tenso
 
 
 def _paired(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Reorder each head's rows 0, 1, … to 0, H/2, 1, H/2 + 1, …"""
+    """Reorder the rows of each head from 0, 1, … to 0, H/2, 1, H/2 + 1, …"""
     return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
 
 

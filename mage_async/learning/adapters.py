@@ -1,8 +1,8 @@
-"""A model with low-rank adapters, as the learner sees it: what is trained, and what is published.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): which tensors are trained, and which are published.
 
-Adapted layers are peft's: `base_layer` is the frozen one, `lora_A` and `lora_B` are the adapter.
-They are known by these names, for to import peft takes seconds. Every function takes a model
-without adapters too, of which all weights are trained and published as they are.
+Adapted layers are peft's: `base_layer` is the frozen layer, `lora_A` and `lora_B` are the adapter.
+They are recognised by these attributes, because importing peft takes seconds. Every function also
+takes a model without adapters, whose weights are all trained and published as they are.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,28 +11,27 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from mage_async.completion import EXPLOITER
+from mage_async.completion import SECOND_ROLE
 
 ADAPTER = "default"
-"""peft's name of the only adapter."""
-EXPLORE, EXPLOIT = ROLES = ("explore", "exploit")
-"""The names of two, where a policy has two roles (`mage_async/learning/roles.py`)."""
+"""peft's name of a single adapter. A method with two roles (`mage_async/learning/roles.py`) names
+its two adapters itself; the first in `lora_A` is that of role 0."""
 
 
 def adapted_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Layers with an adapter, by their name in the model."""
+    """Return the layers with an adapter by their name in the model."""
     return {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
 
 
 def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The adapters' tensors; all of a model without adapters."""
+    """Return the tensors of the adapters; all tensors of a model without adapters."""
     is_whole = not adapted_layers(model)
     state = model.state_dict()
     return {name: tensor for name, tensor in state.items() if is_whole or _is_adapter(name)}
 
 
 def base_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of the model below its adapters, under the names of a model without."""
+    """Return the tensors without adapters, by the names of a model without adapters."""
     state = model.state_dict()
     return {
         name.replace(".base_layer.", "."): tensor
@@ -41,28 +40,32 @@ def base_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def exploiters_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Of a model with two roles, tensors below its adapters of which the exploiter has one of its
-    own when they are merged, by the name under which that is published.
+def second_role_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the base tensors that the second role's adapter changes, by their published names.
+
+    Merged, a policy with two roles has two of each: the first role's under the usual name, and the
+    second role's under this one. A model without roles has none.
     """
     layers, base = adapted_layers(model), base_tensors(model)
-    own = [f"{name}.weight" for name, layer in layers.items() if EXPLOIT in layer.lora_A]
-    return {f"{EXPLOITER}{name}": base[name] for name in own}
+    own = [f"{name}.weight" for name, layer in layers.items() if len(layer.lora_A) == 2]
+    return {f"{SECOND_ROLE}{name}": base[name] for name in own}
 
 
 @torch.no_grad()
 def merged_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model as one that needs no adapters: `W + alpha / rank * B A` for every adapted weight,
-    computed in float32 and cast once, one at a time. In the order of `base_tensors`; where there
-    are two roles it is the explorer's, and what the exploiter has for itself comes behind.
+    """Merge the adapters into the weights: yield `W + alpha / rank * B A` for every adapted weight.
+
+    Tensors are computed one at a time, in float32, and cast once. They come in the order of
+    `base_tensors`, for a policy with roles with the first role's adapter; those of
+    `second_role_tensors` follow.
     """
     layers = adapted_layers(model)
     for name, tensor in base_tensors(model).items():
         layer = layers.get(name.removesuffix(".weight"))
-        yield name, tensor if layer is None else _merged(layer, tensor, EXPLORE)
-    for name, tensor in exploiters_tensors(model).items():
-        layer = layers[name.removeprefix(EXPLOITER).removesuffix(".weight")]
-        yield name, _merged(layer, tensor, EXPLOIT)
+        yield name, tensor if layer is None else _merged(layer, tensor, 0)
+    for name, tensor in second_role_tensors(model).items():
+        layer = layers[name.removeprefix(SECOND_ROLE).removesuffix(".weight")]
+        yield name, _merged(layer, tensor, 1)
 
 
 @torch.no_grad()
@@ -71,26 +74,27 @@ def merged_rows(
     layers: dict[str, nn.Module],
     row_of: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """A row of each of `merged_tensors`, made of that row alone: what merging has left out is seen
-    by a comparison of both.
+    """Compute one row of each of `merged_tensors`, from that row of the base tensor alone.
+
+    A comparison with the published tensors shows whether merging has left something out.
 
     Args:
-        tensors: below the adapters, by the names under which they are published.
-        layers: of `adapted_layers`.
-        row_of: chooses the row, by the number of rows.
+        tensors: the base tensors, by their published names.
+        layers: result of `adapted_layers`.
+        row_of: selects the row of a tensor; it may depend on the number of rows only.
     """
     rows = {name: row_of(tensor) for name, tensor in tensors.items()}
     for name, layer in layers.items():
         row = rows[f"{name}.weight"]
-        rows[f"{name}.weight"] = _merged(layer, row, EXPLORE, row_of)
-        if EXPLOIT in layer.lora_A:
-            rows[f"{EXPLOITER}{name}.weight"] = _merged(layer, row, EXPLOIT, row_of)
+        rows[f"{name}.weight"] = _merged(layer, row, 0, row_of)
+        if len(layer.lora_A) == 2:
+            rows[f"{SECOND_ROLE}{name}.weight"] = _merged(layer, row, 1, row_of)
     return rows
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """The model computes as it did before adapters were added."""
+    """Switch all adapters off inside the `with` block."""
     layers = adapted_layers(model).values()
     for layer in layers:
         layer.enable_adapters(False)
@@ -102,11 +106,11 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def has_wide_adapters(model: nn.Module) -> bool:
-    """Whether float32 adapters stand beside weights of 16 bits.
+    """Return whether a model of 16 bits has adapters in float32.
 
-    Their products are then to be of 16 bits too, as every other of the model: `add_adapters` lets
-    peft leave the layers' input as it is, and the forward computes under autocast, which rounds the
-    small matrices instead.
+    The forward then runs under autocast, which rounds the adapters to 16 bits, so that their
+    products have the type of all others: `add_adapters` stops peft from casting the layers' inputs
+    to float32.
     """
     return model.dtype.itemsize == 2 and any(
         each.weight.itemsize == 4
@@ -122,13 +126,15 @@ def _is_adapter(name: str) -> bool:
 def _merged(
     layer: nn.Module,
     weight: torch.Tensor,
-    role: str,
+    role: int,
     part_of: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole,
 ) -> torch.Tensor:
-    """With the adapter of a role, or with the only one; or the part of a weight that is given, with
-    the same part of the adapter.
+    """Merge the adapter of a role, or the only one, into a weight.
+
+    Args:
+        part_of: selects the rows that `weight` consists of.
     """
-    name = role if role in layer.lora_A else ADAPTER
+    name = list(layer.lora_A)[role]
     wide = torch.promote_types(weight.dtype, torch.float32)
     down, up = (each[name].weight.to(wide) for each in (layer.lora_A, layer.lora_B))
     return (weight.to(wide) + layer.scaling[name] * (part_of(up) @ down)).to(weight.dtype)

@@ -1,37 +1,148 @@
-"""Returns to advantages: which turns a turn is compared with, and on which scale.
+"""Advantage estimators: returns to advantages, one class each.
+
+An estimator is its configuration: the fields are the keys of `[advantage]`. To add one, copy a
+class and name it in `mage_async/config/components.py`.
 
 A *key* says which turns are compared. It is a list of columns of the `TurnTable`: rows that agree
 in all of them form a cell and share a baseline. ("group",) is GRPO's; ("group", "kind", "episode",
 "index") compares the same turn of trials on the same task, reflections with reflections; "seat" and
-"member" keep apart what is not the same game. A turn alone in its cell has nothing to be compared
-with and gets zero. Equal returns give exactly zero.
+"member" separate different games. A turn alone in its cell has advantage zero, and so have equal
+returns, exactly.
 
-Keys become numbers of cells on the host; means, deviations and scales are computed by
-`mage_kernels` where the learner's model lies, in float64.
-
-Shapes: `N` turns of the batch.
+The host numbers the cells; `mage_kernels` computes means, deviations and scales in float64 on the
+learner's device. Shapes: `N` turns of the batch. The module does not import torch at its top,
+because the configuration imports it in processes without torch.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
+from msgspec import field
 
-from mage_async.config.schema import Advantage
-from mage_async.config.sections.credit import Key
-from mage_async.credit.penalties import penalties_of
-from mage_async.credit.turn_table import TurnTable, joint_cells
+from mage_async.config.section import NonNegative, Variant
+from mage_async.credit.turn_table import Key, TurnTable, joint_cells, penalties_of
+from mage_async.errors import ConfigError
 from mage_async.trajectory import Kind
-from mage_kernels import Cells, minus_baseline, over_rms
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from mage_kernels import Cells
 
 Weight = Literal["trial", "sample"]
 """How a mean counts: each trial once however many turns it has in the cell, or each turn once."""
 
 AS_CODED = ("group",)
-"""The episode cell of GiGPO's reference; in it a turn without company keeps its score."""
+"""The episode cell of GiGPO's reference code; in it a turn alone in its cell keeps its score."""
+
+
+class Advantage(Variant, tag_field="estimator"):
+    """Returns to advantages: which turns a turn is compared with, and on which scale."""
+
+    baseline: list[Key] = field(default_factory=lambda: ["group", "kind", "episode", "index"])
+    """Columns that the turns of one cell share, which are compared; with gigpo the cells of its
+    first term."""
+    scale: list[Key] | Literal["none"] = field(default_factory=lambda: ["member"])
+    """Columns that turns share whose standard deviation an advantage is divided by; [] is the whole
+    batch."""
+    weight: Weight = "trial"
+    """Whether a mean is over trials, or over turns, so that long trials weigh more."""
+    anchor_weight: NonNegative = 0.0
+    """Weight of the comparison with turns taken in the same state."""
+    format_penalty: NonNegative = 1.0
+    """Penalty of a turn without a valid action or remark, in every episode."""
+    length_penalty: NonNegative = 0.0
+    """Penalty of a completion as long as its limit; from half of the limit on, linearly."""
+    penalise: Literal["advantage", "return", "score"] = "advantage"
+    """Where penalties are subtracted: from the advantage after all normalisation; from returns (and
+    scores) before it; or from gigpo's first term alone, as the reference does."""
+
+    has_score: ClassVar[bool] = False
+    """Whether the estimator reads an episode's score beside the return."""
+    leaves_one_out: ClassVar[bool] = False
+    """Whether a turn's own trial has no part in its baseline."""
+
+    def estimate(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
+        """Return the advantages of all turns, without penalties: float64 `[N]` on `device`."""
+        raise NotImplementedError
+
+    def check(self, config: Any) -> None:
+        """Refuse penalties that cannot be subtracted, and groups in which nothing is compared."""
+        if self.penalise == "score" and not self.has_score:
+            raise ConfigError(
+                'advantage.penalise = "score" needs the estimator "gigpo", the only one with a '
+                f'score beside the return; with {self.kind!r} write "return" or "advantage"'
+            )
+        if self.length_penalty and config.transcript.max_action_tokens < 2:
+            raise ConfigError(
+                "advantage.length_penalty punishes completions over half their limit, and limits "
+                "of one token have no half: set it to 0, or raise transcript.max_action_tokens"
+            )
+        is_alone = self.leaves_one_out or {"kind", "episode", "index"} <= set(self.baseline)
+        compares = not is_alone or "group" not in self.baseline or self.anchor_weight
+        if config.learner.steps and config.admission.trials_per_group == 1 and not compares:
+            raise ConfigError(
+                "admission.trials_per_group must be at least 2 with advantage.baseline = "
+                f"{self.baseline} and the estimator {self.kind!r}, got 1: a turn is compared "
+                "with turns of other trials of its group, and every advantage would be 0"
+            )
+
+
+class GroupMean(Advantage, tag="group_mean"):
+    """The return minus the mean return of its cell (GRPO)."""
+
+    epsilon: NonNegative = 0.05
+    """Added to the standard deviation, in units of return."""
+
+    def estimate(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
+        """Return the scaled differences from each cell's mean."""
+        return compared(
+            table,
+            baseline=self.baseline,
+            scale=None if self.scale == "none" else self.scale,
+            weight=self.weight,
+            epsilon=self.epsilon,
+            anchor_weight=self.anchor_weight,
+            leave_one_out=self.leaves_one_out,
+            device=device,
+        )
+
+
+class LeaveOneOut(GroupMean, tag="leave_one_out"):
+    """The return minus the mean return of the other trials of its cell (RLOO)."""
+
+    leaves_one_out: ClassVar[bool] = True
+
+
+class Gigpo(Advantage, tag="gigpo"):
+    """The episode's score against its group, plus the return against the same state (GiGPO)."""
+
+    has_score: ClassVar[bool] = True
+
+    def estimate(self, table: TurnTable, device: "torch.device | str") -> "Tensor":
+        """Return the sum of GiGPO's two terms."""
+        key = tuple(self.baseline)
+        return gigpo(
+            table,
+            episode_key=key,
+            weight=self.weight,
+            anchor_weight=self.anchor_weight,
+            divides=self.scale != "none",
+            keep_lone_scores=key == AS_CODED,
+            device=device,
+        )
+
+    def check(self, config: Any) -> None:
+        """Refuse a scale over other cells than the first term's."""
+        super().check(config)
+        if self.scale not in ("none", self.baseline):
+            raise ConfigError(
+                'advantage.scale must be "none" or equal to advantage.baseline with the estimator '
+                f'"gigpo", which divides by the deviation inside each cell; got {self.scale}'
+            )
 
 
 def turn_advantages(
@@ -40,19 +151,22 @@ def turn_advantages(
     *,
     max_action_tokens: int,
     max_reflection_tokens: int,
-    device: torch.device | str,
-) -> Tensor:
-    """Advantages of all turns, penalties included: float64 `[N]` on `device`."""
+    device: "torch.device | str",
+) -> "Tensor":
+    """Return the advantages of all turns, penalties included: float64 `[N]` on `device`."""
     acts = table.kind == Kind.ACT
-    taken = penalties_of(
+    penalties = penalties_of(
         table,
         format_penalty=rules.format_penalty,
         length_penalty=rules.length_penalty,
         max_tokens=np.where(acts, max_action_tokens, max_reflection_tokens),
     )
-    inside = _penalised(table, rules, taken)
-    values = _estimated(inside, rules, device)
-    return values - _on(device, taken) if rules.penalise == "advantage" else values
+    if rules.penalise == "return":
+        table = replace(table, returns=table.returns - penalties)
+    if rules.penalise != "advantage":
+        table = replace(table, episode_score=table.episode_score - penalties)
+    values = rules.estimate(table, device)
+    return values - _on(device, penalties) if rules.penalise == "advantage" else values
 
 
 def compared(
@@ -64,9 +178,10 @@ def compared(
     epsilon: float,
     anchor_weight: float = 0.0,
     leave_one_out: bool = False,
-    device: torch.device | str,
-) -> Tensor:
-    """Return minus baseline, plus the anchor term, divided by how much their sum varies.
+    device: "torch.device | str",
+) -> "Tensor":
+    """Subtract a baseline from returns, add the anchor term, and divide by the deviation of the
+    sum.
 
     The anchor term is GiGPO's step level: a turn's return against those of turns that were taken in
     the same state of the group, whatever the episode (MAGE's global anchor). A state met once gives
@@ -78,12 +193,14 @@ def compared(
             GRPO, ("member",) agent-specific. None leaves advantages in units of reward.
         weight: how turns count in both means.
         epsilon: added to the root mean square, in units of reward.
-        anchor_weight: how much of the anchor term is added before scaling.
+        anchor_weight: factor of the anchor term, which is added before scaling.
         leave_one_out: the baseline is the mean of the *other* trials of the cell (RLOO).
 
     Returns:
         float64 `[N]` on `device`
     """
+    from mage_kernels import minus_baseline, over_rms
+
     returns = _on(device, table.returns)
     cells = _cells(table, baseline, weight, device, has_parts=leave_one_out)
     values = minus_baseline(returns, cells, leave_one_out=leave_one_out)
@@ -104,15 +221,15 @@ def gigpo(
     anchor_weight: float = 1.0,
     divides: bool = False,
     keep_lone_scores: bool = True,
-    device: torch.device | str,
-) -> Tensor:
-    """GiGPO (arXiv 2505.10978) as LaMer and MAGE run it: score against group, return against state.
+    device: "torch.device | str",
+) -> "Tensor":
+    """Compute GiGPO (arXiv 2505.10978) as LaMer and MAGE run it.
 
         A = (s - mean s over the episode cell) + w (G - mean G over the state cell)
 
-    s is the episode's score, G the return. With the defaults, and the turn's penalties taken from
-    its score, it is MAGE's code to rounding (recorded in the tests): nothing is compared across
-    opponents. So are these of its habits:
+    s is the episode's score, G the return. With the defaults, and penalties subtracted from the
+    score, the result is that of MAGE's code to rounding (recorded in the tests): nothing is
+    compared across opponents. It has these habits of that code:
 
     - Means are over turns, so long trials weigh more, and a reflection enters the first one with
       score 0: in groups that do well a reflection is pushed down, whatever it says. ("group",
@@ -122,12 +239,14 @@ def gigpo(
       zero.
 
     Args:
-        anchor_key: without "member" it is LaMer's; with "episode" in it, anchors are local.
-        divides: divide each term by its cell's standard deviation (`mean_std_norm`).
+        anchor_key: without "member" as in LaMer; with "episode" anchors are local.
+        divides: whether to divide each term by its cell's standard deviation (`mean_std_norm`).
 
     Returns:
         float64 `[N]` on `device`; in units of reward unless divided
     """
+    from mage_kernels import minus_baseline
+
     episodes = _cells(table, episode_key, weight, device)
     states = _cells(table, anchor_key, weight, device)
     level = minus_baseline(
@@ -140,50 +259,19 @@ def gigpo(
     return level + anchor_weight * term
 
 
-def _penalised(table: TurnTable, rules: Advantage, taken: np.ndarray) -> TurnTable:
-    """The table with penalties where they are taken before anything is compared."""
-    if rules.penalise == "return":
-        return replace(
-            table, returns=table.returns - taken, episode_score=table.episode_score - taken
-        )
-    if rules.penalise == "score":
-        return replace(table, episode_score=table.episode_score - taken)
-    return table
-
-
-def _estimated(table: TurnTable, rules: Advantage, device: torch.device | str) -> Tensor:
-    key = tuple(rules.baseline)
-    if rules.estimator == "gigpo":
-        return gigpo(
-            table,
-            episode_key=key,
-            weight=rules.weight,
-            anchor_weight=rules.anchor_weight,
-            divides=rules.scale != "none",
-            keep_lone_scores=key == AS_CODED,
-            device=device,
-        )
-    return compared(
-        table,
-        baseline=key,
-        scale=None if rules.scale == "none" else tuple(rules.scale),
-        weight=rules.weight,
-        epsilon=rules.epsilon,
-        anchor_weight=rules.anchor_weight,
-        leave_one_out=rules.estimator == "leave_one_out",
-        device=device,
-    )
-
-
 def _cells(
     table: TurnTable,
     key: Sequence[Key],
     weight: Weight,
-    device: torch.device | str,
+    device: "torch.device | str",
     *,
     has_parts: bool = False,
-) -> Cells:
-    """The cells of a key; parts, a trial's turns in a cell, where they are needed."""
+) -> "Cells":
+    """Number the cells of a key, and the parts of each cell (one trial's turns) if needed."""
+    import torch
+
+    from mage_kernels import Cells
+
     ids = table.cells(key)
     by_trial = weight == "trial"
     parts = joint_cells(ids, table.trial) if by_trial or has_parts else None
@@ -200,5 +288,7 @@ def _count(ids: np.ndarray) -> int:
     return int(ids.max(initial=-1)) + 1
 
 
-def _on(device: torch.device | str, values: np.ndarray) -> Tensor:
+def _on(device: "torch.device | str", values: np.ndarray) -> "Tensor":
+    import torch
+
     return torch.from_numpy(values).to(device, non_blocking=True)

@@ -1,10 +1,10 @@
-"""One forward over packed sequences, up to the log-probs of the sampled tokens."""
+"""The forward of a token row: hidden states, LM head, log-probs of the sampled tokens.
 
-from dataclasses import dataclass
+Shapes: `T` tokens of the row, `N` sampled tokens, `D` hidden.
+"""
+
 from functools import partial
-from typing import Self
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -12,16 +12,12 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mage_async.learning.adapters import has_wide_adapters
-from mage_async.learning.attention import Boundaries
-from mage_async.learning.layout import Layout
-from mage_async.learning.packing import Packed
+from mage_async.learning.packing import TokenRow
 from mage_async.learning.roles import give_roles
 from mage_async.learning.token_loss import HeadInputs
 from mage_kernels import backend_report, linear_logprob
 
 __all__ = [
-    "ModelInputs",
-    "Row",
     "backend_report",
     "body",
     "checkpoint_activations",
@@ -32,87 +28,35 @@ __all__ = [
 ]
 
 SHARDED = "sharded_body"
-"""The method by which a model that is sharded over ranks does what `body` does."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """Packed sequences on the learner's device."""
-
-    tokens: torch.Tensor
-    """int64 [1, T]"""
-    positions: torch.Tensor
-    """int64 [1, T]"""
-    boundaries: Boundaries
-    exploits: torch.Tensor | None = None
-    """bool [T]: which tokens are the exploiter's; None: none of them"""
-
-    @classmethod
-    def of(cls, layout: Layout, device: torch.device) -> Self:
-        """Copy a row to a device."""
-        tokens, positions, lengths = (
-            torch.from_numpy(values).to(device)
-            for values in (layout.tokens, layout.positions, layout.lengths)
-        )
-        boundaries = Boundaries.of(lengths, layout.opening)
-        exploits = torch.from_numpy(layout.exploits).to(device) if layout.exploits.any() else None
-        return cls(tokens[None], positions[None], boundaries, exploits)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelInputs:
-    """A `Packed` on the learner's device: the row, and where its sampled tokens come from."""
-
-    row: Row
-    sources: torch.Tensor
-    """int64 [N]"""
-    targets: torch.Tensor
-    """int64 [N]"""
-    sharpness: torch.Tensor | None = None
-    """float32 [N]: the temperature of actions over the token's own; None: 1 everywhere"""
-
-    @property
-    def exploits(self) -> torch.Tensor | None:
-        """Which sampled tokens are the exploiter's: bool [N]; None: none of them."""
-        return None if self.row.exploits is None else self.row.exploits[self.sources]
-
-    @classmethod
-    def of(cls, packed: Packed, device: torch.device, sharpness: np.ndarray | None = None) -> Self:
-        """Copy what a forward needs to a device."""
-
-        def put(values: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(values).to(device)
-
-        row = Row.of(packed.layout, device)
-        own = None if sharpness is None else put(sharpness.astype(np.float32))
-        return cls(row, put(packed.sources), put(packed.targets), own)
+"""Name of the method that runs `body` on a model that is sharded over ranks."""
 
 
 def token_logprobs(
-    model: PreTrainedModel, given: ModelInputs, temperature: float
+    model: PreTrainedModel, row: TokenRow, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob and entropy of each sampled token, in nats, after temperature: two float32 [N]."""
-    inputs = head_inputs(model, given, temperature)
+    """Compute log-prob and entropy of each target in nats, after temperature: two float32 [N]."""
+    inputs = head_inputs(model, row, temperature)
     return linear_logprob(inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature)
 
 
-def head_inputs(model: PreTrainedModel, given: ModelInputs, temperature: float) -> HeadInputs:
-    """The transformer's forward, up to where log-probs are made.
+def head_inputs(model: PreTrainedModel, row: TokenRow, temperature: float) -> HeadInputs:
+    """Run the transformer and gather what the log-probs are computed from.
 
     Args:
-        temperature: of tokens whose `sharpness` is 1.
+        temperature: sampling temperature of tokens whose `sharpness` is 1.
     """
-    hidden = hidden_states(model, given.row)[given.sources]
-    if given.sharpness is not None:  # logits are linear in the states: each token has its own
-        hidden = hidden * given.sharpness[:, None].to(hidden.dtype)
+    hidden = hidden_states(model, row)[row.sources]
+    # Logits are linear in the hidden state: to scale it is to change the token's temperature.
+    if row.sharpness is not None:
+        hidden = hidden * row.sharpness[:, None].to(hidden.dtype)
     head = model.get_output_embeddings().weight
-    return HeadInputs(hidden, head, given.targets, 1.0 / temperature)
+    return HeadInputs(hidden, head, row.targets, 1.0 / temperature)
 
 
 def checkpoint_activations(model: PreTrainedModel, *, is_on: bool) -> None:
-    """Whether each layer keeps its input alone and computes the rest again in the backward pass.
+    """Switch activation checkpointing: a layer keeps only its input for the backward pass.
 
-    Layers are told one by one: the model's own method has two names among transformers' versions.
+    Set on each layer, because the model's own method has two names among transformers' versions.
     """
     for layer in layers_of(model):
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
@@ -120,18 +64,18 @@ def checkpoint_activations(model: PreTrainedModel, *, is_on: bool) -> None:
 
 
 def layers_of(model: nn.Module) -> list[GradientCheckpointingLayer]:
-    """A model's layers, which are computed again, or sharded over ranks, one by one."""
+    """Return the transformer layers, the unit of checkpointing and of sharding."""
     return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
 
 
-def hidden_states(model: PreTrainedModel, row: Row) -> torch.Tensor:
-    """The last layer's output, before the head: [T, D]."""
+def hidden_states(model: PreTrainedModel, row: TokenRow) -> torch.Tensor:
+    """Compute the input of the LM head: [T, D]."""
     return getattr(model, SHARDED, partial(body, model))(row)[0]
 
 
-def body(model: PreTrainedModel, row: Row) -> torch.Tensor:
-    """The same of a model that lies in one place: [1, T, D]."""
-    give_roles(model, row.exploits)
+def body(model: PreTrainedModel, row: TokenRow) -> torch.Tensor:
+    """Compute the input of the LM head by the unsharded model: [1, T, D]."""
+    give_roles(model, row.is_second_role)
     with torch.autocast(row.tokens.device.type, model.dtype, enabled=has_wide_adapters(model)):
         out = model.base_model(
             input_ids=row.tokens,

@@ -1,14 +1,14 @@
-"""AdamW, its moments in the type of the weights or in 8 bits; float32 masters of 16-bit weights.
+"""AdamW with moments in the weights' dtype or in 8 bits, and float32 masters of 16-bit weights.
 
-In bfloat16 an update below 1/256 of a weight is rounded away, and at rates of 1e-6 nearly all are.
-The optimizer therefore changes a float32 copy of each trained weight, its master, and the copy is
-rounded into the model after every update. A pass leaves its gradient in the model's type; the
-gradients of passes add up in float32, at the masters.
+In bfloat16 an update below 1/256 of a weight is rounded away, and at learning rates of 1e-6 nearly
+all are. The optimizer therefore updates a float32 copy of each trained weight, its master, which is
+rounded into the model after every update. A micro-batch's gradient has the model's dtype; the
+gradients of several micro-batches are added in float32, at the masters.
 
-FSDP2's `MixedPrecisionPolicy` computes the same with the copies the other way round: it keeps
-float32 and rounds before every forward. Here the model is what is published and compared with the
-engine, bit by bit, and nothing but the optimizer knows of masters; it works under activation
-checkpointing, adapters and `hidden_states`, which calls no root module.
+FSDP2's `MixedPrecisionPolicy` computes the same by keeping float32 weights and rounding them before
+every forward. Here the model itself holds the rounded weights, which are published and compared bit
+by bit with the engine's, and only the optimizer knows of masters. That also works with activation
+checkpointing, adapters and `hidden_states`, which does not call the root module.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mage_async.config.learning import check_installed
 from mage_async.config.schema import Learner
-from mage_async.config.sections.learner import check_installed
 from mage_async.errors import RunError
 
 KEY = "masters"
@@ -27,10 +27,10 @@ KEY = "masters"
 def optimizer_of(
     trained: Sequence[torch.Tensor], rules: Learner, device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimizer that the rules ask for, on the device of the weights.
+    """Make the configured optimizer for weights on a device.
 
     Raises:
-        ConfigError: the library of 8-bit moments is not installed.
+        ConfigError: torchao, which has 8-bit moments, is not installed.
     """
     if rules.optimizer_state == "8bit":
         return _in_8_bits(trained, rules, device)
@@ -39,7 +39,7 @@ def optimizer_of(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Let the next update have a rate; torchao keeps it in a tensor, which it compiles for."""
+    """Set the learning rate; torchao keeps it in a tensor, for its compiled step."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -50,8 +50,10 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def _in_8_bits(
     trained: Sequence[torch.Tensor], rules: Learner, device: torch.device
 ) -> torch.optim.Optimizer:
-    """torchao's: blocks of 256 moments share a scale (Dettmers et al. 2021, arXiv 2110.02861);
-    tensors of fewer than 4,096 weights, or of broken blocks, keep theirs whole.
+    """Make torchao's AdamW with 8-bit moments (Dettmers et al. 2021, arXiv 2110.02861).
+
+    Blocks of 256 moments share a scale. A tensor with fewer than 4,096 weights, or whose size is no
+    multiple of 256, keeps full moments.
     """
     check_installed(rules)
     from torchao.optim import AdamW8bit
@@ -63,10 +65,10 @@ def _in_8_bits(
 
 
 class Masters:
-    """What the optimizer changes: masters where a trained weight has 16 bits, else the weight.
+    """The tensors that the optimizer updates: masters of 16-bit weights, and the other weights.
 
     Args:
-        is_on: make masters; without, every trained weight is its own.
+        is_on: make masters; otherwise the optimizer updates all weights directly.
     """
 
     def __init__(self, model: nn.Module, *, is_on: bool) -> None:
@@ -75,28 +77,30 @@ class Masters:
         masters = dict(self._pairs)
         self.trained = [masters.get(weight, weight) for weight in weights]
         for weight, _ in self._pairs:
-            weight.register_post_accumulate_grad_hook(lambda each: _hand_on(each, masters[each]))
+            weight.register_post_accumulate_grad_hook(
+                lambda each: _move_gradient(each, masters[each])
+            )
 
     @torch.no_grad()
     def write(self) -> None:
-        """Round the masters into the model."""
+        """Copy the masters into the model, rounded."""
         for weight, master in self._pairs:
             weight.copy_(master)
 
     def tensors(self) -> list[torch.Tensor]:
-        """The masters that are not the model's own weights."""
+        """Return the masters, without the weights that have none."""
         return [master.data for _, master in self._pairs]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: nothing where there are no masters."""
+        """Return what a checkpoint stores; nothing without masters."""
         return {KEY: self.tensors()} if self._pairs else {}
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave.
+        """Restore what `state` returned.
 
         Raises:
-            RunError: the checkpoint has masters and this run has none, or the other way round.
+            RunError: either the checkpoint or this run has masters, but not both.
         """
         kept = state.get(KEY, [])
         if len(kept) != len(self._pairs):
@@ -113,8 +117,8 @@ def _master(weight: nn.Parameter) -> nn.Parameter:
 
 
 @torch.no_grad()
-def _hand_on(weight: torch.Tensor, master: torch.Tensor) -> None:
-    """Add a pass's gradient to the master's."""
-    assert weight.grad is not None, "this is called when a gradient has been accumulated"
+def _move_gradient(weight: torch.Tensor, master: torch.Tensor) -> None:
+    """Add a weight's gradient to its master's, and free it."""
+    assert weight.grad is not None, "the hook runs after a gradient has been accumulated"
     gradient, weight.grad = weight.grad.to(torch.float32), None
     master.grad = gradient if master.grad is None else master.grad.add_(gradient)

@@ -1,103 +1,98 @@
-"""Trials to flat arrays: one row of tokens, and the data of sampled tokens.
+"""How trials become rows of tokens, and how a minibatch is cut into micro-batches.
 
-Shapes: `N` sampled tokens.
+`training_sequences` turns a batch of groups into sequences with advantages. `split_minibatch`
+groups the sequences of a minibatch so that the memory of a step does not grow with the minibatch.
+`MicroBatch.of` lays one group into a single row of tokens, without padding, on the learner's
+device.
+
+Shapes: `T` tokens of a row, `S` sequences in it, `N` sampled tokens.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mage_async.completion import with_roles, without_roles
-from mage_async.learning.layout import Layout
+from mage_async.config.schema import Config
+from mage_async.credit.turn_table import TurnTable, build_table
+from mage_async.errors import RunError
+from mage_async.learning.advantages import turn_advantages
+from mage_async.learning.attention import Boundaries
+from mage_async.learning.corrections import Tokens
+from mage_async.methods.method import Methods
 from mage_async.policy_version import PROVENANCES, VersionRun
-from mage_async.trajectory import Segment, Trial, Turn, exploits_from
+from mage_async.trajectory import Group, Kind, Segment, Trial, Turn, second_role_from
+from mage_kernels import at_tokens
+
+# Trials to sequences.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledTokens:
-    """What is known of each sampled token of one segment, or of all that are packed: all [N]."""
+    """What the actor recorded about each sampled token, of one sequence or of a micro-batch."""
 
     logprobs: np.ndarray
-    """float32: under the behaviour policy"""
+    """float32 [N]: log-prob in nats under the behaviour policy."""
     policy_versions: np.ndarray
-    """int32: which weights drew the token"""
+    """int32 [N]: version of the weights that sampled the token."""
     kv_versions: np.ndarray
-    """int32: the oldest weights among the cached keys it was drawn from"""
+    """int32 [N]: oldest version among the weights that computed the cached keys and values."""
     episodes: np.ndarray
-    """int32"""
+    """int32 [N]"""
     kinds: np.ndarray
-    """int32: `Kind` of the token's turn"""
+    """int32 [N]: `Kind` of the token's turn."""
     provenances: np.ndarray
-    """int32: how its versions are known, a place in `PROVENANCES`"""
+    """int32 [N]: how the versions are known, an index into `PROVENANCES`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """Sequences in one row, and their sampled tokens."""
-
-    layout: Layout
-    sources: np.ndarray
-    """int64 [N]: the place in the row whose hidden state predicts the sampled token"""
-    targets: np.ndarray
-    """int64 [N]: the sampled tokens"""
-    sampled: SampledTokens
-    turns: np.ndarray
-    """int64 [N]: the number of the token's turn, from 0 without gaps"""
-    turn_lengths: np.ndarray
-    """int64 [turns]: tokens of each turn; they sum to N"""
-    advantages: Tensor
-    """float32 [turns], on the learner's device"""
-    experts: np.ndarray
-    """int64 [N]: what an expert would have had instead of the token; -1 where that is not known, or
-    is the same
-    """
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sequenced:
-    """One segment with the advantages of its turns, ready to be packed."""
+class TrainingSequence:
+    """One segment up to its last sampled token, with the advantages of its turns."""
 
     tokens: np.ndarray
-    """int32 [tokens up to the last sampled one]; the exploiter's as `~token`"""
+    """int32 [length]; tokens of the second role as `~token`."""
     places: np.ndarray
-    """int64 [n]: where the sampled tokens stand"""
+    """int64 [n]: positions of the sampled tokens in `tokens`, ascending."""
     sampled: SampledTokens
     turn_lengths: np.ndarray
-    """int64 [turns]: sampled tokens of each turn; they sum to n"""
+    """int64 [turns]: sampled tokens of each turn; they sum to n."""
     advantages: Tensor
-    """float32 [turns], on the learner's device"""
-    experts: Mapping[int, int] = field(default_factory=dict)
-    """The token that an expert would have had, by the place of the sampled one; few have one."""
+    """float32 [turns], on the learner's device."""
+    alternatives: Mapping[int, int] = field(default_factory=dict)
+    """The token of an alternative action, by the position of the sampled token that it replaces."""
 
 
-def sequences(
+def sequences_of(
     trials: Sequence[Trial], advantages: Tensor, *, has_roles: bool = False
-) -> list[Sequenced]:
-    """The trials' segments without what follows their last sampled token.
+) -> list[TrainingSequence]:
+    """Cut every segment of the trials behind its last sampled token.
+
+    A segment without a turn of the policy is left out.
 
     Args:
         advantages: float32 [turns of all trials], in the order of each trial's `turns`.
-        has_roles: the last episode was played by an exploiter, the others by an explorer.
+        has_roles: the last episode was played by the second role, the others by the first role.
     """
     parts: list[tuple[Segment, list[Turn], dict[int, int]]] = []
     num_episodes: list[int | None] = []
     order: list[int] = []
     for trial in trials:
         first, own = len(order), [list[int]() for _ in trial.segments]
-        experts = [dict[int, int]() for _ in trial.segments]
-        for step in trial.expert_steps:
+        alternatives = [dict[int, int]() for _ in trial.segments]
+        for step in trial.alternatives:
             if step.place >= 0:
-                experts[trial.turns[step.turn].segment][step.place] = step.token
-        for place, turn in enumerate(trial.turns):
-            own[turn.segment].append(place)
-        for segment, places, known in zip(trial.segments, own, experts, strict=True):
-            if places:
-                parts.append((segment, [trial.turns[place] for place in places], known))
+                alternatives[trial.turns[step.turn].segment][step.place] = step.token
+        for number, turn in enumerate(trial.turns):
+            own[turn.segment].append(number)
+        for segment, numbers, known in zip(trial.segments, own, alternatives, strict=True):
+            if numbers:
+                parts.append((segment, [trial.turns[number] for number in numbers], known))
                 num_episodes.append(trial.num_episodes if has_roles else None)
-                order += [first + place for place in places]
+                order += [first + number for number in numbers]
     by_segment = advantages[torch.tensor(order, device=advantages.device)]
     pieces = by_segment.split([len(turns) for _, turns, _ in parts])
     return [
@@ -106,32 +101,49 @@ def sequences(
     ]
 
 
-def pack(parts: Sequence[Sequenced], *, shares_opening: bool = False) -> Packed:
-    """Lay sequences one after the other, behind their opening where it is shared."""
-    layout = Layout.of([part.tokens for part in parts], shares_opening=shares_opening)
-    sources = [layout.where(number, part.places - 1) for number, part in enumerate(parts)]
-    targets = np.concatenate([without_roles(part.tokens[part.places]) for part in parts])
-    turns = np.concatenate([part.turn_lengths for part in parts])
-    return Packed(
-        layout,
-        np.concatenate(sources),
-        targets.astype(np.int64),
-        _joined([part.sampled for part in parts]),
-        np.repeat(np.arange(len(turns)), turns),
-        turns,
-        torch.cat([part.advantages for part in parts]),
-        np.concatenate([_experts(part) for part in parts]),
+def training_sequences(
+    groups: Sequence[Group], config: Config, device: torch.device | str
+) -> list[TrainingSequence]:
+    """Make the training sequences of a batch; `device` computes the advantages."""
+    trials = [trial for group in groups for trial in group.trials]
+    advantages = batch_advantages(credited(groups, config), config, device)
+    return sequences_of(trials, advantages, has_roles=Methods(config).roles() is not None)
+
+
+def credited(groups: Sequence[Group], config: Config) -> TurnTable:
+    """Tabulate all turns of a batch with their returns under `credit.*`."""
+    methods = Methods(config)
+    return build_table(
+        groups,
+        config.credit,
+        exploration_share=methods.early_share(),
+        bonuses=methods.turn_rewards([trial for group in groups for trial in group.trials]),
     )
+
+
+def batch_advantages(table: TurnTable, config: Config, device: torch.device | str) -> torch.Tensor:
+    """Compute the advantage of each turn: float32 [turns], on `device`.
+
+    The table must hold the whole batch, because scales are pooled over more than one group.
+    """
+    values = turn_advantages(
+        table,
+        config.advantage,
+        max_action_tokens=config.transcript.max_action_tokens,
+        max_reflection_tokens=config.transcript.max_reflection_tokens,
+        device=device,
+    )
+    return values.float()
 
 
 def _sequence(
     segment: Segment,
     turns: Sequence[Turn],
-    experts: Mapping[int, int],
+    alternatives: Mapping[int, int],
     advantages: Tensor,
     num_episodes: int | None,
-) -> Sequenced:
-    """One segment; `num_episodes` is None where the policy has one role."""
+) -> TrainingSequence:
+    """Make the sequence of one segment; `num_episodes` is None where the policy has one role."""
     starts = np.array([turn.start for turn in turns], np.int64)
     counts = np.array([turn.stop for turn in turns], np.int64) - starts
     places = np.arange(counts.sum()) + np.repeat(starts - counts.cumsum() + counts, counts)
@@ -144,29 +156,268 @@ def _sequence(
         kinds=np.repeat(np.array([turn.kind for turn in turns], np.int32), counts),
         provenances=provenance,
     )
-    border = None if num_episodes is None else exploits_from(turns, num_episodes)
+    border = None if num_episodes is None else second_role_from(turns, num_episodes)
     tokens = with_roles(segment.tokens[: int(places[-1]) + 1], border)
-    return Sequenced(tokens, places, sampled, counts, advantages, experts)
+    return TrainingSequence(tokens, places, sampled, counts, advantages, alternatives)
 
 
-def _experts(part: Sequenced) -> np.ndarray:
-    """Of each sampled token, what an expert would have had: int64 [n]."""
-    experts = np.full(len(part.places), -1, np.int64)
-    if part.experts:
-        places = np.fromiter(part.experts, np.int64)
-        experts[np.searchsorted(part.places, places)] = np.fromiter(part.experts.values(), np.int64)
-    return experts
+def _versions(runs: Sequence[VersionRun], places: np.ndarray) -> np.ndarray:
+    """Look up policy version, KV version and provenance of n tokens: int32 [3, n]."""
+    rows = [(run.policy, run.kv, PROVENANCES.index(run.provenance)) for run in runs]
+    starts = np.array([run.start for run in runs])
+    return np.array(rows, np.int32)[np.searchsorted(starts, places, "right") - 1].T
 
 
-def _joined(parts: Sequence[SampledTokens]) -> SampledTokens:
+# A minibatch to groups of sequences that go through the model together.
+
+
+def split_minibatch(
+    sequences: Sequence[TrainingSequence], max_tokens: int, *, shares_opening: bool = False
+) -> list[list[TrainingSequence]]:
+    """Group whole sequences so that each group's row has at most `max_tokens` tokens.
+
+    Args:
+        max_tokens: 0 puts all sequences into one group.
+        shares_opening: the tokens that all sequences of a group begin with count once, as in
+            `TokenRow.of`. Sequences that begin alike are then put together, and a sequence that
+            would add more than its own tokens to the row starts the next group. Without it the
+            sequences keep their order.
+
+    Raises:
+        RunError: a single sequence has more than `max_tokens` tokens.
+    """
+    if not max_tokens:
+        return [list(sequences)]
+    if shares_opening:
+        sequences = sorted(sequences, key=lambda sequence: sequence.tokens.tolist())
+    groups: list[list[TrainingSequence]] = []
+    total = opening = 0  # of the last group: tokens of all its sequences, and those they share
+    for sequence in sequences:
+        length = len(sequence.tokens)
+        if length > max_tokens:
+            raise RunError(
+                f"a segment of {length} tokens does not fit into "
+                f"learner.max_tokens_per_microbatch = {max_tokens}: "
+                "set it to at least engine.max_tokens"
+            )
+        if groups:
+            first = groups[-1][0].tokens
+            shared = min(opening, common_prefix(first, sequence.tokens)) if shares_opening else 0
+            now = total - (len(groups[-1]) - 1) * opening
+            if total + length - len(groups[-1]) * shared <= min(max_tokens, now + length):
+                groups[-1].append(sequence)
+                total, opening = total + length, shared
+                continue
+        groups.append([sequence])
+        total = opening = length
+    return groups
+
+
+def common_prefix(one: np.ndarray, other: np.ndarray) -> int:
+    """Count the tokens that two sequences begin with alike; the last token of either never counts.
+
+    The last token is always sampled, so it needs a place of its own.
+    """
+    most = min(len(one), len(other)) - 1
+    differs = one[:most] != other[:most]
+    return int(differs.argmax()) if differs.any() else most
+
+
+# A group of sequences as tensors.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRow:
+    """Sequences one after the other in a row of tokens, on a device: the input of one forward.
+
+    Sequences that begin alike (the chat's first turn, the rules of the game, the first observation)
+    may share that opening. It then stands once, at the beginning of the row, goes through the model
+    once, and gets the gradient of all sequences.
+    """
+
+    tokens: Tensor
+    """int64 [1, T]"""
+    positions: Tensor
+    """int64 [1, T]: position of each token in its own sequence."""
+    boundaries: Boundaries
+    """Where the sequences lie, for attention."""
+    sources: Tensor
+    """int64 [N]: index in the row of the token whose hidden state predicts the target."""
+    targets: Tensor
+    """int64 [N]: tokens whose log-probs are computed."""
+    is_second_role: Tensor | None = None
+    """bool [T]: True for tokens of the second role; None: no token is the second role's."""
+    sharpness: Tensor | None = None
+    """float32 [N]: temperature of actions divided by the token's own; None: 1 everywhere."""
+    shifts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+    """int64 [S]: index in the row minus position in the sequence, of a sequence's own tokens."""
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Sequence[np.ndarray],
+        device: torch.device,
+        *,
+        predicted: Sequence[np.ndarray] = (),
+        shares_opening: bool = False,
+    ) -> Self:
+        """Lay sequences in their order.
+
+        Args:
+            sequences: tokens of each, integers [length]; tokens of the second role as `~token`.
+            predicted: positions of the targets in each sequence, int64 [n], at least 1; without it
+                there are no targets.
+            shares_opening: lay the tokens that all sequences begin with once.
+        """
+        opening = 0
+        if shares_opening:
+            others = (common_prefix(sequences[0], other) for other in sequences[1:])
+            opening = min(others, default=0)
+        lengths = np.array([len(tokens) - opening for tokens in sequences], np.int64)
+        shifts = np.cumsum(lengths) - lengths
+        tokens = np.concatenate((sequences[0][:opening], *(each[opening:] for each in sequences)))
+        plain = without_roles(tokens).astype(np.int64)
+        index = np.arange(len(tokens))
+        predicted = predicted or [np.zeros(0, np.int64)] * len(sequences)
+        own = index[opening:] - np.repeat(shifts, lengths)
+        positions = np.concatenate((index[:opening], own))
+        sources = [
+            _index(places - 1, opening, shift)
+            for places, shift in zip(predicted, shifts, strict=True)
+        ]
+        targets = [
+            without_roles(each[places]) for each, places in zip(sequences, predicted, strict=True)
+        ]
+
+        def put(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values).to(device)
+
+        return cls(
+            put(plain)[None],
+            put(positions)[None],
+            Boundaries.of(put(lengths), opening),
+            put(np.concatenate(sources)),
+            put(np.concatenate(targets).astype(np.int64)),
+            is_second_role=put(tokens < 0) if (tokens < 0).any() else None,
+            shifts=shifts,
+        )
+
+    def index_of(self, number: int, places: np.ndarray) -> np.ndarray:
+        """Return the indices in the row of tokens at `places` of sequence `number`: int64 [n]."""
+        return _index(places, self.boundaries.opening, self.shifts[number])
+
+    @property
+    def second_role_sampled(self) -> Tensor | None:
+        """Which of the targets are the second role's: bool [N]; None: none of them."""
+        return None if self.is_second_role is None else self.is_second_role[self.sources]
+
+
+def _index(places: np.ndarray, opening: int, shift: int) -> np.ndarray:
+    return np.where(places < opening, places, places + shift)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Sequences that go through the model at once, with the data of their sampled tokens.
+
+    Tensors lie on the learner's device, arrays on the host.
+    """
+
+    row: TokenRow
+    sampled: SampledTokens
+    turn_lengths: np.ndarray
+    """int64 [turns]: sampled tokens of each turn; they sum to N."""
+    alternatives: np.ndarray
+    """int64 [N]: the token of an alternative action; -1 where there is none, or it is the sampled
+    one.
+    """
+    advantages: Tensor
+    """float32 [N]"""
+    behaviour: Tensor
+    """float32 [N]: log-probs in nats under the policy that sampled the tokens."""
+    staleness: Tensor
+    """int32 [N]: steps between the sampling weights and the weights under training."""
+    turns: Tensor
+    """int64 [N]: number of the token's turn in this micro-batch, from 0 without gaps."""
+    reference: Tensor | None = None
+    """float32 [N]: log-probs in nats under the frozen policy of the KL term; None without one."""
+    prepared: tuple[Any, ...] = ()
+    """For each loss term of a method: what its `prepare` returned."""
+    proximal: Tensor | None = None
+    """float32 [N]: log-probs in nats under the weights at the beginning of the step; None until a
+    forward of these weights has been made.
+    """
+    entropy_mask: Tensor | None = None
+    """float32 [N]: 1 for tokens that get the entropy bonus, else 0; known together with `proximal`.
+    """
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Sequence[TrainingSequence],
+        device: torch.device,
+        *,
+        version: int = 0,
+        strategy_sharpness: float = 1.0,
+        shares_opening: bool = False,
+    ) -> Self:
+        """Lay sequences in one row and gather the data of their sampled tokens.
+
+        Args:
+            version: of the weights under training.
+            strategy_sharpness: temperature of actions divided by that of strategies.
+            shares_opening: see `TokenRow.of`.
+        """
+        tokens, places = [each.tokens for each in sequences], [each.places for each in sequences]
+        row = TokenRow.of(tokens, device, predicted=places, shares_opening=shares_opening)
+        sampled = _concatenated([each.sampled for each in sequences])
+        if strategy_sharpness != 1.0:
+            sharpness = np.where(sampled.kinds == Kind.STRATEGY, strategy_sharpness, 1.0)
+            own = torch.from_numpy(sharpness.astype(np.float32)).to(device)
+            row = replace(row, sharpness=own)
+        turn_lengths = np.concatenate([each.turn_lengths for each in sequences])
+        advantages = torch.cat([each.advantages for each in sequences])
+        return cls(
+            row,
+            sampled,
+            turn_lengths,
+            np.concatenate([_alternatives(each) for each in sequences]),
+            at_tokens(advantages, torch.from_numpy(turn_lengths)).to(device),
+            torch.from_numpy(sampled.logprobs).to(device),
+            torch.from_numpy(version - sampled.policy_versions).to(device),
+            torch.from_numpy(np.repeat(np.arange(len(turn_lengths)), turn_lengths)).to(device),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """N: sampled tokens."""
+        return len(self.sampled.logprobs)
+
+    def correction_inputs(self) -> Tokens:
+        """Return the correction's inputs at the beginning of the step; needs `proximal`."""
+        assert self.proximal is not None
+        return Tokens(
+            self.proximal,
+            self.proximal,
+            self.behaviour,
+            self.advantages,
+            self.staleness,
+            self.turns,
+        )
+
+
+def _alternatives(sequence: TrainingSequence) -> np.ndarray:
+    """Spread a sequence's alternatives over its sampled tokens: int64 [n], -1 where none."""
+    alternatives = np.full(len(sequence.places), -1, np.int64)
+    if sequence.alternatives:
+        places = np.fromiter(sequence.alternatives, np.int64)
+        known = np.fromiter(sequence.alternatives.values(), np.int64)
+        alternatives[np.searchsorted(sequence.places, places)] = known
+    return alternatives
+
+
+def _concatenated(parts: Sequence[SampledTokens]) -> SampledTokens:
     names = [field.name for field in fields(SampledTokens)]
     return SampledTokens(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     )
-
-
-def _versions(runs: Sequence[VersionRun], places: np.ndarray) -> np.ndarray:
-    """Policy version, key version and provenance of some tokens: int32 [3, n]."""
-    rows = [(run.policy, run.kv, PROVENANCES.index(run.provenance)) for run in runs]
-    starts = np.array([run.start for run in runs])
-    return np.array(rows, np.int32)[np.searchsorted(starts, places, "right") - 1].T

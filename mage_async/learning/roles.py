@@ -1,13 +1,13 @@
-"""Two roles of one policy: an explorer and an exploiter, each a low-rank adapter of its own.
+"""Two roles of one policy, each a low-rank adapter of its own.
 
-Both adapters are there in every forward, and each counts at the tokens of its own role alone: what
-the small matrix of an adapter gives is multiplied by 1 or 0 by token. A token is computed by one
-adapter and reads the keys and values of all before it, whoever computed them, so a context grows
-over both roles without being computed again.
+Both adapters take part in every forward, but each acts on the tokens of its own role only: the
+output of its down-projection is multiplied by 1 or 0 for each token. A token reads the keys and
+values of all earlier tokens, whichever adapter computed them, so the KV cache of a context stays
+valid when the role changes.
 
-The exploiter reads keys of the explorer, so a loss of its tokens has a gradient on the explorer's
-adapter too. That part is left out: each adapter follows the losses of its own tokens and no other,
-as MetaCURE (arXiv 2006.08170) lets neither policy's loss reach what the two share.
+The second role's tokens read keys of the first role, so their loss also has a gradient with respect
+to the first role's adapter. `backward` leaves that part out: each adapter gets the gradient of its
+own tokens only, so no loss of one role changes the other.
 
 Shapes: `T` tokens of a row, `N` sampled tokens, `D` hidden.
 """
@@ -18,73 +18,78 @@ from functools import partial
 import torch
 from torch import nn
 
-from mage_async.learning.adapters import EXPLOIT, EXPLORE, ROLES, adapted_layers
+from mage_async.learning.adapters import adapted_layers
 
 
 @dataclass(slots=True)
 class Routing:
-    """Whose the tokens of the model's last forward are."""
+    """The role of each token in the model's latest forward."""
 
-    exploits: torch.Tensor | None = None
-    """bool [T]; None: the explorer's, all of them"""
+    is_second_role: torch.Tensor | None = None
+    """bool [T]: True for tokens of the second role; None: all tokens are the first role's."""
 
-    def share(self, role: str, small: torch.Tensor) -> torch.Tensor:
-        """An adapter's product [1, T, rank] at the tokens of its role, and 0 at others."""
-        if self.exploits is None:
-            return small if role == EXPLORE else torch.zeros_like(small)
-        own = self.exploits if role == EXPLOIT else ~self.exploits
-        return small * own[:, None].to(small.dtype)
+    def masked(self, role: int, values: torch.Tensor) -> torch.Tensor:
+        """Set the values of the other role's tokens to 0: [..., T, any]."""
+        if self.is_second_role is None:
+            return values if role == 0 else torch.zeros_like(values)
+        own = self.is_second_role if role == 1 else ~self.is_second_role
+        return values * own[:, None].to(values.dtype)
 
 
 def route(model: nn.Module) -> None:
-    """Have each of a model's two adapters count at the tokens of its role alone, in place."""
+    """Make each of the model's two adapters act on the tokens of its role only, in place."""
     model.routing = Routing()
     for layer in adapted_layers(model).values():
-        for role, down in layer.lora_A.items():
-            down.register_forward_hook(partial(_shared, model.routing, role))
+        for role, down in enumerate(layer.lora_A.values()):
+            down.register_forward_hook(partial(_mask_output, model.routing, role))
 
 
 def has_roles(model: nn.Module) -> bool:
-    """Whether a model's adapters are an explorer's and an exploiter's."""
+    """Return whether the model has one adapter for each of two roles."""
     return isinstance(getattr(model, "routing", None), Routing)
 
 
-def give_roles(model: nn.Module, exploits: torch.Tensor | None) -> None:
-    """Say whose the tokens of the next forward are, where the model has roles; the same holds when
-    checkpointed activations are computed again.
+def give_roles(model: nn.Module, is_second_role: torch.Tensor | None) -> None:
+    """Set the roles of the next forward's tokens; a model without roles is left alone.
+
+    They stay set, because activation checkpointing runs the forward again in the backward pass.
 
     Args:
-        exploits: bool [T]; None: the explorer's, all of them.
+        is_second_role: bool [T]; None: all tokens are the first role's.
     """
     if has_roles(model):
-        model.routing.exploits = exploits
+        model.routing.is_second_role = is_second_role
 
 
 def backward(
-    model: nn.Module, loss: torch.Tensor, hidden: torch.Tensor, exploits: torch.Tensor | None
+    model: nn.Module, loss: torch.Tensor, hidden: torch.Tensor, is_second_role: torch.Tensor | None
 ) -> None:
-    """Add a loss's gradient; of a model with roles, to each adapter that of its own tokens alone.
+    """Run the backward pass; with roles, give each adapter the gradient of its own tokens only.
 
     Args:
-        hidden: [N, D], from the model's last forward; what the loss is made of.
-        exploits: bool [N]; None: the explorer's, all of them.
+        hidden: [N, D], from the model's latest forward; the loss must be a function of it.
+        is_second_role: bool [N]; None: all tokens are the first role's.
     """
     if not has_roles(model):
         loss.backward()
         return
     (gradient,) = torch.autograd.grad(loss, hidden)
-    routing = Routing(exploits)
-    for role in ROLES:
-        own, weights = routing.share(role, gradient), _adapter(model, role)
-        torch.autograd.backward(hidden, own, inputs=weights, retain_graph=role != ROLES[-1])
+    routing = Routing(is_second_role)
+    for role in (0, 1):
+        own, weights = routing.masked(role, gradient), _adapter(model, role)
+        torch.autograd.backward(hidden, own, inputs=weights, retain_graph=role == 0)
 
 
-def _adapter(model: nn.Module, role: str) -> list[nn.Parameter]:
+def _adapter(model: nn.Module, role: int) -> list[nn.Parameter]:
     layers = adapted_layers(model).values()
-    return [part[role].weight for layer in layers for part in (layer.lora_A, layer.lora_B)]
+    return [
+        list(part.values())[role].weight
+        for layer in layers
+        for part in (layer.lora_A, layer.lora_B)
+    ]
 
 
-def _shared(
-    routing: Routing, role: str, layer: nn.Module, given: object, small: torch.Tensor
+def _mask_output(
+    routing: Routing, role: int, layer: nn.Module, args: object, out: torch.Tensor
 ) -> torch.Tensor:
-    return routing.share(role, small)
+    return routing.masked(role, out)

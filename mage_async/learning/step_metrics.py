@@ -1,4 +1,4 @@
-"""What a step did, as metrics: sums over its tokens, ages, and how far two log-probs are apart."""
+"""Metrics of a step: means over its tokens, staleness, and the engine's log-prob error."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,62 +6,64 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mage_async.admission.staleness import TokenAges, staleness_metrics
-from mage_async.learning.corrections.surrogate import Surrogate
-from mage_async.learning.passes import Pass
+from mage_async.admission.staleness_metrics import TokenAges, staleness_metrics
+from mage_async.learning.corrections import Surrogate
+from mage_async.learning.packing import MicroBatch
 
 SUMS = ("loss", "entropy", "clipped_share", "mean_weight", "masked_share", "reference_k3")
-"""What is summed over the tokens of a pass, in this order; a metric is the mean over all tokens."""
+"""Sums over the tokens of a micro-batch, in this order; a metric is the mean over all tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TrainedPass:
-    """A pass whose gradient was added."""
+class TrainedMicroBatch:
+    """A micro-batch whose gradient has been added, with the results that metrics need."""
 
-    begun: Pass
+    batch: MicroBatch
     sums: torch.Tensor
-    """float32 [SUMS], on the learner's device"""
-    made: Surrogate
-    """What the correction did, without a gradient."""
-    pairs: torch.Tensor | None = None
-    """float32 [3]: pairs with an expert, the sum of their losses, and how many prefer the expert"""
+    """float32 [len(SUMS)], on the learner's device."""
+    surrogate: Surrogate
+    """Result of the correction, without gradient."""
+    counted: Sequence[torch.Tensor] = ()
+    """float32 [C] for each loss term of a method: the numbers that its metrics are made of."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
     """One optimizer update."""
 
-    passes: Sequence[TrainedPass]
+    micro_batches: Sequence[TrainedMicroBatch]
     grad_norm: torch.Tensor
-    """[], on the learner's device: before clipping"""
+    """[]: before clipping, on the learner's device."""
 
     def sums(self) -> np.ndarray:
-        """Over tokens, as SUMS says, and the gradient's norm: float32 [SUMS + 1]."""
-        tokens = np.sum([each.sums.cpu().numpy() for each in self.passes], axis=0)
+        """Add up `sums` over micro-batches and append the norm: float32 [len(SUMS) + 1]."""
+        tokens = np.sum([each.sums.cpu().numpy() for each in self.micro_batches], axis=0)
         return np.append(tokens, np.float32(self.grad_norm.item()))
 
 
 def step_metrics(updates: Sequence[Update], version: int, max_staleness: int) -> dict[str, float]:
-    """Metrics by name of a step that began with weights of a version."""
-    trained = [each for update in updates for each in update.passes]
-    passes = [each.begun for each in trained]
-    num_tokens = sum(len(each.packed.targets) for each in passes)
+    """Return metrics by name of a step that began with the weights of `version`."""
+    trained = [each for update in updates for each in update.micro_batches]
+    batches = [each.batch for each in trained]
+    num_tokens = sum(each.num_tokens for each in batches)
     *sums, norms = np.sum([update.sums() for update in updates], axis=0)
     metrics = {name: float(one / max(1, num_tokens)) for name, one in zip(SUMS, sums, strict=True)}
     metrics["grad_norm"] = float(norms / len(updates))
-    metrics["zero_advantage_share"] = _zero_share(passes)
-    ages = _ages(passes, [each.made for each in trained])
-    metrics |= mismatch(passes, version) | staleness_metrics(ages, max_staleness)
-    return metrics | _expert_metrics([each.pairs for each in trained if each.pairs is not None])
+    metrics["zero_advantage_share"] = _zero_share(batches)
+    ages = _ages(batches, [each.surrogate for each in trained])
+    metrics |= mismatch(batches, version) | staleness_metrics(ages, max_staleness)
+    return metrics
 
 
-def mismatch(passes: Sequence[Pass], version: int) -> dict[str, float]:
-    """How far the engine's log-probs are from the learner's: over all tokens, and over those of
-    equal weights and keys.
+def mismatch(batches: Sequence[MicroBatch], version: int) -> dict[str, float]:
+    """Measure the absolute difference between the engine's and the learner's log-probs, in nats.
+
+    `logprob_gap` is over all tokens, so staleness is part of it. `logprob_mismatch` is over tokens
+    that weights, and keys and values, of `version` sampled: there it is the engine's error alone.
     """
-    keys = np.concatenate([each.packed.sampled.kv_versions for each in passes])
-    drawn = np.concatenate([each.packed.sampled.policy_versions for each in passes])
-    gap = np.abs(_log_ratios(passes))
+    keys = np.concatenate([each.sampled.kv_versions for each in batches])
+    drawn = np.concatenate([each.sampled.policy_versions for each in batches])
+    gap = np.abs(_log_ratios(batches))
     is_equal = (drawn == version) & (keys == version)
     metrics = {
         "logprob_gap_mean": float(gap.mean()),
@@ -73,33 +75,22 @@ def mismatch(passes: Sequence[Pass], version: int) -> dict[str, float]:
     return metrics
 
 
-def _expert_metrics(counted: Sequence[torch.Tensor]) -> dict[str, float]:
-    """Of pairs with an expert, where there are any."""
-    num_pairs, losses, preferred = np.sum([each.cpu().numpy() for each in counted] or [[0] * 3], 0)
-    if not num_pairs:
-        return {}
-    return {
-        "expert_loss": float(losses / num_pairs),
-        "expert_preferred_share": float(preferred / num_pairs),
-    }
+def _zero_share(batches: Sequence[MicroBatch]) -> float:
+    """Return the share of tokens whose advantage is 0."""
+    return float((torch.cat([each.advantages for each in batches]) == 0).float().mean())
 
 
-def _zero_share(passes: Sequence[Pass]) -> float:
-    """Share of tokens whose advantage is 0."""
-    return float((torch.cat([each.advantages for each in passes]) == 0).float().mean())
+def _log_ratios(batches: Sequence[MicroBatch]) -> np.ndarray:
+    """Return proximal minus behaviour log-probs in nats: float32 [N]."""
+    return torch.cat([each.proximal - each.behaviour for each in batches]).cpu().numpy()
 
 
-def _log_ratios(passes: Sequence[Pass]) -> np.ndarray:
-    """Proximal minus behaviour log-prob: float32 [N]."""
-    return torch.cat([each.start.proximal - each.behaviour for each in passes]).cpu().numpy()
-
-
-def _ages(passes: Sequence[Pass], made: Sequence[Surrogate]) -> TokenAges:
+def _ages(batches: Sequence[MicroBatch], made: Sequence[Surrogate]) -> TokenAges:
     return TokenAges(
-        torch.cat([each.staleness for each in passes]).cpu().numpy(),
-        np.concatenate([each.packed.sampled.episodes for each in passes]),
-        _log_ratios(passes),
+        torch.cat([each.staleness for each in batches]).cpu().numpy(),
+        np.concatenate([each.sampled.episodes for each in batches]),
+        _log_ratios(batches),
         torch.cat([surrogate.is_clipped for surrogate in made]).cpu().numpy(),
         torch.cat([surrogate.is_masked for surrogate in made]).cpu().numpy(),
-        np.concatenate([each.packed.sampled.provenances for each in passes]),
+        np.concatenate([each.sampled.provenances for each in batches]),
     )

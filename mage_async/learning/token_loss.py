@@ -1,38 +1,40 @@
-"""The loss of sampled tokens, up to its gradient: in the pass over the head, or after log-probs.
+"""The loss of sampled tokens, in a single pass over the LM head or after the log-probs.
 
-A loss whose importance weights are known before the pass depends, at each token, on that token's
-log-prob alone. `mage_kernels.linear_policy_loss` computes the head's gradients while it computes
-the log-probs: three GEMMs instead of four where the logits cannot be kept. Where they can, as on a
-laptop, both ways need three, and the single pass only adds half a millisecond of bookkeeping.
+If the importance weights are known before the forward, a token's loss depends on that token's
+log-prob alone. `mage_kernels.linear_policy_loss` then computes the LM head's gradients together
+with the log-probs: three GEMMs instead of four where the logits do not fit in memory. Where they
+fit, as on a laptop, both ways need three, and the single pass would add half a millisecond.
 
-What was done to each token is asked of the correction itself, given those log-probs, so a metric is
-defined once. A log-ratio beyond 20 nats has no gradient in the single pass; apart from that both
-ways agree to rounding, as a test says.
+Both ways compute the metrics with the correction itself, so each metric is defined once. They agree
+to rounding (`tests/learning/test_token_loss.py`), except that a log-ratio beyond 20 nats has no
+gradient in the single pass.
 
 Shapes: `N` sampled tokens, `D` hidden, `V` vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from mage_async.config.schema import Learner
-from mage_async.config.sections.corrections import Clipped
-from mage_async.learning.corrections.catalogue import anchor_of, correction
-from mage_async.learning.corrections.surrogate import Correction, Surrogate, Tokens
+from mage_async.learning.corrections import Clipped, Surrogate, Tokens
+from mage_async.learning.packing import MicroBatch
 from mage_kernels import keeps_logits, linear_logprob, linear_policy_loss
 from mage_kernels.surrogate import k3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadInputs:
-    """Where log-probs come from."""
+    """What log-probs are computed from: final hidden states and the LM head."""
 
     hidden: torch.Tensor
-    """[N, D]: the states that predict the sampled tokens"""
+    """[N, D]: the hidden states that predict the sampled tokens."""
     head: torch.Tensor
-    """[V, D]"""
+    """[V, D]: weight of the LM head."""
     targets: torch.Tensor
     """int64 [N]"""
     inverse_temperature: float
@@ -40,18 +42,22 @@ class HeadInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLoss:
-    """A scalar with its gradient, and what it is made of, without."""
+    """A loss with its gradient, and what metrics need of it, without gradient."""
 
     loss: torch.Tensor
-    made: Surrogate
+    surrogate: Surrogate
     entropy: torch.Tensor
-    """float32 [N], in nats"""
+    """float32 [N], in nats."""
     reference_k3: torch.Tensor
-    """float32 []: summed over tokens, in nats; 0 without a reference policy"""
+    """float32 []: KL estimate k3, summed over tokens, in nats; 0 without a reference policy."""
+
+
+Correct = Callable[[Tokens], Surrogate]
+"""A correction's `surrogate`."""
 
 
 class LossPass(Protocol):
-    """One way from hidden states to a loss."""
+    """A way to compute the loss from hidden states."""
 
     def __call__(
         self,
@@ -61,34 +67,35 @@ class LossPass(Protocol):
         scale: float,
         reference: torch.Tensor | None = None,
     ) -> TokenLoss:
-        """`scale * sum(correction's losses + kl * k3 - entropy_rates * entropy)`.
+        """Return `scale * sum(correction's losses + kl * k3 - entropy_rates * entropy)`.
 
         Args:
-            tokens: their `logprobs` are not looked at.
+            tokens: inputs of the correction; their `logprobs` are not read.
             entropy_rates: float32 [N]
-            reference: float32 [N]: log-probs under the frozen policy of the KL term, which is
-                `k3 = e^d - d - 1` with `d = reference - current` (Schulman 2020).
+            reference: float32 [N]: log-probs in nats under the frozen policy of the KL term, which
+                is `k3 = e^d - d - 1` with `d = reference - current` (Schulman 2020,
+                http://joschu.net/blog/kl-approx.html).
         """
         ...
 
 
 def loss_pass(rules: Learner) -> LossPass:
-    """The way that the configured correction allows."""
-    own = rules.correction
-    correct = correction(own)
+    """Choose the cheapest way that the configured correction allows."""
+    chosen = rules.correction
+    correct = chosen.surrogate
     after = TwoSteps(correct, rules.kl)
-    if not isinstance(own, Clipped):
+    if not isinstance(chosen, Clipped):
         return after
-    clips = own.clip_low, own.clip_high, own.dual_clip or None
-    single = SinglePass(correct, anchor_of(own), *clips, rules.kl)
-    return Fewest(single, after)
+    clips = chosen.clip_low, chosen.clip_high, chosen.dual_clip or None
+    single = SinglePass(correct, chosen.anchor, *clips, rules.kl)
+    return FewestGemms(single, after)
 
 
 @dataclass(frozen=True, slots=True)
 class TwoSteps:
-    """Log-probs and entropies first; autograd makes the rest. For any correction."""
+    """Compute log-probs and entropies, then the loss by autograd; for any correction."""
 
-    correct: Correction
+    correct: Correct
     kl: float = 0.0
 
     def __call__(
@@ -103,10 +110,10 @@ class TwoSteps:
         logprobs, entropy = linear_logprob(
             inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
         )
-        made = self.correct(tokens.at(logprobs))
-        apart = _reference_k3(reference, logprobs)
-        loss = scale * ((made.losses - entropy_rates * entropy).sum() + self.kl * apart)
-        return TokenLoss(loss, made, entropy.detach(), apart.detach())
+        surrogate = self.correct(tokens.at(logprobs))
+        reference_k3 = _reference_k3(reference, logprobs)
+        loss = scale * ((surrogate.losses - entropy_rates * entropy).sum() + self.kl * reference_k3)
+        return TokenLoss(loss, surrogate, entropy.detach(), reference_k3.detach())
 
     def __str__(self) -> str:
         return "loss after log-probs"
@@ -114,15 +121,15 @@ class TwoSteps:
 
 @dataclass(frozen=True, slots=True)
 class SinglePass:
-    """Loss and gradients in the pass over the head, for `-weight * min(r A, clip(r) A)`.
+    """Compute loss and gradients in one pass over the LM head, for `-weight * min(r A, clip(r) A)`.
 
-    The weights are what the correction gives at `r = 1`: they do not depend on `r`. They are never
-    negative, so they may as well multiply the advantage.
+    `weight` does not depend on the ratio `r`, so it is read from the correction at `r = 1`. It is
+    never negative, so it can be multiplied into the advantage `A`.
     """
 
-    correct: Correction
+    correct: Correct
     anchor: str
-    """Around which of `Tokens`' policies `r` is taken."""
+    """Field of `Tokens` with the log-probs in the denominator of `r`."""
     clip_low: float
     clip_high: float
     dual_clip: float | None = None
@@ -156,14 +163,17 @@ class SinglePass:
             entropy_coefficient=1.0,
             entropy_weights=entropy_rates,
         )
-        made = self.correct(tokens.at(result.logprob))
-        apart = _reference_k3(reference, result.logprob)
-        return TokenLoss(result.loss, made, result.entropy, apart)
+        surrogate = self.correct(tokens.at(result.logprob))
+        reference_k3 = _reference_k3(reference, result.logprob)
+        return TokenLoss(result.loss, surrogate, result.entropy, reference_k3)
 
 
 @dataclass(frozen=True, slots=True)
-class Fewest:
-    """The single pass where it saves a GEMM: by shape and device, so that replays choose alike."""
+class FewestGemms:
+    """Take the single pass where it saves a GEMM.
+
+    The choice depends on shapes and device only, so a replay makes the same one.
+    """
 
     single: SinglePass
     after: TwoSteps
@@ -177,13 +187,52 @@ class Fewest:
         reference: torch.Tensor | None = None,
     ) -> TokenLoss:
         """See `LossPass`."""
-        way = self.after if keeps_logits(inputs.hidden, inputs.head) else self.single
-        return way(inputs, tokens, entropy_rates, scale, reference)
+        compute = self.after if keeps_logits(inputs.hidden, inputs.head) else self.single
+        return compute(inputs, tokens, entropy_rates, scale, reference)
 
     def __str__(self) -> str:
         return "loss in the head's pass unless its logits are kept"
 
 
 def _reference_k3(reference: torch.Tensor | None, logprobs: torch.Tensor) -> torch.Tensor:
-    """How far the policy is from the reference, summed: []."""
+    """Estimate the KL divergence from the reference, summed over tokens: []."""
     return logprobs.new_zeros(()) if reference is None else k3(reference - logprobs).sum()
+
+
+class LossTerm(Protocol):
+    """A term of the loss that is computed from the states of the sampled tokens.
+
+    Shapes: `N` sampled tokens of a micro-batch, `C` numbers that the term counts.
+    """
+
+    needs_reference: bool
+    """Whether `prepare` needs the policy that training began with."""
+
+    def prepare(
+        self, batch: MicroBatch, reference: HeadInputs | None, frozen: HeadInputs | None
+    ) -> Any:
+        """Return what does not depend on the weights under training, once a step, without gradient.
+
+        Args:
+            reference: states under the policy that training began with; None: nobody needs it.
+            frozen: states under `Method.frozen_policy`; None: there is none.
+        """
+        ...
+
+    def loss(self, prepared: Any, inputs: HeadInputs, scale: float) -> tuple[Tensor, Tensor]:
+        """Return the term of a micro-batch, a scalar, and float32 [C] without a gradient.
+
+        Args:
+            prepared: what `prepare` returned.
+            inputs: states under the weights in training.
+            scale: 1 / (sampled tokens of an update): the weight of one token's loss.
+        """
+        ...
+
+    def metrics(self, counted: np.ndarray) -> dict[str, float]:
+        """Return metrics of a step by name.
+
+        Args:
+            counted: float32 [C], summed over the micro-batches of the step.
+        """
+        ...

@@ -1,4 +1,4 @@
-"""One step of the learner: a batch of sequences in, new weights and metrics out."""
+"""The trainer: one step turns a batch of sequences into new weights and metrics."""
 
 import math
 import random
@@ -11,34 +11,41 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.config.schema import Config, Expert, Learner
+from mage_async.config.schema import Config, Learner
+from mage_async.errors import RunError
 from mage_async.learning.adapters import adapted_layers, without_adapters
-from mage_async.learning.expert_pairs import ExpertPairs, likeliest
-from mage_async.learning.forward import (
-    ModelInputs,
-    checkpoint_activations,
-    head_inputs,
-)
+from mage_async.learning.forward import checkpoint_activations, head_inputs
 from mage_async.learning.optimizer import Masters, optimizer_of, set_rate
-from mage_async.learning.packing import Packed, Sequenced, pack
-from mage_async.learning.passes import Pass, Start, cut
+from mage_async.learning.packing import (
+    MicroBatch,
+    TrainingSequence,
+    split_minibatch,
+    training_sequences,
+)
+from mage_async.learning.rank_orders import Ranks
 from mage_async.learning.roles import backward
-from mage_async.learning.step_metrics import TrainedPass, Update, mismatch, step_metrics
-from mage_async.learning.token_loss import HeadInputs, LossPass, loss_pass
-from mage_async.learning.training_sequences import training_sequences
+from mage_async.learning.step_metrics import TrainedMicroBatch, Update, mismatch, step_metrics
+from mage_async.learning.token_loss import HeadInputs, LossPass, LossTerm, loss_pass
+from mage_async.methods.method import Methods
 from mage_async.trajectory import Group, Kind
-from mage_kernels import advantage_report, at_tokens, linear_logprob
+from mage_async.trials.chat_format import ChatFormat
+from mage_kernels import advantage_report, linear_logprob
+
+BETA1 = 0.9
+"""AdamW's decay of the first moment."""
 
 
 class Trainer:
-    """The model under training, with its optimizer.
+    """A model and its optimizer.
 
-    A step trains one batch and makes one policy version; inside it the batch is cut into
-    `minibatches`, one optimizer update each, and a minibatch into passes of `tokens_per_pass`,
-    whose gradients add up. Segments are never cut; their order is drawn from (seed, version).
+    A step trains on one batch and makes one policy version. It splits the batch into
+    `learner.minibatches` minibatches, with one optimizer update each, and a minibatch into
+    micro-batches, whose gradients add up. Sequences are never cut; their order is drawn from
+    (seed, version).
 
-    Log-probs under the weights at the beginning of the step come from the forward that trains the
-    first minibatch, and from a forward of their own for the others.
+    The proximal log-probs are those under the weights at the beginning of the step. For the first
+    minibatch the training forward gives them, because no update has happened yet; every other
+    minibatch gets a forward without gradient before the first update.
     """
 
     def __init__(
@@ -50,17 +57,15 @@ class Trainer:
         *,
         max_staleness: int,
         strategy_temperature: float | None = None,
-        expert: Expert | None = None,
+        terms: Sequence[LossTerm] = (),
     ) -> None:
         self.model = model
         self.reference: PreTrainedModel | None = None
-        """The frozen policy of the KL term and of an expert's implicit reward, to be set before a
-        step that has one; with adapters it is the model without them.
+        """The policy that training began with, for the KL term and for loss terms that need it. It
+        must be set before such a step; a model with adapters is its own reference without them.
         """
-        self.expert_policy: PreTrainedModel | None = None
-        """The frozen policy that an expert's implicit reward is taken from; None: experts come with
-        the trials.
-        """
+        self.frozen_policy: PreTrainedModel | None = None
+        """A second frozen policy, for loss terms of methods; None: there is none."""
         self.version = 0
         self.masters = Masters(model, is_on=rules.float32_masters)
         self.optimizer = optimizer_of(self.masters.trained, rules, model.device)
@@ -71,7 +76,7 @@ class Trainer:
             seed,
             max_staleness=max_staleness,
             strategy_temperature=strategy_temperature,
-            expert=expert,
+            terms=terms,
         )
 
     def adopt(
@@ -82,31 +87,31 @@ class Trainer:
         *,
         max_staleness: int,
         strategy_temperature: float | None = None,
-        expert: Expert | None = None,
+        terms: Sequence[LossTerm] = (),
     ) -> None:
-        """Train by these rules from here on; a resumed run may have others than its checkpoint.
+        """Set the configuration; a resumed run may differ from its checkpoint.
 
         Args:
-            temperature: at which tokens were drawn, but those of strategies.
-            strategy_temperature: of those; None: the same.
-            expert: whose actions are preferred to the policy's; None: nobody's.
+            temperature: sampling temperature of all tokens but those of strategies.
+            strategy_temperature: sampling temperature of strategies; None: `temperature`.
+            terms: loss terms of methods, added to the policy loss.
         """
         self._rules, self._temperature, self._seed = rules, temperature, seed
         self._sharpness = temperature / (strategy_temperature or temperature)
         self._loss = self._loss_pass(rules)
-        self._preference = expert if expert and expert.form == "implicit" else None
+        self._terms = tuple(terms)
         self._max_staleness = max_staleness
-        torch.set_float32_matmul_precision(rules.matmul_precision)  # of this whole process
+        torch.set_float32_matmul_precision(rules.matmul_precision)  # for the whole process
         checkpoint_activations(self.model, is_on=rules.activation_checkpointing)
         for group in self.optimizer.param_groups:
-            group["betas"] = (rules.beta1, rules.beta2)
+            group["betas"] = (BETA1, rules.beta2)
             group["weight_decay"] = rules.weight_decay
 
     def _loss_pass(self, rules: Learner) -> LossPass:
         return loss_pass(rules)
 
     def describe(self) -> str:
-        """The model in a few words."""
+        """Describe model, loss and kernels in one line for people."""
         model = self.model
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
         size = f"{model.num_parameters():,} parameters"
@@ -117,129 +122,131 @@ class Trainer:
         return f"{kind}; {self._rules.correction.kind}: {self._loss}; {advantages}"
 
     def train(self, groups: Sequence[Group], config: Config) -> dict[str, float]:
-        """Train on a batch of groups, credited by a configuration; as `step`."""
+        """Compute returns and advantages of a batch of groups, then train on it as `step` does."""
         return self.step(training_sequences(groups, config, self.model.device))
 
-    def step(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
-        """Train on a batch; the version grows by one. Returns metrics by name."""
-        first, *others = [self.passes(chunk) for chunk in self._chunks(sequences)]
-        minibatches = [first, *([self.begun(each) for each in passes] for passes in others)]
-        num_tokens = sum(len(each.packed.targets) for passes in minibatches for each in passes)
+    def step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+        """Train on a batch and return metrics by name; the version grows by one."""
+        first, *others = [self.micro_batches(chunk) for chunk in self._chunks(sequences)]
+        minibatches = [
+            first,
+            *([self.with_proximal(each) for each in batches] for batches in others),
+        ]
+        num_tokens = sum(each.num_tokens for batches in minibatches for each in batches)
         self._set_rate()
         scale = len(minibatches) / max(1, num_tokens)
-        updates = [self.update(passes, scale) for passes in minibatches]
+        updates = [self.update(batches, scale) for batches in minibatches]
         metrics = step_metrics(updates, self.version, self._max_staleness)
+        metrics |= self._term_metrics(updates)
         metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         self.version += 1
         return metrics
 
-    def parity(self, sequences: Sequence[Sequenced]) -> dict[str, float]:
-        """How far the engine's log-probs are from this model's, at equal weights and keys."""
-        passes = [self._laid(each) for each in self._cuts(sequences)]
-        with self.read(len(passes)):
-            return mismatch([self.begun(each) for each in passes], self.version)
+    def parity(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+        """Compare the engine's log-probs with this model's, without training; see `mismatch`."""
+        batches = [self._packed(each) for each in self._split(sequences)]
+        with self.read(len(batches)):
+            return mismatch([self.with_proximal(each) for each in batches], self.version)
 
     def refer_to(self, model: PreTrainedModel) -> None:
-        """Have a frozen policy as the reference."""
+        """Use a frozen policy as the reference, on the device of the model."""
         self.reference = model.to(self.model.device)
 
     @contextmanager
     def read(self, num_forwards: int) -> Iterator[PreTrainedModel]:
-        """The model, for so many forwards without a gradient."""
+        """Lend the model to the caller for `num_forwards` forwards without gradient.
+
+        A sharded model has to know the number, because every rank takes part in every forward.
+        """
         yield self.model
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the weights."""
+        """Return what a checkpoint stores in addition to the weights."""
         kept = {"version": self.version, "optimizer": self.optimizer.state_dict()}
         return kept | self.masters.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self.version = int(state["version"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.masters.restore(state)
 
-    def _chunks(self, sequences: Sequence[Sequenced]) -> list[list[Sequenced]]:
+    def _chunks(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
         order = list(sequences)
         random.Random(f"{self._seed}/minibatches/{self.version}").shuffle(order)
         count = min(self._rules.minibatches, len(order))
         return [order[number::count] for number in range(count)]
 
-    def passes(self, sequences: Sequence[Sequenced]) -> list[Pass]:
-        """A minibatch as it goes through the model, before any forward of the policy."""
-        return [self._pass(each) for each in self._cuts(sequences)]
+    def micro_batches(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
+        """Split a minibatch into micro-batches; the frozen policy's forwards are made, the
+        trained policy's are not.
+        """
+        return [self._micro_batch(each) for each in self._split(sequences)]
 
-    def _cuts(self, sequences: Sequence[Sequenced]) -> list[list[Sequenced]]:
+    def _split(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
         rules = self._rules
-        return cut(sequences, rules.tokens_per_pass, shares_opening=rules.shared_opening)
+        return split_minibatch(
+            sequences, rules.max_tokens_per_microbatch, shares_opening=rules.shared_opening
+        )
 
-    def _pass(self, sequences: Sequence[Sequenced]) -> Pass:
-        laid = self._laid(sequences)
-        reference, pairs = self._apart(laid.packed, laid.inputs)
-        return replace(laid, reference=reference, pairs=pairs)
+    def _micro_batch(self, sequences: Sequence[TrainingSequence]) -> MicroBatch:
+        return self._with_frozen(self._packed(sequences))
 
-    def _laid(self, sequences: Sequence[Sequenced]) -> Pass:
-        """A pass without what a reference policy says."""
-        device = self.model.device
-        packed = pack(sequences, shares_opening=self._rules.shared_opening)
-        sampled = packed.sampled
-        inputs = ModelInputs.of(packed, device, self._sharpened(sampled.kinds))
-        columns = [
-            at_tokens(packed.advantages, torch.from_numpy(packed.turn_lengths)),
-            torch.from_numpy(sampled.logprobs),
-            torch.from_numpy(self.version - sampled.policy_versions),
-            torch.from_numpy(packed.turns),
-        ]
-        return Pass(packed, inputs, *(column.to(device) for column in columns))
+    def _packed(self, sequences: Sequence[TrainingSequence]) -> MicroBatch:
+        """Pack sequences without any forward."""
+        return MicroBatch.of(
+            sequences,
+            self.model.device,
+            version=self.version,
+            strategy_sharpness=self._sharpness,
+            shares_opening=self._rules.shared_opening,
+        )
 
     @torch.no_grad()
-    def begun(self, each: Pass, inputs: HeadInputs | None = None) -> Pass:
-        """A pass with what the weights of this moment say of its tokens.
+    def with_proximal(self, batch: MicroBatch, inputs: HeadInputs | None = None) -> MicroBatch:
+        """Return the micro-batch with `proximal` and `entropy_mask` under the present weights.
 
         Args:
-            inputs: what the transformer's forward of these weights gave, where it was made already.
+            inputs: result of `head_inputs` under these weights, if it has been computed already.
         """
-        inputs = inputs or head_inputs(self.model, each.inputs, self._temperature)
+        inputs = inputs or head_inputs(self.model, batch.row, self._temperature)
         logprobs, entropy = linear_logprob(
             inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
         )
-        explores = self._explores(each.packed.sampled.kinds, entropy)
-        return replace(each, beginning=Start(logprobs, explores))
+        mask = self._entropy_mask(batch.sampled.kinds, entropy)
+        return replace(batch, proximal=logprobs, entropy_mask=mask)
 
-    def _explores(self, kinds: np.ndarray, entropy: torch.Tensor) -> torch.Tensor:
-        """Which tokens get the bonus: those of actions whose entropy, at the beginning of the step,
-        is below the ceiling; float32 [N].
+    def _entropy_mask(self, kinds: np.ndarray, entropy: torch.Tensor) -> torch.Tensor:
+        """Select the tokens that get the entropy bonus: float32 [N], 0 or 1.
+
+        These are tokens of actions whose entropy, float32 [N] in nats, is below
+        `learner.entropy_ceiling`.
         """
         acts = torch.from_numpy(kinds == Kind.ACT).to(entropy.device)
         return (acts & (entropy < (self._rules.entropy_ceiling or math.inf))).float()
 
-    def _sharpened(self, kinds: np.ndarray) -> np.ndarray | None:
-        """How much sharper than at the temperature of actions each token was drawn: [N]."""
-        if self._sharpness == 1.0:
-            return None
-        return np.where(kinds == Kind.STRATEGY, self._sharpness, 1.0)
-
     @torch.no_grad()
-    def _apart(
-        self, packed: Packed, given: ModelInputs
-    ) -> tuple[torch.Tensor | None, ExpertPairs | None]:
-        """What the reference policy says, where it is asked: log-probs, float32 [N], and pairs."""
-        if not (self._rules.kl or self._preference):
-            return None, None
-        with self._frozen() as model:
-            inputs = head_inputs(model, given, self._temperature)
-            logprobs = linear_logprob(
-                inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
-            )[0]
-        told = None
-        if self.expert_policy is not None:
-            told = likeliest(head_inputs(self.expert_policy, given, self._temperature), packed)
-        pairs = ExpertPairs.of(packed, inputs, told) if self._preference else None
-        return (logprobs if self._rules.kl else None), pairs
+    def _with_frozen(self, batch: MicroBatch) -> MicroBatch:
+        """Return the micro-batch with the results of frozen policies that losses need."""
+        reference = frozen = logprobs = None
+        if self._rules.kl or any(term.needs_reference for term in self._terms):
+            with self._frozen() as model:
+                reference = head_inputs(model, batch.row, self._temperature)
+                if self._rules.kl:
+                    logprobs = linear_logprob(
+                        reference.hidden,
+                        reference.head,
+                        reference.targets,
+                        reference.inverse_temperature,
+                    )[0]
+        if self.frozen_policy is not None:
+            frozen = head_inputs(self.frozen_policy, batch.row, self._temperature)
+        prepared = tuple(term.prepare(batch, reference, frozen) for term in self._terms)
+        return replace(batch, reference=logprobs, prepared=prepared)
 
     @contextmanager
     def _frozen(self) -> Iterator[PreTrainedModel]:
-        """The reference policy; of a model with adapters the model, while they are off."""
+        """Lend the reference policy: with adapters, the model while its adapters are off."""
         if adapted_layers(self.model):
             with without_adapters(self.model):
                 yield self.model
@@ -247,14 +254,20 @@ class Trainer:
             assert self.reference is not None
             yield self.reference
 
-    def update(self, passes: Sequence[Pass], scale: float) -> Update:
-        """One optimizer update, which waits for no GPU."""
+    def update(self, batches: Sequence[MicroBatch], scale: float) -> Update:
+        """Make one optimizer update on a minibatch.
+
+        Nothing here waits for a GPU: all results are tensors that metrics read later.
+
+        Args:
+            scale: factor of every token's loss, 1 / (tokens of a minibatch, on average).
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        trained = [self._backward(each, scale) for each in passes]
+        trained = [self._backward(each, scale) for each in batches]
         return Update(trained, self._apply())
 
     def _apply(self) -> torch.Tensor:
-        """Have the optimizer follow the gradient; the gradient's norm before it is clipped."""
+        """Clip the gradient, step, and return the gradient's norm before clipping: []."""
         norm = self._clip()
         self.optimizer.step()
         self.masters.write()
@@ -263,30 +276,104 @@ class Trainer:
     def _clip(self) -> torch.Tensor:
         return torch.nn.utils.clip_grad_norm_(self.masters.trained, self._rules.grad_clip)
 
-    def _backward(self, each: Pass, scale: float) -> TrainedPass:
-        """Add a pass's gradient."""
-        inputs = head_inputs(self.model, each.inputs, self._temperature)
-        each = each if each.beginning else self.begun(each, inputs)
-        rates = self._entropy_rate() * each.start.explores
-        found = self._loss(inputs, each.tokens(), rates, scale, each.reference)
-        loss, counted = found.loss, None
-        if self._preference and each.pairs:
-            preference, counted = each.pairs.loss(inputs, self._preference.beta)
-            loss = loss + self._preference.weight * scale * preference
-        backward(self.model, loss, inputs.hidden, each.inputs.exploits)
-        made = replace(found.made, losses=found.made.losses.detach())
-        sums = [made.losses.sum(), found.entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
-        sums += [made.is_masked.sum(), found.reference_k3]
-        return TrainedPass(each, torch.stack([one.detach().float() for one in sums]), made, counted)
+    def _backward(self, batch: MicroBatch, scale: float) -> TrainedMicroBatch:
+        """Compute the gradient of a micro-batch and add it to the model's."""
+        inputs = head_inputs(self.model, batch.row, self._temperature)
+        if batch.proximal is None:
+            batch = self.with_proximal(batch, inputs)
+        assert batch.entropy_mask is not None
+        rates = self._entropy_rate() * batch.entropy_mask
+        result = self._loss(inputs, batch.correction_inputs(), rates, scale, batch.reference)
+        loss, counted = result.loss, []
+        for term, prepared in zip(self._terms, batch.prepared, strict=True):
+            added, numbers = term.loss(prepared, inputs, scale)
+            loss = loss + added
+            counted.append(numbers)
+        backward(self.model, loss, inputs.hidden, batch.row.second_role_sampled)
+        made = replace(result.surrogate, losses=result.surrogate.losses.detach())
+        sums = [made.losses.sum(), result.entropy.sum(), made.is_clipped.sum(), made.weights.sum()]
+        sums += [made.is_masked.sum(), result.reference_k3]
+        sums = torch.stack([each.detach().float() for each in sums])
+        return TrainedMicroBatch(batch, sums, made, counted)
+
+    def _term_metrics(self, updates: Sequence[Update]) -> dict[str, float]:
+        """Return the metrics of the loss terms, from numbers summed over all micro-batches."""
+        trained = [each for update in updates for each in update.micro_batches]
+        metrics: dict[str, float] = {}
+        for place, term in enumerate(self._terms):
+            metrics |= term.metrics(
+                np.sum([each.counted[place].cpu().numpy() for each in trained], 0)
+            )
+        return metrics
 
     def _progress(self) -> float:
+        """Return the share of the run that is done: 0 in the first step, 1 in the last."""
         return min(1.0, self.version / max(1, self._rules.steps - 1))
 
     def _entropy_rate(self) -> float:
+        """Return the coefficient of the entropy bonus, which changes linearly over the run."""
         start, end = self._rules.entropy, self._rules.final_entropy
         return start + (end - start) * self._progress()
 
     def _set_rate(self) -> None:
+        """Set the learning rate: linear warm-up, then linear from start to end."""
         start, end = self._rules.learning_rate, self._rules.final_learning_rate
         warm = min(1.0, (self.version + 1) / max(1, self._rules.warmup_steps))
         set_rate(self.optimizer, warm * (start + (end - start) * self._progress()))
+
+
+def trainer_of(
+    config: Config,
+    model: PreTrainedModel,
+    chat: ChatFormat,
+    *,
+    max_staleness: int,
+    ranks: Ranks | None = None,
+) -> Trainer:
+    """A trainer at the beginning of a run: the one that a method brings, or the default one.
+
+    Args:
+        ranks: this process among those that the model is sharded over; None: it is alone.
+
+    Raises:
+        RunError: the configuration asks for ranks, and there are none here.
+    """
+    if ranks is None and config.learner.ranks > 1:
+        raise RunError(
+            f"learner.ranks = {config.learner.ranks} needs the processes of `mage train`: set it "
+            "to 1 here"
+        )
+    methods = Methods(config)
+    if ranks is not None:
+        if methods.loss_terms() or methods.trainer(model, chat, max_staleness=max_staleness):
+            raise RunError(
+                f"learner.ranks = {config.learner.ranks}: a method trains in a way that works in "
+                "one process alone: leave it out, or set learner.ranks = 1"
+            )
+        return _ranked(config, model, ranks, max_staleness)
+    own = methods.trainer(model, chat, max_staleness=max_staleness)
+    if own is not None:
+        return own
+    return Trainer(
+        model,
+        config.learner,
+        config.sampling.temperature,
+        config.seed,
+        max_staleness=max_staleness,
+        strategy_temperature=config.sampling.strategy_temperature,
+        terms=methods.loss_terms(),
+    )
+
+
+def _ranked(config: Config, model: PreTrainedModel, ranks: Ranks, max_staleness: int) -> Trainer:
+    from mage_async.learning.ranked_trainer import RankedTrainer  # takes a second
+
+    return RankedTrainer(
+        model,
+        config.learner,
+        config.sampling.temperature,
+        config.seed,
+        ranks=ranks,
+        max_staleness=max_staleness,
+        strategy_temperature=config.sampling.strategy_temperature,
+    )

@@ -1,5 +1,5 @@
-"""Pages of runs that are looked at, live or ended: plain data in, HTML out.
+"""HTML pages about runs, live or ended: plain data in, markup out.
 
-Links are relative to the address of a run, which the page's `<base>` names, so that a page knows
-neither its server nor its token.
+Links are relative to the address that the page's `<base>` names, so a page knows neither its server
+nor its token.
 """

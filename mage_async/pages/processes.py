@@ -1,4 +1,4 @@
-"""The processes of a run: which live, how each ended, and what each said last."""
+"""The page of a run's processes: state, restarts, where the time went, and the ends of the logs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,84 +6,88 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mage_async.pages.frame import Frame
-from mage_async.pages.templating import fill
-from mage_async.report.charts.stacked_bars import time_bars
+from mage_async.pages.charts import ago, time_bars
+from mage_async.pages.templating import Frame, fill
 
 Event = Mapping[str, Any]
-MOST_NOTES = 100
-_SAID = {"policy": "training", "evaluating": "plays the final sets"}
-"""What some events say of the life of the process."""
+"""A line of the run's `events.jsonl`."""
+MAX_NOTES = 100
+_STATES = {"policy": "training", "evaluating": "plays the final sets"}
+"""States of a process by the event that begins them; others have the name of the event."""
 
 
 @dataclass(slots=True)
 class ProcessLife:
-    """What the events say of one process."""
+    """The last state of one process."""
 
     name: str
-    said: str = ""
-    """The last it said of its life."""
+    state: str = ""
     at: float = 0.0
-    """When, in seconds since 1970."""
+    """When the state began, seconds since 1970."""
     num_starts: int = 0
     node: str = ""
-    """Where it was last started, in a run on a cluster."""
+    """The node of its last start, in a run on a cluster."""
 
 
 @dataclass(slots=True)
-class Lives:
-    """All processes, and what happened to them, the latest first."""
+class RunHistory:
+    """What happened to the processes of a run."""
 
     processes: dict[str, ProcessLife] = field(default_factory=dict)
-    ends: list[str] = field(default_factory=list)
-    """Epitaphs: processes that failed or were started again."""
+    restarts: list[str] = field(default_factory=list)
+    """Sentences on processes that failed and were started again, the latest first."""
     notes: list[tuple[float, str]] = field(default_factory=list)
-    """Time and sentence: epitaphs, faults and remarks."""
+    """Times and sentences of restarts, faults and remarks, the latest first."""
 
     @property
-    def have_nodes(self) -> bool:
+    def has_nodes(self) -> bool:
         """Whether the run is on a cluster."""
         return any(life.node for life in self.processes.values())
 
 
-def lives_of(events: Sequence[Event]) -> Lives:
-    """Put the events of a run together; of a resumed one all its lives."""
-    lives = Lives()
+def run_history(events: Sequence[Event]) -> RunHistory:
+    """Collect the events of a run, over all its resumptions."""
+    history = RunHistory()
     for event in events:
-        _take(lives, event["process"], event)
-    lives.notes.reverse()
-    lives.ends.reverse()
-    del lives.notes[MOST_NOTES:]
-    return lives
+        _add_event(history, event["process"], event)
+    history.notes.reverse()
+    history.restarts.reverse()
+    del history.notes[MAX_NOTES:]
+    return history
 
 
-def _take(lives: Lives, process: str, event: Event) -> None:
+def _add_event(history: RunHistory, process: str, event: Event) -> None:
     at = event["at"]
     match event["event"]:
         case "started":
-            life = lives.processes.setdefault(event["text"], ProcessLife(event["text"]))
-            life.said, life.at, life.num_starts = "starting", at, life.num_starts + 1
+            life = history.processes.setdefault(event["text"], ProcessLife(event["text"]))
+            life.state, life.at, life.num_starts = "starting", at, life.num_starts + 1
             life.node = event.get("node", "")
-        case "ready" | "done" | "failed" | "policy" | "evaluating" as said:
-            life = lives.processes.setdefault(process, ProcessLife(process))
-            life.said, life.at = _SAID.get(said, said), at
+        case "ready" | "done" | "failed" | "policy" | "evaluating" as name:
+            life = history.processes.setdefault(process, ProcessLife(process))
+            life.state, life.at = _STATES.get(name, name), at
     match event["event"]:
         case "failed":
-            lives.notes.append((at, f"{process}: {event['reason']}"))
+            history.notes.append((at, f"{process}: {event['reason']}"))
         case "note":
             prefix = "" if process == "supervisor" else f"{process}: "
-            lives.notes.append((at, prefix + event["text"]))
+            history.notes.append((at, prefix + event["text"]))
         case "restarting":
-            lives.ends.append(event["text"])
-            lives.notes.append((at, event["text"]))
+            history.restarts.append(event["text"])
+            history.notes.append((at, event["text"]))
 
 
-def state_of(is_alive: bool | None, is_whole: bool, lives: Lives) -> str:
-    """What a run does, in a word or two; `is_alive` is None where that cannot be known here."""
+def run_state(is_alive: bool | None, is_complete: bool, history: RunHistory) -> str:
+    """Return the state of a run in a word or two.
+
+    Args:
+        is_alive: whether a process runs it; `None` if that cannot be known on this machine.
+        is_complete: whether its summary says that it came to its end.
+    """
     if is_alive:
-        said = {life.said for life in lives.processes.values()}
-        return "starting" if said == {"starting"} else "running"
-    if is_whole:
+        states = {life.state for life in history.processes.values()}
+        return "starting" if states == {"starting"} else "running"
+    if is_complete:
         return "finished"
     return "stopped" if is_alive is False else "not finished"
 
@@ -91,26 +95,23 @@ def state_of(is_alive: bool | None, is_whole: bool, lives: Lives) -> str:
 def processes_page(
     frame: Frame,
     state: str,
-    lives: Lives,
-    blocked_s: Mapping[str, Mapping[str, float]],
+    history: RunHistory,
+    seconds_by_state: Mapping[str, Mapping[str, float]],
     logs: Mapping[str, str],
     now: float,
 ) -> Markup:
-    """Lives, waits, epitaphs, and the last lines of each log. `now` in seconds since 1970."""
+    """Return the page of a run's processes.
+
+    Args:
+        logs: the last lines of each process's log.
+        now: seconds since 1970.
+    """
     return fill(
         "processes.html",
         frame=frame,
         state=state,
-        lives=lives,
-        bars=time_bars(blocked_s),
+        history=history,
+        bars=time_bars(seconds_by_state),
         logs=logs,
         ago=lambda at: ago(now - at),
     )
-
-
-def ago(seconds: float) -> str:
-    """How long ago, roughly."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit} ago"
-    return "just now"

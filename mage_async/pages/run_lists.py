@@ -1,27 +1,25 @@
-"""Runs beside each other: the list of them, and the difference of two configurations."""
+"""Pages about several runs in `mage view`: the list of runs, and a run's configuration next to
+another's.
+"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
 from markupsafe import Markup
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.pages.frame import Frame, run_address
-from mage_async.pages.templating import fill
-from mage_async.report.charts.line_chart import line_chart
-from mage_async.report.charts.number_format import signed
-from mage_async.report.charts.plot_area import Series
+from mage_async.pages.charts import Series, line_chart, signed
+from mage_async.pages.comparison import flat_config
+from mage_async.pages.templating import Frame, fill, run_address
 
-MOST_DRAWN = 9
-"""Runs in one chart; there are so many colours."""
+MAX_DRAWN = 9
+"""Runs in one chart; there are as many colours."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A run in a list; `fault` says why it cannot be read."""
+    """A run in a list; `fault` is why it cannot be read."""
 
     name: str
     environment: str = ""
@@ -30,15 +28,15 @@ class ListedRun:
     step: int = 0
     steps: int = 0
     curve: Sequence[tuple[int, float, float]] = ()
-    """Version, and return of the last held-out episode with its half-width at 95 %."""
+    """Version, held-out return of the last episode, and its 95 % half-width."""
     changed: float = 0.0
-    """When something was last written, in seconds since 1970."""
+    """Time of the last write, seconds since 1970."""
     fault: str = ""
 
 
 def runs_page(frame: Frame, runs: Sequence[ListedRun]) -> Markup:
-    """All runs, with the held-out curves of the first ones in one chart."""
-    drawn = [run for run in runs if run.curve][:MOST_DRAWN]
+    """Return the list of all runs, with one chart of the held-out curves of the first ones."""
+    drawn = [run for run in runs if run.curve][:MAX_DRAWN]
     series = [
         Series(
             run.name,
@@ -50,18 +48,22 @@ def runs_page(frame: Frame, runs: Sequence[ListedRun]) -> Markup:
         for number, run in enumerate(drawn)
     ]
     described = "held-out return of the last episode against steps, by run"
-    rows = [(run, run_address(run.name), _last(run)) for run in runs]
+    rows = [
+        (run, run_address(run.name), signed(run.curve[-1][1]) if run.curve else "") for run in runs
+    ]
     return fill("runs.html", frame=frame, rows=rows, chart=line_chart(series, described=described))
-
-
-def _last(run: ListedRun) -> str:
-    return signed(run.curve[-1][1]) if run.curve else ""
 
 
 def config_page(
     frame: Frame, config: Config, names: Sequence[str], other: str, against: Config | None
 ) -> Markup:
-    """The resolved configuration, and what another run's says otherwise."""
+    """Return the page of a run's configuration.
+
+    Args:
+        names: names of the other runs, to choose one to compare with.
+        other: the name that was chosen; empty: none.
+        against: the configuration of that run.
+    """
     return fill(
         "config.html",
         frame=frame,
@@ -73,17 +75,7 @@ def config_page(
 
 
 def differences(one: Config, other: Config) -> list[tuple[str, str, str]]:
-    """Keys that differ, with both values; "–" where a configuration does not have the key."""
-    left, right = _flat(msgspec.to_builtins(one)), _flat(msgspec.to_builtins(other))
-    names = [*left, *(name for name in right if name not in left)]
-    pairs = [(name, left.get(name, "–"), right.get(name, "–")) for name in names]
-    return [(name, str(a), str(b)) for name, a, b in pairs if a != b]
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat
+    """Return the keys that differ with both values; "–" if a configuration lacks the key."""
+    left, right = flat_config(one), flat_config(other)
+    pairs = [(key, left.get(key, "–"), right.get(key, "–")) for key in (left | right)]
+    return [(key, str(a), str(b)) for key, a, b in pairs if a != b]

@@ -1,36 +1,163 @@
-"""Templates of pages: those of reports, and ours. Every text is escaped, and made visible."""
+"""Fill the templates of the folder `templates` with plain data, and frame the pages of `mage view`.
 
+All data is escaped, and its control characters are made visible, so that no text of a run can
+become markup. A frame holds a page's title, its tabs, links to the pages around it, and the keys.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from mage_async.report.templating import environment, short
+from mage_async.pages.charts import Chart, Histogram, figure, percent, signed
+
+TEMPLATES = Path(__file__).with_name("templates")
+STYLE = TEMPLATES / "style.css"
+
+
+def fill(template: str, **data: object) -> Markup:
+    """Return a template filled with data, as markup."""
+    return Markup(_ENVIRONMENT.get_template(template).render(data))
+
+
+def svg(chart: Chart | Histogram | None) -> Markup:
+    """Return a chart as inline SVG, or a note if nothing was recorded."""
+    if isinstance(chart, Histogram):
+        return fill("histogram.svg", histogram=chart)
+    return fill("chart.svg", chart=chart)
+
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+"""The Unicode pictures of control characters, such as ␛ for escape."""
 _HIDDEN = {
-    *range(0x7F, 0xA0),
-    *range(0x200B, 0x2010),
-    *range(0x202A, 0x202F),
-    *range(0x2066, 0x206A),
+    *range(0x7F, 0xA0),  # delete, and the control characters of ISO 8859
+    *range(0x200B, 0x2010),  # spaces without width, and marks of direction
+    *range(0x202A, 0x202F),  # embeddings and overrides of direction
+    *range(0x2066, 0x206A),  # isolates of direction
 }
 _VISIBLE = _PICTURES | {code: f"⟨U+{code:04X}⟩" for code in _HIDDEN}
 
 
 def visible(text: str) -> str:
-    """Text whose control characters are seen: terminal escapes, and signs that turn the direction.
+    """Return text with visible control characters: terminal escapes, and marks of direction.
 
-    Markup stays markup; what it holds has been made visible where it was filled in.
+    Markup is returned unchanged, because the text in it was made visible when it was filled in.
     """
     return text if isinstance(text, Markup) else text.translate(_VISIBLE)
 
 
 def _finalize(value: object) -> object:
-    return visible(value) if isinstance(value, str) else short(value)
+    if isinstance(value, float):  # a hundredth is enough for a drawing
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    return visible(value) if isinstance(value, str) else value
 
 
-_TEMPLATES = environment(Path(__file__).with_name("templates"), finalize=_finalize)
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    autoescape=True,
+    finalize=_finalize,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {"figure": figure, "signed": signed, "svg": svg}
 
 
-def fill(template: str, **data: object) -> Markup:
-    """A template of ours or of a report with its data."""
-    return Markup(_TEMPLATES.get_template(template).render(data))
+# The frame of every page of `mage view`.
+
+TABS = {
+    "": "overview",
+    "trials": "trials",
+    "evaluation": "evaluation",
+    "memory": "memory",
+    "processes": "processes",
+    "config": "configuration",
+    "play": "play",
+}
+"""Labels of a run's pages by their address below the address of the run."""
+KEYS = (
+    ("j, k", "next and previous in a list"),
+    ("Enter", "open what is marked"),
+    ("←, →", "the page before and after: step, group, turn"),
+    ("↑, u", "up: from a turn to its group, its step, its run"),
+    ("/", "search in the text of trials"),
+    ("?", "these keys"),
+)
+"""Keys, and what each does; `static/view.js` of the server implements them."""
+UNINDEXED_BYTES = 2_000_000
+"""Bytes that the index of a run may lack before its pages mention it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A label and the address it leads to."""
+
+    label: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The surroundings of a page. Addresses are relative to `base`."""
+
+    base: str
+    title: str
+    run: str = ""
+    """Name of the run that the page is about; empty for the list of runs."""
+    tab: str | None = None
+    """Key of `TABS`; `None` if the page is below a tab."""
+    crumbs: Sequence[Link] = ()
+    """The pages above, the highest first."""
+    before: str = ""
+    after: str = ""
+    """Addresses of the neighbours; empty: none."""
+    note: str = ""
+    """A sentence if the index of the run is incomplete."""
+
+    @property
+    def home(self) -> str:
+        """The address of the run."""
+        return run_address(self.run)
+
+    @property
+    def tabs(self) -> list[tuple[str, str, bool]]:
+        """Label and address of each tab, and whether it is this page."""
+        if not self.run:
+            return []
+        return [(label, f"{self.home}{path}", path == self.tab) for path, label in TABS.items()]
+
+    @property
+    def keys(self) -> Sequence[tuple[str, str]]:
+        """See `KEYS`."""
+        return KEYS
+
+
+def run_address(name: str) -> str:
+    """Return the address of a run by its name."""
+    return f"runs/{quote(name, safe='')}/"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexProgress:
+    """How much of a run's files its index has read, in bytes."""
+
+    read: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        """Share from 0 to 1; unreadable bytes, such as a torn tail, keep it below 1."""
+        return self.read / self.total if self.total else 1.0
+
+
+def progress_note(progress: IndexProgress) -> str:
+    """Return a sentence on what lists lack, or "" if the index is complete enough."""
+    if progress.total - progress.read < UNINDEXED_BYTES or progress.share > 0.999:
+        return ""
+    return (
+        f"{percent(progress.share)} of this run's files are in the index so far, the newest first: "
+        "lists grow while it is built."
+    )

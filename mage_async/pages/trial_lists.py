@@ -1,5 +1,6 @@
-"""Groups and trials as lists, narrowed by what a person chose: a step's page, and the search."""
+"""Groups and trials as lists: the page of a step, and the page that searches all trials."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,15 +8,14 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
-from mage_async.pages.frame import Frame
-from mage_async.pages.histogram import Histogram, edges_of, histogram
-from mage_async.pages.listed import ListedGroup, ListedTrial
-from mage_async.pages.templating import fill
-from mage_async.report.charts.number_format import figure, words
-from mage_async.results.metrics import METRICS
+from mage_async.pages.charts import Histogram, bin_edges, figure, histogram, words
+from mage_async.pages.curves import metric_unit
+from mage_async.pages.templating import Frame, fill
+from mage_async.results.metrics import explanation_of
+from mage_async.tasks.task_stream import num_seats
 
-MOST_LISTED = 200
-TOLD = (
+MAX_LISTED = 200
+FIRST_METRICS = (
     "trials_per_s",
     "generated_tokens_per_s",
     "staleness_mean",
@@ -29,77 +29,124 @@ TOLD = (
     "train_s",
     "waiting_s",
 )
-"""Metrics of a step that its page shows first."""
+"""Metrics that the page of a step shows as tiles; the others are folded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Which trials are listed. Everything is part of the address, so a list can be passed on."""
+class ListedGroup:
+    """A group as the index of a run knows it; a field that no record has told yet is `None`."""
+
+    number: int
+    version: int | None
+    """The policy version when the group was granted."""
+    member: str | None
+    seat: int | None
+    seed: str | None
+    peer: str | None
+    epoch: int | None
+    """How often the group was granted before."""
+    num_trials: int | None
+    step: int | None
+    """The step that trained the group; `None`: none yet."""
+    dropped: str | None
+    """Why the group was dropped; `None`: it was not."""
+
+    @property
+    def is_self_play(self) -> bool:
+        """Whether the policy plays both seats, so that a play has two trials."""
+        return self.member is not None and num_seats(self.member) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTrial:
+    """A trial as the index of a run knows it."""
+
+    group: int
+    number: int
+    rewards: Sequence[float]
+    """Undiscounted reward of each episode."""
+    num_turns: int
+    num_tokens: int
+    num_invalid: int
+    oldest: int | None
+    """The oldest version that drew one of its tokens."""
+    newest: int | None
+    duration_s: float
+    step: int | None
+    member: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFilter:
+    """Which trials to list. The fields are the query of the address, so a list can be shared."""
 
     first: int = 0
-    """Steps from `first` to `last`."""
+    """The first and the last step of the trials."""
     last: int = 0
     episode: int = 0
-    """Whose reward counts, from 1; 0: the last one."""
+    """Episode whose reward counts, from 1; 0: the last one."""
     bin: int | None = None
+    """Bin of the histogram of rewards; `None`: all."""
     member: str = ""
     only_invalid: bool = False
     """Only trials with an action that was refused."""
     text: str = ""
-    """Only trials that say so, in any context."""
-    behind: int | None = None
-    """The search goes on behind so many trials."""
+    """Only trials that have this text in one of their contexts."""
+    skip: int | None = None
+    """Number of trials that an earlier part of the search has read."""
 
     def reward(self, trial: ListedTrial) -> float:
-        """The reward by which a trial is listed."""
+        """Return the reward by which a trial is listed."""
         place = self.episode - 1 if 0 < self.episode <= len(trial.rewards) else -1
         return trial.rewards[place] if trial.rewards else 0.0
 
     def address(self, base: str, **changes: Any) -> str:
-        """The same list at a page, with some things chosen otherwise."""
-        chosen = replace(self, **changes)
-        values = {name: getattr(chosen, name) for name in Choice.__slots__}
-        kept = {name: value for name, value in values.items() if value not in (0, "", None, False)}
-        kept |= {"bin": chosen.bin} if chosen.bin is not None else {}
-        kept |= {"only_invalid": "1"} if chosen.only_invalid else {}
-        return f"{base}?{urlencode(kept)}" if kept else base
+        """Return the address of the list at a page, with changes to the filter."""
+        changed = replace(self, **changes)
+        values = {name: getattr(changed, name) for name in TrialFilter.__slots__}
+        query = {name: value for name, value in values.items() if value not in (0, "", None, False)}
+        query |= {"bin": changed.bin} if changed.bin is not None else {}
+        query |= {"only_invalid": "1"} if changed.only_invalid else {}
+        return f"{base}?{urlencode(query)}" if query else base
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The trials of a choice, and the bins they fall into."""
+    """The trials that a filter keeps, and the histogram that can narrow it further."""
 
     trials: Sequence[ListedTrial]
-    """In the chosen bin."""
     histogram: Histogram | None
+    """Histogram of the rewards of the trials in all bins."""
 
 
-def select(trials: Sequence[ListedTrial], choice: Choice, page: str) -> Selection:
-    """Narrow trials to a choice; text is looked for elsewhere."""
-    wanted = [trial for trial in trials if _is_wanted(trial, choice)]
-    rewards = [choice.reward(trial) for trial in wanted]
-    edges = edges_of(rewards)
-    shown = [
+def select(trials: Sequence[ListedTrial], wanted: TrialFilter, page: str) -> Selection:
+    """Apply a filter, except its text, which is not in the index.
+
+    Args:
+        page: address of the page, for the links of the histogram.
+    """
+    kept = [
         trial
-        for trial, reward in zip(wanted, rewards, strict=True)
-        if choice.bin is None or edges.place(reward) == choice.bin
+        for trial in trials
+        if (trial.num_invalid or not wanted.only_invalid) and wanted.member in ("", trial.member)
     ]
-    said = f"reward of {f'episode {choice.episode}' if choice.episode else 'the last episode'}"
+    rewards = [wanted.reward(trial) for trial in kept]
+    edges = bin_edges(rewards)
+    in_bin = [
+        trial
+        for trial, reward in zip(kept, rewards, strict=True)
+        if wanted.bin is None or edges.bin_of(reward) == wanted.bin
+    ]
+    noun = f"reward of {f'episode {wanted.episode}' if wanted.episode else 'the last episode'}"
     bars = histogram(
-        rewards, choice.bin, lambda number: choice.address(page, bin=number, behind=None), said
+        rewards, wanted.bin, lambda number: wanted.address(page, bin=number, skip=None), noun
     )
-    return Selection(shown, bars)
-
-
-def _is_wanted(trial: ListedTrial, choice: Choice) -> bool:
-    if choice.only_invalid and not trial.num_invalid:
-        return False
-    return not choice.member or trial.member == choice.member
+    return Selection(in_bin, bars)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group and those of its trials that are listed."""
+    """A group and its listed trials."""
 
     group: ListedGroup
     trials: Sequence[ListedTrial]
@@ -107,30 +154,26 @@ class GroupRow:
     spread: float
     """Standard deviation of the listed rewards; 0: the group teaches nothing."""
     staleness: int | None
-    """The largest of its tokens, where a step has trained it."""
+    """The largest staleness of its tokens, if a step has trained it."""
 
 
 def group_rows(
-    groups: Sequence[ListedGroup], trials: Sequence[ListedTrial], choice: Choice
+    groups: Sequence[ListedGroup], trials: Sequence[ListedTrial], wanted: TrialFilter
 ) -> list[GroupRow]:
-    """Groups with their trials, without those that have none left."""
+    """Join groups with their trials; groups without trials are left out."""
     by_group: dict[int, list[ListedTrial]] = {}
     for trial in trials:
         by_group.setdefault(trial.group, []).append(trial)
-    return [
-        _row(group, by_group.get(group.number, []), choice)
-        for group in groups
-        if group.number in by_group
-    ]
-
-
-def _row(group: ListedGroup, trials: Sequence[ListedTrial], choice: Choice) -> GroupRow:
-    rewards = [choice.reward(trial) for trial in trials]
-    mean = sum(rewards) / len(rewards)
-    spread = (sum((value - mean) ** 2 for value in rewards) / len(rewards)) ** 0.5
-    oldest = min((trial.oldest for trial in trials if trial.oldest is not None), default=None)
-    is_known = group.step is not None and oldest is not None
-    return GroupRow(group, trials, mean, spread, group.step - 1 - oldest if is_known else None)
+    rows = []
+    for group in groups:
+        if own := by_group.get(group.number):
+            rewards = [wanted.reward(trial) for trial in own]
+            mean, spread = statistics.fmean(rewards), statistics.pstdev(rewards)
+            oldest = min((trial.oldest for trial in own if trial.oldest is not None), default=None)
+            is_known = group.step is not None and oldest is not None
+            staleness = group.step - 1 - oldest if is_known else None
+            rows.append(GroupRow(group, own, mean, spread, staleness))
+    return rows
 
 
 def step_page(
@@ -138,50 +181,50 @@ def step_page(
     metrics: Mapping[str, Any],
     groups: Sequence[ListedGroup],
     trials: Sequence[ListedTrial],
-    choice: Choice,
+    wanted: TrialFilter,
 ) -> Markup:
-    """A step: its metrics, the rewards of its trials, its groups."""
-    page = f"{frame.home}step/{choice.first}"
-    chosen = select(trials, choice, page)
+    """Return the page of a step: its metrics, the rewards of its trials, its groups."""
+    page = f"{frame.home}step/{wanted.first}"
+    selection = select(trials, wanted, page)
     return fill(
         "step.html",
         frame=frame,
-        facts=[_fact(name, metrics) for name in TOLD if name in metrics],
+        facts=[_metric_tile(name, metrics) for name in FIRST_METRICS if name in metrics],
         others=[
             (name, figure(value))
             for name, value in metrics.items()
-            if isinstance(value, int | float) and name not in TOLD
+            if isinstance(value, int | float) and name not in FIRST_METRICS
         ],
         returns=metrics.get("return_by_episode", []),
-        rows=group_rows(groups, chosen.trials, choice),
-        histogram=chosen.histogram,
-        episodes=_episodes(trials, choice, page),
-        choice=choice,
-        all_address=choice.address(page, bin=None),
+        rows=group_rows(groups, selection.trials, wanted),
+        histogram=selection.histogram,
+        episodes=_episode_links(trials, wanted, page),
+        wanted=wanted,
+        all_address=wanted.address(page, bin=None),
     )
 
 
-def _fact(name: str, metrics: Mapping[str, Any]) -> tuple[str, str, str]:
-    unit, meaning = METRICS[name]
-    beside = "" if unit in ("1", "share", "1/s") else f" {unit}"
-    return words(name).removesuffix(" s"), f"{figure(metrics[name])}{beside}", meaning
+def _metric_tile(name: str, metrics: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the label, the value with its unit, and the meaning of a metric."""
+    value = f"{figure(metrics[name])}{metric_unit(name)}"
+    return words(name).removesuffix(" s"), value, explanation_of(name)[1]
 
 
-def _episodes(
-    trials: Sequence[ListedTrial], choice: Choice, page: str
+def _episode_links(
+    trials: Sequence[ListedTrial], wanted: TrialFilter, page: str
 ) -> list[tuple[str, str, bool]]:
-    """By which episode's reward the trials are listed: label, address, whether it is now."""
+    """Return label and address of the list by each episode's reward; and whether it is shown."""
     count = max((len(trial.rewards) for trial in trials), default=0)
-    now = choice.episode or count
+    now = wanted.episode or count
     return [
-        (f"episode {k}", choice.address(page, episode=k, bin=None, behind=None), k == now)
+        (f"episode {k}", wanted.address(page, episode=k, bin=None, skip=None), k == now)
         for k in range(1, count + 1)
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A trial whose text holds what was looked for."""
+class SearchHit:
+    """A trial whose text holds the text searched for, with the text before and after it."""
 
     trial: ListedTrial
     before: str
@@ -190,14 +233,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """What a search has come to."""
+class SearchResult:
+    """Result of one part of a search."""
 
-    found: Sequence[Found]
+    hits: Sequence[SearchHit]
     num_read: int
-    """Trials whose text was read in this piece of the search."""
-    behind: int | None
-    """Where it goes on; None: all was read."""
+    """Trials whose text this part has read."""
+    skip: int | None
+    """Where the next part begins; `None`: all trials were read."""
     missing: str = ""
     """Why some trials could not be read."""
 
@@ -205,29 +248,34 @@ class Search:
 def trials_page(
     frame: Frame,
     trials: Sequence[ListedTrial],
-    chosen: Selection,
-    choice: Choice,
-    search: Search | None,
+    selection: Selection,
+    wanted: TrialFilter,
+    search: SearchResult | None,
     *,
     is_cut: bool,
 ) -> Markup:
-    """All trials of some steps, narrowed by bin, member and text."""
+    """Return the page of the trials of some steps, narrowed by reward, member and text.
+
+    Args:
+        trials: all trials of these steps.
+        selection: those that the filter keeps.
+        search: result of the search for the filter's text; `None`: there is none.
+        is_cut: whether older trials of these steps were left out.
+    """
     page = f"{frame.home}trials"
-    members = sorted({trial.member for trial in trials if trial.member})
     return fill(
         "trials.html",
         frame=frame,
-        choice=choice,
-        members=members,
-        histogram=chosen.histogram,
-        episodes=_episodes(trials, choice, page),
-        trials=[] if search else chosen.trials[:MOST_LISTED],
-        num_trials=len(chosen.trials),
-        most=MOST_LISTED,
+        wanted=wanted,
+        members=sorted({trial.member for trial in trials if trial.member}),
+        histogram=selection.histogram,
+        episodes=_episode_links(trials, wanted, page),
+        trials=[] if search else selection.trials[:MAX_LISTED],
+        num_trials=len(selection.trials),
+        most=MAX_LISTED,
         is_cut=is_cut,
         num_considered=len(trials),
         search=search,
-        on=choice.address(page, behind=search.behind) if search and search.behind else "",
-        all_address=choice.address(page, bin=None, behind=None),
-        reward=choice.reward,
+        more=wanted.address(page, skip=search.skip) if search and search.skip else "",
+        all_address=wanted.address(page, bin=None, skip=None),
     )

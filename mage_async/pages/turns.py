@@ -1,21 +1,224 @@
-"""The turns of a trial as a person reads them, and the tokens of a turn with all that is known.
+"""The text of trials for reading, as observations and completions, and the tokens of a turn.
 
 Shapes: `T` tokens of a segment.
 """
 
+import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from markupsafe import Markup
+
+from mage_async.pages.templating import Frame, fill
+from mage_async.pages.trial_lists import ListedGroup
 from mage_async.policy_version import Provenance, VersionRun
-from mage_async.report.trial_chat import TEMPLATE_MARKS
-from mage_async.tasks.seats import num_seats
+from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Kind, Segment, Trial, Turn
+from mage_async.trials.trial_as_dict import Decode, TurnText, turn_texts
 
-_OPENING, _CLOSING = re.compile(r"<(action|remark)>$"), re.compile(r"^</(action|remark)>")
+_TEMPLATE_MARKS = re.compile(
+    r"<\|im_start\|>\w+\n?|<\|start_header_id\|>\w+<\|end_header_id\|>|<start_of_turn>\w+\n?"
+    r"|<end_of_turn>|<\|[^|<>]*\|>|</?think>"
+)
+"""Marks of chat templates, which a reader need not see."""
+_FORCED_TAGS = re.compile(r"^</(action|remark)>|<(action|remark)>$")
+"""Tags that the transcript wrote around a completion: they end up in the observations."""
 
-Decode = Callable[[Sequence[int]], str]
+
+def readable(text: str) -> str:
+    """Return text without the marks of a chat template and without forced tags at its ends."""
+    stripped = _TEMPLATE_MARKS.sub(" ", text).strip()
+    return _FORCED_TAGS.sub("", stripped).strip()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableTurn:
+    """A turn as chat."""
+
+    episode: int
+    kind: str
+    """`Kind` in lower case; empty for an action."""
+    observation: str
+    completion: str
+    reward: float
+    is_valid: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCredit:
+    """What a step computed for a turn; `None` if it is not known."""
+
+    return_to_go: float | None = None
+    advantage: float | None = None
+    """Advantage of each sampled token of the turn."""
+
+
+UNKNOWN = TurnCredit()
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTurn(ReadableTurn):
+    """A turn with all that is known of it."""
+
+    number: int
+    """Position among all turns of the trial."""
+    action: str
+    """The action parsed from the completion."""
+    num_tokens: int
+    logprob: float
+    """Sum over the sampled tokens, nats."""
+    staleness: int | None
+    """The largest staleness of its tokens; `None` before a step trains it."""
+    info: str
+    """What the environment adds to the step, as JSON."""
+    alternative: str
+    """Action of an adviser; empty if there was none."""
+    credit: TurnCredit
+
+
+@dataclass(frozen=True, slots=True)
+class ShownEpisode:
+    """An episode as chat."""
+
+    reward: float
+    turns: Sequence[ReadableTurn]
+    ending: str
+    """Text after the last completion of the episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTrial:
+    """A trial of a group by episodes."""
+
+    number: int
+    rewards: Sequence[float]
+    episodes: Sequence[ShownEpisode]
+    num_tokens: int
+    duration_s: float
+    memory: int | None
+    """Version of the guidance in its first prompt; `None`: there was none."""
+    seat: int | None
+    """Its seat, if the policy played both; `None`: its group has the seat."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTrial:
+    """A trial of a run's `trials.jsonl` by episodes; rewards are per unit of the environment."""
+
+    version: int
+    split: str
+    member: str
+    rewards: Sequence[float]
+    episodes: Sequence[ShownEpisode]
+
+
+def shown_trial(
+    trial: Trial, decode: Decode, step: int | None, credit: Sequence[TurnCredit] = ()
+) -> ShownTrial:
+    """Return a trial for reading.
+
+    Args:
+        step: the step that trained it; `None`: none yet.
+        credit: what the step computed for each turn; empty if that is not known.
+    """
+    texts, ending = turn_texts(trial, decode)
+    alternatives = {each.turn: each.action for each in trial.alternatives}
+    turns = [
+        _shown_turn(trial, number, text, step, alternatives.get(number, ""), known)
+        for number, (text, known) in enumerate(
+            zip(texts, credit or [UNKNOWN] * len(texts), strict=True)
+        )
+    ]
+    rewards = trial.episode_rewards()
+    return ShownTrial(
+        number=trial.index,
+        rewards=rewards,
+        episodes=_by_episode(turns, ending, rewards[: trial.num_played()]),
+        num_tokens=trial.num_tokens(),
+        duration_s=trial.duration_s,
+        memory=trial.memory,
+        seat=trial.task.seat if num_seats(trial.task.member) > 1 else None,
+    )
+
+
+def _shown_turn(
+    trial: Trial,
+    number: int,
+    text: TurnText,
+    step: int | None,
+    alternative: str,
+    credit: TurnCredit,
+) -> ShownTurn:
+    turn = trial.turns[number]
+    segment = trial.segments[turn.segment]
+    sampled = segment.is_sampled[turn.start : turn.stop]
+    runs = {_run_at(segment.versions, place) for place in range(turn.start, turn.stop)}
+    oldest = min((run.policy for run in runs if run is not None), default=None)
+    return ShownTurn(
+        number=number,
+        kind=turn.kind.name.lower() if turn.kind is not Kind.ACT else "",
+        episode=turn.episode,
+        observation=readable(text.observation),
+        completion=readable(text.completion),
+        action=turn.action,
+        reward=turn.reward,
+        is_valid=turn.is_valid,
+        num_tokens=int(sampled.sum()),
+        logprob=float(segment.logprobs[turn.start : turn.stop][sampled].sum()),
+        staleness=None if step is None or oldest is None else step - 1 - oldest,
+        info=turn.info,
+        alternative=alternative,
+        credit=credit,
+    )
+
+
+def sample_trial(sample: Mapping[str, Any], units: int) -> SampleTrial:
+    """Return a line of `trials.jsonl` for reading; see `trial_as_dict`."""
+    turns = [
+        ReadableTurn(
+            turn["episode"],
+            "" if turn["kind"] == "act" else turn["kind"],
+            readable(turn["observation"]),
+            readable(turn["completion"]),
+            turn["reward"],
+            turn["is_valid"],
+        )
+        for turn in sample["turns"]
+    ]
+    rewards = [reward / units for reward in sample["reward_by_episode"]]
+    return SampleTrial(
+        version=sample["version"],
+        split=sample.get("split", "train").replace("heldout", "held-out"),
+        member=sample["member"],
+        rewards=rewards,
+        episodes=_by_episode(turns, sample["ending"], rewards),
+    )
+
+
+def _by_episode(
+    turns: Sequence[ReadableTurn], ending: str, rewards: Sequence[float]
+) -> list[ShownEpisode]:
+    """Group turns by episode.
+
+    The observation before an episode's first completion also holds the outcome of the episode
+    before, which becomes the ending of that one: the text is cut where it announces the episode.
+    """
+    episodes: list[ShownEpisode] = []
+    for number, reward in enumerate(rewards):
+        own = [turn for turn in turns if turn.episode == number]
+        if own and episodes:
+            text = own[0].observation
+            cut = max(0, text.rfind(f"episode {number + 1}"))
+            own[0] = replace(own[0], observation=text[cut:])
+            episodes[-1] = replace(episodes[-1], ending=text[:cut].strip())
+        episodes.append(ShownEpisode(reward, own, ""))
+    if turns:  # episodes that were not played, because an earlier one was won, have no text
+        last = turns[-1].episode
+        episodes[last] = replace(episodes[last], ending=readable(ending))
+    return episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,110 +227,33 @@ class ShownToken:
 
     text: str
     number: int
-    """Its id."""
+    """Token id."""
     is_sampled: bool
-    """Drawn by the policy; what a template forces is not, and not trained on."""
+    """Whether the policy drew it; the template forces the others, which are not trained on."""
     logprob: float
-    """In nats, under the policy that drew it."""
+    """Log-prob under the policy that drew it, nats."""
     version: int | None
     kv: int | None
-    """The oldest version among the cached keys it was drawn with."""
+    """The oldest version of the KV cache that it was drawn with."""
     provenance: Provenance | None
     staleness: int | None
-    """Version being trained minus `version`, in steps; None before a step trains it."""
+    """Version being trained minus `version`, steps; `None` before a step trains it."""
 
     @property
     def probability(self) -> float:
-        """Of drawing this token."""
+        """Probability of drawing this token."""
         return math.exp(self.logprob)
 
-
-@dataclass(frozen=True, slots=True)
-class TurnCredit:
-    """What a step made of a turn; None where that is not known."""
-
-    return_to_go: float | None = None
-    advantage: float | None = None
-    """All sampled tokens of the turn have it."""
-
-
-UNKNOWN = TurnCredit()
-
-
-@dataclass(frozen=True, slots=True)
-class ShownTurn:
-    """A turn: what the agent was told since its last one, and what it answered."""
-
-    number: int
-    """Position among all turns of the trial."""
-    kind: str
-    episode: int
-    told: str
-    answer: str
-    action: str
-    """What was parsed from the answer."""
-    reward: float
-    is_valid: bool
-    num_tokens: int
-    logprob: float
-    """Sum over the sampled tokens, in nats."""
-    staleness: int | None
-    """The largest of its tokens."""
-    info: str
-    """What the environment said of the step, as JSON."""
-    expert: str
-    """What an expert would have done; empty where none was asked or knew."""
-    credit: TurnCredit
-
-
-@dataclass(frozen=True, slots=True)
-class ShownTrial:
-    """A trial by episodes."""
-
-    number: int
-    rewards: Sequence[float]
-    episodes: Sequence[Sequence[ShownTurn]]
-    num_tokens: int
-    duration_s: float
-    memory: int | None
-    """Version of the graph memory that it was told strategies of; None: of none."""
-    seat: int | None
-    """Its seat, where the policy played both; None: the agent had one, which the group says."""
-    rest: str
-    """What the agent was told after its last answer."""
-
-
-def shown_trial(
-    trial: Trial, decode: Decode, step: int | None, credit: Sequence[TurnCredit] = ()
-) -> ShownTrial:
-    """A trial for reading.
-
-    Args:
-        step: that trained it; None: none yet.
-        credit: of every turn in order; empty where that is not known.
-    """
-    turns = list(_shown_turns(trial, decode, step, credit or [UNKNOWN] * len(trial.turns)))
-    last = trial.turns[-1] if trial.turns else None
-    rest = trial.segments[last.segment].tokens[last.stop :] if last else ()
-    return ShownTrial(
-        number=trial.index,
-        rewards=trial.episode_rewards(),
-        episodes=[
-            [turn for turn in turns if turn.episode == episode]
-            for episode in range(trial.num_played())
-        ],
-        num_tokens=trial.num_tokens(),
-        duration_s=trial.duration_s,
-        memory=trial.memory,
-        seat=trial.task.seat if num_seats(trial.task.member) > 1 else None,
-        rest=_words(rest, decode),
-    )
+    @property
+    def surprise(self) -> str:
+        """How unlikely the token was: from 0, certain, to 1, a thousand to one."""
+        return f"{min(1.0, max(0.0, -self.logprob / 6.9)):.2f}"
 
 
 def shown_tokens(
     turn: Turn, segment: Segment, decode: Decode, step: int | None
 ) -> Iterator[ShownToken]:
-    """The tokens of a turn's completion, in order."""
+    """Yield the tokens of a turn's completion in order."""
     for place in range(turn.start, turn.stop):
         number, is_sampled = int(segment.tokens[place]), bool(segment.is_sampled[place])
         run = _run_at(segment.versions, place) if is_sampled else None
@@ -143,42 +269,83 @@ def shown_tokens(
         )
 
 
-def _shown_turns(
-    trial: Trial, decode: Decode, step: int | None, credit: Sequence[TurnCredit]
-) -> Iterator[ShownTurn]:
-    ends = dict.fromkeys(range(len(trial.segments)), 0)
-    experts = {step.turn: step.action for step in trial.expert_steps}
-    for number, turn in enumerate(trial.turns):
-        segment = trial.segments[turn.segment]
-        tokens, sampled = segment.tokens, segment.is_sampled[turn.start : turn.stop]
-        runs = {_run_at(segment.versions, place) for place in range(turn.start, turn.stop)}
-        oldest = min((run.policy for run in runs if run is not None), default=None)
-        is_known = step is not None and oldest is not None
-        yield ShownTurn(
-            number=number,
-            kind=turn.kind.name.lower() if turn.kind is not Kind.ACT else "",
-            episode=turn.episode,
-            told=_words(tokens[ends[turn.segment] : turn.start], decode),
-            answer=_words(tokens[turn.start : turn.stop], decode),
-            action=turn.action,
-            reward=turn.reward,
-            is_valid=turn.is_valid,
-            num_tokens=int(sampled.sum()),
-            logprob=float(segment.logprobs[turn.start : turn.stop][sampled].sum()),
-            staleness=step - 1 - oldest if is_known else None,
-            info=turn.info,
-            expert=experts.get(number, ""),
-            credit=credit[number],
-        )
-        ends[turn.segment] = turn.stop
-
-
 def _run_at(runs: Sequence[VersionRun], place: int) -> VersionRun | None:
-    """The run that a token lies in; None before the first."""
+    """Return the run of versions that a token lies in; `None` before the first."""
     return next((run for run in reversed(runs) if run.start <= place), None)
 
 
-def _words(tokens: Sequence[int], decode: Decode) -> str:
-    """Text without the marks of a chat template, and without forced tags around the answers."""
-    said = TEMPLATE_MARKS.sub(" ", decode([int(token) for token in tokens])).strip()
-    return _CLOSING.sub("", _OPENING.sub("", said)).strip()
+MAX_TOKENS = 1000
+"""Tokens on one page of a turn."""
+LONG_TEXT = 700
+"""Characters; longer texts are folded."""
+
+
+def group_page(
+    frame: Frame,
+    group: ListedGroup,
+    trials: Sequence[ShownTrial],
+    missing: Sequence[str],
+    marked: int | None,
+) -> Markup:
+    """Return the page of a group, with its trials side by side.
+
+    Args:
+        missing: sentences on why trials could not be read.
+        marked: number of the trial to highlight.
+    """
+    return fill(
+        "group.html",
+        frame=frame,
+        group=group,
+        trials=trials,
+        missing=missing,
+        marked=marked,
+        long_text=LONG_TEXT,
+    )
+
+
+def turn_page(
+    frame: Frame,
+    trial: ShownTrial,
+    turn: ShownTurn,
+    tokens: Sequence[ShownToken],
+    first: int,
+    address: str,
+    unknown: str,
+) -> Markup:
+    """Return the page of one turn with its tokens.
+
+    Args:
+        tokens: all tokens of the completion.
+        first: number of the first token to show.
+        address: address of the page.
+        unknown: why its return and advantage are not known; empty if they are.
+    """
+    stop = first + MAX_TOKENS
+    return fill(
+        "turn.html",
+        frame=frame,
+        trial=trial,
+        turn=turn,
+        tokens=tokens[first:stop],
+        first=first,
+        num_tokens=len(tokens),
+        more=f"{address}?first={stop}" if stop < len(tokens) else "",
+        unknown=unknown,
+        info=_info_rows(turn.info),
+        long_text=LONG_TEXT,
+    )
+
+
+def _info_rows(info: str) -> list[tuple[str, str]]:
+    """Return the environment's information by name; text that is no JSON object as it is."""
+    try:
+        parsed = json.loads(info or "{}")
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        return [("info", info)]
+    return [
+        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for key, value in parsed.items()
+    ]

@@ -1,15 +1,122 @@
-"""The plan of a run: what its processes hold, what a step computes, and whether that fits."""
+"""The plan of a run: what each process holds in memory, what a step computes, and whether it fits.
+
+`mage plan` prints it; `mage train` checks it before a launch on a GPU. Sizes follow from shapes;
+`PROCESS_BYTES` and `GRAPH_BYTES` alone are assumptions.
+"""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
-from mage_async.config.schema import Config
+from mage_async.config.running import GPU
+from mage_async.config.schema import Config, Embedded, Pretrained
 from mage_async.errors import ConfigError
-from mage_async.plan.devices import GB, Device, check_dtype
-from mage_async.plan.loads import CPU, Load, loads_of
-from mage_async.plan.made_up import Batch
-from mage_async.plan.shapes import shape_of
-from mage_async.plan.update import Update, update_of
+from mage_async.plan.model_shape import Shape, shape_of
+from mage_async.plan.update import Batch, Update, update_of
+from mage_async.policy.headers import check_divisible
+
+GB = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The hardware of a process."""
+
+    name: str
+    memory_bytes: int
+    tflops_16: float = 0.0
+    """Peak rate of dense 16-bit arithmetic, in 10^12 operations a second; 0: unknown."""
+    tflops_32: float = 0.0
+    """Peak rate of float32 arithmetic without TF32, in 10^12 operations a second."""
+    has_bfloat16: bool = True
+
+    def tflops(self, dtype: str, *, is_rounded: bool = False) -> float:
+        """Return the peak rate in a type, in 10^12 operations a second.
+
+        Args:
+            is_rounded: float32 is rounded to TF32. The GPUs that have TF32 are those with bfloat16;
+                its rate is half of that of 16 bits.
+        """
+        if dtype != "float32":
+            return self.tflops_16
+        has_tf32 = is_rounded and self.has_bfloat16
+        return max(self.tflops_32, self.tflops_16 / 2) if has_tf32 else self.tflops_32
+
+
+GPUS = {
+    device.name: device
+    for device in (
+        Device("t4", 16 * GB, 65, 8.1, has_bfloat16=False),
+        Device("v100", 32 * GB, 125, 15.7, has_bfloat16=False),
+        Device("l4", 24 * GB, 121, 30.3),
+        Device("rtx4090", 24 * GB, 165, 82.6),
+        Device("l40s", 48 * GB, 362, 91.6),
+        Device("a100_40", 40 * GB, 312, 19.5),
+        Device("a100_80", 80 * GB, 312, 19.5),
+        Device("h100", 80 * GB, 989, 67),
+        Device("h200", 141 * GB, 989, 67),
+        Device("b200", 180 * GB, 2250, 80),
+    )
+}
+"""From NVIDIA's data sheets; nothing here was measured. Memory is in 10^9 bytes, which is less
+than the driver shows.
+"""
+
+
+def device_of(name: GPU, memory_gb: float = 0.0) -> Device:
+    """Return the named GPU; `memory_gb` replaces its memory, or describes a GPU without a name.
+
+    Raises:
+        ConfigError: neither is given.
+    """
+    if not name and not memory_gb:
+        raise ConfigError(
+            f"the GPU is not known: set hardware.gpu to one of {', '.join(GPUS)}, or give "
+            "`mage plan` --memory-gb"
+        )
+    known = GPUS[name] if name else Device("GPU", 0)
+    return replace(known, memory_bytes=round(memory_gb * GB) or known.memory_bytes)
+
+
+def check_dtype(dtype: str, device: Device, key: str) -> None:
+    """Refuse a type that a GPU cannot compute in.
+
+    Raises:
+        ConfigError: the message names the key.
+    """
+    if dtype == "bfloat16" and not device.has_bfloat16:
+        raise ConfigError(
+            f'{key} = "bfloat16", which {device.name} does not compute in: set it to "float32", '
+            "or take another GPU"
+        )
+
+
+PROCESS_BYTES = GB
+"""Assumed memory of a process on a GPU beside its tensors: the CUDA context, workspaces of
+libraries, fragmentation."""
+GRAPH_BYTES = 2 * GB
+"""Assumed memory of an SGLang outside of its pool: CUDA graphs and activations."""
+HEAP_BYTES = GB
+"""Heap that the learner of a pretrained policy keeps between passes at most, set by the
+supervisor."""
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2}
+CPU = "this machine"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """What one process holds in one memory."""
+
+    process: str
+    place: str
+    """`GPU N`, or `CPU` for the memory of this machine."""
+    parts: Counter[str]
+    """Bytes by part."""
+    kv_tokens: int = 0
+    """Tokens whose keys and values an engine keeps."""
+    kv_token_bytes: int = 0
+    """Bytes of the keys and values of one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,47 +127,43 @@ class Plan:
     device: Device
     batch: Batch
     update: Update
-    loads: list[Load]
-    num_weights: int = 0
-    """Numbers of the model without adapters."""
+    processes: list[ProcessMemory]
+    """The learner, then the engines (one entry for each of their GPUs), the evaluator's last."""
 
     def flops(self) -> float:
-        """Operations of a step of the learner."""
+        """Return the floating-point operations of one step of the learner."""
         return self.update.flops * self.batch.num_segments * self.batch.tokens
 
     def step_s(self, tflops: float = 0.0) -> float:
-        """Seconds a step takes at least.
+        """Return the least seconds that a step takes, or 0.0 if no rate is known.
 
         Args:
-            tflops: 10^12 operations a second that were measured; 0: the most that the vendor says.
-
-        Returns:
-            0.0 where no rate is known.
+            tflops: measured rate in 10^12 operations a second; 0: the rate of the data sheet.
         """
         rate = tflops or self.tflops()
         return self.flops() / (rate * 1e12) if rate else 0.0
 
     def tflops(self) -> float:
-        """10^12 operations a second in the learner's type, at most; 0.0 where it is not known."""
+        """Return the data sheet's 10^12 operations a second in the learner's type, or 0.0."""
         is_rounded = self.config.learner.matmul_precision != "highest"
         return self.device.tflops(self.config.policy.dtype, is_rounded=is_rounded)
 
     def needed(self) -> dict[str, int]:
-        """Bytes by place."""
+        """Return the bytes needed in each place."""
         sums: Counter[str] = Counter()
-        for load in self.loads:
-            sums[load.place] += load.parts.total()
+        for each in self.processes:
+            sums[each.place] += each.parts.total()
         return dict(sums)
 
     def spare(self) -> float:
-        """Share of the fullest memory that is left; below 0 it does not fit."""
+        """Return the free share of the fullest memory; negative if the run does not fit."""
         return 1 - max(self.needed().values()) / self.device.memory_bytes
 
     def check(self) -> None:
-        """Refuse what does not fit.
+        """Refuse a run that does not fit.
 
         Raises:
-            ConfigError: with the place, its largest part, and the key to change.
+            ConfigError: with the fullest place, its largest part, and the key to change.
         """
         needed = self.needed()
         place = max(needed, key=lambda name: needed[name])
@@ -68,56 +171,62 @@ class Plan:
             return
         raise ConfigError(
             f"{place} would need {needed[place] / GB:.3g} GB and has "
-            f"{self.device.memory_bytes / GB:.3g}: {self._largest(place)}"
+            f"{self.device.memory_bytes / GB:.3g}: {self._largest_part(place)}"
         )
 
-    def _largest(self, place: str) -> str:
-        """The part that takes most and has a key, in words."""
+    def _largest_part(self, place: str) -> str:
+        """Name the largest part in a place that a key can make smaller, and the key."""
         parts = [
-            (size, part, load)
-            for load in self.loads
-            if load.place == place
-            for part, size in load.parts.items()
+            (size, part, each)
+            for each in self.processes
+            if each.place == place
+            for part, size in each.parts.items()
         ]
-        for size, part, load in sorted(parts, key=lambda each: -each[0]):
-            if advice := self._advice(part, load):
-                return f"{part} of the {load.process} are {size / GB:.3g} GB of it; {advice}"
+        for size, part, process in sorted(parts, key=lambda entry: -entry[0]):
+            if advice := self._advice(part, process):
+                return f"{part} of the {process.process} are {size / GB:.3g} GB of it; {advice}"
         return "take a larger GPU or a smaller policy"
 
-    def _advice(self, part: str, load: Load) -> str:
-        """The key that makes a part smaller; empty where there is none."""
-        rules, policy = self.config.learner, self.config.policy
-        is_engine, budget = load.process != "learner", self.config.engine.max_tokens
+    def _advice(self, part: str, process: ProcessMemory) -> str:
+        """Return how to make a part smaller; empty if no key does."""
+        learner, policy = self.config.learner, self.config.policy
+        is_engine, budget = process.process != "learner", self.config.engine.max_tokens
         if part == "keys and values" and is_engine:
             is_own = self.config.engine.kind == "embedded"
             return f"lower engine.{'max_contexts' if is_own else 'server.max_total_tokens'}"
         if is_engine:
             return ""
         if part in ("activations", "head"):
-            if not rules.activation_checkpointing and part == "activations":
+            if not learner.activation_checkpointing and part == "activations":
                 return "set learner.activation_checkpointing = true"
-            if not rules.tokens_per_pass or rules.tokens_per_pass > budget:
-                return f"set learner.tokens_per_pass = {budget}"
-            return f"lower engine.max_tokens = {budget} and learner.tokens_per_pass with it"
+            if not learner.max_tokens_per_microbatch or learner.max_tokens_per_microbatch > budget:
+                return f"set learner.max_tokens_per_microbatch = {budget}"
+            return (
+                f"lower engine.max_tokens = {budget} and learner.max_tokens_per_microbatch with it"
+            )
         if part in ("optimizer", "gradients", "reference policy") and policy.lora is None:
-            has_8_bits = part != "optimizer" or rules.optimizer_state == "8bit"
+            has_8_bits = part != "optimizer" or learner.optimizer_state == "8bit"
             other = "" if has_8_bits else ', or learner.optimizer_state = "8bit"'
             return f"set policy.lora.rank = 16{other}"
-        if part in ("weights", "publication") and policy.dtype == "float32" and load.place != CPU:
+        if (
+            part in ("weights", "publication")
+            and policy.dtype == "float32"
+            and process.place != CPU
+        ):
             return 'set policy.dtype = "bfloat16"'
         return ""
 
 
 def plan_of(config: Config, device: Device, num_actors: int, *, context_tokens: int = 0) -> Plan:
-    """The plan of a configuration.
+    """Plan a configuration.
 
     Args:
-        device: the memory of each GPU that it names, or of this machine.
-        context_tokens: of a context; 0: as many as the engine takes.
+        device: memory of each GPU that the configuration names, or of this machine.
+        context_tokens: mean tokens of a context; 0: `engine.max_tokens`, the most.
 
     Raises:
-        PolicyError: the policy's shape is not known, or it cannot be trained as configured.
-        ConfigError: the device has no arithmetic for its type, or no context has so many tokens.
+        PolicyError: the policy's shape is unknown, or it cannot be trained as configured.
+        ConfigError: the device lacks the policy's type, or `context_tokens` is out of range.
     """
     longest = config.engine.max_tokens
     if context_tokens and not 2 <= context_tokens <= longest:
@@ -128,5 +237,106 @@ def plan_of(config: Config, device: Device, num_actors: int, *, context_tokens: 
         check_dtype(config.policy.dtype, device, "policy.dtype")
     shape, batch = shape_of(config), Batch.of(config, context_tokens)
     update = update_of(config, shape, batch)
-    loads = loads_of(config, shape, update, device, num_actors)
-    return Plan(config, device, batch, update, loads, shape.num_weights)
+    processes = processes_of(config, shape, update, device, num_actors)
+    return Plan(config, device, batch, update, processes)
+
+
+def processes_of(
+    config: Config, shape: Shape, update: Update, device: Device, num_actors: int
+) -> list[ProcessMemory]:
+    """List the memory of the learner, of the actors' engines and of the evaluator's engine.
+
+    Raises:
+        PolicyError: the model cannot be divided over the GPUs of an engine.
+    """
+    engine, processes = config.engine, [_learner(config, update)]
+    check_divisible(shape.config.to_dict(), engine.num_gpus, "policy")
+    names = {number: f"engine of actor-{number}" for number in range(num_actors)}
+    for number, name in (names | {-1: "engine of the evaluator"}).items():
+        if isinstance(engine, Embedded):
+            processes.append(_embedded(config, shape, name))
+            continue
+        gpus = engine.devices_of(number) or range(engine.num_gpus)
+        processes += [_sglang(config, shape, device, name, gpu, gpu == gpus[0]) for gpu in gpus]
+    return processes
+
+
+def _learner(config: Config, update: Update) -> ProcessMemory:
+    device = config.learner.device
+    parts = update.parts | Counter({"publication": update.publication_bytes})
+    if device == "cpu":
+        parts["heap"] = HEAP_BYTES * isinstance(config.policy, Pretrained)
+        return ProcessMemory("learner", CPU, parts)
+    parts["process"] = PROCESS_BYTES
+    return ProcessMemory("learner", f"GPU {device.partition(':')[2] or 0}", parts)
+
+
+def _embedded(config: Config, shape: Shape, name: str) -> ProcessMemory:
+    token = shape.kv_token_bytes(ITEMSIZE["float32"])
+    tokens = config.engine.max_contexts * config.engine.max_tokens
+    weights = ITEMSIZE["float32"] * shape.num_weights
+    parts = Counter({"weights": weights, "keys and values": tokens * token})
+    return ProcessMemory(name, CPU, parts, tokens, token)
+
+
+def _sglang(
+    config: Config, shape: Shape, device: Device, name: str, gpu: int, is_first: bool
+) -> ProcessMemory:
+    """Plan one of an SGLang engine's GPUs."""
+    server: dict[str, Any] = getattr(config.engine, "server", {})
+    itemsize = ITEMSIZE.get(server.get("dtype", config.policy.dtype), 2)
+    gpus = config.engine.num_gpus
+    whole, token = shape.num_weights * itemsize, shape.kv_token_bytes(itemsize, gpus)
+    weights = whole // gpus
+    # The keys of `engine.server` size the cache by tokens, or by a share of the GPU's memory.
+    share = float(server.get("mem_fraction_static", 0.85))
+    room = max(0, round(share * device.memory_bytes) - weights) // token
+    tokens = min(room, int(server.get("max_total_tokens", room)))
+    new_weights = config.transport.weights.new_weight_bytes(whole, weights, is_first=is_first)
+    parts = Counter(
+        {"weights": weights, "new weights": new_weights, "keys and values": tokens * token}
+    )
+    parts |= Counter({"process": PROCESS_BYTES, "graphs": GRAPH_BYTES})
+    return ProcessMemory(name, f"GPU {gpu}", parts, tokens, token)
+
+
+def plan_lines(plan: Plan, tflops: float = 0.0) -> Iterator[str]:
+    """Yield a plan in lines for people: memory by process and part, operations, seconds, caches.
+
+    Args:
+        tflops: as for `Plan.step_s`.
+    """
+    for process in plan.processes:
+        yield f"{process.process} on {process.place}, GB:"
+        for part, size in process.parts.most_common():
+            yield f"  {part:<18}{_gb(size):>8}"
+        yield f"  {'together':<18}{_gb(process.parts.total()):>8}"
+    for place, size in plan.needed().items():
+        yield f"{place}: {_gb(size)} of {_gb(plan.device.memory_bytes)} GB of {plan.device.name}"
+    batch = plan.batch
+    yield (
+        f"contexts of {batch.tokens:,} tokens, {batch.sampled:,} of them sampled, the most there "
+        f"can be: {batch.of_one_pass(plan.config)} a pass, {batch.num_segments} a step in "
+        f"{plan.config.learner.minibatches} minibatches"
+    )
+    yield f"a step computes {plan.flops() / 1e12:,.1f} TFLOP"
+    if seconds := plan.step_s(tflops):
+        rate = tflops or plan.tflops()
+        source = "given" if tflops else f"the most that {plan.device.name}'s data sheet says"
+        yield f"a step takes at least {seconds:,.1f} s at {rate:g} TFLOP/s, {source}"
+    else:
+        yield "seconds a step: give --tflops, a rate that was measured on this machine"
+    yield f"a publication has {_gb(plan.update.publication_bytes)} GB"
+    engine = plan.processes[-1]
+    yield (
+        f"an engine caches {engine.kv_tokens:,} tokens of {engine.kv_token_bytes:,} bytes: "
+        f"{engine.kv_tokens // batch.tokens:,} contexts of that length at once"
+    )
+    yield (
+        f"assumed, not measured: {_gb(PROCESS_BYTES)} GB for a process on a GPU, and "
+        f"{_gb(GRAPH_BYTES)} GB for an SGLang's graphs; all else follows from shapes"
+    )
+
+
+def _gb(size: int) -> str:
+    return f"{size / GB:.3g}"

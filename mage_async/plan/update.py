@@ -1,44 +1,250 @@
-"""One optimizer update of the learner, run by its own code on tensors without values."""
+"""One optimizer update, run by the learner's own code on tensors that have shapes and no values.
 
+`Trace` sees every operation of torch below the learner, and counts the bytes of living tensors and
+the operations. Tensors that depend on weights are FakeTensors, without values; indices are real,
+because shapes depend on them. Where the code would read a fake value, it gets the one that needs
+the most memory: every row has a gradient.
+"""
+
+import math
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
+from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
+from mage_async.learning.packing import SampledTokens, TrainingSequence
 from mage_async.learning.trainer import Trainer
-from mage_async.plan.eight_bit import PlannedEightBit
-from mage_async.plan.made_up import Batch, made_up
-from mage_async.plan.shapes import Shape, meta_model
-from mage_async.plan.tracing import Trace
+from mage_async.methods.method import Methods
+from mage_async.plan.model_shape import Shape, meta_model
 from mage_async.policy.load import needs_reference
 from mage_async.policy.snapshot import Snapshot
 from mage_kernels import planned_chunks
 
+aten = torch.ops.aten
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, products: int) -> int:
+    """Return the operations of `products` matrix products of [S, N, L, D] and [S, K, L', D].
+
+    A causal mask saves none, as in torch's own table.
+    """
+    *rows, size = query.shape
+    return 2 * products * math.prod(rows) * key.shape[2] * size
+
+
+ATTENTION: dict[Any, Callable[..., int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda query, key, *_, **__: _attention(query, key, 2)
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda _, query, key, *__, **___: _attention(query, key, 5)
+    ),
+}
+"""Operations of attention on a CPU, which torch's own table lacks."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """Part and bytes of a tensor storage that has not been freed."""
+
+    part: str
+    size: int
+
+
+class Trace(TorchDispatchMode):
+    """Counts operations and the bytes of all living tensors by part, while the mode is on.
+
+    Args:
+        vocabulary: a tensor with a dimension of this length is counted under the LM head, unless
+            `count` says otherwise.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.flops = 0
+        self.peak: Counter[str] = Counter()
+        """Bytes by part at the moment of the highest total."""
+        self._vocabulary = vocabulary
+        self._live: Counter[str] = Counter()
+        self._total = self._most = 0
+        self._held: weakref.WeakKeyDictionary[torch.UntypedStorage, _Held] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def count(self, tensors: Iterable[torch.Tensor], part: str) -> None:
+        """Count these tensors under a part from here on."""
+        for tensor in tensors:
+            held = self._held[tensor.untyped_storage()]
+            self._live[held.part] -= held.size
+            self._live[part] += held.size
+            held.part = part
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one operation, and count it and its results."""
+        if args and isinstance(args[0], FakeTensor):
+            # Values of fake tensors are unknown: assume that every row is selected, and that a
+            # number is not zero, so that no branch skips work.
+            if func is aten.nonzero.default:
+                return torch.arange(args[0].numel())[:, None]
+            if func is aten._local_scalar_dense.default:
+                return 1.0
+        out = func(*args, **(kwargs or {}))
+        self.flops += _operations(func._overloadpacket, args, kwargs or {}, out)
+        for each in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
+            if isinstance(each, torch.Tensor):
+                self._see(each)
+        return out
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage in self._held:
+            return
+        part = "head" if self._vocabulary in tensor.shape else "activations"
+        self._held[storage] = held = _Held(part, storage.nbytes())
+        weakref.finalize(storage, self._free, held)
+        self._live[part] += held.size
+        self._total += held.size
+        if self._total > self._most:
+            self._most, self.peak = self._total, self._live.copy()
+
+    def _free(self, held: _Held) -> None:
+        self._live[held.part] -= held.size
+        self._total -= held.size
+
+
+def _operations(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    if packet in ATTENTION:
+        return ATTENTION[packet](*args)
+    formula = flop_registry.get(packet)
+    return formula(*args, **kwargs, out_val=out) if formula else 0
+
+
+# torchao's 8-bit AdamW: weights that share one scale, and the smallest tensor whose moments have 8
+# bits. The library itself is needed to train, not to plan.
+BLOCK, MIN_WEIGHTS = 256, 4096
+
+
+class PlannedEightBit(torch.optim.Optimizer):
+    """The state of torchao's 8-bit AdamW, without its arithmetic and its temporary tensors."""
+
+    def __init__(self, trained: Sequence[torch.Tensor]) -> None:
+        super().__init__(trained, {"lr": 0.0})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """Make the state that does not exist yet."""
+        for weight in self.param_groups[0]["params"]:
+            if not self.state[weight]:
+                moments = {name: _moment(weight) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[weight].update(moments)
+
+
+def _moment(weight: torch.Tensor) -> list[torch.Tensor]:
+    """Return a moment's tensors: codes, scales and a table of 256 values, or the moment itself."""
+    if weight.numel() < MIN_WEIGHTS or weight.numel() % BLOCK:
+        return [torch.zeros_like(weight)]
+    codes = torch.zeros_like(weight, dtype=torch.uint8)
+    numbers = (weight.numel() // BLOCK, 2**8)
+    return [codes, *(weight.new_zeros(count, dtype=torch.float32) for count in numbers)]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The trials of a step, as large as they may become."""
+
+    num_segments: int
+    """Segments (contexts) of all trials."""
+    tokens: int
+    """Tokens of a segment."""
+    sampled: int
+    """Tokens of a segment that the policy samples."""
+
+    @staticmethod
+    def of(config: Config, tokens: int = 0) -> "Batch":
+        """Return the largest batch of a configuration.
+
+        Args:
+            tokens: tokens of a segment; 0: `engine.max_tokens`.
+        """
+        episodes, spoken = config.trial.episodes, config.transcript
+        keeps_history = "history" in config.trial.memory
+        per_segment = episodes if keeps_history else 1
+        turns = environment_of(config).facts.max_turns * per_segment
+        sampled = turns * spoken.max_action_tokens
+        if "reflection" in config.trial.memory:
+            sampled += per_segment * spoken.max_reflection_tokens
+        length = tokens or config.engine.max_tokens
+        trials = config.admission.groups_per_step * config.admission.trials_per_group
+        segments = trials * (1 if keeps_history else episodes)
+        return Batch(segments, length, max(1, min(sampled, length - 1)))
+
+    def of_one_pass(self, config: Config) -> int:
+        """Return how many segments go through the model at once, at most."""
+        rules = config.learner
+        minibatch = -(-self.num_segments // rules.minibatches)
+        if not rules.max_tokens_per_microbatch:
+            return minibatch
+        return max(1, min(minibatch, rules.max_tokens_per_microbatch // self.tokens))
+
+
+def made_up(count: int, batch: Batch, vocabulary: int, seed: int = 0) -> list[TrainingSequence]:
+    """Return segments of random tokens, each with one turn whose tokens are spread evenly."""
+    source = np.random.default_rng(seed)
+    return [_segment(source, batch.tokens, batch.sampled, vocabulary) for _ in range(count)]
+
+
+def _segment(
+    source: np.random.Generator, tokens: int, sampled: int, vocabulary: int
+) -> TrainingSequence:
+    places = np.linspace(1, tokens - 1, sampled).astype(np.int64)
+    zeros = [np.zeros(sampled, np.int32) for _ in range(5)]
+    logprobs = np.full(sampled, -np.log(vocabulary), np.float32)
+    return TrainingSequence(
+        source.integers(0, vocabulary, tokens).astype(np.int32),
+        places,
+        SampledTokens(logprobs, *zeros),
+        np.array([sampled]),
+        torch.from_numpy(source.normal(size=1).astype(np.float32)),
+    )
+
+
 GPU_CHUNK_BYTES = 256 * 2**20
-"""Logits at once on a GPU, where the learner takes an eighth of what is free: 64 MiB to 2 GiB."""
+"""Bytes of logits computed at once. A learner on a GPU takes an eighth of the free memory, within
+64 MiB and 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an update holds and computes."""
+    """The memory and the operations of an update."""
 
     parts: Counter[str]
-    """Bytes by part at the moment when they are most together."""
+    """Bytes by part at the moment of the highest total."""
     flops: float
-    """Operations of a token of the batch, its share of the head included."""
+    """Operations for each token of the batch, the LM head included."""
     publication_bytes: int
-    """Bytes of a version as it is published; the learner holds it beside the next update."""
+    """Bytes of a published version, which the learner holds during the next update."""
 
 
 def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
-    """Run one update of one pass; a minibatch of more passes needs no more memory.
+    """Run one update of one micro-batch; a minibatch of more micro-batches needs no more memory.
 
     Raises:
         PolicyError: the policy has no layers for its adapters.
@@ -50,13 +256,14 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
     with planned_chunks(chunk), trace:
         trainer = _trainer(config, shape, trace, mode)
         before = trace.flops
-        passes = [trainer.begun(each) for each in trainer.passes(segments)]
+        batches = [trainer.with_proximal(each) for each in trainer.micro_batches(segments)]
         begun, before = trace.flops - before, trace.flops
-        trainer.update(passes, 1.0)
+        trainer.update(batches, 1.0)
         parts, updated = trace.peak, trace.flops - before
         with mode:
             published = Snapshot.of(trainer.model, 0).data.nbytes
-    repeated = 1 - 1 / config.learner.minibatches  # the first minibatch begins where it is trained
+    # The first minibatch needs no separate forward for its log-probs at the beginning.
+    repeated = 1 - 1 / config.learner.minibatches
     return Update(parts, (updated + repeated * begun) / (count * batch.tokens), published)
 
 
@@ -64,9 +271,10 @@ def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -
     rules = config.learner
     model = _fake(meta_model(config, shape), mode)
     trace.count(_tensors(model), "weights")
+    # Planning needs no torchao: build the plain optimizer, and replace it by `PlannedEightBit`.
     full = msgspec.structs.replace(rules, optimizer_state="full")
-    own = {"max_staleness": 1, "expert": config.expert}
-    trainer = Trainer(model, full, config.sampling.temperature, 0, **own)
+    terms = Methods(config).loss_terms()
+    trainer = Trainer(model, full, config.sampling.temperature, 0, max_staleness=1, terms=terms)
     if rules.optimizer_state == "8bit":
         trainer.optimizer = PlannedEightBit(trainer.masters.trained)
     trace.count(trainer.masters.tensors(), "masters")
@@ -79,7 +287,7 @@ def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -
 
 
 def _begin(trainer: Trainer, trace: Trace) -> None:
-    """Make the optimizer's state, as a first update does, and see gradients where they are made."""
+    """Make the optimizer's state, as a first update does, and count gradients when they appear."""
     trained = trainer.masters.trained
     weights = (weight for weight in trainer.model.parameters() if weight.requires_grad)
     for weight, own in zip(weights, trained, strict=True):
@@ -92,9 +300,7 @@ def _begin(trainer: Trainer, trace: Trace) -> None:
 
 
 def _fake(model: PreTrainedModel, mode: FakeTensorMode) -> PreTrainedModel:
-    """Give a model of the meta device, in place, tensors of a CPU without values; what is tied
-    stays so.
-    """
+    """Replace a meta model's tensors, in place, by fake CPU tensors; tied tensors stay tied."""
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for table in (module._parameters, module._buffers):

@@ -1,11 +1,10 @@
-"""Checkpoints: a HuggingFace folder a step, with the optimizer and the counters beside the weights.
+"""Checkpoints: one HuggingFace folder a step, with the optimizer state and counters.
 
-Of a learner of several ranks, each rank writes its shards (`shards/`). Of a model with adapters it
-holds these alone, as peft reads them; the merged model is made beside them at the last step, and
-where it is asked for.
-
-A checkpoint is written under a temporary name, synced, and renamed when it is whole. A crash
-therefore leaves the last good checkpoint, and journal segments before it may be deleted.
+If the learner has several ranks, each rank writes its shards (`sharded_files.py`). A checkpoint of
+a model with adapters holds the adapters alone, as peft reads them; the merged model is added at the
+last step, and on demand (`whole_policy`). A checkpoint is written under a temporary name, synced,
+and renamed when it is complete. So a crash leaves the last good checkpoint, and journal segments
+before it may be deleted.
 """
 
 import json
@@ -25,19 +24,19 @@ from mage_async.learning.adapters import adapted_layers
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.load import export_hf
 from mage_async.policy.lora import holds_adapters, load_trained, save_adapters
-from mage_async.policy.shards.state import read_state
+from mage_async.policy.sharded_files import read_state
 from mage_async.results.durable_files import sync
 
 OPTIMIZER, COUNTERS, MERGED = "optimizer.pt", "counters.json", "merged"
 SHARDS = "optimizer"
-"""What several ranks write in place of `OPTIMIZER`: see `shards/state.py`."""
+"""Folder that several ranks write in place of `OPTIMIZER`."""
 STATE = "optimizer_state"
-"""The key of counters that says how the optimizer keeps its moments; older ones have none."""
+"""Key in the counters: `learner.optimizer_state`, how the optimizer stores its moments."""
 
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """A disk that is full or gone is said in one line; torch says it as a RuntimeError."""
+    """Turn an error of the disk (torch raises a RuntimeError) into a `RunError` of one line."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -54,10 +53,10 @@ def save_checkpoint(
     *,
     is_last: bool = False,
 ) -> Path:
-    """Write `folder/step_N` and delete all but the newest `keep`.
+    """Write `folder/step_N` and delete all but the newest `keep` checkpoints.
 
     Args:
-        is_last: adapters get the merged model beside them, as `whole_policy` makes it.
+        is_last: write the merged model too, if the model has adapters.
     """
     working = begun(folder, trainer.version)
     if adapted_layers(trainer.model):
@@ -72,7 +71,7 @@ def save_checkpoint(
 
 
 def begun(folder: Path, version: int) -> Path:
-    """The empty folder in which a checkpoint is written."""
+    """Make the empty folder in which a checkpoint is written."""
     working = folder / f".step_{version:06d}.part"
     shutil.rmtree(working, ignore_errors=True)
     working.mkdir(parents=True)
@@ -80,7 +79,7 @@ def begun(folder: Path, version: int) -> Path:
 
 
 def completed(working: Path, counters: dict[str, Any], keep: int) -> Path:
-    """Make a checkpoint durable when all else is written, and delete all but the newest `keep`."""
+    """Write the counters, make a checkpoint durable, and delete all but the newest `keep`."""
     final, folder = working.with_name(working.name[1:].removesuffix(".part")), working.parent
     (working / COUNTERS).write_text(json.dumps(counters, indent=2))
     for file in working.rglob("*"):
@@ -95,8 +94,10 @@ def completed(working: Path, counters: dict[str, Any], keep: int) -> Path:
 
 
 def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
-    """A checkpoint as a model directory: itself, or of adapters the merged model beside them, which
-    is made the first time.
+    """Return a checkpoint as a model directory.
+
+    That is the checkpoint itself, or, if it holds adapters, its merged model, which the first call
+    writes.
 
     Args:
         policy: the model directory that the run began from.
@@ -113,25 +114,25 @@ def whole_policy(config: Config, policy: Path, checkpoint: Path) -> Path:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
+    """Return the complete checkpoints, oldest first."""
     return sorted(folder.glob("step_*"))
 
 
 def restore_checkpoint(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
-    """Take back optimizer and counters (the model was loaded from the folder itself).
+    """Restore the optimizer state, and return the counters. (The model is loaded separately.)
 
     Raises:
-        RunError: it is not whole, or its optimizer keeps other moments than the trainer's.
+        RunError: the checkpoint is incomplete, or stores moments otherwise than the trainer.
     """
     try:
         counters = json.loads((checkpoint / COUNTERS).read_text())
-        _check_state(trainer, checkpoint, counters.get(STATE, "full"))
+        _check_state(trainer, checkpoint, counters[STATE])
         if (checkpoint / SHARDS).is_dir():
             read_state(trainer, checkpoint / SHARDS)
             trainer.version = counters["version"]
             return counters
         state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise RunError(
             f"{checkpoint}: not a whole checkpoint: {error}; remove the folder"
         ) from error

@@ -1,8 +1,9 @@
-"""What packed training would compute wrongly is refused by name, before any weight is read.
+"""Refusal of models that packed training would compute wrongly, before any weight is read.
 
-Packed training calls a model's layers with an attention of its own and multiplies the last hidden
-states by the head's weight. An architecture that does more in its attention or after its head
-would run all the same, and be trained towards log-probs that no engine draws from.
+Packed training runs a model's layers with an attention of its own, and multiplies the last hidden
+states by the weight of the LM head. A model with further operations in its attention or after its
+LM head would run without an error, but its log-probs would not be those that an engine samples
+with.
 """
 
 from pathlib import Path
@@ -19,7 +20,7 @@ from mage_async.policy.headers import check_head
 TRAINABLE = ("gemma", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
 """Values of `model_type` whose packed forward is tested against transformers' own."""
 OFF = (None, False, 0, 0.0, 1.0)
-"""Values of a key under which its feature does nothing."""
+"""Values of a key that turn its feature off."""
 FEATURES = {
     "attn_logit_softcapping": "soft cap of attention",
     "final_logit_softcapping": "soft cap of logits",
@@ -35,20 +36,20 @@ FEATURES = {
     "resid_pdrop": "dropout",
     "quantization_config": "quantised weights",
 }
-"""What a key of `config.json` turns on."""
+"""Unsupported features by their key in `config.json`."""
 ROTATIONS_BY_LENGTH = ("dynamic", "longrope")
-"""They turn every sequence of a pass as its longest one asks for."""
+"""Values of `rope_type` whose rotation of each sequence depends on the longest of the batch."""
 
 
 def check_trainable(directory: Path) -> PreTrainedModel:
-    """Look at a model directory without reading its weights.
+    """Check a model directory without reading its weights.
 
     Returns:
-        The model on torch's meta device: shapes without values.
+        The model on torch's meta device (shapes without values).
 
     Raises:
-        PolicyError: packed training would compute this model wrongly; the sentence names the
-            features. Or the head is in no file although the configuration says that it is not tied.
+        PolicyError: packed training would compute this model wrongly (the message names the
+            features), or the LM head is missing although it is not tied to the embedding.
     """
     if not (directory / "config.json").is_file():
         raise PolicyError(f"{directory}: no config.json, so this is no HuggingFace model directory")
@@ -57,7 +58,7 @@ def check_trainable(directory: Path) -> PreTrainedModel:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]  # without all classes that transformers knows
+        reason = str(error).strip().splitlines()[0]  # the rest lists all classes of transformers
         raise PolicyError(f"{directory}: transformers cannot build it: {reason}") from error
     refuse_untrainable(model, str(directory))
     names = [name for file in directory.glob("*.safetensors") for name in _names(file)]
@@ -69,7 +70,7 @@ def refuse_untrainable(model: PreTrainedModel, source: str) -> None:
     """Refuse a model, on any device, that packed training would compute wrongly.
 
     Raises:
-        PolicyError: the sentence begins with `source` and names the features.
+        PolicyError: the message begins with `source` and names the features.
     """
     if features := untrainable(model):
         raise PolicyError(
@@ -79,7 +80,7 @@ def refuse_untrainable(model: PreTrainedModel, source: str) -> None:
 
 
 def untrainable(model: PreTrainedModel) -> list[str]:
-    """Features of a model, on any device, that packed training would leave out."""
+    """List the features of a model that packed training would leave out."""
     config = model.config
     found = {name for key, name in FEATURES.items() if getattr(config, key, None) not in OFF}
     found |= _attention_features(model, config) | _head_features(model)
@@ -104,7 +105,7 @@ def _attention_features(model: nn.Module, config: PretrainedConfig) -> set[str]:
 
 
 def _uniform_layers(config: PretrainedConfig) -> list[str]:
-    """Layers of a configuration that does not list them; Qwen2's and Qwen3's always do."""
+    """Return the kind of the layers if `layer_types` is missing; Qwen's models always have it."""
     return ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
 
 

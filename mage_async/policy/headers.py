@@ -1,11 +1,11 @@
-"""What a model directory says of itself without its weights: `config.json` and safetensors headers.
+"""A model directory's `config.json` and safetensors headers, read without torch and weights.
 
-torch is not imported, so a person is told within a second.
+So a person learns within a second that a directory cannot be used.
 """
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,31 +19,31 @@ MAX_HEADER_BYTES = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A model's shape as far as its files tell."""
+    """The shape of a model as far as its files state it."""
 
     model_type: str
     tensors: dict[str, list[int]]
-    """Shapes by name; empty where there are no safetensors files."""
+    """Shapes of tensors by name; empty if there are no safetensors files."""
     kv_token_bytes: int
-    """Bytes of the float32 keys and values of one token; 0 where `config.json` does not say."""
+    """Bytes of one token's keys and values in float32; 0 if `config.json` does not tell."""
 
     @property
     def num_weights(self) -> int:
-        """Numbers in the files."""
+        """Elements of all tensors in the files."""
         return sum(math.prod(shape) for shape in self.tensors.values())
 
     def linear(self) -> set[str]:
-        """Names of the linear layers of a block."""
+        """Return the names of the linear layers of a transformer block."""
         matrices = (name for name, shape in self.tensors.items() if len(shape) == 2)
         layers = (name.removesuffix(".weight").rpartition(".")[2] for name in matrices)
         return {*layers} - {HEAD.removesuffix(".weight"), EMBEDDING}
 
 
 def outline_of(directory: Path) -> Outline:
-    """Read `config.json` and the headers.
+    """Read `config.json` and the safetensors headers.
 
     Raises:
-        PolicyError: `config.json` is no table, or a file is cut short or is no safetensors file.
+        PolicyError: `config.json` is no JSON object, or a file is truncated or not safetensors.
     """
     config = _config(directory)
     tensors = {
@@ -56,15 +56,15 @@ def outline_of(directory: Path) -> Outline:
 
 
 def check_head(directory: Path, names: Iterable[str], *, is_tied: bool) -> None:
-    """Refuse a head that is in no file and not declared to be the embedding.
+    """Refuse a model whose LM head is in no file and not tied to the embedding.
 
-    Without this, transformers would draw the head at random.
+    Without this check, transformers would initialise the LM head at random.
 
     Args:
-        names: of the tensors in the files; of none nothing is said.
+        names: names of the tensors in the files; if empty, nothing is checked.
 
     Raises:
-        PolicyError: there is no head.
+        PolicyError: the LM head is missing.
     """
     known = set(names)
     if known and HEAD not in known and not is_tied:
@@ -75,14 +75,14 @@ def check_head(directory: Path, names: Iterable[str], *, is_tied: bool) -> None:
 
 
 def check_targets(model_type: str, targets: list[str], linear: set[str]) -> None:
-    """Refuse adapters of layers that there are not.
+    """Refuse adapters on layers that the model does not have.
 
     Args:
-        linear: names of the model's linear layers. The head is none of them: its log-probs are
-            computed from its weight alone.
+        linear: names of the model's linear layers. The LM head is not among them: log-probs are
+            computed from its weight alone, without an adapter.
 
     Raises:
-        PolicyError: with the layers that there are.
+        PolicyError: the message lists the model's layers.
     """
     if missing := [target for target in targets if target not in linear]:
         raise PolicyError(
@@ -94,8 +94,9 @@ def check_targets(model_type: str, targets: list[str], linear: set[str]) -> None
 
 
 def says_untied(directory: Path) -> bool:
-    """Whether `config.json` says that the head is not the embedding; its default depends on the
-    architecture, which transformers knows.
+    """Return whether `config.json` declares the LM head untied from the embedding.
+
+    The default depends on the architecture, which transformers knows.
     """
     return _config(directory).get("tie_word_embeddings") is False
 
@@ -112,7 +113,7 @@ def _config(directory: Path) -> dict[str, Any]:
 
 
 def _kv_token_bytes(config: dict[str, Any]) -> int:
-    """Of all layers, in float32."""
+    """Return the bytes of one token's keys and values over all layers, in float32."""
     layers, width, heads = (
         config.get(key) or 0 for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
     )
@@ -127,3 +128,36 @@ def _header(file: Path) -> Iterator[tuple[str, dict[str, list[int]]]]:
             yield from json.loads(opened.read(min(size, MAX_HEADER_BYTES))).items()
     except (OSError, ValueError, AttributeError) as error:
         raise PolicyError(f"{file}: cannot be read as safetensors: {error}") from error
+
+
+def check_divisible(model: Mapping[str, Any], gpus: int, where: str) -> None:
+    """Refuse a model whose matrices SGLang cannot divide over the GPUs of an engine.
+
+    With fewer key-value heads than GPUs, several GPUs hold the same head.
+
+    Args:
+        model: the fields of `config.json`.
+        where: the model's source, with which the message begins.
+
+    Raises:
+        PolicyError: the message names the numbers that do not divide.
+    """
+    heads = model["num_attention_heads"]
+    kv_heads = model.get("num_key_value_heads") or heads
+    width = model.get("intermediate_size") or gpus
+    parts = {"attention heads": heads, "rows in its MLP": width}
+    if kv_heads >= gpus:
+        parts["key-value heads"] = kv_heads
+    uneven = [f"{number} {name}" for name, number in parts.items() if number % gpus]
+    if kv_heads < gpus and gpus % kv_heads:
+        uneven.append(f"{kv_heads} key-value heads")
+    if uneven:
+        raise PolicyError(
+            f"{where}: a model with {' and '.join(uneven)} cannot be shared over "
+            f"engine.gpus_per_actor = {gpus} GPUs: set a divisor"
+        )
+
+
+def kv_heads_of_a_gpu(kv_heads: int, gpus: int) -> int:
+    """Return the number of key-value heads that each GPU holds."""
+    return max(1, kv_heads // gpus)

@@ -1,8 +1,4 @@
-"""The policy as a model directory: a small one built here, or any HuggingFace causal LM.
-
-`export_hf` writes folders that transformers 4 and 5 and SGLang read alike: transformers 5 alone
-writes the RoPE base where transformers 4 does not look for it (it then uses 10,000, silently).
-"""
+"""Model directories of the policy: building a tiny model, loading a causal LM, exporting one."""
 
 import json
 import os
@@ -15,12 +11,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from mage_async.assembly import expert_directory
 from mage_async.config.schema import Config, Tiny
 from mage_async.errors import PolicyError
 from mage_async.learning.adapters import adapted_layers, merged_tensors
 from mage_async.learning.attention import NAME
 from mage_async.learning.trainer import Trainer
+from mage_async.methods.method import Methods
 from mage_async.policy.guards import check_trainable
 from mage_async.policy.tiny_tokenizer import END, build_tokenizer, save_tokenizer
 
@@ -52,7 +48,7 @@ def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
     """Load a causal LM for training on packed sequences.
 
     Raises:
-        PolicyError: packed training would compute it wrongly, or weights are missing.
+        PolicyError: packed training would compute the model wrongly, or weights are missing.
     """
     check_trainable(directory)
     try:
@@ -74,66 +70,69 @@ def load_policy(directory: Path, dtype: str, device: str) -> PreTrainedModel:
 
 
 def load_frozen(directory: Path, dtype: str, device: str) -> PreTrainedModel:
-    """The same, never to be trained: the reference policy of a KL term, or of an expert's implicit
-    reward.
-    """
+    """Load a policy that is never trained."""
     return load_policy(directory, dtype, device).requires_grad_(False).eval()
 
 
 def load_frozen_beside(trainer: Trainer, config: Config, began: Path) -> None:
-    """Give a trainer the frozen policies that a configuration asks for, where it lacks them.
+    """Load the frozen policies that a configuration needs and the trainer still lacks.
 
     Args:
         began: the model directory of version 0.
 
     Raises:
-        PolicyError: the expert's directory cannot be loaded, or has other tokens.
+        PolicyError: the directory of a method's frozen policy cannot be loaded, or its vocabulary
+            has another size.
     """
     how = config.policy.dtype, config.learner.device
     if needs_reference(config) and trainer.reference is None:
         trainer.refer_to(load_frozen(began, config.policy.dtype, loads_on(config)))
-    source = expert_directory(config)
-    if source is None or trainer.expert_policy is not None:
+    source = Methods(config).frozen_policy()
+    if source is None or trainer.frozen_policy is not None:
         return
-    expert = load_frozen(source, *how)
-    theirs, own = expert.config.vocab_size, trainer.model.config.vocab_size
+    frozen = load_frozen(source, *how)
+    theirs, own = frozen.config.vocab_size, trainer.model.config.vocab_size
     if theirs != own:
         raise PolicyError(
-            f"expert.source {source} has {theirs:,} tokens and the policy {own:,}: an expert has "
-            "to share the policy's tokenizer"
+            f"{source} has {theirs:,} tokens and the policy {own:,}: a frozen policy of a method "
+            "has to share the policy's tokenizer"
         )
-    trainer.expert_policy = expert
+    trainer.frozen_policy = frozen
 
 
 def loads_on(config: Config) -> str:
-    """The device that a model to be trained is loaded on: ranks move their shards by themselves."""
+    """Return the device to load a trained model on; several ranks move their shards themselves."""
     return config.learner.device if config.learner.ranks == 1 else "cpu"
 
 
 def needs_reference(config: Config) -> bool:
-    """Whether training needs the policy that it began with, as a model of its own: with adapters
-    that is the model without them.
+    """Return whether training needs the initial policy as a second model.
+
+    With adapters it does not: the initial policy is the model without them.
     """
-    is_preferred = config.expert is not None and config.expert.form == "implicit"
-    return bool(config.learner.kl or is_preferred) and config.policy.lora is None
+    is_needed = any(term.needs_reference for term in Methods(config).loss_terms())
+    return bool(config.learner.kl or is_needed) and config.policy.lora is None
 
 
 def export_hf(model: PreTrainedModel, chat_source: Path, directory: Path) -> None:
-    """Save a model, its adapters merged, as one HuggingFace folder, with the tokenizer and template
-    of `chat_source`.
+    """Save a model, its adapters merged, as one HuggingFace folder.
+
+    transformers 4, transformers 5 and SGLang read the folder alike.
+
+    Args:
+        chat_source: folder of the tokenizer and the chat template.
     """
     directory.mkdir(parents=True, exist_ok=True)
     state = dict(merged_tensors(model)) if adapted_layers(model) else None
     model.save_pretrained(directory, state_dict=state)
     _complete(chat_source, directory)
+    # safetensors 0.8 writes files with mode 0600, which an engine of another user cannot read.
     for weights in directory.glob("*.safetensors"):
-        os.chmod(
-            weights, 0o644
-        )  # safetensors 0.8 writes 0600, which another user's engine cannot read
+        os.chmod(weights, 0o644)
 
 
 def export_without_weights(model: PreTrainedModel, chat_source: Path, directory: Path) -> None:
-    """All that `export_hf` saves but for the weights, which are written to `WEIGHTS` beside."""
+    """Save all that `export_hf` saves except the weights, which the caller writes to `WEIGHTS`."""
     model.config.save_pretrained(directory)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)
@@ -148,6 +147,8 @@ def _complete(chat_source: Path, directory: Path) -> None:
 
 
 def _write_rope_theta(file: Path) -> None:
+    # transformers 5 writes the RoPE base into `rope_parameters` alone. transformers 4 does not look
+    # there, and would silently use 10,000.
     config: dict[str, Any] = json.loads(file.read_text())
     rope = config.get("rope_parameters") or {}
     if "rope_theta" in rope:
@@ -156,7 +157,7 @@ def _write_rope_theta(file: Path) -> None:
 
 
 def tiny_shape(shape: Tiny, tokenizer: Tokenizer) -> Qwen3Config:
-    """The `config.json` of a tiny model for a tokenizer's words."""
+    """Return the configuration of a tiny model for a tokenizer."""
     vocabulary, end = tokenizer.get_vocab_size(), tokenizer.token_to_id(END)
     return Qwen3Config(
         vocab_size=-(-vocabulary // 32) * 32,
@@ -177,8 +178,9 @@ def tiny_shape(shape: Tiny, tokenizer: Tokenizer) -> Qwen3Config:
 
 @torch.no_grad()
 def _initialise(model: Qwen3ForCausalLM) -> None:
-    """Scale by fan-in, and residual branches by depth: at 64 wide, 0.02 everywhere learns far more
-    slowly.
+    """Initialise weights with a standard deviation by fan-in, and residual branches also by depth.
+
+    At width 64, transformers' 0.02 for all weights learns far more slowly.
     """
     depth = (2 * model.config.num_hidden_layers) ** -0.5
     for name, weight in model.named_parameters():

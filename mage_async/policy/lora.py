@@ -1,6 +1,6 @@
-"""Low-rank adapters on a frozen policy, by peft: added, saved as peft saves them, loaded.
+"""Low-rank adapters on a frozen policy: adding them with peft, saving them as peft does, loading.
 
-`mage_async/learning/adapters.py` says what is trained and published of such a model.
+`mage_async/learning/adapters.py` says which tensors of such a model are trained and published.
 """
 
 import warnings
@@ -11,56 +11,51 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
+from mage_async.config.policy import Lora
 from mage_async.config.schema import Config
-from mage_async.config.sections.policy import Lora
 from mage_async.errors import PolicyError
-from mage_async.learning.adapters import (
-    ADAPTER,
-    EXPLORE,
-    ROLES,
-    adapted_layers,
-    trained_tensors,
-)
+from mage_async.learning.adapters import ADAPTER, adapted_layers, trained_tensors
 from mage_async.learning.roles import route
+from mage_async.methods.method import Methods
 from mage_async.policy.headers import check_targets
 from mage_async.policy.load import load_policy
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What peft writes before the name of every tensor."""
+"""Prefix that peft puts before the name of every tensor."""
 
 
 def load_trained(
     config: Config, policy: Path, checkpoint: Path | None = None, *, device: str
 ) -> PreTrainedModel:
-    """The policy as the learner trains it: whole, or frozen under adapters.
+    """Load the policy as the learner trains it: all weights, or frozen under adapters.
 
     Args:
         policy: the model directory that the run began from.
-        checkpoint: whose weights, or adapters, are taken instead of the first ones.
+        checkpoint: a checkpoint whose weights or adapters replace the initial ones.
 
     Raises:
-        PolicyError: the model cannot be trained, or has no layers or adapters as configured.
+        PolicyError: the model cannot be trained, or lacks the configured layers or adapters.
     """
     rules, dtype = config.policy.lora, config.policy.dtype
     if rules is None:
         return load_policy(checkpoint or policy, dtype, device)
     model = load_policy(policy, dtype, device)
-    add_adapters(model, rules, config.seed, has_roles=config.policy.separate_exploration)
+    add_adapters(model, rules, config.seed, roles=Methods(config).roles())
     if checkpoint:
         load_adapters(model, checkpoint)
     return model
 
 
 def add_adapters(
-    model: PreTrainedModel, rules: Lora, seed: int, *, has_roles: bool = False
+    model: PreTrainedModel, rules: Lora, seed: int, *, roles: tuple[str, str] | None = None
 ) -> None:
-    """Freeze a model, in place, under adapters that change nothing yet.
+    """Freeze a model, in place, under adapters whose initial output is zero.
 
-    Adapters of a model in 16 bits are float32: their updates would vanish otherwise.
+    Adapters of a 16-bit model are float32: in 16 bits, small updates would round to nothing.
 
     Args:
-        has_roles: one adapter is the explorer's and another the exploiter's.
+        roles: names of two adapters, of the first and the second role; None: one adapter.
     """
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds
 
@@ -74,22 +69,22 @@ def add_adapters(
         base_model_name_or_path=model.name_or_path,
     )
     torch.manual_seed(seed)
-    names = ROLES if has_roles else (ADAPTER,)
+    names = roles or (ADAPTER,)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # of the second adapter
         for name in names:
             inject_adapter_in_model(shape, model, name)
-    if has_roles:
+    if roles:
         route(model)
     for weight in model.parameters():
         if weight.requires_grad:
             weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
     for layer in adapted_layers(model).values():
         layer.set_adapter([*names])
-        layer.cast_input_dtype_enabled = False  # products are of the model's type
+        layer.cast_input_dtype_enabled = False  # products stay in the model's type
 
 
 def linear_layers(model: PreTrainedModel) -> set[str]:
-    """Names of the linear layers of a model, on any device, that take an adapter."""
+    """Return the names of a model's linear layers that can take an adapter."""
     head = model.get_output_embeddings()
     return {
         name.rpartition(".")[2]
@@ -99,7 +94,7 @@ def linear_layers(model: PreTrainedModel) -> set[str]:
 
 
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Write the adapters as peft reads them: two in folders of their own, named by their role."""
+    """Write the adapters as peft reads them; the explorer's goes into a folder of its own."""
     for adapter, rules in model.peft_config.items():
         own = _folder_of(adapter, folder)
         own.mkdir(parents=True, exist_ok=True)
@@ -109,10 +104,10 @@ def save_adapters(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Give a model, in place, the adapters that were saved.
+    """Load saved adapters into a model, in place.
 
     Raises:
-        PolicyError: they are of other layers or of another rank.
+        PolicyError: the saved adapters have other layers or another rank.
     """
     if not holds_adapters(folder):
         raise PolicyError(f"{folder}: was trained without policy.lora: leave that section out")
@@ -122,10 +117,9 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
 
 def _load_adapter(model: PreTrainedModel, adapter: str, folder: Path) -> None:
     if not (folder / WEIGHTS).is_file():
-        is_separate = str(adapter == ADAPTER).lower()
         raise PolicyError(
-            f"{folder}: holds no adapter {adapter!r}: set policy.separate_exploration = "
-            f"{is_separate}, as it was trained"
+            f"{folder}: holds no adapter {adapter!r}: turn on the methods that it was trained "
+            "with, and no others that change the roles of the policy"
         )
     found, own = load_file(folder / WEIGHTS), _saved_tensors(model, adapter)
     if {name: one.shape for name, one in found.items()} != {n: o.shape for n, o in own.items()}:
@@ -138,8 +132,8 @@ def _load_adapter(model: PreTrainedModel, adapter: str, folder: Path) -> None:
 
 
 def holds_adapters(folder: Path) -> bool:
-    """Whether a checkpoint is of adapters, not of a whole model."""
-    return any((_folder_of(adapter, folder) / WEIGHTS).is_file() for adapter in (ADAPTER, EXPLORE))
+    """Return whether a checkpoint holds adapters instead of a whole model."""
+    return any(folder.glob(WEIGHTS)) or any(folder.glob(f"*/{WEIGHTS}"))
 
 
 def _folder_of(adapter: str, folder: Path) -> Path:
@@ -147,7 +141,7 @@ def _folder_of(adapter: str, folder: Path) -> Path:
 
 
 def _saved_tensors(model: PreTrainedModel, adapter: str) -> dict[str, torch.Tensor]:
-    """The tensors of one adapter, under the names that peft saves them by."""
+    """Return the tensors of one adapter by the names that peft saves them under."""
     return {
         PREFIX + name.replace(f".{adapter}.", "."): tensor
         for name, tensor in trained_tensors(model).items()

@@ -1,4 +1,4 @@
-"""The policy a run begins from: given, built and warm-started, or from an earlier run's cache."""
+"""The initial policy of a run: a given model, a warm-started one, or one from the cache."""
 
 import os
 import random
@@ -13,11 +13,11 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from mage_async.assembly import WORDS, environment_of, named_parts, rules_of
-from mage_async.config.policy_source import local_policy
+from mage_async.config.policy import local_policy
 from mage_async.config.schema import Config, Pretrained, Tiny, WarmStart
 from mage_async.errors import PolicyError
-from mage_async.graph_memory.demonstrations import Demonstrations
 from mage_async.inference.chat_files import load_chat
+from mage_async.methods.method import Methods, overriding
 from mage_async.policy.load import build_tiny, export_hf, load_policy
 from mage_async.policy.lora import add_adapters
 from mage_async.policy.warm_start import Progress, warm_start
@@ -28,12 +28,12 @@ from mage_async.trials.scripted import random_task, scripted_trial, word_tokens
 def prepare_policy(
     config: Config, directory: Path, build: str, report: Callable[[Progress], None]
 ) -> str:
-    """Make `directory` the model directory of version 0; says in a few words where it came from."""
+    """Make `directory` the model directory of version 0; return in a few words its origin."""
     policy, warm = config.policy, config.warm_start
     if warm is None and isinstance(policy, Pretrained):
         source = source_directory(policy.source)
         for tools in (part.tools for _, part in named_parts(config) if part.tools):
-            load_chat(source).offering(tools)  # a template that offers none is refused here
+            load_chat(source).offering(tools)  # raises if the template offers no tools
         directory.symlink_to(source, target_is_directory=True)
         return f"{policy.source}, as it is"
     cached = cache_folder() / _key(config, build)
@@ -51,13 +51,13 @@ def prepare_policy(
 
 
 def cache_folder() -> Path:
-    """Where warm starts are kept between runs."""
+    """Return the folder that caches warm starts between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "mage_async"
 
 
 def _built(config: Config, policy: Tiny, directory: Path) -> Path:
-    """A tiny model of random weights; a function of the configuration and its seed."""
+    """Build a tiny model of random weights, determined by the configuration and its seed."""
     words = (*environment_of(config).facts.words, *WORDS)
     build_tiny(policy, words, config.seed, directory)
     return directory
@@ -70,9 +70,9 @@ def _clone(
     directory: Path,
     report: Callable[[Progress], None],
 ) -> None:
-    """Warm-start a model; every step is a function of the configuration and its seed.
+    """Warm-start a model; every step is determined by the configuration and its seed.
 
-    Adapters are those of a pretrained model alone: a tiny one has nothing yet to adapt.
+    Only a pretrained model trains adapters here: a tiny one has nothing yet to adapt.
     """
     torch.set_num_threads(warm.threads)
     model = load_policy(source, "float32", "cpu")
@@ -87,25 +87,29 @@ def _clone(
 def _demonstrations(
     config: Config, warm: WarmStart, directory: Path
 ) -> tuple[list[Trial], frozenset[int]]:
-    """Scripted trials against train members, and the ids of the environment's words.
+    """Play scripted trials on training tasks; return them and the ids of the environment's words.
 
-    Where there is a graph memory, some of the trials are told of strategies.
+    Methods may give some of the trials guidance.
     """
     environment = environment_of(config)
     chat = load_chat(directory, thinking=config.transcript.thinking)
     rules = rules_of(config, environment, chat, warm.episodes)
     source = random.Random(f"{config.seed}/demonstrations")
-    trials, earlier = list[Trial](), Demonstrations(config, environment)
+    trials, methods = list[Trial](), Methods(config, environment)
     for index in range(warm.trials):
         task = random_task(environment, "train", source)
-        told = earlier.guidance(task)
-        trials.append(scripted_trial(environment, task, index, rules, chat, told))
-        earlier.learn(trials[-1])
+        guidance = methods.guide_demonstration(task)
+        trials.append(scripted_trial(environment, task, index, rules, chat, guidance))
+        methods.learn_demonstration(trials[-1])
     return trials, word_tokens(environment, chat)
 
 
 def source_directory(name: str) -> Path:
-    """A local directory, or a model of the hub, downloaded once."""
+    """Return a local directory, or that of a hub model, which is downloaded once.
+
+    Raises:
+        PolicyError: there is no such directory, and no such hub model can be fetched.
+    """
     if folder := local_policy(name):
         return folder
     try:
@@ -118,7 +122,7 @@ def source_directory(name: str) -> Path:
 
 
 def _key(config: Config, build: str) -> str:
-    """Everything a warm start depends on, the program included."""
+    """Return a digest of everything that a warm start depends on, the program included."""
     parts = (
         config.seed,
         config.environment,
@@ -126,7 +130,7 @@ def _key(config: Config, build: str) -> str:
         config.transcript,
         config.policy,
         config.warm_start,
-        config.graph_memory,
+        {name: config.methods[name] for name in overriding(config, "guide_demonstration")},
         config.learner.shared_opening,
         build,
     )
@@ -134,7 +138,7 @@ def _key(config: Config, build: str) -> str:
 
 
 def _store(directory: Path, cached: Path) -> None:
-    """Keep a copy, whole or not at all; two runs may race, and either copy will do."""
+    """Store a copy, whole or not at all. Two runs may race; their copies are equal."""
     working = cached.with_name(f".{cached.name}.{os.getpid()}")
     shutil.copytree(directory, working)
     try:

@@ -1,18 +1,19 @@
-"""The weights of one version, copied out of the model, to be published while the next step trains.
+"""A copy of the weights of one version, which is published while the next step trains.
 
-All tensors lie in one buffer without gaps, so the same bytes are a safetensors file, a piece of
-shared memory, or buckets to be sent to an engine; nothing is laid out twice. With the tensors goes
-the learner's receipt (`mage_async/inference/receipts/`), by which an engine knows that what it has
-loaded is what was published.
+All tensors lie in one buffer without gaps. The same bytes become a safetensors file, shared memory,
+or buckets that are sent to an engine. A file also holds the learner's weight fingerprint
+(`mage_async/inference/weight_fingerprint.py`), by which an engine checks what it has loaded.
 """
 
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import torch
@@ -20,58 +21,177 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from mage_async.errors import UnreadableWeights
-from mage_async.inference.receipts.receipt import (
-    COPIED_SPOTS,
-    MERGED_SPOTS,
-    Receipt,
+from mage_async.inference.weight_fingerprint import (
+    COPIED_ROW_TOLERANCE,
+    MERGED_ROW_TOLERANCES,
+    WeightFingerprint,
+    checked_row,
+    joined,
     precision_of,
-    read_receipt,
+    read_fingerprint,
+    row_checksums_of,
+    sample_digest,
+    tensor_digest,
 )
-from mage_async.inference.receipts.spots import joined, row_of, spots_of
-from mage_async.inference.receipts.tensor_sums import sample_digest, tensor_digest
 from mage_async.learning.adapters import (
     adapted_layers,
     base_tensors,
-    exploiters_tensors,
     merged_rows,
     merged_tensors,
+    second_role_tensors,
 )
-from mage_async.policy.beside_training import on_host
-from mage_async.policy.places import Place, head_of, places_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names of types in safetensors."""
+LENGTH_BYTES = 8
+"""Size of the number before a safetensors header, which gives the header's length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a tensor in the buffer."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+    """`start` and `end` are offsets in the buffer, in bytes."""
+
+
+def places_of(tensors: dict[str, torch.Tensor]) -> Iterator[Place]:
+    """Lay out tensors in safetensors' order: wide types first, then by name.
+
+    So every tensor begins at a multiple of its element's size.
+    """
+    start = 0
+    for name, tensor in sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0])):
+        end = start + tensor.numel() * tensor.element_size()
+        yield Place(name, tensor.dtype, tuple(tensor.shape), start, end)
+        start = end
+
+
+def head_of(places: tuple[Place, ...], **metadata: str) -> bytes:
+    """Return the header of a safetensors file, with the length before it."""
+    entries = {"__metadata__": {"format": "pt", **metadata}} | {
+        place.name: {
+            "dtype": DTYPES[place.dtype],
+            "shape": place.shape,
+            "data_offsets": (place.start, place.end),
+        }
+        for place in places
+    }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)  # aligns the tensors to their element's size
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+# Copies from a GPU while the next step trains there. The trainer's kernels are queued on the
+# default stream: a copy on that stream would wait for all of them and delay later ones, and a copy
+# to pageable memory blocks the device. So weights are copied on a stream of their own, after the
+# event that they have been copied out of the model, through pinned memory. Never run on a GPU.
+
+STAGING_BYTES = 64 << 20
+"""Pinned memory for a copy to the host, for weights of any size."""
+
+
+class Stream(Protocol):
+    """The part of `torch.cuda.Stream` that is used here."""
+
+    def synchronize(self) -> None:
+        """Block the calling thread until the stream's work is done."""
+        ...
+
+
+@contextmanager
+def beside_training(data: torch.Tensor, made: torch.cuda.Event | None) -> Iterator[Stream | None]:
+    """Run the context on a new stream; at its end, block this thread until the stream is done.
+
+    Args:
+        data: tensor that the context works on.
+        made: event that is set once `data` is complete; None: `data` is complete and on the CPU,
+            and there is no stream.
+    """
+    if made is None:
+        yield None
+        return
+    stream = torch.cuda.Stream(data.device)
+    stream.wait_event(made)
+    with torch.cuda.stream(stream):
+        yield stream
+    stream.synchronize()
+
+
+def on_host(data: torch.Tensor, made: torch.cuda.Event | None) -> torch.Tensor:
+    """Return the bytes in host memory: a copy of a GPU's tensor, a CPU's tensor itself.
+
+    Args:
+        data: uint8 [bytes]
+        made: as for `beside_training`.
+    """
+    with beside_training(data, made) as stream:
+        if stream is None:
+            return data
+        return _staged(data, pinned(min(len(data), STAGING_BYTES)), stream)
+
+
+def pinned(num_bytes: int) -> torch.Tensor:
+    """Allocate pinned host memory: uint8 [bytes]. torch caches it for the next copy."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _staged(data: torch.Tensor, staging: torch.Tensor, stream: Stream) -> torch.Tensor:
+    """Copy piece by piece through pinned memory."""
+    whole = torch.empty(len(data), dtype=torch.uint8)
+    size = len(staging)
+    for source, target in zip(data.split(size), whole.split(size), strict=True):
+        piece = staging[: len(source)]
+        piece.copy_(source, non_blocking=True)
+        stream.synchronize()
+        target.copy_(piece)
+    return whole
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """All weights of one version; the model may change from here on."""
+    """A copy of all weights of one version."""
 
     version: int
     places: tuple[Place, ...]
-    """Places of all tensors, in the order of the buffer, without a gap."""
+    """Places of all tensors, in the order of the buffer, without gaps."""
     data: torch.Tensor
     """uint8 [bytes], on the model's device"""
     rows: torch.Tensor
-    """float64 [elements], on the model's device: of each tensor the row that `row_of` chooses, not
-    out of `data`, but out of the model"""
+    """float64 [elements], on the model's device: the row of each tensor that is checksummed. Rows
+    come from the model, not from `data`, so that a wrong copy is noticed."""
     made: torch.cuda.Event | None = None
-    """Happens when `data` holds the weights; None where the model is not on a GPU."""
+    """Event that is set once `data` holds the weights; None if the model is not on a GPU."""
     logprobs: torch.Tensor | None = None
-    """float32 [check tokens - 1]: the model's own, on its device; None: not scored"""
+    """float32 [probe tokens - 1]: the model's log-probs, on its device; None: not scored"""
     is_merged: bool = False
-    """Whether adapters were merged, which rounds."""
+    """Whether adapters were merged, which rounds the weights."""
 
     @staticmethod
     @torch.no_grad()
     def of(
         model: "PreTrainedModel", version: int, logprobs: torch.Tensor | None = None
     ) -> "Snapshot":
-        """Copy a model's weights, its adapters merged; a head that is tied to the embedding is left
-        out.
+        """Copy a model's weights, its adapters merged, without a tied LM head.
 
         Args:
-            logprobs: the check tokens', by this very model (`mage_async/policy/check_tokens.py`).
+            logprobs: probe log-probs of this model (`mage_async/policy/weight_digest.py`).
         """
         tensors, layers = published_tensors(model), adapted_layers(model)
         places = tuple(places_of(tensors))
@@ -81,60 +201,64 @@ class Snapshot:
             if place := by_name.get(name):
                 view = data[place.start : place.end].view(place.dtype)
                 view.copy_(tensor.reshape(-1))
-        rows = rows_of({place.name: tensors[place.name] for place in places}, layers, version)
+        rows = checked_rows({place.name: tensors[place.name] for place in places}, layers, version)
         made = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
         return Snapshot(version, places, data, rows, made, logprobs, bool(layers))
 
     def write(self, file: Path) -> None:
-        """Write it as a safetensors file, whole or not at all, readable by every user.
+        """Write a safetensors file, whole or not at all, readable by every user.
 
-        In a folder of shared memory that is one copy and no disk. On a GPU, training goes on.
+        In a folder of shared memory this is one copy, without a disk.
         """
         working = part_of(file)
         host = replace(self, data=on_host(self.data, self.made))
-        receipt = host.receipt().text()
+        receipt = host.fingerprint().text()
         with working.open("wb") as out:
             out.write(head_of(self.places, version=str(self.version), receipt=receipt))
             out.write(host.data.numpy())
         os.chmod(working, 0o644)
         os.replace(working, file)
 
-    def receipt(self) -> Receipt:
-        """What an engine has to find. Of weights that stay on a GPU there are no digests: they are
-        sent from there, and the host of an engine never sees them either.
+    def fingerprint(self) -> WeightFingerprint:
+        """Return the fingerprint that an engine's weights must have.
+
+        Weights on a GPU have no sums: they are sent from there, and an engine's host never sees
+        them either.
         """
         data = None if self.data.is_cuda else self.data
         scored = [] if self.logprobs is None else self._brought(self.logprobs).tolist()
-        receipt = receipt_of(self.version, self.places, data, scored)
+        receipt = fingerprint_of(self.version, self.places, data, scored)
         names = [place.name for place in self.places]
         lengths = [place.shape[-1] if place.shape else 1 for place in self.places]
         return msgspec.structs.replace(
             receipt,
-            spots=spots_of(names, lengths, self._brought(self.rows)),
-            spots_apart=MERGED_SPOTS[receipt.precision] if self.is_merged else COPIED_SPOTS,
+            row_checksums=row_checksums_of(names, lengths, self._brought(self.rows)),
+            row_tolerance=MERGED_ROW_TOLERANCES[receipt.precision]
+            if self.is_merged
+            else COPIED_ROW_TOLERANCE,
         )
 
     def _brought(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor in the host's memory."""
+        """Return the tensor in host memory."""
         return on_host(tensor.view(torch.uint8), self.made).view(tensor.dtype)
 
 
-def receipt_of(
+def fingerprint_of(
     version: int,
     places: Sequence[Place],
     data: torch.Tensor | None,
     logprobs: Sequence[float],
-) -> Receipt:
-    """A receipt without spots.
+) -> WeightFingerprint:
+    """Return a fingerprint without row checksums.
 
     Args:
-        data: uint8 [bytes], in the host's memory; None: it is not there, and has no digests.
-        logprobs: of the check tokens, in nats; empty: not scored, and digested by a sample
+        data: uint8 [bytes] in host memory; None: the weights are not there, and get no sums.
+        logprobs: probe log-probs in nats; empty: not scored, and summed by a sample.
     """
     dtypes = {place.dtype for place in places}
     named = placed(places, data) if data is not None and logprobs else ()
     is_sampled = data is not None and not logprobs
-    return Receipt(
+    return WeightFingerprint(
         version=version,
         precision=precision_of(min(dtypes, key=lambda dtype: dtype.itemsize)),
         tensors={name: tensor_digest(name, tensor) for name, tensor in named},
@@ -143,57 +267,54 @@ def receipt_of(
     )
 
 
-def rows_of(
+def checked_rows(
     tensors: dict[str, torch.Tensor], layers: dict[str, nn.Module], version: int
 ) -> torch.Tensor:
-    """Of each published tensor the row that a version's spot is of: float64 [elements].
+    """Return the row of each published tensor that a version checksums: float64 [elements].
 
     Args:
-        layers: those with adapters.
+        layers: the layers with adapters, by name.
     """
-    return joined(merged_rows(tensors, layers, partial(row_of, version=version)).values())
+    return joined(merged_rows(tensors, layers, partial(checked_row, version=version)).values())
 
 
 def placed(places: Iterable[Place], data: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a buffer, by name; not copied."""
+    """Yield the tensors of a buffer with their names, without copying."""
     for place in places:
         yield place.name, data[place.start : place.end].view(place.dtype).reshape(place.shape)
 
 
 def part_of(file: Path) -> Path:
-    """Under which name a file is written, until it is whole."""
+    """Return the name under which a file is written until it is complete."""
     return file.with_name(f".{file.name}.part")
 
 
 def published_tensors(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
-    """What is published of a model, before adapters are merged; a head that is tied to the
-    embedding is left out.
-    """
+    """Return a model's published tensors by name, adapters not merged, without a tied LM head."""
     tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
-    everything = base_tensors(model) | exploiters_tensors(model)
+    everything = base_tensors(model) | second_role_tensors(model)
     return {name: one for name, one in everything.items() if name != tied}
 
 
-def published_receipt(file: Path) -> Receipt | None:
-    """The learner's receipt in a file of published weights; None in a file without one: a model
-    directory's, or an older run's.
+def published_fingerprint(file: Path) -> WeightFingerprint | None:
+    """Read the learner's fingerprint from a file of weights; None for a model directory's file.
 
     Raises:
-        UnreadableWeights: the file, or what it has for a receipt, cannot be read.
+        UnreadableWeights: the file or its fingerprint cannot be read.
     """
     try:
         with safe_open(file, "pt") as tensors:
             text = (tensors.metadata() or {}).get("receipt")
     except (OSError, SafetensorError) as error:
         raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
-    return None if text is None else read_receipt(text, str(file))
+    return None if text is None else read_fingerprint(text, str(file))
 
 
 def read_snapshot(file: Path) -> tuple[tuple[Place, ...], torch.Tensor]:
-    """The tensors of a file that `Snapshot.write` wrote, and its bytes; mapped, not copied.
+    """Map a file that `Snapshot.write` wrote, without copying.
 
     Returns:
-        Places in the order of the buffer, and the buffer: uint8 [bytes]
+        The tensors' places in the order of the buffer, and the buffer: uint8 [bytes]
     """
     places, start = list[Place](), 0
     with safe_open(file, "pt") as tensors:

@@ -1,8 +1,8 @@
-"""A byte-level BPE tokenizer whose merges make each word of an environment one token.
+"""A byte-level BPE tokenizer in which each word of an environment is one token.
 
-The pre-tokenizer is Qwen's, the alphabet is all 256 bytes, so nothing is ever unknown. Merges only
-ever grow a word from its left edge (space included), so the merge table is a trie of the words: no
-word can spoil another.
+The pre-tokenizer is Qwen's. The alphabet is all 256 bytes, so no text is unknown. Every merge
+extends a word from its left edge (the space included), so the merge table is a trie of the words,
+and the merges of one word cannot change the tokens of another.
 """
 
 import json
@@ -24,11 +24,11 @@ TEMPLATE = (
     "{{ m['content'] if m['role'] == 'assistant' else ' ' + m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""One token marks a role; nothing else is written, so a turn costs about eight tokens."""
+"""A role is marked by one token and nothing else, so a turn costs about eight tokens."""
 
 
 def build_tokenizer(words: Iterable[str]) -> Tokenizer:
-    """A tokenizer in which ` word` is one token for each of `words`."""
+    """Build a tokenizer in which ` word` is one token for each of `words`."""
     vocabulary = {
         piece: number for number, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
     }
@@ -72,6 +72,6 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def _pieces(text: str) -> list[str]:
-    """Bytes of a word in the byte-level alphabet's own letters."""
+    """Return a word's bytes in the letters of the byte-level alphabet."""
     coded = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     return list("".join(piece for piece, _ in coded))

@@ -1,9 +1,9 @@
-"""Behaviour cloning of scripted play, until the model reads what earlier episodes showed.
+"""Behaviour cloning of scripted trials, until the model uses the earlier episodes of its context.
 
-Two choices were measured. Tokens that the transcript forces get a small weight, because otherwise
-their mean hides the words that matter. RL must not begin before the loss on the observations of the
-last episode has fallen below that of the first one, because only then has the model learned to look
-back.
+Two choices rest on measurements. Tokens that the chat template forces get a small weight, because
+otherwise they dominate the mean loss. RL begins only when the loss on the observations of the last
+episode has fallen below that of the first one (the gate): only then has the model learned to use
+earlier episodes.
 """
 
 import math
@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from mage_async.config.schema import WarmStart
 from mage_async.errors import DeterministicFailure
-from mage_async.learning.forward import Row, hidden_states
-from mage_async.learning.layout import Layout
+from mage_async.learning.forward import hidden_states
+from mage_async.learning.packing import TokenRow
 from mage_async.trajectory import Trial
 
 GATE_EVERY = 25
@@ -27,7 +27,7 @@ GATE_EVERY = 25
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a person sees of the warm start."""
+    """The state of a warm start, as shown to people."""
 
     step: int
     steps: int
@@ -36,14 +36,18 @@ class Progress:
     """Loss on observations of the last episode over that of the first; NaN before it is known."""
 
 
+TEMPLATE_WEIGHT = 0.1
+"""Loss weight of tokens that the transcript forces; observed words and sampled tokens weigh 1."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Example:
     tokens: np.ndarray
     """int64 [T]"""
     weights: np.ndarray
-    """float32 [T]: of predicting this token"""
+    """float32 [T]: weight of the loss of predicting each token"""
     episodes: np.ndarray
-    """int64 [T]: the episode of an observed word, -1 elsewhere"""
+    """int64 [T]: the episode of an observed word; -1 at other tokens"""
 
 
 def warm_start(
@@ -56,17 +60,15 @@ def warm_start(
     *,
     shares_opening: bool = False,
 ) -> Progress:
-    """Clone scripted trials, in place; go on past `rules.steps` until the gate opens.
+    """Clone scripted trials, in place; continue past `rules.steps` until the gate opens.
 
     Args:
-        shares_opening: what all examples of a step begin with goes through the model once.
+        shares_opening: compute the common prefix of the examples of a step only once.
 
     Raises:
         DeterministicFailure: the gate is still shut after `rules.max_steps`.
     """
-    examples = [
-        example for trial in trials for example in _examples(trial, words, rules.template_weight)
-    ]
+    examples = [example for trial in trials for example in _examples(trial, words)]
     source = np.random.default_rng(seed)
     optimizer = _optimizer(model, rules)
     sums = np.zeros((2, trials[0].num_episodes))
@@ -109,7 +111,7 @@ def _optimizer(model: PreTrainedModel, rules: WarmStart) -> torch.optim.Optimize
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rules: WarmStart, step: int) -> None:
-    """Linear over 20 steps, then a cosine to a tenth, which is kept."""
+    """Set the learning rate: linear over 20 steps, then a cosine to a tenth, then constant."""
     done = min(1.0, step / max(1, rules.steps))
     cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * done))
     for group in optimizer.param_groups:
@@ -138,14 +140,13 @@ def _step(
 def _losses(
     model: PreTrainedModel, examples: Sequence[_Example], *, shares_opening: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Cross-entropy of each predicted token, its weight and its episode: three [T - S]."""
+    """Return cross-entropy, weight and episode of each predicted token: three [T - S]."""
     tokens = [example.tokens for example in examples]
-    layout = Layout.of(tokens, shares_opening=shares_opening)
+    row = TokenRow.of(tokens, torch.device("cpu"), shares_opening=shares_opening)
     after = [np.arange(1, len(each)) for each in tokens]
-    targets = np.concatenate([layout.where(i, places) for i, places in enumerate(after)])
-    sources = np.concatenate([layout.where(i, places - 1) for i, places in enumerate(after)])
+    targets = np.concatenate([row.index_of(i, places) for i, places in enumerate(after)])
+    sources = np.concatenate([row.index_of(i, places - 1) for i, places in enumerate(after)])
     _, first, again = np.unique(targets, return_index=True, return_inverse=True)
-    row = Row.of(layout, torch.device("cpu"))
     hidden = hidden_states(model, row)[torch.from_numpy(sources[first])]
     logits = hidden @ model.get_output_embeddings().weight.T
     predicted = row.tokens[0, torch.from_numpy(targets[first])]
@@ -155,17 +156,15 @@ def _losses(
     return losses[torch.from_numpy(again)], weights, episodes
 
 
-def _examples(trial: Trial, words: Collection[int], template_weight: float) -> list[_Example]:
-    return [
-        _example(trial, number, words, template_weight) for number in range(len(trial.segments))
-    ]
+def _examples(trial: Trial, words: Collection[int]) -> list[_Example]:
+    return [_example(trial, number, words) for number in range(len(trial.segments))]
 
 
-def _example(trial: Trial, number: int, words: Collection[int], template_weight: float) -> _Example:
-    """One segment; what is observed after a turn belongs to the turn's episode."""
+def _example(trial: Trial, number: int, words: Collection[int]) -> _Example:
+    """Make an example of one segment. Observations after a turn belong to the turn's episode."""
     segment = trial.segments[number]
     is_word = np.isin(segment.tokens, list(words))
-    weights = np.where(is_word | segment.is_sampled, 1.0, template_weight).astype(np.float32)
+    weights = np.where(is_word | segment.is_sampled, 1.0, TEMPLATE_WEIGHT).astype(np.float32)
     episodes = np.full(len(segment.tokens), -1)
     turns = [turn for turn in trial.turns if turn.segment == number]
     stops = [*(turn.start for turn in turns[1:]), len(segment.tokens)]

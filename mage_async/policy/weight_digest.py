@@ -1,65 +1,64 @@
-"""Digests of weights, which a commit record holds for the policy that a step made.
+"""What the learner records of its weights: digests for commit records, and probe log-probs.
 
-`sum64` is computed where the weights lie, and only sums leave the device: each word of a tensor's
-bytes, as a signed integer, times the key of its place, added modulo 2^64. Integer sums have no
-order, so devices, blocks and shards of a tensor agree to the bit. One changed word always changes
-the sum, for keys are odd; several by accident keep it in one of about 2^32 cases. It is no defence
-against somebody who chooses weights. `blake2b` is what runs committed before; they are compared by
-it when they are replayed.
+A digest is computed on the weights' own device, and only sums leave the device: each word of a
+tensor's bytes, as a signed integer, times the key of its place, added modulo 2^64. Integer addition
+has no order, so devices, blocks and shards of a tensor agree to the bit. A change of one word
+always changes the sum, because keys are odd; accidental changes of several keep it in about one of
+2^32 cases. It is no defence against somebody who chooses the weights.
 """
 
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
+from mage_async.inference.weight_fingerprint import probe_tokens, with_both_roles
 from mage_async.learning.adapters import trained_tensors
+from mage_async.learning.forward import token_logprobs
+from mage_async.learning.packing import TokenRow
+from mage_async.learning.roles import has_roles
 
-Method = Literal["blake2b", "sum64"]
-NEWEST: Method = "sum64"
-"""What commits are made with."""
 DIGEST_BYTES = 8
 ROW = 2**16
-"""Words of a row; the key of a place is that of its column times that of its row."""
+"""Words of a row. The key of a place is the key of its column times that of its row."""
 ROWS_AT_ONCE = {"cpu": 4, "cuda": 64}
-"""Blocks of 2 MiB of products stay in a processor's cache; a GPU wants fewer launches."""
+"""Rows that are summed at once: on a CPU 2 MiB of products, which stay in its cache; on a GPU more,
+for fewer kernel launches."""
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def tensor_digests(model: nn.Module, method: Method = NEWEST) -> dict[str, str]:
-    """A digest of each trained tensor's name, shape, type and bytes, in the order of the model; of
-    a model with adapters, of these alone.
+def tensor_digests(model: nn.Module) -> dict[str, str]:
+    """Return a digest of each trained tensor's name, shape, type and bytes, in the model's order.
+
+    For a model with adapters, these are the adapters' tensors alone.
     """
     tensors = {name: tensor.detach() for name, tensor in trained_tensors(model).items()}
-    if method == "blake2b":
-        return {name: bytes_digest(name, one) for name, one in tensors.items()}
     return sum_digests(tensors, torch.stack([word_sum(tensor) for tensor in tensors.values()]))
 
 
-def bytes_digest(name: str, tensor: torch.Tensor) -> str:
-    """One tensor's `blake2b`."""
-    return _digest(name, tensor, tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
 def sum_digests(tensors: dict[str, torch.Tensor], sums: torch.Tensor) -> dict[str, str]:
-    """Each tensor's `sum64`, from its `word_sum`: int64 [tensors]."""
-    pairs = zip(tensors.items(), sums.cpu().numpy(), strict=True)
-    return {name: _digest(name, one, own.tobytes()) for (name, one), own in pairs}
+    """Return each tensor's digest from `sums`, their `word_sum`: int64 [tensors]."""
+    digests = {}
+    for (name, tensor), own in zip(tensors.items(), sums.cpu().numpy(), strict=True):
+        head = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
+        digests[name] = blake2b(head + own.tobytes(), digest_size=DIGEST_BYTES).hexdigest()
+    return digests
 
 
 def overall(tensors: dict[str, str]) -> str:
-    """One digest of all tensors."""
+    """Combine the digests of all tensors into one."""
     return blake2b("".join(tensors.values()).encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def word_sum(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """The sum of a tensor's words times their keys: int64 [], on the tensor's device.
+    """Sum a tensor's words times their keys: int64 [], on the tensor's device.
 
     Args:
-        first: of a part of a tensor, how many elements lie before it; the sums of parts add up.
+        first: if `tensor` is a part of a tensor, the number of elements before it. The sums of all
+            parts add up to the sum of the whole.
     """
     words = tensor.contiguous().reshape(-1).view(WORDS[tensor.element_size()])
     rows_before, before = divmod(first, ROW)
@@ -77,13 +76,39 @@ def word_sum(tensor: torch.Tensor, first: int = 0) -> torch.Tensor:
 
 @lru_cache(maxsize=8)
 def _keys(seed: int, count: int, device: torch.device) -> torch.Tensor:
-    """Odd numbers, int64 [count]: a shorter list is the beginning of a longer one."""
+    """Return odd pseudo-random numbers, int64 [count]; a shorter list is a longer one's prefix."""
     drawn = np.random.PCG64(seed).random_raw(count)
     return torch.from_numpy(drawn.view(np.int64) | 1).to(device)
 
 
-def _digest(name: str, tensor: torch.Tensor, content: bytes | np.ndarray) -> str:
-    head = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
-    state = blake2b(head, digest_size=DIGEST_BYTES)
-    state.update(content)
-    return state.hexdigest()
+# Few versions are scored: on a CPU, one forward on each side costs more than half of the rest of a
+# publication. The faults that only log-probs reveal lie in programs and not in the bytes of a
+# version, such as a matrix that an engine puts in another's place. They affect every version, so
+# the first versions of a run or of a learner process show them.
+SCORED_EVERY = 16
+"""Versions between two scored ones if engines compute no row checksums."""
+SCORED_EVERY_WITH_ROWS = 256
+"""Versions between two scored ones if engines compute row checksums."""
+
+
+def is_scored(version: int, *, has_row_checksums: bool) -> bool:
+    """Return whether a version's probe tokens are scored.
+
+    Those are versions 0, 1, 16 and every 256th, or every 16th if engines compute no row checksums.
+    """
+    every = SCORED_EVERY_WITH_ROWS if has_row_checksums else SCORED_EVERY
+    return version % every == 0 or version in (1, SCORED_EVERY)
+
+
+@torch.no_grad()
+def probe_logprobs(model: PreTrainedModel) -> torch.Tensor:
+    """Compute the log-probs of the probe tokens after the first, by the model that is trained.
+
+    Returns:
+        float32 [tokens - 1], in nats, on the model's device; nothing waits for them there.
+    """
+    tokens = probe_tokens(model.config.vocab_size)
+    laid = with_both_roles(tokens) if has_roles(model) else tokens
+    row = TokenRow.of([laid], model.device, predicted=[np.arange(1, len(tokens))])
+    logprobs, _ = token_logprobs(model, row, 1.0)
+    return logprobs.float()

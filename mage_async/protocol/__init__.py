@@ -1,1 +1,1 @@
-"""The bytes that leave a process: messages, trial frames, journal records."""
+"""The bytes that leave a process: messages, trials and journal records."""

@@ -1,15 +1,8 @@
-"""A message as frames, and back: the bytes on every socket.
+"""Encode a message as ZeroMQ frames, and decode it: the bytes on every socket.
 
-A message is a list of frames: `[tag][header][arrays …][checksum]`. The header is msgpack, typed and
-bounded (`messages.py`); only a trial has arrays (`trial_frames.py`).
-The checksum, CRC-32 in little endian, covers the length and the bytes of every frame before it. It
-is zlib's: 9 µs for the 70 KB of a long trial where a crc32c package takes 2 µs, which is not worth
-a dependency when encoding and decoding may take 100 µs.
-
-The sender computes the checksum once and the learner compares it once, on arrival. The journal has
-the frames of a trial as they arrived, under a checksum of its own (`decode_kept`).
-
-Malformed input is `WireError` with a sentence, and nothing else, whatever the bytes.
+A message is a list of frames: `[tag][header][arrays ...][checksum]`. The header is typed, bounded
+msgpack (`messages.py`); only a trial has arrays (`trial_frames.py`). Malformed input raises
+`WireError` with a sentence, and nothing else, whatever the bytes.
 """
 
 import struct
@@ -21,28 +14,38 @@ from typing import Any
 import msgspec
 
 from mage_async.errors import WireError
+from mage_async.protocol.limits import DEFAULT_LIMITS, Limits
 from mage_async.protocol.messages import Header, Message
-from mage_async.protocol.trial_frames import TrialResult, pack_trial, unpack_trial
-from mage_async.protocol.trial_header import DEFAULT_LIMITS, Frame, Limits, TrialHeader
+from mage_async.protocol.trial_frames import (
+    Frame,
+    TrialHeader,
+    TrialResult,
+    pack_trial,
+    unpack_trial,
+)
 
 PROTOCOL = b"mage/2"
-KEPT = (PROTOCOL, b"mage/1")
-"""Trials that a journal may hold: mage/1 knew neither `VersionRun.provenance` nor
-`Turn.num_reused`, which have defaults.
-"""
+"""The tag of every message."""
 _MAX_ARRAYS = 3
+
+# The checksum is a CRC-32, in little endian, over the length and the bytes of every frame before
+# it. The sender computes it once and the learner compares it once, on arrival. The journal keeps
+# the frames of a trial as they arrived, under a checksum of its own (`decode_journaled`).
+#
+# zlib's CRC-32 takes 9 µs for the 70 KB of a long trial. A crc32c package would take 2 µs, which is
+# not worth a dependency while encoding and decoding may take 100 µs.
 _CHECKSUM = struct.Struct("<I")
+
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
 
 
 def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
-    """The frames of a message; the arrays of a trial of one segment are views of its own.
-
-    What the other side would refuse for its size or a field is refused here, where the cause is.
+    """Return the frames of a message; the arrays of a trial with one segment are views, not copies.
 
     Raises:
-        WireError: a field is out of bounds, or a trial is over a limit.
+        WireError: a field is out of bounds, or a trial exceeds a limit. The receiver would refuse
+            such a message; the sender, where the cause is, refuses it first.
     """
     header: Any = message
     arrays: list[Frame] = []
@@ -53,21 +56,22 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
     except (OverflowError, TypeError, UnicodeEncodeError) as fault:
         raise WireError(f"{type(message).__name__} cannot be written: {fault}") from fault
     _check_header_size(packed, limits)
-    _read_header(packed)  # bounds are checked only here: msgspec does so as it reads (0.2 to 10 µs)
+    # msgspec checks the bounds of fields only when it decodes, so decode (0.2 to 10 µs).
+    _decode_header(packed)
     frames: list[Frame] = [PROTOCOL, packed, *arrays]
     return [*frames, _checksum(frames)]
 
 
 @dataclass(slots=True)
 class LastEncoded:
-    """Encodes messages; one that is sent to many peers, as a publication is, only once."""
+    """Encodes messages; one that is sent to many peers, such as a publication, only once."""
 
     limits: Limits = DEFAULT_LIMITS
     _message: Message | None = None
     _frames: list[Frame] = field(default_factory=list)
 
     def encode(self, message: Message) -> list[Frame]:
-        """As `encode`; for the same object as before, the same frames.
+        """Return `encode(message)`; for the same object as in the last call, the same frames.
 
         Raises:
             WireError: as `encode`.
@@ -79,34 +83,32 @@ class LastEncoded:
 
 
 def decode(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
-    """The message of some frames of a peer; its tokens and log-probs are views of them.
-
-    Sizes are checked before anything is allocated.
+    """Return the message of a peer's frames; its tokens and log-probs are views of the frames.
 
     Raises:
-        WireError: the frames are no message of this protocol, for whatever reason.
+        WireError: the frames are no message of this protocol.
     """
-    _check_outside(frames, limits, (PROTOCOL,))
+    _check_sizes(frames, limits)
     if bytes(frames[-1][: _CHECKSUM.size + 1]) != _checksum(frames[:-1]):
         raise WireError("checksum does not match: frames were damaged, lost or mixed on the way")
     return _message(frames, limits)
 
 
-def decode_kept(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
-    """The message of frames that a journal kept; those of earlier protocols are taken too.
+def decode_journaled(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
+    """Return the message of frames from a journal.
 
-    Their checksum was compared when they arrived; since then a checksum of the journal covers them,
-    which its reader has compared.
+    The message's checksum is not compared again: it was compared on arrival, and since then the
+    journal's own checksum has covered the frames.
 
     Raises:
-        WireError: the frames are no message of a protocol in `KEPT`, for whatever reason.
+        WireError: the frames are no message of this protocol.
     """
-    _check_outside(frames, limits, KEPT)
+    _check_sizes(frames, limits)
     return _message(frames, limits)
 
 
 def _message(frames: Sequence[Frame], limits: Limits) -> Message:
-    header = _read_header(frames[1])
+    header = _decode_header(frames[1])
     arrays = frames[2:-1]
     if isinstance(header, TrialHeader):
         return replace(unpack_trial(header, arrays, limits), frames=tuple(frames))
@@ -115,11 +117,11 @@ def _message(frames: Sequence[Frame], limits: Limits) -> Message:
     return header
 
 
-def _check_outside(frames: Sequence[Frame], limits: Limits, protocols: Sequence[bytes]) -> None:
-    """What can be known without reading the header: tag, number of frames, sizes."""
+def _check_sizes(frames: Sequence[Frame], limits: Limits) -> None:
+    """Check the tag, the number of frames and their sizes, without decoding the header."""
     if not frames:
         raise WireError("a message has at least 3 frames, got none")
-    if bytes(frames[0][: len(PROTOCOL) + 1]) not in protocols:
+    if bytes(frames[0][: len(PROTOCOL) + 1]) != PROTOCOL:
         got = bytes(frames[0][:32]).decode("ascii", "backslashreplace")
         ours = PROTOCOL.decode()
         raise WireError(f"peer speaks `{got}`, this build {ours}: run both from one install")
@@ -137,7 +139,7 @@ def _check_header_size(header: Frame, limits: Limits) -> None:
         raise WireError(f"header has {len(header)} bytes, at most {limits.max_header_bytes}")
 
 
-def _read_header(packed: Frame) -> Header:
+def _decode_header(packed: Frame) -> Header:
     try:
         return _DECODER.decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
@@ -145,7 +147,7 @@ def _read_header(packed: Frame) -> Header:
 
 
 def _checksum(frames: Sequence[Frame]) -> bytes:
-    """CRC-32 over the lengths (a byte that moved to the next frame is seen) and over the bytes."""
+    # The lengths are covered so that a byte which moved from one frame to the next is noticed.
     crc = zlib.crc32(struct.pack(f"<{len(frames)}Q", *map(len, frames)))
     for frame in frames:
         crc = zlib.crc32(frame, crc)

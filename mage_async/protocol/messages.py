@@ -1,18 +1,6 @@
-"""Every message that crosses a socket: its fields and their bounds.
+"""Every message between the learner and its peers: fields, types and bounds.
 
-    peer                      learner
-    Hello                ->
-                         <-   Welcome, or Refusal            WhoAreYou, where no Hello came first
-                         <-   GroupGrant
-    TrialResult          ->
-                         <-   Acknowledge, or Unwanted
-    GroupDrop            ->
-                         <-   Publication
-    Loaded               ->
-    Heartbeat            ->
-    Goodbye              <->  Goodbye
-
-`codec.py` makes frames of a message and reads them back, and holds both sides to the bounds here.
+`codec.py` turns a message into frames and back, and checks these bounds on both sides.
 """
 
 from typing import Annotated, Literal
@@ -20,12 +8,23 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mage_async.protocol.trial_frames import TrialResult
-from mage_async.protocol.trial_header import TrialHeader
+from mage_async.protocol.limits import MAX_REASON_CHARS
+from mage_async.protocol.trial_frames import TrialHeader, TrialResult
 from mage_async.trajectory import Guidance
 
-MAX_REASON_CHARS = 2000
-"""Cut a reason to this length before sending it."""
+# A peer is an actor or the evaluator.
+#
+#     peer                      learner
+#     Hello                ->
+#                          <-   Welcome or Refusal; WhoAreYou if no Hello came first
+#                          <-   GroupGrant
+#     TrialResult          ->
+#                          <-   Acknowledge or Unwanted
+#     GroupDrop            ->
+#                          <-   Publication
+#     Loaded               ->
+#     Heartbeat            ->
+#     Goodbye              <->  Goodbye
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Digest = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -33,93 +32,96 @@ Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=65_536)]
+CountOrZero = Annotated[int, Meta(ge=0, le=65_536)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
-Measured = Annotated[float, Meta(ge=-1e300, le=1e300)]
-"""Finite: NaN fails every comparison."""
-Booked = Annotated[float, Meta(ge=0, le=1e9)]
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
+"""NaN fails both comparisons."""
+NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
-    """A record of named fields, without arrays; its tag is its name."""
+    """A message of named fields, without arrays; it is tagged with the name of its class."""
 
 
 class Hello(Fields):
-    """The first message of a peer, and again after `WhoAreYou`."""
+    """The first message of a peer, and its answer to `WhoAreYou`."""
 
     role: Literal["actor", "evaluator"]
     name: Name
     build: Digest
-    """What the peer was built from; must equal the learner's."""
+    """Digest of the peer's program; it must equal the learner's."""
     config_digest: Digest
-    credits: Annotated[int, Meta(ge=0, le=65_536)]
-    """Most groups the peer plays at one time."""
+    group_quota: CountOrZero
+    """Most groups that the peer plays at a time."""
 
 
 class Welcome(Fields):
-    """The learner takes the peer in, or takes it in anew: after a restart of the learner, a silence
-    of the peer, a missed deadline, a full disk.
+    """The learner accepts a peer: after its `Hello`, and again when its state may have changed.
 
-    The peer sends again what was not acknowledged, and drops every group that it may not keep.
+    That is after a silence of the peer, a missed deadline, or a full disk. The peer sends again
+    every result that was not acknowledged, and drops every group that is not in `keeps`.
     """
 
     version: Number
     weights_path: Path | None = None
-    """None: no weights were published yet."""
+    """Where the newest weights lie; None if no weights were published."""
     keeps: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=65_536)] = ()
-    """Grant and epoch of the groups that the peer still plays; all others have ended or have been
+    """Grant and epoch of the groups that the peer still plays. All other groups have ended, or are
     granted to another peer."""
 
 
 class Refusal(Fields):
-    """The learner does not take the peer in; final."""
+    """The learner does not accept the peer, now or later."""
 
     reason: Reason
 
 
 class WhoAreYou(Fields):
-    """Answer to anything but a Hello from an unknown peer, as after a restart of the learner; once,
-    until it says hello.
+    """The learner does not know the peer, as after a restart of the learner: say `Hello`.
 
-    What the peer had sent, and sends before it says hello, is not taken, and not acknowledged.
+    Sent once, until the peer's `Hello`. The learner does not take in, and never acknowledges, what
+    the peer sends before its `Hello`.
     """
 
 
 class Rival(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A version of the policy in the opponent's seat."""
+    """A past version of the policy that plays the opponent's seat."""
 
     version: Number
     path: Path
-    """Location of the rival's weights, kept there while the group is in flight."""
+    """Where its weights lie; they are kept while the group is in flight."""
 
 
 class GroupGrant(Fields):
-    """One group may be played: a slot, until its trials are trained or the group is dropped."""
+    """The peer may play one group of trials."""
 
     grant: Number
+    """Number of the group."""
     epoch: Number
-    """How often the group was granted before."""
+    """Number of earlier grants of this group."""
     environment: Name
     member: Name
+    """The hidden opponent or task variant."""
     seat: Number
     seed: Number
     num_trials: Count
     num_episodes: Count
     version: Number
-    """The policy version of the (first) grant; staleness is bounded from here."""
+    """The oldest policy version that may play the group: that of its first grant, less the lag."""
     deadline_s: Seconds
-    """From now on; after it the group is granted to someone else."""
+    """Seconds from now after which the group is granted to another peer."""
     held: Annotated[tuple[Number, ...], Meta(max_length=65_536)] = ()
-    """Trials that arrived under an earlier epoch; they need not be played again."""
+    """Indices of trials that have arrived already; the peer does not play them."""
     rival: Rival | None = None
-    """Where `member` is a version of the policy: which, and where it lies."""
-    max_turns: Annotated[int, Meta(ge=0, le=65_536)] = 0
-    """Most actions of an episode; 0: as many as the environment allows."""
+    """The opponent's weights, if `member` is a past version of the policy."""
+    max_turns: CountOrZero = 0
+    """Most actions in an episode; 0: as many as the environment allows."""
     guidance: Guidance | None = None
-    """What the first trials of the group are told of earlier tasks."""
+    """Strategies from earlier tasks for the prompts of the group's first trials."""
 
 
 class GroupDrop(Fields):
-    """A peer gives a group up."""
+    """A peer cannot play a group to its end."""
 
     grant: Number
     epoch: Number
@@ -127,16 +129,17 @@ class GroupDrop(Fields):
 
 
 class Acknowledge(Fields):
-    """The learner holds this trial; the peer may forget it."""
+    """The learner's journal holds the trial durably; the peer may forget it."""
 
     grant: Number
     epoch: Number
     trial: Number
+    """Index of the trial in its group."""
     is_duplicate: bool
 
 
 class Unwanted(Fields):
-    """The learner knows of no such trial and does not take it; the peer may forget it."""
+    """The learner granted no such trial and discards it; the peer may forget it."""
 
     grant: Number
     epoch: Number
@@ -145,7 +148,7 @@ class Unwanted(Fields):
 
 
 class Publication(Fields):
-    """Weights are ready to be mapped."""
+    """The weights of a version are ready to be loaded."""
 
     version: Number
     path: Path
@@ -153,37 +156,39 @@ class Publication(Fields):
 
 
 class Loaded(Fields):
-    """A peer draws with this version, and reads no older one any more.
+    """A peer samples with this version, and reads no older weights any more.
 
-    The other fields are the engine's receipt, which has agreed with the learner's
-    (`mage_async/inference/receipts/`).
+    The other fields are the engine's fingerprint of the weights that it loaded, after it agreed
+    with the learner's (`mage_async/inference/weight_fingerprint.py`).
     """
 
     version: Number
     digest: Annotated[str, Meta(max_length=128)] = ""
-    """Of all tensors that were loaded, "unseen" where no host saw them; empty where the weights had
-    no receipt."""
-    difference: Booked = 0.0
-    """Mean distance of the check tokens' log-probs from the learner's, in nats."""
-    num_retries: Annotated[int, Meta(ge=0, le=65_536)] = 0
-    """Times that other weights were read first."""
+    """Of all loaded tensors; "unseen" if they never were in host memory; empty if the weights were
+    published without a fingerprint."""
+    difference: NonNegative = 0.0
+    """Mean absolute difference from the learner's log-probs of the probe tokens, in nats."""
+    num_retries: CountOrZero = 0
+    """Number of times that the engine read other weights first."""
 
 
 class Heartbeat(Fields):
-    """A peer lives. Counters are totals since its start, by name; blocked seconds by cause."""
+    """A sign of life, with totals since the peer started."""
 
     name: Name
-    counters: Annotated[dict[Name, Measured], Meta(max_length=256)]
-    blocked_s: Annotated[dict[Name, Booked], Meta(max_length=64)]
+    counters: Annotated[dict[Name, Finite], Meta(max_length=256)]
+    """Totals by name."""
+    blocked_s: Annotated[dict[Name, NonNegative], Meta(max_length=64)]
+    """Seconds by the state that the peer was in."""
 
 
 class Goodbye(Fields):
-    """The sender ends its side; nothing follows."""
+    """The sender ends the connection; no message follows."""
 
     reason: Reason
 
 
-Header = (
+_WithoutArrays = (
     Hello
     | Welcome
     | Refusal
@@ -196,20 +201,7 @@ Header = (
     | Loaded
     | Heartbeat
     | Goodbye
-    | TrialHeader
 )
-Message = (
-    Hello
-    | Welcome
-    | Refusal
-    | WhoAreYou
-    | GroupGrant
-    | GroupDrop
-    | Acknowledge
-    | Unwanted
-    | Publication
-    | Loaded
-    | Heartbeat
-    | Goodbye
-    | TrialResult
-)
+Message = _WithoutArrays | TrialResult
+Header = _WithoutArrays | TrialHeader
+"""What the header frame of a message holds."""

@@ -1,59 +1,143 @@
-"""A trial as a typed header and three raw arrays; where the policy played both seats, both trials
-as one message, so that they arrive, are journaled and are acknowledged together or not at all.
+"""A trial as message frames: a typed header and three raw arrays.
 
-    header      grant, epoch, task, turns, version runs and lengths of the segments
-    tokens      int32 [T]           T: tokens of all segments, one after the other
-    logprobs    float32 [T]
-    is_sampled  bits [ceil(T / 8)]  first token in the highest bit, unused bits 0
-
-What is per token is an array, what is per turn is in the header: msgspec reads and writes 26 turns
-in 13 µs; as a table of int32 that Python takes apart they cost 25 µs and more frames. Rewards keep
-their float64, so a return the learner computes is the one an actor would compute.
+Where the policy played both seats, both trials are one message: they arrive, are journaled and are
+acknowledged together or not at all.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from mage_async.errors import WireError
-from mage_async.protocol.trial_header import (
-    TOKENS,
-    Frame,
-    Limits,
-    TrialHeader,
-    check_header,
-    check_values,
-)
-from mage_async.trajectory import Segment, Trial
+from mage_async.policy_version import VersionRun
+from mage_async.protocol.limits import Limits
+from mage_async.trajectory import Alternative, Kind, Segment, Task, Trial, Turn
 
+#     header      grant, epoch, task, turns, version runs and lengths of the segments
+#     tokens      int32 [T]           T: tokens of all segments, one after the other
+#     logprobs    float32 [T]
+#     is_sampled  bits [ceil(T / 8)]  first token in the highest bit, unused bits 0
+#
+# Values per token are arrays; values per turn are in the header. msgspec reads and writes 26 turns
+# in 13 µs; as an int32 table that Python takes apart they cost 25 µs and more frames. Rewards keep
+# their float64, so the learner computes the same returns as an actor would.
+
+Frame = bytes | memoryview
+
+TOKENS = np.dtype("<i4")
+"""dtype of token ids."""
 _LOGPROBS = np.dtype("<f4")
+
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrialResult:
-    """A finished trial of a granted group, or both seats of one."""
+    """A finished trial of a granted group, or the trials of both seats."""
 
     grant: int
     epoch: int
-    """Epoch of the grant that the trial was played under."""
+    """Epoch of the grant under which the trial was played."""
     trial: Trial
     frames: Sequence[Frame] = field(default=(), repr=False)
-    """The message as it arrived, checked; the journal holds it as it is. Empty where the trial was
-    played in this process, or read from a journal."""
+    """The frames that arrived, after their checks; the journal stores them unchanged. Empty if the
+    trial was played in this process or read from a journal."""
     other: Trial | None = None
-    """The trial of the other seat, where the policy played both: the next of its group."""
+    """The trial of the other seat, if the policy played both; its index is the next one."""
 
     def trials(self) -> tuple[Trial, ...]:
-        """All that was played, in order of index."""
+        """Return the trial, or the trials of both seats, in order of index."""
         return (self.trial,) if self.other is None else (self.trial, self.other)
 
 
+class OtherSeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The fields of the other seat's trial that differ from the first trial's.
+
+    Its task is the first one's seen from the other seat, its index is the next one, and its tokens
+    follow in the same arrays.
+    """
+
+    num_tokens: tuple[Size, ...]
+    versions: tuple[tuple[VersionRun, ...], ...]
+    turns: tuple[Turn, ...]
+    num_prompt_tokens: Natural
+    num_reused_tokens: Natural
+    num_repeated_tokens: Natural
+    num_extension_faults: Natural
+    num_injections: Natural = 0
+
+
+class TrialHeader(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag="TrialResult",
+):
+    """A `TrialResult` without its arrays."""
+
+    grant: Natural
+    epoch: Natural
+    task: Task
+    index: Natural
+    num_episodes: Size
+    num_tokens: tuple[Size, ...]
+    """Number of tokens of each segment."""
+    versions: tuple[tuple[VersionRun, ...], ...]
+    """Version runs of each segment."""
+    turns: tuple[Turn, ...]
+    num_prompt_tokens: Natural
+    num_reused_tokens: Natural
+    num_repeated_tokens: Natural
+    num_extension_faults: Natural
+    duration_s: Annotated[float, Meta(ge=0, le=1e9)]
+    num_injections: Natural = 0
+    alternatives: tuple[Alternative, ...] = ()
+    """Actions of an adviser for some of the turns; empty if nobody is asked."""
+    memory: Natural | None = None
+    """Version of the graph memory whose guidance was in the prompt; None: no guidance."""
+    other: OtherSeat | None = None
+    """The other seat's trial, if the policy played both seats."""
+
+    def seats(self) -> "tuple[TrialHeader, ...]":
+        """Return one header per trial: one, or two for both seats."""
+        if self.other is None:
+            return (self,)
+        own = msgspec.structs.replace(self, other=None)
+        return own, msgspec.structs.replace(
+            own,
+            task=self.task.across(),
+            index=self.index + 1,
+            **msgspec.structs.asdict(self.other),
+        )
+
+    def with_other(self, header: "TrialHeader") -> "TrialHeader":
+        """Return this header together with that of the other seat's trial."""
+        across = (self.task.across(), self.index + 1, self.num_episodes)
+        assert (header.task, header.index, header.num_episodes) == across, "another play's trial"
+        own = {name: getattr(header, name) for name in OtherSeat.__struct_fields__}
+        return msgspec.structs.replace(self, other=OtherSeat(**own))
+
+
+_SHARED_FIELDS = [name for name in TrialHeader.__struct_fields__ if name in Trial.__slots__]
+"""Fields that a trial and its header both have, with the same meaning."""
+
+
 def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[Frame]]:
-    """Header and array frames of a trial, checked as the other side will."""
+    """Return the header and the array frames of a trial, after the checks of the receiver.
+
+    Raises:
+        WireError: the trial exceeds a limit, or its parts contradict each other.
+    """
     headers = [_header(result, trial) for trial in result.trials()]
-    header = headers[0] if len(headers) == 1 else headers[0].beside(headers[1])
-    check_header(header, limits)
+    header = headers[0] if len(headers) == 1 else headers[0].with_other(headers[1])
+    _check_header(header, limits)
     segments = [segment for trial in result.trials() for segment in trial.segments]
     tokens = _joined("tokens", [segment.tokens for segment in segments], TOKENS)
     logprobs = _joined("logprobs", [segment.logprobs for segment in segments], _LOGPROBS)
@@ -63,19 +147,19 @@ def pack_trial(result: TrialResult, limits: Limits) -> tuple[TrialHeader, list[F
             f"a trial has {len(tokens)} tokens, {len(logprobs)} logprobs "
             f"and {len(sampled)} mask entries"
         )
-    for each, part in _spans(header):
-        check_values(each, tokens[part], logprobs[part], sampled[part], limits)
+    for seat, part in _spans(header):
+        _check_values(seat, tokens[part], logprobs[part], sampled[part], limits)
     return header, [_bytes(tokens), _bytes(logprobs), _bytes(np.packbits(sampled))]
 
 
 def unpack_trial(header: TrialHeader, arrays: Sequence[Frame], limits: Limits) -> TrialResult:
-    """The trial of a header and its arrays; tokens and log-probs are views of the frames.
+    """Return the trial of a header and its arrays; tokens and log-probs are views of the frames.
 
     Raises:
-        WireError: sizes, spans, runs or numbers that cannot be a trial's.
+        WireError: sizes, spans, version runs or values that no trial can have.
     """
-    check_header(header, limits)
-    total = sum(sum(each.num_tokens) for each in header.seats())
+    _check_header(header, limits)
+    total = sum(sum(seat.num_tokens) for seat in header.seats())
     expected = [total * TOKENS.itemsize, total * _LOGPROBS.itemsize, (total + 7) // 8]
     if [len(frame) for frame in arrays] != expected:
         got = [len(frame) for frame in arrays]
@@ -87,13 +171,14 @@ def unpack_trial(header: TrialHeader, arrays: Sequence[Frame], limits: Limits) -
         raise WireError("mask has bits set behind the last token")
     sampled = np.unpackbits(bits, count=total).view(bool)
     trials = []
-    for each, part in _spans(header):
-        check_values(each, tokens[part], logprobs[part], sampled[part], limits)
-        trials.append(_trial(each, tokens[part], sampled[part], logprobs[part]))
+    for seat, part in _spans(header):
+        _check_values(seat, tokens[part], logprobs[part], sampled[part], limits)
+        trials.append(_trial(seat, tokens[part], sampled[part], logprobs[part]))
     return TrialResult(header.grant, header.epoch, trials[0], other=next(iter(trials[1:]), None))
 
 
 def _header(result: TrialResult, trial: Trial) -> TrialHeader:
+    # A trial that was cut short has no last episode to train on; only evaluations count it.
     if trial.cut_at is not None:
         raise WireError(
             f"a trial that was cut at episode {trial.cut_at} counts in evaluations alone: drop it"
@@ -101,29 +186,18 @@ def _header(result: TrialResult, trial: Trial) -> TrialHeader:
     return TrialHeader(
         grant=result.grant,
         epoch=result.epoch,
-        task=trial.task,
-        index=trial.index,
-        num_episodes=trial.num_episodes,
         num_tokens=tuple(len(segment.tokens) for segment in trial.segments),
         versions=tuple(segment.versions for segment in trial.segments),
-        turns=trial.turns,
-        num_prompt_tokens=trial.num_prompt_tokens,
-        num_reused_tokens=trial.num_reused_tokens,
-        num_repeated_tokens=trial.num_repeated_tokens,
-        num_extension_faults=trial.num_extension_faults,
-        duration_s=trial.duration_s,
-        num_injections=trial.num_injections,
-        expert_steps=trial.expert_steps,
-        memory=trial.memory,
+        **{name: getattr(trial, name) for name in _SHARED_FIELDS},
     )
 
 
 def _spans(header: TrialHeader) -> Iterator[tuple[TrialHeader, slice]]:
-    """Each trial's header, and where its tokens lie in the arrays."""
+    """Yield each trial's header, and the slice of its tokens in the arrays."""
     start = 0
-    for each in header.seats():
-        stop = start + sum(each.num_tokens)
-        yield each, slice(start, stop)
+    for seat in header.seats():
+        stop = start + sum(seat.num_tokens)
+        yield seat, slice(start, stop)
         start = stop
 
 
@@ -136,21 +210,8 @@ def _trial(
         part = slice(start, start + length)
         segments.append(Segment(tokens[part], sampled[part], logprobs[part], versions))
         start += length
-    return Trial(
-        task=header.task,
-        index=header.index,
-        num_episodes=header.num_episodes,
-        segments=tuple(segments),
-        turns=header.turns,
-        num_prompt_tokens=header.num_prompt_tokens,
-        num_reused_tokens=header.num_reused_tokens,
-        num_repeated_tokens=header.num_repeated_tokens,
-        num_extension_faults=header.num_extension_faults,
-        duration_s=header.duration_s,
-        num_injections=header.num_injections,
-        expert_steps=header.expert_steps,
-        memory=header.memory,
-    )
+    shared = {name: getattr(header, name) for name in _SHARED_FIELDS}
+    return Trial(segments=tuple(segments), **shared)
 
 
 def _joined(name: str, parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
@@ -164,3 +225,134 @@ def _joined(name: str, parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarr
 
 def _bytes(array: np.ndarray) -> memoryview:
     return memoryview(array).cast("B")
+
+
+def _check_header(header: TrialHeader, limits: Limits) -> None:
+    """Check all counts of a message, before any array is read."""
+    for seat in header.seats():
+        _check_counts(seat, limits)
+    total = sum(sum(seat.num_tokens) for seat in header.seats())
+    if total > limits.max_tokens:
+        raise WireError(f"both seats have at most {limits.max_tokens} tokens, got {total}")
+    if header.other is not None and (header.alternatives or header.memory is not None):
+        raise WireError("a trial of both seats has no alternatives and no guidance")
+
+
+def _check_counts(header: TrialHeader, limits: Limits) -> None:
+    """Check the counts of one trial."""
+    counts = (
+        ("segments", len(header.num_tokens), 1, limits.max_segments),
+        (
+            "lists of version runs",
+            len(header.versions),
+            len(header.num_tokens),
+            len(header.num_tokens),
+        ),
+        ("version runs", sum(map(len, header.versions)), 0, limits.max_runs),
+        ("turns", len(header.turns), 0, limits.max_turns),
+        ("tokens", sum(header.num_tokens), 1, limits.max_tokens),
+    )
+    for name, count, least, most in counts:
+        if not least <= count <= most:
+            raise WireError(f"a trial has {least} to {most} {name}, got {count}")
+
+
+def _check_values(
+    header: TrialHeader,
+    tokens: np.ndarray,
+    logprobs: np.ndarray,
+    sampled: np.ndarray,
+    limits: Limits,
+) -> None:
+    """Check the values of one trial: token ids, log-probs, version runs, turns, alternatives."""
+    if tokens.min() < 0:
+        raise WireError(f"token ids are at least 0, got {tokens.min()}")
+    if not np.isfinite(logprobs).all():
+        raise WireError("logprobs are finite, got one that is not")
+    _check_turns(header, limits)
+    _check_alternatives(header, limits)
+    start = 0
+    for segment, length in enumerate(header.num_tokens):
+        part = sampled[start : start + length]
+        _check_runs(segment, header.versions[segment], length, bool(part.any()))
+        start += length
+
+
+def _check_runs(segment: int, runs: Sequence[VersionRun], length: int, is_sampled: bool) -> None:
+    """Check that runs are in order and inside their segment, and that sampled tokens have one."""
+    if is_sampled and not runs:
+        raise WireError(f"segment {segment} has sampled tokens and no version run")
+    last = -1
+    for run in runs:
+        if not last < run.start < length:
+            raise WireError(
+                f"version runs of segment {segment} start in order below {length}, "
+                f"got {run.start} after {last}"
+            )
+        if not 0 <= run.kv <= run.policy < 2**31:
+            raise WireError(f"a version run has 0 <= kv <= policy, got {run.kv} and {run.policy}")
+        last = run.start
+
+
+def _check_turns(header: TrialHeader, limits: Limits) -> None:
+    """Check that every turn lies in an episode and a segment, and has a finite reward."""
+    for number, turn in enumerate(header.turns):
+        if not (0 <= turn.episode < header.num_episodes and turn.index >= 0):
+            raise WireError(
+                f"turn {number} is in episode {turn.episode} at {turn.index}, "
+                f"of {header.num_episodes} episodes"
+            )
+        if not 0 <= turn.segment < len(header.num_tokens):
+            raise WireError(
+                f"turn {number} is in segment {turn.segment} of {len(header.num_tokens)}"
+            )
+        if not 0 <= turn.start <= turn.stop <= header.num_tokens[turn.segment]:
+            raise WireError(
+                f"turn {number} spans {turn.start}:{turn.stop} in a segment of "
+                f"{header.num_tokens[turn.segment]} tokens"
+            )
+        if not 0 <= turn.num_reused <= turn.start:
+            raise WireError(
+                f"turn {number} reused {turn.num_reused} tokens of a prompt of {turn.start}"
+            )
+        if not math.isfinite(turn.reward):
+            raise WireError(f"turn {number} has reward {turn.reward}, expected a finite number")
+        if max(len(turn.action), len(turn.anchor)) > limits.max_text_chars:
+            raise WireError(f"turn {number} has over {limits.max_text_chars} characters of text")
+        if turn.info:
+            _check_info(number, turn.info, limits)
+
+
+def _check_alternatives(header: TrialHeader, limits: Limits) -> None:
+    """Check that alternatives are in order of turns, each inside the completion of an action."""
+    last = -1
+    for step in header.alternatives:
+        if not last < step.turn < len(header.turns):
+            raise WireError(
+                f"alternatives are in order of {len(header.turns)} turns, "
+                f"got {step.turn} after {last}"
+            )
+        turn, last = header.turns[step.turn], step.turn
+        if turn.kind is not Kind.ACT:
+            raise WireError(f"turn {step.turn} has an alternative and is no action")
+        if len(step.action) > limits.max_alternative_chars:
+            raise WireError(
+                f"turn {step.turn} has an alternative of over {limits.max_alternative_chars} "
+                "characters"
+            )
+        is_none = step.place == step.token == -1
+        if not is_none and not (turn.start <= step.place < turn.stop and 0 <= step.token < 2**31):
+            raise WireError(
+                f"the alternative of turn {step.turn} puts token {step.token} at {step.place}, "
+                f"outside of {turn.start}:{turn.stop} or of all token ids"
+            )
+
+
+def _check_info(number: int, info: str, limits: Limits) -> None:
+    """Check that a turn's info is a JSON object, so that every reader can parse it."""
+    if len(info) > limits.max_info_chars:
+        raise WireError(f"turn {number} has over {limits.max_info_chars} characters of info")
+    try:
+        msgspec.json.decode(info, type=dict)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as fault:
+        raise WireError(f"turn {number} has an info that is no JSON object: {fault}") from fault

@@ -1,15 +1,15 @@
 """Trajectory diversity: how differently a policy plays one and the same task.
 
 LaMer (arXiv 2512.16848, figures 1 and 3) compares policies by the entropy of the distinct
-trajectories that each samples for a task. Here a task is played R times with luck of the policy's
-own and equal luck of the environment; the trajectory of an episode is its sequence of (state,
-action), a state by the environment's anchor. With p the shares of the R plays that the distinct
-trajectories of an episode have,
+trajectories that each samples for a task. Here a task is played R times: the environment repeats
+its random seed, the policy samples anew. The trajectory of an episode is its sequence of (state,
+action) pairs, with states named by the environment's anchors. With p the shares of the distinct
+trajectories among the R plays of an episode,
 
     H = - sum p ln p   nats, from 0 (always the same) to ln R (never twice the same),
 
-a mean over tasks. It is the entropy of the sample, so it lies below that of the policy where R is
-not much larger than the number of trajectories: compare figures of equal R.
+and the mean over tasks is reported. H is the entropy of the sample. It lies below the entropy of
+the policy unless R is much larger than the number of trajectories: compare figures of equal R only.
 """
 
 import math
@@ -23,26 +23,28 @@ from mage_async.trajectory import Kind, Trial
 
 
 class Diversity(msgspec.Struct, frozen=True):
-    """Of a set of tasks, by episode."""
+    """Diversity of the trajectories in a set of tasks, by episode."""
 
     num_tasks: int
     repeats: int
     """Plays of each task."""
     entropy_by_episode: list[float]
-    """nats"""
+    """Mean entropy over tasks, nats."""
     ci95_by_episode: list[float]
-    """Half-widths of 95 % intervals over tasks."""
+    """Half-widths of 95 % intervals of that mean."""
     distinct_by_episode: list[float]
     """Mean number of distinct trajectories of a task."""
     most: float
-    """The largest entropy that so many plays can have: ln(repeats)."""
+    """The largest possible entropy, ln(repeats)."""
 
 
 def diversity(plays: Sequence[Sequence[Trial]]) -> Diversity:
-    """Of equally many trials of each task; an episode that was not played is equal to another such.
+    """Compute the diversity of repeated plays.
+
+    All episodes that were not played count as the same trajectory.
 
     Args:
-        plays: `plays[task][repeat]`, of equal numbers of episodes.
+        plays: `plays[task][repeat]`; all trials have the same number of episodes.
     """
     repeats, num_episodes = len(plays[0]), plays[0][0].num_episodes
     counts = [
@@ -61,7 +63,7 @@ def diversity(plays: Sequence[Sequence[Trial]]) -> Diversity:
 
 
 def trajectory(trial: Trial, episode: int) -> Hashable:
-    """What an episode was, action by action, each with the state it was taken in."""
+    """Return the (state, action) pairs of an episode."""
     return tuple(
         (turn.anchor, turn.action)
         for turn in trial.turns
@@ -70,7 +72,7 @@ def trajectory(trial: Trial, episode: int) -> Hashable:
 
 
 def _entropy(counts: Iterable[int]) -> float:
-    """Of a sample, in nats."""
+    """Return the entropy of a sample by the counts of its values, nats."""
     counts = list(counts)
     total = sum(counts)
     return math.fsum(count / total * math.log(total / count) for count in counts)

@@ -1,11 +1,11 @@
-"""Durable files: written whole, and synced to the disk."""
+"""Durable files: replace a file atomically, and sync it to the disk."""
 
 import os
 from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or a folder's names, durable."""
+    """Sync a file's content, or the names in a folder, to the disk (`fsync`)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -14,7 +14,7 @@ def sync(path: Path) -> None:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replace a file's content, on the disk itself: all of it or, where that fails, nothing."""
+    """Replace the content of a file durably: a crash leaves the old or the new content."""
     draft = file.with_name(f".{file.name}.part")
     draft.write_text(text)
     sync(draft)

@@ -1,25 +1,27 @@
-"""Intervals of means: over seeds, which are few, by Student's t; over trials by the normal."""
+"""Confidence intervals at 95 %: Student's t over few seeds, the normal distribution over many
+trials, Wilson's interval for shares.
+"""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 
 T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t at 97.5 % by degrees of freedom."""
+"""Quantile of Student's t at 97.5 % by degrees of freedom."""
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half-width at 95 %; the half-width of one value is NaN."""
+    """Return the mean of a few values and its half-width by Student's t; NaN for one value."""
     return statistics.fmean(values), _t95(len(values) - 1) * standard_error(values)
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Standard error of the mean; NaN for one value."""
+    """Return the standard error of the mean; NaN for one value."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Of many values, at 95 %: 1.96 standard errors of the mean; 0 for a single value."""
+    """Return the half-width of many values: 1.96 standard errors of the mean; 0 for one value."""
     if len(values) < 2:
         return 0.0
     mean = sum(values) / len(values)
@@ -28,7 +30,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def wilson(successes: int, count: int) -> tuple[float, float]:
-    """Bounds at 95 % of a share, as Wilson has it: inside 0 to 1 even where all or none succeed."""
+    """Return Wilson's bounds of a share, which lie within [0, 1] even if all or none succeed."""
     share, spread = successes / count, 1.96**2 / count
     middle = (share + spread / 2) / (1 + spread)
     half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
@@ -36,8 +38,10 @@ def wilson(successes: int, count: int) -> tuple[float, float]:
 
 
 def paired(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
-    """`one - other` of each seed that both have: seeds share warm start and tasks, so differences
-    vary less than either.
+    """Return `one - other` for each seed that both have.
+
+    Runs of one seed share their warm start and their tasks, so the differences vary less than the
+    values themselves.
     """
     return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
 

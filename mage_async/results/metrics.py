@@ -1,29 +1,30 @@
-"""Every metric: its name, its unit, and one sentence. No other file explains a metric."""
+"""Metrics of a step: the meaning of each name (`METRICS`), and functions that compute some."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from mage_async.admission.counts import LedgerCounts
+from mage_async.admission.ledger import LedgerCounts
 from mage_async.environments.environment import Environment
-from mage_async.environments.mix.parts import label_of, part_of
-from mage_async.policy_version import PROVENANCES, tokens_by_provenance
+from mage_async.environments.mix import component_of, label_of
+from mage_async.methods.registry import metrics as of_methods
+from mage_async.policy_version import PROVENANCES, VersionRun, oldest, tokens_by_provenance
 from mage_async.tasks.population import is_policy
-from mage_async.trajectory import Group, Kind, Trial
+from mage_async.trajectory import Group, Kind, Segment, Trial, Turn
 
 IN = "_in_"
 INJECTIONS = {side: f"injections_by_{side}" for side in ("environment", "opponent")}
-"""Names of metrics, by the side that wrote the text of a special token."""
+"""Names of the metrics that count special tokens in text, by the side that wrote the text."""
 METRICS: dict[str, tuple[str, str]] = {
     "step": ("steps", "Policy version after this step."),
-    "time_s": ("s", "Since the learner began to train."),
+    "time_s": ("s", "Time since the learner began to train."),
     "return_by_episode": (
         "reward/unit",
-        "Mean return of each episode over the trials of the batch; one that a curriculum has not "
-        "reached repeats the last.",
+        "Mean return of each episode over the trials of the batch; an episode that a curriculum "
+        "has not reached repeats the last one played.",
     ),
     "invalid_actions_per_trial": ("1", "Actions that were refused or could not be parsed."),
-    "valid_action_share": ("share", "Actions that were neither, of all actions."),
+    "valid_action_share": ("share", "Actions that were parsed and accepted, of all actions."),
     "truncated_action_share": (
         "share",
         "Actions that are invalid and used up `transcript.max_action_tokens`; 0 where the "
@@ -31,12 +32,12 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "injections_by_environment": (
         "observations",
-        "Observations that held the text of a special token of the chat; the agent was told it as "
-        "plain text. Left out where there was none.",
+        "Observations that held the text of a special token of the chat, which the prompt holds as "
+        "plain text. Left out if there was none.",
     ),
     "injections_by_opponent": (
         "observations",
-        "The same, where a version of the policy was the opponent.",
+        "The same for observations from an opponent that is a version of the policy.",
     ),
     "trials_per_s": ("1/s", "Trials trained per second since the last step."),
     "generated_tokens_per_s": ("tokens/s", "Sampled tokens trained a second since the last step."),
@@ -44,57 +45,46 @@ METRICS: dict[str, tuple[str, str]] = {
     "prefix_hit_rate": ("share", "Prompt tokens that the engine did not compute in that turn."),
     "prefix_reuse_rate": (
         "share",
-        "Of the prompt tokens computed before, those not computed again.",
+        "Prompt tokens not computed again, of those computed before.",
     ),
-    "reused_prompt_tokens": ("tokens", "Mean of a trial's prompt tokens that were not computed."),
+    "reused_prompt_tokens": ("tokens", "Prompt tokens of a trial that were not computed, mean."),
     "exact_version_share": ("share", "Sampled tokens whose version is known exactly."),
     "segment_version_share": (
         "share",
-        "Sampled tokens whose version is known by where they were when new weights came.",
+        "Sampled tokens whose version follows from their place when new weights were loaded.",
     ),
     "reply_version_share": (
         "share",
-        "Sampled tokens whose version is taken to be that of the reply's end.",
+        "Sampled tokens whose version is taken to be the version at the end of the reply.",
     ),
     "extension_faults": ("turns", "Prompts that did not extend their context; should be 0."),
     "trial_s": ("s", "Mean time from a trial's first prompt to its end."),
-    "staleness_mean": ("steps", "Version being trained minus version that drew the token."),
+    "staleness_mean": ("steps", "Version being trained minus version that sampled the token."),
     "staleness_max": ("steps", "The largest staleness of a token of the batch."),
     "over_bound_share": ("share", "Tokens staler than `admission.max_staleness` plus `lag`."),
-    "exact_staleness_mean": ("steps", "Of tokens whose version the engine named for each."),
-    "segment_staleness_mean": ("steps", "Of tokens cut into versions where new weights came."),
-    "reply_staleness_mean": ("steps", "Of tokens with the version at the reply: an estimate."),
+    "exact_staleness_mean": ("steps", "Staleness of tokens whose version is known exactly."),
+    "segment_staleness_mean": (
+        "steps",
+        "Staleness of tokens whose version follows from their place when weights were loaded.",
+    ),
+    "reply_staleness_mean": (
+        "steps",
+        "Staleness of tokens that have the version at the end of the reply: an estimate.",
+    ),
     "token_share": ("share", "Tokens of this age, of all sampled ones or of the episode's."),
     "k3_mean": ("nats", "Mean r - log r - 1, with r the proximal over the behaviour probability."),
-    "effective_share": ("share", "Effective sample size of those r, over the number of tokens."),
-    "loss": ("1", "Mean surrogate per sampled token, those masked among them."),
+    "effective_share": ("share", "Effective sample size of these r, over the number of tokens."),
+    "loss": ("1", "Mean surrogate loss per sampled token, including masked tokens."),
     "entropy": ("nats", "Mean entropy of the policy at sampled tokens."),
-    "clipped_share": ("share", "Tokens whose ratio the clip bound."),
+    "clipped_share": ("share", "Tokens whose importance ratio was clipped."),
     "masked_share": ("share", "Tokens that the correction left out."),
-    "expert_agreement": (
-        "share",
-        "Actions equal to those of the expert, of all at which one was asked and knew.",
-    ),
-    "expert_loss": ("1", "Mean preference loss of the pairs of an expert's and a policy's action."),
-    "expert_preferred_share": (
-        "share",
-        "Pairs in which the expert's action has gained on the policy's since training began.",
-    ),
     "reference_k3": (
         "nats",
-        "Divergence from the policy that training began with, estimated (k3) per token; 0 where "
-        "`learner.kl` is.",
+        "KL divergence from the initial policy, estimated (k3) per token; 0 if `learner.kl` is 0.",
     ),
-    "mean_weight": ("1", "Mean importance weight, after truncation; 0 where masked."),
-    "actor_loss": ("reward", "Mean `sum pi (alpha log pi - Q)` over valid actions (`sac`)."),
-    "critic_loss": ("reward²", "Mean half squared error of both Q heads (`sac`)."),
-    "invalid_nats": ("nats", "Mean -log of how probable the valid actions are together (`sac`)."),
-    "soft_value": ("reward", "Mean soft value of drawn states, by the target heads (`sac`)."),
-    "replay_trials": ("trials", "In the replay buffer (`sac`)."),
-    "replay_age_mean": ("steps", "Version being trained minus version of a drawn trial (`sac`)."),
-    "replay_age_max": ("steps", "The largest such age of the step (`sac`)."),
+    "mean_weight": ("1", "Mean importance weight after truncation; a masked token counts 0."),
     "grad_norm": ("1", "Mean norm of the gradient before clipping."),
-    "learning_rate": ("1", "Of the optimizer."),
+    "learning_rate": ("1", "Learning rate of the optimizer."),
     "logprob_gap_mean": ("nats", "Mean |proximal - behaviour| log-prob."),
     "logprob_mismatch_mean": ("nats", "Mean |learner - engine| log-prob at equal version."),
     "logprob_mismatch_max": ("nats", "Largest |learner - engine| log-prob at equal version."),
@@ -102,50 +92,56 @@ METRICS: dict[str, tuple[str, str]] = {
         "tokens",
         "Tokens whose weights and cached keys were the trained ones.",
     ),
-    "train_s": ("s", "Of this step, computing."),
-    "waiting_s": ("s", "Of this step, waiting for the batch."),
-    "groups_in_flight": ("groups", "Groups that hold a slot."),
+    "train_s": ("s", "Time that the learner computed in this step."),
+    "waiting_s": ("s", "Time that the learner waited for the batch of this step."),
+    "groups_in_flight": ("groups", "Groups that were granted and are not yet trained or dropped."),
     "zero_advantage_share": (
         "share",
-        "Sampled tokens with advantage 0: they teach nothing. All of a group are where its trials "
-        "earned the same.",
+        "Sampled tokens with advantage 0: they teach nothing. All tokens of a group have it if its "
+        "trials earned the same.",
     ),
     "actors_idle_share": (
         "share",
-        "Time that actors had nothing to play, since they were last heard. Left out where none was "
-        "heard since.",
+        "Share of the actors' time without anything to play since their last report. Left out if "
+        "no actor has reported since.",
     ),
-    "receipts": ("loads", "Loads since the last step that were shown to be what was published."),
-    "receipt_retries": ("loads", "Of these, weights that were read again, being others at first."),
+    "receipts": (
+        "loads",
+        "Weight loads since the last step whose fingerprint matched the published weights.",
+    ),
+    "receipt_retries": (
+        "loads",
+        "Of these loads, those that matched only when the weights were read again.",
+    ),
     "receipt_difference": (
         "nats",
         "Largest mean gap of log-probs to the learner's, where they were scored.",
     ),
-    "disk_free_bytes": ("bytes", "Free on the disk of the run's directory."),
+    "disk_free_bytes": ("bytes", "Free space on the disk of the run's directory."),
     "dropped_by_member": (
         "groups",
-        "Groups given up since the last step, by what is hidden in them. Left out where there were "
-        "none.",
+        "Groups dropped since the last step, by hidden member. Left out if there were none.",
     ),
     "over_bound_by_actor": (
         "share",
-        "Of `over_bound_share`, what each actor played. Left out where it is 0.",
+        "The part of `over_bound_share` that each actor played. Left out where it is 0.",
     ),
 }
-"""A metric that ends in `_episode_N` is about episode N. One that ends in `_age_N` is about tokens
-that are N steps old, or N and more for the largest N (`admission/staleness.py`, `OLDEST_AGE`). Both
-have the unit of their stem. So has one that ends in `_in_NAME`, which is about one environment of
-a mix.
+"""Unit and meaning of each metric.
+
+A suffix narrows a metric down and keeps its unit: `_episode_N` to episode N, `_age_N` to tokens
+that are N steps old (or older, for N = `OLDEST_AGE`), `_in_NAME` to one environment of a mix.
 """
 
 
 def batch_metrics(
     groups: Sequence[Group], environment: Environment, elapsed_s: float, num_episodes: int
 ) -> dict[str, object]:
-    """What a batch says of itself, trained `elapsed_s` after the one before.
+    """Return the metrics that follow from the trials of a batch.
 
     Args:
-        num_episodes: of a trial; what a curriculum has not reached repeats the last episode played.
+        elapsed_s: seconds since the batch before was trained.
+        num_episodes: episodes of a whole trial; a curriculum may play fewer.
     """
     trials = [trial for group in groups for trial in group.trials]
     return {
@@ -167,10 +163,13 @@ def batch_metrics(
 def _returns(
     trials: Sequence[Trial], environment: Environment, num_episodes: int
 ) -> dict[str, list[float]]:
-    """Mean returns by episode of all trials and, where several are mixed, of each environment."""
+    """Return the mean returns by episode: of all trials and, in a mix, of each environment."""
     alike: dict[str, list[list[float]]] = {}
     for trial in trials:
-        row, units = trial.episode_rewards(), part_of(environment, trial.task.member).facts.units
+        row, units = (
+            trial.episode_rewards(),
+            component_of(environment, trial.task.member).facts.units,
+        )
         row = [reward / units for reward in row + row[-1:] * (num_episodes - len(row))]
         alike.setdefault(label_of(environment, trial.task.member) or "", []).append(row)
     every = [row for rows in alike.values() for row in rows]
@@ -183,7 +182,7 @@ def _columns(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def returns_by_environment(record: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The returns of a step's line by environment; empty where nothing is mixed."""
+    """Return `return_by_episode` of a step by environment of a mix; empty without a mix."""
     stem = f"return_by_episode{IN}"
     return {
         name.removeprefix(stem): value for name, value in record.items() if name.startswith(stem)
@@ -191,7 +190,7 @@ def returns_by_environment(record: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def _injections(trials: Sequence[Trial]) -> dict[str, int]:
-    """Observations with special tokens in their text, by the side that wrote them, above 0."""
+    """Count observations with special tokens in their text, by the side that wrote them."""
     counts: Counter[str] = Counter()
     for trial in trials:
         side = "opponent" if is_policy(trial.task.member) else "environment"
@@ -202,7 +201,7 @@ def _injections(trials: Sequence[Trial]) -> dict[str, int]:
 def injections_by_source(
     records: Collection[Mapping[str, Any]], environment: str
 ) -> dict[str, int]:
-    """Those of all steps, by the environment's name and the side; only what is above 0."""
+    """Sum these counts over steps, by name of the source; sources without any are left out."""
     sources = {"environment": environment, "opponent": f"{environment}, opponent"}
     counts = {
         source: sum(record.get(INJECTIONS[side], 0) for record in records)
@@ -217,11 +216,11 @@ def _valid_share(trials: Sequence[Trial]) -> float:
 
 
 def prefix_rates(trials: Sequence[Trial]) -> dict[str, float]:
-    """Shares of prompt tokens that the engine took from its prefix cache.
+    """Return the shares of prompt tokens that the engine took from its prefix cache.
 
-    `prefix_hit_rate` is reused / all prompt tokens. Its ceiling is below 1, because each turn
-    brings new words: about `2 / (n + 1)` of a history of n turns. `prefix_reuse_rate` leaves those
-    out: it is 1 when no token was computed twice.
+    `prefix_hit_rate` is reused / all prompt tokens. It stays below 1, because each turn brings new
+    tokens: about `2 / (n + 1)` of a history of n turns. `prefix_reuse_rate` leaves new tokens out:
+    it is 1 if no token was computed twice.
     """
     prompt = sum(trial.num_prompt_tokens for trial in trials)
     reused = sum(trial.num_reused_tokens for trial in trials)
@@ -233,9 +232,9 @@ def prefix_rates(trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def _reuse_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
-    """What of each episode's prompts the engine had read before, as a share and in tokens.
+    """Return the reused prompt tokens of each episode, as a share and as a mean over trials.
 
-    An episode that no trial played is left out.
+    Episodes that no trial played are left out.
     """
     prompt: dict[int, int] = {}
     reused: dict[int, int] = {}
@@ -253,7 +252,7 @@ def _reuse_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def _provenance_shares(trials: Sequence[Trial]) -> dict[str, float]:
-    """How the versions of sampled tokens are known."""
+    """Return the shares of sampled tokens by the way in which their version is known."""
     counts = dict.fromkeys(PROVENANCES, 0)
     for segment in (segment for trial in trials for segment in trial.segments):
         for name, count in tokens_by_provenance(segment.versions, segment.is_sampled).items():
@@ -263,7 +262,7 @@ def _provenance_shares(trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def batch_totals(groups: Sequence[Group]) -> dict[str, int]:
-    """What a batch adds to the totals of a run."""
+    """Return the counts that a batch adds to the totals of a run."""
     trials = [trial for group in groups for trial in group.trials]
     return {
         "trials": len(trials),
@@ -278,7 +277,7 @@ def batch_totals(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def trial_counts(counts: LedgerCounts) -> dict[str, int]:
-    """Trials by fate: granted = trained + dropped + in_flight."""
+    """Return the counts of trials; granted = trained + dropped + in_flight."""
     trials = counts.trials
     return {
         "granted": trials.granted,
@@ -290,12 +289,106 @@ def trial_counts(counts: LedgerCounts) -> dict[str, int]:
     }
 
 
-def check_names(record: Mapping[str, object]) -> None:
-    """A record holds nothing that `METRICS` does not explain."""
+def check_names(record: Mapping[str, object], own: Collection[str] = ()) -> None:
+    """Assert that each metric of a record is explained, in `METRICS` or by a method.
+
+    Args:
+        own: names of metrics of methods of a user's own.
+    """
     for name in record:
         stem = name.split(IN, 1)[0].rsplit("_episode_", 1)[0].rsplit("_age_", 1)[0]
-        assert name in METRICS or stem in METRICS, f"metric {name!r} is not in METRICS"
+        is_known = {name, stem} & (METRICS.keys() | of_methods().keys() | set(own))
+        assert is_known, f"metric {name!r} is not in METRICS"
+
+
+def explanation_of(name: str) -> tuple[str, str]:
+    """Return the unit and the meaning of a metric; both empty for one of a user's own method."""
+    return METRICS.get(name) or of_methods().get(name, ("", ""))
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(1, len(values))
+
+
+# Metrics that warn of a fault outside of learning; the doctor reads them. Counts by member or by
+# actor are left out of a step if they are empty.
+
+WAITING = ("no grant", "no fresh weights")
+"""States in which an actor has nothing to play."""
+Seconds = Mapping[str, Mapping[str, float]]
+"""Seconds by state of each process."""
+
+
+def truncated_share(groups: Sequence[Group], most_tokens: int | None) -> float:
+    """Return the share of actions that used up their tokens and are invalid.
+
+    Args:
+        most_tokens: limit of tokens of an action; `None` if the transcript closes the tags of an
+            action itself, so that none is cut off and the share is 0.
+    """
+    if most_tokens is None:
+        return 0.0
+    acts = [turn for turn in _turns(groups) if turn.kind is Kind.ACT]
+    cut = sum(turn.stop - turn.start >= most_tokens and not turn.is_valid for turn in acts)
+    return cut / max(1, len(acts))
+
+
+def over_bound_by_actor(
+    groups: Sequence[Group], actors: Mapping[int, str], *, version: int, bound: int
+) -> dict[str, float]:
+    """Return the sampled tokens staler than `bound`, as a share of all, by actor.
+
+    Args:
+        actors: actor that finished a group, by grant; groups of unknown actors are left out.
+        version: the policy version being trained.
+        bound: the largest staleness that is allowed, steps.
+    """
+    found: Counter[str] = Counter()
+    for group in groups:
+        if group.grant in actors:
+            found[actors[group.grant]] += sum(
+                _tokens_before(segment, version - bound) for segment in _segments(group)
+            )
+    total = sum(trial.num_sampled() for group in groups for trial in group.trials)
+    return {actor: count / max(1, total) for actor, count in sorted((+found).items())}
+
+
+def idle_share(before: Seconds, now: Seconds) -> float | None:
+    """Return the share of time that actors waited for a grant or for weights.
+
+    Args:
+        before: seconds by state of each actor at the last step.
+        now: the same at this step.
+
+    Returns:
+        The share of the time in between; `None` if no actor has reported any.
+    """
+    spent: Counter[str] = Counter()
+    for name, states in now.items():
+        earlier = before.get(name, {})
+        passed = {state: seconds - earlier.get(state, 0.0) for state, seconds in states.items()}
+        if min(passed.values(), default=0.0) >= 0.0:  # below it, the actor was started again
+            spent.update(passed)
+    total = sum(spent.values())
+    return sum(spent[state] for state in WAITING) / total if total > 0 else None
+
+
+def _turns(groups: Sequence[Group]) -> list[Turn]:
+    return [turn for group in groups for trial in group.trials for turn in trial.turns]
+
+
+def _segments(group: Group) -> list[Segment]:
+    return [segment for trial in group.trials for segment in trial.segments]
+
+
+def _tokens_before(segment: Segment, version: int) -> int:
+    """Count the sampled tokens that versions below `version` sampled."""
+    runs: Sequence[VersionRun] = segment.versions
+    if not runs or oldest(runs) >= version:
+        return 0
+    stops = [*(run.start for run in runs[1:]), len(segment.tokens)]
+    return sum(
+        int(segment.is_sampled[run.start : stop].sum())
+        for run, stop in zip(runs, stops, strict=True)
+        if run.policy < version
+    )

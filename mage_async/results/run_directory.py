@@ -1,127 +1,75 @@
-"""The files of a run on disk. No other file spells these names."""
+"""Names of the files of a run; no other module spells them. `run_files.py` reads them."""
 
 from dataclasses import dataclass
 from hashlib import blake2s
 from pathlib import Path
 
 
+class _Below:
+    """Descriptor: a path below the root of a run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunDirectory", owner: type | None = None) -> Path:
+        return run.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Paths of one run."""
+    """Paths of the files of one run."""
 
     root: Path
 
-    @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.root / "config.toml"
-
-    @property
-    def launch(self) -> Path:
-        """How many actors the run was last started with; `--resume` starts as many."""
-        return self.root / "launch.json"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the process that runs it; see `mage_services/processes/run_lock.py`."""
-        return self.root / ".lock"
-
-    @property
-    def policy(self) -> Path:
-        """The model directory the run began from; its tokenizer serves every later version."""
-        return self.root / "policy"
-
-    @property
-    def weights(self) -> Path:
-        """Weights published on disk, a file a version; versions without a lease are removed."""
-        return self.root / "weights"
+    config = _Below("config.toml")
+    """The resolved configuration."""
+    launch = _Below("launch.json")
+    """Number of actors of the last start; `--resume` starts as many."""
+    lock = _Below(".lock")
+    """Lock of the process that runs it; see `mage_services/processes/run_lock.py`."""
+    policy = _Below("policy")
+    """Model directory of the initial policy; its tokenizer serves every later version."""
+    weights = _Below("weights")
+    """Weights published on disk, one file a version; versions without a lease are removed."""
+    checkpoints = _Below("checkpoints")
+    """Checkpoints, one HuggingFace folder each."""
+    journal = _Below("journal")
+    """Append-only segments; see `mage_async/protocol/journal_records.py`."""
+    logs = _Below("logs")
+    """Output of each process; see `log_of`."""
+    metrics = _Below("metrics.jsonl")
+    """Metrics, one line of JSON a step; `mage_async/results/metrics.py` explains them."""
+    curve = _Below("evaluations.jsonl")
+    """Evaluations while training, one line of JSON each."""
+    memory = _Below("memory.jsonl")
+    """Strategies of the graph memory, one line of JSON a version."""
+    evaluation = _Below("evaluation.json")
+    """The final evaluation with its controls."""
+    samples = _Below("trials.jsonl")
+    """A few whole trials to read, one line of JSON each."""
+    learner = _Below("learner.json")
+    """Counts and totals of the learner at its end."""
+    events = _Below("events.jsonl")
+    """Starts, ends, faults and remarks of the run's processes, one line of JSON each."""
+    times = _Below("times.json")
+    """Seconds of each process by state, rewritten while the run goes on."""
+    index = _Below("index.sqlite")
+    """Place of each trial in the journal; `mage view` builds it, and rebuilds it if it is lost."""
+    supervisor = _Below("supervisor.json")
+    """Seconds of the supervisor by state, since it was last started."""
+    summary = _Below("summary.json")
+    """The run in one JSON document; see `mage_async/results/summary.py`."""
+    report = _Below("report.html")
+    """The run as one page."""
+    tracking = _Below("tracking")
+    """Files of trackers on this machine, and how far each tracker has got: `NAME.json`."""
 
     @property
     def shared_weights(self) -> Path:
-        """The same in shared memory; the supervisor removes it at the run's end."""
+        """Folder of weights published in shared memory; the supervisor removes it at the end."""
         name = blake2s(str(self.root.resolve()).encode(), digest_size=6).hexdigest()
         return Path("/dev/shm") / f"mage-{name}"
 
-    @property
-    def checkpoints(self) -> Path:
-        """A HuggingFace folder a checkpoint."""
-        return self.root / "checkpoints"
-
-    @property
-    def journal(self) -> Path:
-        """Append-only segments: see `mage_async/protocol/journal_records.py`."""
-        return self.root / "journal"
-
-    @property
-    def logs(self) -> Path:
-        """What each process printed."""
-        return self.root / "logs"
-
-    @property
-    def metrics(self) -> Path:
-        """One line of JSON a step."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def curve(self) -> Path:
-        """One line of JSON an evaluation while training."""
-        return self.root / "evaluations.jsonl"
-
-    @property
-    def memory(self) -> Path:
-        """The strategies of the graph memory, one line of JSON a version."""
-        return self.root / "memory.jsonl"
-
-    @property
-    def evaluation(self) -> Path:
-        """The final evaluation with its controls."""
-        return self.root / "evaluation.json"
-
-    @property
-    def samples(self) -> Path:
-        """A few whole trials to read, a line of JSON each."""
-        return self.root / "trials.jsonl"
-
-    @property
-    def learner(self) -> Path:
-        """What the learner knew at its end: counts and totals."""
-        return self.root / "learner.json"
-
-    @property
-    def events(self) -> Path:
-        """Births, ends, faults and remarks of the run's processes, a line of JSON each."""
-        return self.root / "events.jsonl"
-
-    @property
-    def times(self) -> Path:
-        """Where the time of each process went until now; written anew while a run goes on."""
-        return self.root / "times.json"
-
-    @property
-    def index(self) -> Path:
-        """Where each trial lies in the journal; `mage view` makes it, and makes it anew."""
-        return self.root / "index.sqlite"
-
-    @property
-    def supervisor(self) -> Path:
-        """Where the supervisor's time went, in its last life."""
-        return self.root / "supervisor.json"
-
-    @property
-    def summary(self) -> Path:
-        """The run in one JSON document."""
-        return self.root / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """The run as one page."""
-        return self.root / "report.html"
-
-    @property
-    def tracking(self) -> Path:
-        """What trackers write on this machine, and how much each was told: `NAME.json`."""
-        return self.root / "tracking"
-
     def log_of(self, process: str) -> Path:
-        """Where a process prints."""
+        """Return the file with the output of a process."""
         return self.logs / f"{process}.log"

@@ -1,4 +1,4 @@
-"""The files of a run, read back as plain data, as far as they exist yet."""
+"""Read the records of a run as plain data, as far as its files exist yet."""
 
 import itertools
 import json
@@ -16,39 +16,39 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """The records of one run; those of an interrupted one may be short or empty."""
+    """The records of one run; records of an interrupted run may be short or empty."""
 
     config: Config
     metrics: list[Record]
-    """A record a step."""
+    """One record a step."""
     curve: list[Record]
-    """A record an evaluation while training."""
+    """One record an evaluation while training."""
     evaluation: Record
-    """The final sets and the references; empty before the end."""
+    """Scores of the final sets and the references; empty before the end."""
     learner: Record
     """Counts and totals; empty before the end."""
     samples: list[Record]
-    """Trials to read."""
+    """Trials to read, as `trial_as_dict` writes them."""
     supervisor: Record
-    """Where its time went; empty before the end."""
+    """Seconds of the supervisor by state; empty before the end."""
 
     def step_s(self) -> list[float]:
-        """Seconds that each step of `metrics` took, its wait for the batch included."""
+        """Return the seconds that each step of `metrics` took, including its wait for the batch."""
         times = [0.0, *(record["time_s"] for record in self.metrics)]
         return [max(0.0, later - sooner) for sooner, later in itertools.pairwise(times)]
 
 
 def read_records(run: RunDirectory) -> RunRecords:
-    """Read all records of a run.
+    """Read all records of a run that exist yet.
 
     Raises:
-        RunError: it has no configuration, or a file is damaged (an unfinished last line is not).
-        ConfigError: its configuration is not one of this version.
+        RunError: the run has no configuration, or a file is damaged.
+        ConfigError: the configuration is not one of this version.
     """
     if not run.config.is_file():
         raise RunError(f"{run.root} is no run directory: it has no {run.config.name}")
     return RunRecords(
-        config_file.load_recorded(run.config),
+        config_file.load_recorded(run.config, imports=False),
         read_lines(run.metrics),
         read_lines(run.curve),
         read_document(run.evaluation),
@@ -59,17 +59,23 @@ def read_records(run: RunDirectory) -> RunRecords:
 
 
 def read_document(file: Path) -> Record:
-    """A file of one JSON document; empty where it is not there.
+    """Read a file of one JSON document; return an empty dict if there is no file.
 
-    Raises: RunError: it is damaged.
+    Raises:
+        RunError: the file is damaged.
     """
     return _parsed(file, _text(file), "") if file.is_file() else {}
 
 
 def read_lines(file: Path) -> list[Record]:
-    """Every finished line; what a killed process left of a last one was never written."""
+    """Read the finished lines of a file of JSON lines; return an empty list if there is no file.
+
+    Raises:
+        RunError: a finished line is damaged.
+    """
     if not file.is_file():
         return []
+    # A last line without its newline is what a killed process left: it counts as not written.
     *lines, _ = _text(file).split("\n")
     return [_parsed(file, line, f", line {n}") for n, line in enumerate(lines, 1) if line.strip()]
 

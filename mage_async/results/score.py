@@ -1,39 +1,43 @@
-"""The score of a set of trials: the return of each episode with its interval, and behaviour."""
+"""Score a set of trials: return of each episode with its interval, wins, and behaviour.
+
+Also the reference values of an environment, which stand beside a score: random play, the best
+response, exact inference.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from operator import or_
+from typing import Any
 
 import msgspec
 
-from mage_async.environments.environment import Environment, Facts
-from mage_async.environments.mix.parts import Mixed, part_of
+from mage_async.environments.environment import Environment, Facts, Split
+from mage_async.environments.mix import Mix, References, component_of
+from mage_async.environments.scripted_returns import half_widths_of
 from mage_async.results.intervals import half_width, wilson
 from mage_async.tasks.population import ITSELF, is_policy
 from mage_async.trajectory import Kind, Trial
 
 MOST_MEMBERS = 64
-"""With more of them, members are boards or rooms, and a family says how hard they are."""
-
-
+"""With more members than these, a member is a board or a room and not an opponent: scores by member
+are left out, and the family says how hard a board is."""
 ENVIRONMENT = "environment"
-"""The key of `Score.parts` for the parts of a mix."""
+"""The key of `Score.parts` for the environments of a mix."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One trial by episode."""
+class _TrialReturns:
+    """Results of one trial by episode; returns are per unit of the environment."""
 
     returns: list[float]
-    """Per unit."""
     won: list[bool]
     lost: list[bool]
 
 
-class Part(msgspec.Struct, frozen=True):
-    """The trials against one opponent, in one seat, of one difficulty, or of one part of a mix."""
+class PartScore(msgspec.Struct, frozen=True):
+    """Score of the trials of one member, seat, family, or environment of a mix; see `Score`."""
 
     num_trials: int
     return_by_episode: list[float]
@@ -44,48 +48,52 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """Returns are per unit of the environment (round, hand, dial); intervals are half-widths at 95
-    %. Of a mix they are means over the trials of all parts, each per unit of its own.
+    """Score of a set of trials.
 
-    A trial that outgrew the engine's context, or had a call that failed, counts: its unfinished
-    episodes, and those that it could not begin, earn the least that the environment can pay.
+    Returns are per unit of the environment (round, hand, dial). For a mix they are means over the
+    trials of all its environments, each per unit of its own.
+
+    A trial that outgrew the engine's context, or had a call that failed, counts too: its unfinished
+    episodes, and the episodes that it could not begin, earn the least that the environment can pay.
     """
 
     num_trials: int
     return_by_episode: list[float]
     ci95_by_episode: list[float]
+    """Half-widths of 95 % intervals of the means over trials."""
     best_within: list[float]
-    """Mean over trials of the best return so far; like `won_within` it can only grow."""
+    """Mean over trials of the best return so far; like `won_within` it never decreases."""
     won_by_episode: list[float]
     """Share of trials that won the episode, each episode by itself."""
     won_bounds_by_episode: list[tuple[float, float]]
     """Wilson's 95 % interval of that share."""
     won_within: list[float]
-    """Share that won at least one episode so far: what LaMer and MAGE report. It can only grow,
-    also where nothing is learned from one episode for the next: the `blind` set says how much a
-    policy gains by independent retries.
+    """Share of trials that won at least one episode so far, as LaMer and MAGE report. It never
+    decreases, even if nothing is learned from one episode for the next: the `blind` set shows how
+    much a policy gains by independent retries.
     """
     lost_by_episode: list[float]
-    """What is neither won nor lost is drawn."""
+    """Share of trials that lost the episode; the rest is drawn."""
     by_family: dict[str, list[float]]
-    """Returns, as in the next."""
+    """Return of each episode by family of members."""
     by_member: dict[str, list[float]]
-    parts: dict[str, dict[str, Part]]
-    """By "family" (which says the difficulty where there is one), "seat", "member" where there are
-    at most `MOST_MEMBERS`, and "environment" where several are mixed.
+    """Return of each episode by member."""
+    parts: dict[str, dict[str, PartScore]]
+    """Scores by "family" (the difficulty, where tasks have one), by "seat", by "member" if there
+    are at most `MOST_MEMBERS`, and by "environment" if several are mixed.
     """
     invalid_actions_per_trial: float
     probes_by_episode: list[float]
-    """Share of an episode's actions that only gather information, where the environment knows such.
+    """Share of an episode's actions that only gather information; 0 if the environment knows none.
     """
     cut_short: float
     """Share of trials that outgrew the engine's context (raise `engine.max_tokens`), or had a call
-    that failed (the evaluator's log says which).
+    that failed (see the evaluator's log).
     """
 
 
 def score(trials: Sequence[Trial], environment: Environment) -> Score:
-    """Score trials of equal length that were played independently of each other."""
+    """Return the score of trials of equal length that were played independently of each other."""
     rows = _rows(trials, environment)
     members = [trial.task.member for trial in trials]
     names = {
@@ -93,7 +101,7 @@ def score(trials: Sequence[Trial], environment: Environment) -> Score:
         "seat": [str(trial.task.seat) for trial in trials],
         "member": members,
     }
-    if isinstance(environment, Mixed):
+    if isinstance(environment, Mix):
         names[ENVIRONMENT] = [environment.part(member)[0].label for member in members]
     parts = {kind: _parts(each, rows) for kind, each in names.items()}
     by_member = _returns(parts["member"])
@@ -114,9 +122,9 @@ def score(trials: Sequence[Trial], environment: Environment) -> Score:
     )
 
 
-def _rows(trials: Sequence[Trial], environment: Environment) -> list[_Row]:
-    """A row a trial, each by the facts of the environment that it played."""
-    facts = [part_of(environment, trial.task.member).facts for trial in trials]
+def _rows(trials: Sequence[Trial], environment: Environment) -> list[_TrialReturns]:
+    """Return the results of each trial, by the facts of the environment that it played."""
+    facts = [component_of(environment, trial.task.member).facts for trial in trials]
     alike: dict[Facts, list[Trial]] = defaultdict(list)
     for trial, each in zip(trials, facts, strict=True):
         alike[each].append(trial)
@@ -126,8 +134,8 @@ def _rows(trials: Sequence[Trial], environment: Environment) -> list[_Row]:
     ]
 
 
-def _row(rewards: Sequence[float], facts: Facts) -> _Row:
-    return _Row(
+def _row(rewards: Sequence[float], facts: Facts) -> _TrialReturns:
+    return _TrialReturns(
         [reward / facts.units for reward in rewards],
         [facts.is_won(reward) for reward in rewards],
         [facts.is_lost(reward) for reward in rewards],
@@ -135,8 +143,8 @@ def _row(rewards: Sequence[float], facts: Facts) -> _Row:
 
 
 def _least(trials: Sequence[Trial], facts: Facts) -> float:
-    """What an episode that was not finished counts: the declared minimum; where none is declared,
-    the least that any finished episode earned, and no more than 0.
+    """Return the reward that an unfinished episode counts: the declared minimum or, if none is
+    declared, the least that any finished episode earned, and at most 0.
     """
     if facts.min_return is not None:
         return facts.min_return
@@ -145,23 +153,23 @@ def _least(trials: Sequence[Trial], facts: Facts) -> float:
 
 
 def _rewards(trial: Trial, least: float) -> list[float]:
-    """Undiscounted reward of every episode; `least` for what was not finished."""
+    """Return the undiscounted reward of every episode; `least` for unfinished ones."""
     rewards = trial.episode_rewards()
     if trial.cut_at is None:
         return rewards
     return rewards[: trial.cut_at] + [least] * (trial.num_episodes - trial.cut_at)
 
 
-def _parts(names: Sequence[str], rows: Sequence[_Row]) -> dict[str, Part]:
-    grouped: dict[str, list[_Row]] = defaultdict(list)
+def _parts(names: Sequence[str], rows: Sequence[_TrialReturns]) -> dict[str, PartScore]:
+    grouped: dict[str, list[_TrialReturns]] = defaultdict(list)
     for name, row in zip(names, rows, strict=True):
         grouped[name].append(row)
     return {name: _part(grouped[name]) for name in sorted(grouped)}
 
 
-def _part(rows: Sequence[_Row]) -> Part:
+def _part(rows: Sequence[_TrialReturns]) -> PartScore:
     returns = [row.returns for row in rows]
-    return Part(
+    return PartScore(
         num_trials=len(rows),
         return_by_episode=_means(returns),
         ci95_by_episode=[half_width(column) for column in zip(*returns, strict=True)],
@@ -171,17 +179,17 @@ def _part(rows: Sequence[_Row]) -> Part:
     )
 
 
-def _returns(parts: Mapping[str, Part]) -> dict[str, list[float]]:
+def _returns(parts: Mapping[str, PartScore]) -> dict[str, list[float]]:
     return {name: part.return_by_episode for name, part in parts.items()}
 
 
 def environment_returns(score: Score) -> dict[str, list[float]]:
-    """Returns by environment; empty where nothing is mixed."""
+    """Return the returns of each episode by environment of a mix; empty without a mix."""
     return _returns(score.parts.get(ENVIRONMENT, {}))
 
 
 def family_of(member: str, environment: Environment) -> str:
-    """The kind a member belongs to; all versions of the policy are of one."""
+    """Return the family of a member; all versions of the policy form one family."""
     return ITSELF if is_policy(member) else environment.family(member)
 
 
@@ -193,7 +201,7 @@ def _probes(trials: Sequence[Trial], environment: Environment) -> list[float]:
     acts = [0] * trials[0].num_episodes
     probes = [0] * trials[0].num_episodes
     for trial in trials:
-        played = part_of(environment, trial.task.member)
+        played = component_of(environment, trial.task.member)
         for turn in trial.turns:
             if turn.kind is Kind.ACT:
                 acts[turn.episode] += 1
@@ -203,3 +211,59 @@ def _probes(trials: Sequence[Trial], environment: Environment) -> list[float]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+class Rung(msgspec.Struct, frozen=True):
+    """Score of held-out tasks of one difficulty."""
+
+    label: str
+    options: dict[str, Any]
+    """Options of the environment that differ from the run's; empty for the tasks as trained."""
+    score: Score
+
+
+class Harder(msgspec.Struct, frozen=True):
+    """Scores on a ladder of tasks, from the tasks as trained to the hardest.
+
+    LaMer (arXiv 2512.16848, figure 4) measures policies on more boxes of Sokoban and more mines of
+    MineSweeper than they were trained on.
+    """
+
+    ladder: str
+    rungs: list[Rung]
+
+
+def rung_label(options: Mapping[str, Any]) -> str:
+    """Return the name of a rung, such as `boxes 3`."""
+    return ", ".join(f"{name} {value}" for name, value in options.items())
+
+
+def references(environment: Environment, num_episodes: int) -> dict[str, Any]:
+    """Return the reference returns of both splits, as `with_errors` lays them out."""
+    splits: tuple[Split, Split] = ("train", "heldout")
+    return with_errors({split: environment.references(split, num_episodes) for split in splits})
+
+
+def with_errors(known: Mapping[str, References]) -> dict[str, Any]:
+    """Return references by split, with the 95 % half-widths of those that were sampled."""
+    errors = {split: half_widths_of(values) for split, values in known.items()}
+    said = {"references": dict(known)}
+    return said | ({"reference_ci95": errors} if any(errors.values()) else {})
+
+
+def by_environment(environment: Environment, num_episodes: int) -> dict[str, Any]:
+    """Return references and facts of each environment of a mix; empty without a mix."""
+    if not isinstance(environment, Mix):
+        return {}
+    known = {
+        split: environment.own_references(split, num_episodes) for split in ("train", "heldout")
+    }
+    parts = {
+        part.label: {
+            "is_trained_on": part.share > 0,
+            **with_errors({split: values[part.label] for split, values in known.items()}),
+            "environment": asdict(part.environment.facts),
+        }
+        for part in environment.parts
+    }
+    return {"environments": parts}

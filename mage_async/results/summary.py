@@ -1,11 +1,14 @@
-"""The summary of a run as one JSON document: what it reached, how fast, and every trial's end.
+"""Summarise a run as one JSON document, and as the points that trackers such as W&B receive.
 
 The summary of an interrupted run has only the keys that can be known, and `complete` is false.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from mage_async.assembly import environment_of
 from mage_async.results.durable_files import write_whole
@@ -13,7 +16,7 @@ from mage_async.results.metrics import injections_by_source
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_records
 
-_SCORES = (
+_SCORE_KEYS = (
     "return_by_episode",
     "ci95_by_episode",
     "num_trials",
@@ -32,15 +35,15 @@ _RATES = ("trials_per_s", "generated_tokens_per_s", "trained_tokens_per_s")
 
 
 def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) -> dict[str, Any]:
-    """The content of `summary.json`.
+    """Return the content of `summary.json`.
 
-    Returns are per unit of the environment, intervals half-widths at 95 %, staleness is in steps,
-    mismatches are in nats. Rates are means over the training time, waits included.
+    Returns are per unit of the environment, intervals are half-widths at 95 %, staleness is in
+    steps, mismatches are in nats. Rates are means over the training time, including waits.
 
     Args:
-        wall_s: from the command to its end, warm start and evaluation included.
-        processor_s: seconds of CPU cores that all its processes used: its cost on a machine that is
-            busy with other things too. None: not known.
+        wall_s: seconds from the command to its end, including warm start and evaluation.
+        processor_s: seconds of CPU cores that all processes of the run used: its cost on a machine
+            that does other things too. `None` if it is not known.
     """
     records = read_records(run)
     parts = {
@@ -67,7 +70,7 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
 
 
 def write_summary(run: RunDirectory, summary: Record) -> None:
-    """Write `summary.json`, whole or not at all."""
+    """Write `summary.json` atomically."""
     write_whole(run.summary, json.dumps(summary, indent=2) + "\n")
 
 
@@ -86,11 +89,7 @@ def _identity(records: RunRecords) -> Record:
             "min_return": facts.min_return,
             "max_return": facts.max_return,
         },
-        "credit": {
-            "kind": config.credit.kind,
-            "turn_discount": config.credit.turn_discount,
-            "episode_discount": config.credit.episode_discount,
-        },
+        "credit": msgspec.to_builtins(config.credit),
     }
 
 
@@ -100,10 +99,10 @@ def _num_steps(records: RunRecords) -> int:
 
 
 def _evaluation(evaluation: Record) -> Record:
-    """The scores of an evaluation, also of one that an earlier version wrote."""
     sets = evaluation.get("sets", {})
     return {
-        name: {key: score[key] for key in _SCORES if key in score} for name, score in sets.items()
+        name: {key: score[key] for key in _SCORE_KEYS if key in score}
+        for name, score in sets.items()
     }
 
 
@@ -117,7 +116,7 @@ def _throughput(records: RunRecords) -> Record:
 
 
 def _staleness(records: RunRecords) -> Record:
-    """Token by token: a step counts by the tokens it trained."""
+    """Return staleness over all trained tokens: a step counts by the tokens that it trained."""
     metrics = [record for record in records.metrics if "staleness_mean" in record]
     if not metrics:
         return {}
@@ -144,7 +143,7 @@ def _over_tokens(records: RunRecords, name: str) -> float:
 
 
 def _prefix_cache(records: RunRecords) -> Record:
-    """Shares of prompt tokens: from the totals, or of an interrupted run the mean of its steps."""
+    """Return shares of prompt tokens: from the totals or, without them, as means over steps."""
     if totals := records.learner.get("totals"):
         prompt, reused = totals["prompt_tokens"], totals["reused_tokens"]
         computed_before = reused + totals["repeated_tokens"]
@@ -161,13 +160,13 @@ def _prefix_cache(records: RunRecords) -> Record:
 
 
 def _invalid_actions(records: RunRecords) -> float | None:
-    """Over all trials trained; every step trains equally many."""
+    # A mean over steps is one over trials, because every step trains equally many.
     values = [record["invalid_actions_per_trial"] for record in records.metrics]
     return sum(values) / len(values) if values else None
 
 
 def _mismatch(measured: Sequence[Record]) -> Record:
-    """Learner against engine, over tokens whose weights and cached keys were the trained ones."""
+    """Return |learner - engine| log-probs, over tokens of equal version of weights and KV cache."""
     known = [each for each in measured if "logprob_mismatch_max" in each]
     tokens = [each["equal_version_tokens"] for each in known]
     if not known:
@@ -180,7 +179,75 @@ def _mismatch(measured: Sequence[Record]) -> Record:
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Mean of `values` by `weights`; 0 where nothing weighs anything."""
+    """Return the weighted mean of `values`; 0 if all weights are 0."""
     total = sum(weights)
     pairs = zip(values, weights, strict=True)
     return sum(value * weight for value, weight in pairs) / total if total else 0.0
+
+
+# Points for trackers: numbers by name, made from the files that a run writes anyway.
+#
+# A name begins with the origin of the number and ends with the name that `results/metrics.py` or
+# `results/score.py` gives it: `train/entropy` (a step), `evaluation/heldout/...` (a point of the
+# curve), `final/heldout_blind/...` (the end). Elements of a list are numbered from 1, as episodes
+# are: `train/return_by_episode_3`.
+
+TRACKED_OF_A_SET = (
+    "return_by_episode",
+    "ci95_by_episode",
+    "won_by_episode",
+    "won_within",
+    "invalid_actions_per_trial",
+    "cut_short",
+)
+"""Scores of a set that trackers receive; others, such as returns by member, are in the run's files.
+"""
+TRACKED_OF_THE_END = ("wall_s", "processor_s", "throughput", "staleness", "prefix_cache")
+"""Keys of the summary that trackers receive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Numbers by name that belong to one policy version."""
+
+    step: int
+    """The policy version."""
+    time_s: float
+    """Seconds since the learner began to train."""
+    values: dict[str, float]
+
+
+def of_step(record: Record) -> Point:
+    """Return the point of a line of `metrics.jsonl`."""
+    values = {name: value for name, value in record.items() if name != "step"}
+    return Point(record["step"], record["time_s"], dict(flat(values, "train")))
+
+
+def of_evaluation(record: Record) -> Point:
+    """Return the point of a line of `evaluations.jsonl`."""
+    return Point(record["version"], record["time_s"], dict(_sets(record["sets"], "evaluation")))
+
+
+def of_end(summary: Record, time_s: float) -> Point:
+    """Return the point of a finished run's summary, after `time_s` seconds of training."""
+    whole = {name: summary[name] for name in TRACKED_OF_THE_END if name in summary}
+    values = dict(_sets(summary["evaluation"], "final")) | dict(flat(whole, "final"))
+    return Point(summary["steps"], time_s, values)
+
+
+def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    """Yield the path and value of every number in a tree; other values are left out."""
+    for name, value in tree.items():
+        path = f"{prefix}/{name}"
+        if isinstance(value, Mapping):
+            yield from flat(value, path)
+        elif isinstance(value, list):
+            yield from flat({f"{name}_{n}": part for n, part in enumerate(value, 1)}, prefix)
+        elif isinstance(value, int | float):
+            yield path, float(value)
+
+
+def _sets(sets: Mapping[str, Record], prefix: str) -> Iterator[tuple[str, float]]:
+    for name, score in sets.items():
+        tracked = {key: score[key] for key in TRACKED_OF_A_SET if key in score}
+        yield from flat(tracked, f"{prefix}/{name}")

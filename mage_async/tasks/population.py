@@ -1,17 +1,18 @@
-"""The population of a run beyond its scripted members: versions of the policy, and all ratings.
+"""The league: past versions of the policy that play as opponents, and the ratings of all members.
 
-A version becomes a *rival* every so many steps, as soon as its weights are on disk; where there are
-too many, a rule removes one. With `every = 0` the only rival is the newest version: self-play.
+Every `population.every` steps a version of the policy becomes a *rival*, a past policy in the
+opponent's seat, once its weights are on disk. If there are too many rivals, the rule
+`population.keep` removes one. With `every = 0` the only rival is the newest version: self-play.
 
-Ratings are Elo's (The Rating of Chessplayers, 1978): a player rated 400 higher is expected to score
-10 to 1. A group trained is one game of the agent against its member. Its score is the mean
-place of the episodes' returns between the least and the most that the environment declares, which
-for a win, a draw and a loss are the usual 1, 1/2 and 0. Groups are rated one after the other, in
-order of grant. The agent's rating goes on from version to version; a rival begins with the one that
-the agent has then.
+Ratings are Elo ratings (The Rating of Chessplayers, 1978): a player rated 400 points higher is
+expected to score 10 to 1. Each trained group counts as one game of the agent against its member.
+The score of the game is the group's mean return, scaled to 0..1 between the bounds that the
+environment declares, so that a win, a draw and a loss score 1, 1/2 and 0. Groups are rated in order
+of grant. The agent keeps its rating from version to version; a new rival starts with the agent's
+rating.
 
-All of it follows from the journal's records, in their order, so that a restarted learner knows the
-same population with the same ratings.
+The league is a function of the journal's records in their order, so that a restarted learner has
+the same rivals and ratings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from mage_async.config.sections.admission import Keep, Population
+from mage_async.config.learning import Keep, Population
 from mage_async.environments.environment import Facts
 from mage_async.trajectory import Group
 
@@ -31,31 +32,31 @@ ITSELF = "policy"
 STEP = 16.0
 """Rating points that a group can move, at most."""
 FADE, SLOW_FADE = 0.25, 0.05
-"""Weight of a member's latest group in what the agent achieves against it now, and in what it has
-achieved for long.
+"""Weight of a member's latest group in the fast and in the slow moving average of the agent's score
+against that member.
 """
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 def name_of(version: int) -> str:
-    """A version as a member."""
+    """Return the member name of a version."""
     return f"{PREFIX}{version}"
 
 
 def is_policy(member: str) -> bool:
-    """Whether a member is the policy or a version of it, and none of the environment's own."""
+    """Return whether a member is the policy or one of its versions."""
     return member == ITSELF or version_of(member) is not None
 
 
 def version_of(member: str) -> int | None:
-    """The version that a member is; None for one of the environment's own."""
+    """Return the version of a member; None for a member of the environment."""
     digits = member.removeprefix(PREFIX)
     return int(digits) if digits != member and digits.isdecimal() else None
 
 
 class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is known of a member from the groups that were trained against it."""
+    """Rating and returns of a member, from the groups that were trained against it."""
 
     rating: float = 0.0
     groups: Natural = 0
@@ -63,33 +64,37 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     total: float = 0.0
     """Sum of the agent's returns against the member, over all episodes."""
     recent: float = 0.0
-    """The agent's mean return in late groups, which count the more the later they are."""
+    """Fast moving average of the agent's mean return in a group."""
     long: float = 0.0
-    """The same over many more groups."""
+    """Slow moving average of the agent's mean return in a group."""
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A population, for the journal: all that `League` remembers."""
+    """The state of a `League`, for the journal."""
 
     rivals: tuple[Natural, ...] = ()
-    """Versions that are kept, oldest first."""
+    """Versions in the opponent's seat, oldest first."""
     rating: float = 0.0
     """Rating of the agent."""
     standings: dict[str, Standing] = {}
 
 
 ALONE = Population()
-"""The environment's members alone."""
+"""A population without past policies: only the members of the environment."""
 
 
 class League:
-    """The members of a population and their ratings.
+    """The rivals of a run, and the ratings of all members.
 
-    Without arguments: the league of a run that asks for neither rivals nor ratings.
+    Without arguments it has no rivals and keeps no ratings.
     """
 
-    def __init__(self, rules: Population = ALONE, facts: Facts | None = None) -> None:
+    def __init__(
+        self, rules: Population = ALONE, facts: Facts | None = None, self_play_share: float = 0.0
+    ) -> None:
         self._rules, self._facts = rules, facts
+        self.self_play_share = self_play_share
+        """Share of groups in which the policy plays both seats."""
         self.rating = 0.0
         """Rating of the agent."""
         self._kept: list[int] = []
@@ -98,44 +103,46 @@ class League:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything here is asked for; otherwise nothing is counted or kept."""
+        """Whether the configuration uses rivals, self-play or a matchmaker that needs ratings;
+        otherwise nothing is rated or kept.
+        """
         rules = self._rules
-        return rules.rivals > 0 or rules.both_seats > 0 or rules.matchmaker != "decks"
+        return rules.rivals > 0 or self.self_play_share > 0 or rules.matchmaker.kind != "decks"
 
     def rivals(self) -> tuple[int, ...]:
-        """Versions that a new group may meet, oldest first."""
+        """Return the versions that a new group may meet, oldest first."""
         if not self._rules.rivals or self._newest is None:
             return ()
         return tuple(self._kept) if self._rules.every else (self._newest,)
 
     def kept(self) -> set[int]:
-        """Versions whose weights must not be removed."""
+        """Return the versions whose weights must not be removed."""
         return set(self._kept)
 
     def standing(self, member: str) -> Standing | None:
-        """The standing of a member; None where no trial has met it."""
+        """Return the standing of a member; None if no trial has met it."""
         return self._standings.get(member)
 
     def table(self) -> Table:
-        """All that is to be remembered."""
+        """Return the state of the league for the journal."""
         return Table(rivals=tuple(self._kept), rating=self.rating, standings=dict(self._standings))
 
     def begin(self, table: Table | None) -> None:
-        """Take over what the journal says."""
+        """Restore the state of the league from the journal."""
         table = table if table is not None and self.is_on else Table()
         self._kept, self.rating = list(table.rivals), table.rating
         self._standings = dict(table.standings)
         self._newest = max(self._kept, default=None)
 
     def takes(self, version: int) -> bool:
-        """Whether a version is a rival one day, for some time; its weights have to last."""
+        """Return whether a version is to become a rival; then its weights are written durably."""
         rules = self._rules
         return rules.rivals > 0 and (not rules.every or version % rules.every == 0)
 
     def wants(self, version: int) -> bool:
-        """Whether a version will be a rival when its weights are on disk, and is none yet.
+        """Return whether a version becomes a rival once its weights are on disk.
 
-        Until they are, no group of this version or a newer one is granted, so that the member a
+        Until then no group of this version or a newer one is granted, so that the member a
         group meets does not depend on the speed of a disk.
         """
         if not self._rules.every:
@@ -143,7 +150,7 @@ class League:
         return self.takes(version) and version not in self._kept
 
     def published(self, version: int) -> None:
-        """The weights of a version are on disk, and the journal says so."""
+        """Record that the weights of a version are on disk, which may make the version a rival."""
         if self._rules.every and self.wants(version):
             self._kept.append(version)
             self._standings[name_of(version)] = Standing(rating=self.rating)
@@ -152,7 +159,7 @@ class League:
         self._newest = max(version, self._newest or 0)
 
     def trained(self, groups: Sequence[Group]) -> None:
-        """Groups were trained, in order of grant, and the journal says so."""
+        """Rate trained groups in order of grant, after the journal has recorded the step."""
         if self.is_on:
             for group in groups:
                 self._rate(group)
@@ -181,19 +188,19 @@ class League:
         )
 
     def _score(self, value: float) -> float:
-        """0 for the least that the environment declares, 1 for the most."""
+        """Scale a return to 0..1 between the bounds that the environment declares."""
         assert self._facts is not None, "whoever rates knows the environment"
         least, most = self._facts.bounds()
         return min(1.0, max(0.0, (value - least) / (most - least)))
 
 
 def expected(rating: float, other: float) -> float:
-    """The score to be expected against another: 10 to 1 for 400 points more."""
+    """Return the expected score against `other`: 10 to 1 for 400 points more."""
     return 1 / (1 + 10 ** ((other - rating) / 400))
 
 
 def one_too_many(versions: Sequence[int], ratings: Mapping[int, float], keep: Keep) -> int:
-    """The version to give up; never the newest, which is the last, unless it is alone.
+    """Return the version to remove; never the last, which is the newest, unless it is alone.
 
     `newest` gives up the oldest, `best` the lowest rated (of equals the oldest), `spread` one
     between the oldest and the newest, so that the gap it leaves is the smallest (of equals the

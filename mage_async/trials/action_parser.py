@@ -1,4 +1,4 @@
-"""Where in a completion the action or the remark stands: between its tags.
+"""Parser of completions: the action or the remark is the text between its tags.
 
 Only text outside thinking counts: a tag quoted inside `<think>` is no action.
 """
@@ -10,29 +10,34 @@ from typing import Literal
 from mage_async.trajectory import Kind
 
 Forced = Literal["none", "open", "both"]
+"""Tags of actions that the transcript writes: none, the opening one, or both."""
 
 NAMES = {Kind.ACT: "action", Kind.REFLECT: "remark", Kind.STRATEGY: "remark"}
+"""Name of the tag of each kind of turn."""
 MAX_REMARK_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class ActionParser:
-    """Which tags the transcript writes itself; remarks always close their own tag."""
+    """Rules for tags; remarks always need their own closing tag."""
 
     forced: Forced
     has_tools: bool = False
-    """An action is all that was said: the environment reads calls of tools in it."""
+    """Whether an action is the whole completion, in which the environment reads tool calls."""
 
     def prefill(self, kind: Kind) -> str:
-        """Text with which the assistant's turn begins."""
-        return "" if self.forced == "none" or self._is_whole(kind) else f"<{NAMES[kind]}>"
+        """Return the text with which the assistant's turn begins."""
+        return (
+            "" if self.forced == "none" or self._is_whole_completion(kind) else f"<{NAMES[kind]}>"
+        )
 
     def closing(self, kind: Kind, completion: str) -> str:
-        """Text the transcript adds after a completion that does not close its tag: the tag, or its
-        rest where the completion ends with a beginning of it, as one cut off by `max_action_tokens`
-        may.
+        """Return the text that the transcript adds after a completion that does not close its tag.
+
+        This is the closing tag, or its rest if the completion ends with a beginning of it, which
+        happens when `max_action_tokens` cuts it off.
         """
-        if self._is_whole(kind):
+        if self._is_whole_completion(kind):
             return ""
         wanted = f"</{NAMES[kind]}>"
         is_forced = self.forced == "both" or (kind is not Kind.ACT and self.forced == "open")
@@ -42,8 +47,8 @@ class ActionParser:
         return wanted[begun:]
 
     def parse(self, kind: Kind, completion: str) -> str | None:
-        """What stands between the tags, stripped; None where there is no such thing."""
-        if self._is_whole(kind):
+        """Return the stripped text between the tags; `None` if there is none."""
+        if self._is_whole_completion(kind):
             return outside_thinking(completion).strip()
         name = NAMES[kind]
         text = self.prefill(kind) + completion + self.closing(kind, completion)
@@ -53,11 +58,11 @@ class ActionParser:
         inside = found[1].strip()
         return inside if kind is Kind.ACT else inside[:MAX_REMARK_CHARACTERS]
 
-    def _is_whole(self, kind: Kind) -> bool:
+    def _is_whole_completion(self, kind: Kind) -> bool:
         return self.has_tools and kind is Kind.ACT
 
 
 def outside_thinking(text: str) -> str:
-    """The text without its thinking; thinking that never ends hides all that follows."""
+    """Return the text without its thinking; thinking that never ends hides everything after it."""
     text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL)
     return text.split("<think>")[0]

@@ -1,31 +1,45 @@
-"""The one place that knows a chat template: text of messages to token ids, and back.
+"""The only place that knows a chat template: messages to token ids, and back.
 
-The template renders a chat of marked messages once. The text around the markers is cut into four
-constants, so that a turn costs one `encode` of a short string and every context grows at its end
-only: earlier turns are never rendered again, although some templates (Qwen3's drops earlier
+The template renders a chat of marked messages once, and the text around the markers is cut into
+constants. A turn then costs one `encode` of a short string, and every context grows only at its
+end: earlier turns are never rendered again, although some templates (Qwen3's drops earlier
 thinking) would write them differently the second time.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import pairwise, zip_longest
+from typing import Any, NamedTuple
 
 from mage_async.errors import PolicyError
-from mage_async.trials.text_encoder import Tokenize, encode_between
 
 Message = Mapping[str, str]
 Tools = Sequence[Mapping[str, Any]]
 """Schemas of tools, in OpenAI's form."""
 Render = Callable[[list[Message], bool, Tools], str]
-"""Messages, whether to end with the opening of the assistant's turn, and tools -> text."""
+"""Maps messages, whether to end with the opening of the assistant's turn, and tools to text."""
 
-_SAID, _ANSWERED, _ASKED = "MAGESAID", "MAGEANSWERED", "MAGEASKED"
-_TOLD = ("MAGETOLDFIRST", "MAGETOLDSECOND")
+_USER, _ASSISTANT, _NEXT_USER = "MAGESAID", "MAGEANSWERED", "MAGEASKED"
+"""Markers in place of messages."""
+_TOOL_ANSWERS = ("MAGETOLDFIRST", "MAGETOLDSECOND")
+
+Span = tuple[int, int]
+"""First character, and one past the last."""
+
+
+class Tokens(NamedTuple):
+    """Token ids of a text, and the spans of its special tokens."""
+
+    ids: tuple[int, ...]
+    specials: tuple[Span, ...] = ()
+
+
+Tokenize = Callable[[str], Tokens]
 
 
 class ChatFormat:
-    """Token ids of a chat that only ever grows; what is said in it writes no special token.
+    """Token ids of a chat that only grows; contents of messages never become special tokens.
 
     Args:
         tokenize: text -> ids, special tokens recognised, none added.
@@ -50,12 +64,12 @@ class ChatFormat:
         self._tokenize = lru_cache(maxsize=4096)(tokenize)
         self.decode = decode
         self._render, self._with_tools = render, dict[str, ChatFormat]()
-        self._head, self._tail = _around(render([_user(_ASKED)], True, tools), _ASKED)
+        self._head, self._tail = _around(render([_user(_NEXT_USER)], True, tools), _NEXT_USER)
         self._between, self._after = _bridge(render)
         self._tool_pieces = _tool_bridge(render, self._head, tools) if tools else ()
 
     def offering(self, tools: Tools) -> "ChatFormat":
-        """The same chat with tools; rendered once."""
+        """Return the same chat with tools; it is rendered once."""
         key = json.dumps(tools)
         if tools and key not in self._with_tools:
             self._with_tools[key] = ChatFormat(
@@ -64,46 +78,54 @@ class ChatFormat:
         return self._with_tools[key] if tools else self
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of text of our own: special tokens are recognised, none is added."""
+        """Return the ids of the program's own text: special tokens are recognised, none is
+        added.
+        """
         return self._tokenize(text).ids
 
-    def holds_special_token(self, said: str) -> bool:
-        """Whether a text holds that of a special token; a chat writes it as plain text."""
-        return bool(self._tokenize(said).specials)
+    def holds_special_token(self, content: str) -> bool:
+        """Return whether a text contains the text of a special token, which a chat encodes as plain
+        text.
+        """
+        return bool(self._tokenize(content).specials)
 
-    def opening(self, said: str) -> tuple[int, ...]:
-        """A context's first user message, up to where the assistant speaks."""
-        return encode_between(self._tokenize, (self._head, self._tail), (said,))
+    def opening(self, content: str) -> tuple[int, ...]:
+        """Return a context's first user message, up to the start of the assistant's turn."""
+        return encode_between(self._tokenize, (self._head, self._tail), (content,))
 
-    def answer(self, last_token: int, forced: str, said: str, prefill: str) -> tuple[int, ...]:
-        """What follows a completion: the rest of its turn, the next user message, the next turn's
-        opening.
+    def answer(self, last_token: int, forced: str, content: str, prefill: str) -> tuple[int, ...]:
+        """Return what follows a completion: the rest of its turn, the next user message, and the
+        opening of the next turn.
 
         Args:
             last_token: the completion's last id; a stop token that the template would write again
-            is not repeated.
-            forced: text the transcript itself adds to the assistant's turn, such as a closing tag.
-            said: the user's words.
-            prefill: how the assistant's next turn begins; None of it is sampled.
+                is not repeated.
+            forced: text that the transcript adds to the assistant's turn, such as a closing tag.
+            content: the user message.
+            prefill: beginning of the assistant's next turn; none of it is sampled.
         """
         pieces = (forced + self._between, self._tail + prefill)
-        return self._following(last_token, forced, pieces, (said,))
+        return self._following(last_token, forced, pieces, (content,))
 
     def tool_answers(self, last_token: int, answers: Sequence[str]) -> tuple[int, ...]:
-        """As `answer`, with what each call of the turn led to, as messages of tools."""
+        """Return what follows a completion with tool calls; see `answer`. Each answer is a message
+        of a tool.
+        """
         between, joint, tail = self._tool_pieces
         pieces = (between, *(joint,) * (len(answers) - 1), tail)
         return self._following(last_token, "", pieces, answers)
 
-    def ending(self, last_token: int, forced: str, said: str) -> tuple[int, ...]:
-        """As `answer`, with the last user message of a context, which is not answered."""
+    def ending(self, last_token: int, forced: str, content: str) -> tuple[int, ...]:
+        """Return what follows a completion with the last user message of a context, which has no
+        answer; see `answer`.
+        """
         pieces = (forced + self._between, self._after)
-        return self._following(last_token, forced, pieces, (said,))
+        return self._following(last_token, forced, pieces, (content,))
 
     def _following(
-        self, last_token: int, forced: str, pieces: Sequence[str], said: Sequence[str]
+        self, last_token: int, forced: str, pieces: Sequence[str], contents: Sequence[str]
     ) -> tuple[int, ...]:
-        ids = encode_between(self._tokenize, pieces, said)
+        ids = encode_between(self._tokenize, pieces, contents)
         return ids[1:] if not forced and ids[0] == last_token in self.stop_tokens else ids
 
 
@@ -112,6 +134,7 @@ def _user(text: str) -> Message:
 
 
 def _around(text: str, marker: str) -> tuple[str, str]:
+    """Split a text at a marker."""
     before, found, after = text.partition(marker)
     if not found:
         raise PolicyError("the chat template drops or changes the user's words; it cannot be used")
@@ -119,17 +142,17 @@ def _around(text: str, marker: str) -> tuple[str, str]:
 
 
 def _bridge(render: Render) -> tuple[str, str]:
-    """What stands between an assistant's words and the user's next ones, and after those at the
-    very end.
+    """Return the text between an assistant's message and the next user message, and after the
+    latter at the very end.
     """
-    chat = [_user(_SAID), {"role": "assistant", "content": _ANSWERED}, _user(_ASKED)]
-    _, rest = _around(render(chat, False, ()), _ANSWERED)
-    return _around(rest, _ASKED)
+    chat = [_user(_USER), {"role": "assistant", "content": _ASSISTANT}, _user(_NEXT_USER)]
+    _, rest = _around(render(chat, False, ()), _ASSISTANT)
+    return _around(rest, _NEXT_USER)
 
 
 def _tool_bridge(render: Render, head: str, tools: Tools) -> tuple[str, str, str]:
-    """What stands between an assistant's words and the answer to a call, between two answers, and
-    after the last.
+    """Return the text between an assistant's message and the answer to a call, between two answers,
+    and after the last one.
     """
     names = [each["function"]["name"] for each in tools]
     if missing := [name for name in names if name not in head]:
@@ -137,8 +160,71 @@ def _tool_bridge(render: Render, head: str, tools: Tools) -> tuple[str, str, str
             f"the chat template offers no tools, and the environment has {', '.join(missing)}; "
             "choose a model whose template takes `tools`, such as Qwen3's"
         )
-    told = [{"role": "tool", "content": text} for text in _TOLD]
-    chat = [_user(_SAID), {"role": "assistant", "content": _ANSWERED}, *told]
-    _, rest = _around(render(chat, True, tools), _ANSWERED)
-    between, rest = _around(rest, _TOLD[0])
-    return (between, *_around(rest, _TOLD[1]))
+    answers = [{"role": "tool", "content": text} for text in _TOOL_ANSWERS]
+    chat = [_user(_USER), {"role": "assistant", "content": _ASSISTANT}, *answers]
+    _, rest = _around(render(chat, True, tools), _ASSISTANT)
+    between, rest = _around(rest, _TOOL_ANSWERS[0])
+    return (between, *_around(rest, _TOOL_ANSWERS[1]))
+
+
+# Text that others wrote is data: inside a message it never becomes a special token. The tokenizers
+# library finds special tokens anywhere in a text, so an observation with `<|im_end|>
+# <|im_start|>assistant` would end the user's turn and begin one of the assistant. Here the places
+# of special tokens are compared with those that the template wrote: if there are more, the text
+# between the template's own is cut inside each of the others, so that no piece holds a whole one.
+# All other text keeps the ids that the whole string has.
+
+
+def encode_between(
+    tokenize: Tokenize, fixed: Sequence[str], contents: Sequence[str]
+) -> tuple[int, ...]:
+    """Return the ids of a text in which only the template's pieces contain special tokens.
+
+    Args:
+        fixed: the template's pieces; one more than `contents`.
+        contents: data between the pieces.
+    """
+    text, wanted = _joined(tokenize, fixed, contents)
+    ids, found = tokenize(text)
+    if _are_the_same(found, wanted):
+        return ids
+    kept: list[int] = []
+    end = 0
+    for start, stop in wanted:
+        kept += encode_as_data(tokenize, text[end:start]) + tokenize(text[start:stop]).ids
+        end = stop
+    return (*kept, *encode_as_data(tokenize, text[end:]))
+
+
+def encode_as_data(tokenize: Tokenize, text: str) -> tuple[int, ...]:
+    """Return the ids of a text without special tokens: each one is cut after its first
+    character.
+    """
+    ids, specials = tokenize(text)
+    if not specials:
+        return ids
+    cuts = (0, *(start + 1 for start, _ in specials), len(text))
+    pieces = (text[start:stop] for start, stop in pairwise(cuts))
+    return tuple(token for piece in pieces for token in encode_as_data(tokenize, piece))
+
+
+def _joined(
+    tokenize: Tokenize, fixed: Sequence[str], contents: Sequence[str]
+) -> tuple[str, list[Span]]:
+    """Return the whole text, and the spans of the template's special tokens in it."""
+    text, spans = "", list[Span]()
+    for piece, data in zip_longest(fixed, contents, fillvalue=""):
+        shift = len(text)
+        spans += [(start + shift, stop + shift) for start, stop in tokenize(piece).specials]
+        text += piece + data
+    return text, spans
+
+
+def _are_the_same(found: Sequence[Span], wanted: Sequence[Span]) -> bool:
+    """Return whether the special tokens are the template's own; one of them may include adjacent
+    white space of the data.
+    """
+    pairs = zip(found, wanted, strict=False)
+    return len(found) == len(wanted) and all(
+        each[0] <= own[0] and each[1] >= own[1] for each, own in pairs
+    )

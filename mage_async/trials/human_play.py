@@ -1,8 +1,8 @@
-"""A trial played by a person in the agent's place: says what to show and what may be answered.
+"""A trial played by a person in the agent's place, and a played trial as text for a terminal.
 
-`said = next(play)`, then `said = play.send(answer)` until the generator stops; it never waits.
-Against a version of the policy the generator also yields prompts for that version, each of which is
-answered by a completion; of a slow environment it yields the calls, answered by what they return.
+`prompt = next(play)`, then `prompt = play.send(answer)` until the generator stops; it never waits.
+Against a past policy, the generator also yields that policy's prompts, each of which is answered
+with a completion; with a slow environment, it yields calls, answered with their results.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -10,94 +10,93 @@ from dataclasses import dataclass
 from typing import Any
 
 from mage_async.completion import Completion, Prompt
-from mage_async.environments.calls import Call, SlowPlay, calls_of
 from mage_async.environments.environment import AGENT, Environment, Play
-from mage_async.trajectory import Task
-from mage_async.trials.duels.rival import RivalSide
-from mage_async.trials.duels.sides import SidePlay
+from mage_async.environments.user_calls import Call, SlowPlay, calls_of
+from mage_async.trajectory import Kind, Task, Trial
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.duels import PastPolicySide, SidePlay
+
+MAX_SHOWN = 24
+"""Largest number of choices that are listed; more are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class HumanPrompt:
-    """What a person is told before an action, and what may be done."""
+    """Text before an action, and the legal actions."""
 
     text: str
     choices: tuple[str, ...]
-    """Legal actions by name; what the environment would also read may be typed as well."""
+    """Legal actions by name; other text that the environment understands may be typed as well."""
     is_question: bool = True
 
 
-MAX_SHOWN = 24
-"""More choices than these are counted, not listed."""
-
 HumanPlay = Generator[HumanPrompt | Prompt | Call, Any, list[float]]
-"""Gives what to ask or to sample, takes the answer; in the end returns the reward of every episode.
-"""
-Meet = Callable[[int], RivalSide]
-"""The rival of an episode."""
+"""Yields prompts and calls, receives their answers, returns the reward of every episode."""
+Meet = Callable[[int], PastPolicySide]
+"""Creates the past policy of an episode."""
 
 
 def human_play(
     environment: Environment, task: Task, num_episodes: int, meet: Meet | None = None
 ) -> HumanPlay:
-    """One trial: the same task `num_episodes` times, in the words the agent is given.
+    """Play one trial: the same task `num_episodes` times, with the agent's observations.
 
     Args:
-        meet: where the opponent is a version of the policy.
+        meet: given if the opponent is a past policy.
     """
     earned: list[float] = []
     for episode in range(num_episodes):
-        rival = None if meet is None else meet(episode)
+        opponent = None if meet is None else meet(episode)
         play: Play
-        if rival is None:
+        if opponent is None:
             play = environment.begin(task, episode)
             yield from calls_of(play)
         else:
-            play = SidePlay(rival.duel, AGENT)
-            yield from _rivals_turns(rival)
-        said, reward = [f"— episode {episode + 1} —", play.observation], 0.0
+            play = SidePlay(opponent.duel, AGENT)
+            yield from _opponent_turns(opponent)
+        lines, reward = [f"— episode {episode + 1} —", play.observation], 0.0
         while (choices := play.legal_actions()) or is_open(play):
-            action = yield HumanPrompt(_lines(said), tuple(choices))
+            action = yield HumanPrompt(_lines(lines), tuple(choices))
             assert isinstance(action, str)
             outcome = play.act(action)
-            if rival is not None:
-                yield from _rivals_turns(rival)
-                outcome = rival.duel.hear(AGENT)
+            if opponent is not None:
+                yield from _opponent_turns(opponent)
+                outcome = opponent.duel.observe(AGENT)
             outcome = (yield from calls_of(play)) or outcome
             reward += outcome.reward
-            said = [] if outcome.is_valid else ["that is no legal action, and it counted as one:"]
-            said.append(outcome.observation)
+            lines = [] if outcome.is_valid else ["that is no legal action, and it counted as one:"]
+            lines.append(outcome.observation)
             if outcome.is_done:
                 break
         if isinstance(play, SlowPlay) and (call := play.closing()) is not None:
             yield call
         earned.append(reward)
-        told = f"{_lines(said)}\nepisode {episode + 1} earned {reward:+g}"
+        summary = f"{_lines(lines)}\nepisode {episode + 1} earned {reward:+g}"
         if episode + 1 < num_episodes:
-            yield HumanPrompt(told, (), is_question=False)
+            yield HumanPrompt(summary, (), is_question=False)
         else:
-            ended = f"{told}\nyou played against {task.member}"
+            ended = f"{summary}\nyou played against {task.member}"
             yield HumanPrompt(ended, (), is_question=False)
     return earned
 
 
+def _opponent_turns(opponent: PastPolicySide) -> Generator[Prompt, str | Completion, None]:
+    """Pass the last outcome to the past policy, and let it act until its turn ends."""
+    opponent.observe()
+    while (prompt := opponent.next_prompt()) is not None:
+        completion = yield prompt
+        assert isinstance(completion, Completion)
+        opponent.receive(completion)
+        opponent.observe()
+
+
 def is_open(play: Play) -> bool:
-    """Whether any text may be an action now, because legal ones are not listed."""
+    """Return whether any text may be an action, because legal ones are not listed."""
     return isinstance(play, SlowPlay) and not play.is_done
 
 
-def _rivals_turns(rival: RivalSide) -> Generator[Prompt, str | Completion, None]:
-    """Tell a rival of the last action, and let it act until its turn ends."""
-    rival.listen()
-    while (prompt := rival.next_prompt()) is not None:
-        completion = yield prompt
-        assert isinstance(completion, Completion)
-        rival.receive(completion)
-        rival.listen()
-
-
 def shown(choices: Sequence[str]) -> str:
-    """Legal actions in one line; where none are listed, that any text is one."""
+    """Return legal actions in one line; without a list, that any text is one."""
     if not choices:
         return "any text"
     if len(choices) <= MAX_SHOWN:
@@ -105,5 +104,32 @@ def shown(choices: Sequence[str]) -> str:
     return f"{' | '.join(choices[:MAX_SHOWN])} | … {len(choices) - MAX_SHOWN} more"
 
 
-def _lines(said: Sequence[str]) -> str:
-    return "\n".join(line for line in said if line)
+def _lines(lines: Sequence[str]) -> str:
+    return "\n".join(line for line in lines if line)
+
+
+def episode_lines(trial: Trial) -> str:
+    """Return the agent's actions and remarks, one episode per line."""
+    rewards = trial.episode_rewards()
+    lines = []
+    for episode in range(trial.num_played()):
+        turns = [turn for turn in trial.turns if turn.episode == episode]
+        acts = " ".join(turn.action or "?" for turn in turns if turn.kind is Kind.ACT)
+        remarks = [f"   “{turn.action}”" for turn in turns if turn.kind is not Kind.ACT]
+        lines += [f"episode {episode + 1}: {acts}   ({rewards[episode]:+g})", *remarks]
+    return "\n".join(lines)
+
+
+def whole_text(trial: Trial, chat: ChatFormat) -> str:
+    """Return the text of all contexts, and the rewards."""
+    contexts = [chat.decode(segment.tokens.tolist()) for segment in trial.segments]
+    rewards = " ".join(f"{reward:+g}" for reward in trial.episode_rewards())
+    return "\n".join((*contexts, f"rewards: {rewards}"))
+
+
+def reward_table(person: list[float], agent: list[float]) -> str:
+    """Return the rewards of a person and of the agent, one column per episode."""
+    rows = (("you", person), ("agent", agent))
+    return "\n".join(
+        f"{name:<6}" + "".join(f"{reward:>8.2f}" for reward in rewards) for name, rewards in rows
+    )

@@ -1,4 +1,4 @@
-"""Prompts: what a transcript says to the agent beside the environment's observations."""
+"""The prompts of a transcript, apart from the environment's observations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,33 +29,33 @@ _REFLECT = (
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts in words for a model that reads, or bare for a model that learns them."""
+    """Prompts in words for a model that reads, or bare markers for a model that learns them."""
 
     rules: str
     reflect: str
     strategy: str = ""
-    """Asks for a strategy, after an observation."""
+    """Requests a strategy, after an observation."""
     act: str = ""
-    """Asks for the action, after a strategy."""
+    """Requests the action, after a strategy."""
     layout: Callable[[str], str] = str
-    """Lays an observation out, for a model that reads; as it is for one that learns the words."""
+    """Adds line breaks to an observation for a model that reads."""
     guidance: str = ""
-    """What earlier tasks taught, after the rules of every context."""
+    """Guidance from earlier tasks, after the rules in every context."""
 
     def opening(self, episode: int, observation: str, remarks: Sequence[str]) -> str:
-        """First words of a context: rules, what earlier tasks taught, remarks carried over, and the
-        episode's beginning.
+        """Return the first message of a context: rules, guidance, remarks of earlier episodes, and
+        the first observation.
         """
-        said = [f"remark {number}: {remark}" for number, remark in enumerate(remarks, 1)]
-        return _join(self.rules, self.guidance, *said, self.beginning(episode, observation))
+        carried = [f"remark {number}: {remark}" for number, remark in enumerate(remarks, 1)]
+        return _join(self.rules, self.guidance, *carried, self.beginning(episode, observation))
 
     def beginning(self, episode: int, observation: str) -> str:
-        """How an episode is announced."""
+        """Return the first words of an episode."""
         return _join(f"episode {episode + 1}", observation)
 
 
 def prompts_for(environment: Environment, num_episodes: int, *, rules: bool) -> Prompts:
-    """The words for an environment."""
+    """Return the prompts for an environment; without `rules`, bare markers."""
     if not rules:
         return Prompts("", "reflect")
     form = _TOOLS if environment.tools else _FORMAT

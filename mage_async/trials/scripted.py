@@ -1,7 +1,10 @@
-"""Scripted play: trials as a policy could have played them, for warm starts."""
+"""Scripted trials, for warm starts: trials as a policy could have played them, with a script's
+actions.
+"""
 
 import random
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -9,78 +12,79 @@ import numpy as np
 
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment, Play, Script, Split
-from mage_async.environments.mix.parts import Mixed, part_of
+from mage_async.environments.mix import Mix, component_of
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Guidance, Kind, Task, Trial
 from mage_async.trials.action_parser import NAMES, ActionParser
-from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels.begin import settle
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.chat_format import ChatFormat, Message, Tokens, Tools
+from mage_async.trials.duels import settle
+from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
 
 
 @dataclass(slots=True)
-class ToldScript:
-    """Follows strategies in the first episode, where they can be followed; otherwise another
-    script, which sees every state.
+class GuidedScript:
+    """Follows guidance in the first episode where it applies, and another script otherwise.
+
+    The other script chooses at every state, so that it sees all of them.
     """
 
     script: Script
-    told: Mapping[str, str]
-    """Action by state."""
+    guidance: Mapping[str, str]
+    """Action for each state."""
     _first: Play | None = None
 
     def choose(self, play: Play) -> str:
-        """The next action."""
+        """Return the next action."""
         if self._first is None:
             self._first = play
         action = self.script.choose(play)
-        told = self.told.get(play.anchor) if play is self._first else None
-        return action if told is None or told not in play.legal_actions() else told
+        advised = self.guidance.get(play.anchor) if play is self._first else None
+        return action if advised is None or advised not in play.legal_actions() else advised
 
 
 def scripted_trial(
     environment: Environment,
     task: Task,
     index: int,
-    rules: TrialRules,
+    config: TrialConfig,
     chat: ChatFormat,
     guidance: Guidance | None = None,
 ) -> Trial:
-    """One trial in which a script of the environment chooses every action.
+    """Return a trial in which a script of the environment chooses every action.
 
-    A remark repeats the last words of the game that its context holds: short, and true.
+    A remark repeats the last words of the game in its context: short, and true.
 
     Args:
-        guidance: strategies that the trial begins with, and that its script follows.
+        guidance: strategies that the prompts begin with, and that the script follows.
     """
     source = random.Random(f"{task.seed}/{index}/script")
-    part = part_of(environment, task.member)
+    part = component_of(environment, task.member)
     script = part.script(source)
     assert script is not None, "a warm start and a measured script are checked to have one"
     if guidance is not None:
-        script = ToldScript(script, dict(guidance.decisions))
-    run = TrialRun(environment, task, index, rules.guided(guidance), chat, name="script")
+        script = GuidedScript(script, dict(guidance.decisions))
+    run = TrialRun(environment, task, index, config.with_guidance(guidance), chat, name="script")
     words = word_tokens(part, chat)
     settle(run)
     while (prompt := run.next_prompt()) is not None:
-        run.receive(_completion(_answer(run, prompt, script, words, chat, rules.parser)))
+        run.receive(_completion(_answer(run, prompt, script, words, chat, config.parser)))
         settle(run)
     return run.trial()
 
 
 def word_tokens(environment: Environment, chat: ChatFormat) -> frozenset[int]:
-    """Ids of the environment's words where each is one token; a longer word has none."""
+    """Return the ids of the environment's words that are a single token."""
     encoded = (chat.encode(f" {word}") for word in environment.facts.words)
     return frozenset(ids[0] for ids in encoded if len(ids) == 1)
 
 
 def random_task(environment: Environment, split: Split, source: random.Random) -> Task:
-    """A task drawn uniformly over members and seats; of a mix, over those of a part that is drawn
+    """Draw a task uniformly over task variants and seats; of a mix, over those of a component drawn
     by the shares.
     """
     name = environment.facts.name
-    if isinstance(environment, Mixed):
+    if isinstance(environment, Mix):
         (part,) = source.choices(environment.parts, [part.share for part in environment.parts])
         task = random_task(part.environment, split, source)
         return replace(task, environment=name, member=part.member(task.member))
@@ -104,7 +108,7 @@ def _answer(
 
 
 def _tagged(parser: ActionParser, kind: Kind, inside: list[int], chat: ChatFormat) -> list[int]:
-    """Add what the transcript does not write itself."""
+    """Add the tags that the transcript does not write."""
     opening = [] if parser.prefill(kind) else list(chat.encode(f"<{NAMES[kind]}>"))
     leaves_open = kind is Kind.ACT and parser.forced == "both"
     closing = [] if leaves_open else list(chat.encode(f"</{NAMES[kind]}>"))
@@ -115,3 +119,50 @@ def _completion(ids: list[int]) -> Completion:
     tokens = np.array(ids, np.int32)
     runs = (VersionRun(0, 0, 0),)
     return Completion(tokens, np.zeros(len(ids), np.float32), runs, "stop", 0)
+
+
+# The shortest context of a trial.
+
+
+NUM_TRIALS = 3
+"""Number of scripted trials that are measured: they differ in length, and a longer one costs one
+group.
+"""
+_MARKS = re.compile(r"(<\|user\|>|<\|assistant\|>|</?action>|</?remark>)")
+
+
+def shortest_context(environment: Environment, config: TrialConfig, chat: ChatFormat) -> int:
+    """Return the length of the longest context, with one sampled token, in the shortest of a few
+    trials.
+
+    This is a lower bound on the length of a policy's prompts, known before there is a tokenizer: a
+    word, a tag or a role is one token. No known tokenizer joins words across a space, and every
+    chat template writes at least the role.
+
+    Args:
+        chat: `chat_in_words()`, which the settings' prompts are written for too.
+    """
+    source = random.Random(0)
+    tasks = [random_task(environment, "train", source) for _ in range(NUM_TRIALS)]
+    trials = [scripted_trial(environment, task, 0, config, chat) for task in tasks]
+    return min(max(turn.start for turn in trial.turns) + 1 for trial in trials)
+
+
+def chat_in_words() -> ChatFormat:
+    """Return a chat in which each word is a token, numbered in order of appearance."""
+    ids: dict[str, int] = {}
+
+    def tokenize(text: str) -> Tokens:
+        words = (word for part in _MARKS.split(text) for word in part.split())
+        return Tokens(tuple(ids.setdefault(word, len(ids)) for word in words))
+
+    def decode(tokens: Sequence[int]) -> str:
+        words = list(ids)
+        return " ".join(words[token] for token in tokens)
+
+    return ChatFormat(tokenize, decode, _render, stop_tokens=())
+
+
+def _render(messages: list[Message], opens: bool, tools: Tools) -> str:
+    text = "".join(f"<|{each['role']}|> {each['content']}" for each in messages)
+    return text + ("<|assistant|>" if opens else "")

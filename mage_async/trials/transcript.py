@@ -1,7 +1,7 @@
-"""A trial's growing contexts: append-only tokens, marked as sampled or not.
+"""The contexts of one trial: append-only token sequences in which sampled tokens are marked.
 
-Turn n + 1's prompt is turn n's prompt, its completion, and more. That is what lets an engine
-compute each token once and a learner train a whole trial as one sequence.
+The prompt of turn n + 1 is the prompt of turn n, its completion, and further tokens. An engine
+therefore computes each token once, and a learner trains a whole trial as one sequence.
 """
 
 from array import array
@@ -18,14 +18,15 @@ from mage_async.trials.chat_format import ChatFormat
 
 
 @dataclass(slots=True)
-class _Open:
+class _GrowingSegment:
     """A segment while it grows."""
 
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     spans: list[tuple[int, Completion]] = field(default_factory=list)
+    """Completions with their start positions."""
 
     def close(self) -> Segment:
-        """The segment as it is trained on."""
+        """Return the segment for training."""
         is_sampled = np.zeros(len(self.tokens), bool)
         logprobs = np.zeros(len(self.tokens), np.float32)
         runs: list[VersionRun] = []
@@ -41,41 +42,43 @@ class _Open:
 class Transcript:
     """The contexts of one trial.
 
-    The order is: `ask` (a new context) or `tell` (in the same one), then `tokens()` is the prompt,
-    then `receive`.
+    For each turn, call `open` (a new context) or `add_message` (the same context), sample from the
+    prompt `tokens()`, then call `receive`.
     """
 
     def __init__(self, chat: ChatFormat, parser: ActionParser) -> None:
         self._chat, self._parser = chat, parser
-        self._segments: list[_Open] = []
+        self._segments: list[_GrowingSegment] = []
         self._kind = Kind.ACT
         self._forced = ""
 
-    def ask(self, said: str, kind: Kind) -> None:
-        """Begin a new context with a user message."""
-        self._segments.append(_Open())
-        self._append(self._chat.opening(said) + self._prefill(kind))
+    def open(self, message: str, kind: Kind) -> None:
+        """Start a new context with a user message."""
+        self._segments.append(_GrowingSegment())
+        self._append(self._chat.opening(message) + self._prefill(kind))
         self._kind = kind
 
-    def tell(self, said: str, kind: Kind) -> None:
-        """Go on in the same context with a user message."""
+    def add_message(self, message: str, kind: Kind) -> None:
+        """Append a user message to the current context."""
         last = self._segments[-1].tokens[-1]
-        self._append(self._chat.answer(last, self._forced, said, self._parser.prefill(kind)))
+        self._append(self._chat.answer(last, self._forced, message, self._parser.prefill(kind)))
         self._kind = kind
 
-    def tell_tool_answers(self, answers: Sequence[str]) -> None:
-        """Go on in the same context with what the calls of the last turn led to."""
+    def add_tool_answers(self, answers: Sequence[str]) -> None:
+        """Append the answers to the last turn's tool calls to the current context."""
         last = self._segments[-1].tokens[-1]
         self._append(self._chat.tool_answers(last, answers))
         self._kind = Kind.ACT
 
-    def end(self, said: str) -> None:
-        """Close the context with a last user message that is not answered."""
+    def close(self, message: str) -> None:
+        """Close the current context with a last user message that has no answer."""
         last = self._segments[-1].tokens[-1]
-        self._append(self._chat.ending(last, self._forced, said))
+        self._append(self._chat.ending(last, self._forced, message))
 
     def receive(self, completion: Completion) -> tuple[int, str | None]:
-        """Append a completion; say where it starts and what stands between its tags."""
+        """Append a completion; return its start position and the text between its tags, or `None`
+        without tags.
+        """
         segment = self._segments[-1]
         start = len(segment.tokens)
         segment.spans.append((start, completion))
@@ -85,7 +88,7 @@ class Transcript:
         return start, self._parser.parse(self._kind, text)
 
     def tokens(self) -> np.ndarray:
-        """The current context: int32 [T]."""
+        """Return the current context: int32 [T]."""
         return np.array(self._segments[-1].tokens, np.int32)
 
     @property
@@ -95,11 +98,11 @@ class Transcript:
 
     @property
     def num_segments(self) -> int:
-        """How many contexts were begun."""
+        """Number of contexts so far."""
         return len(self._segments)
 
     def segments(self) -> tuple[Segment, ...]:
-        """All contexts as they are trained on."""
+        """Return all contexts for training."""
         return tuple(segment.close() for segment in self._segments)
 
     def _prefill(self, kind: Kind) -> tuple[int, ...]:

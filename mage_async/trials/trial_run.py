@@ -1,33 +1,45 @@
-"""One trial, played without waiting: prompts out, completions in, at the end a `Trial`."""
+"""One trial as a state machine without I/O: it yields prompts, receives completions, and ends as a
+`Trial`.
+"""
 
-from collections.abc import Callable
+import math
+import numbers
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from mage_async.completion import Completion, Prompt, Sampling
-from mage_async.environments.calls import Call, SlowPlay
 from mage_async.environments.environment import (
     PENDING,
     Environment,
     Outcome,
     Play,
+    observation_fault,
 )
-from mage_async.environments.hosted.info import MAX_TRIAL_INFO_CHARS, TRIAL_IS_FULL
-from mage_async.environments.mix.parts import part_of
-from mage_async.environments.whole_play import begun, own_play
+from mage_async.environments.mix import component_of
+from mage_async.environments.user_calls import (
+    MAX_INFO_CHARS,
+    MAX_TRIAL_INFO_CHARS,
+    TRIAL_IS_FULL,
+    Call,
+    SlowPlay,
+    begun,
+    own_play,
+)
 from mage_async.errors import EnvironmentFault
-from mage_async.trajectory import ExpertStep, Kind, Task, Trial, Turn, exploits_from
+from mage_async.trajectory import Alternative, Kind, Task, Trial, Turn, second_role_from
+from mage_async.trials.action_parser import NAMES, ActionParser
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.environment_faults import environment_speaking, fault_of, place_of
-from mage_async.trials.experts import expert_step
 from mage_async.trials.transcript import Transcript
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_config import TrialConfig
 
 
 @dataclass(slots=True)
 class _Counts:
-    """What the engine said of all prompts of a trial, and what the environment tried to write; the
-    names are those of `Trial`.
+    """Token counts of a trial's prompts, and special tokens in observations; the names are those of
+    `Trial`.
     """
 
     num_prompt_tokens: int = 0
@@ -44,8 +56,8 @@ class _Counts:
         self.num_extension_faults += not completion.is_extension
 
 
-class _Acted(NamedTuple):
-    """An action that the environment has not answered yet."""
+class _PendingAction(NamedTuple):
+    """An action without an outcome yet."""
 
     start: int
     completion: Completion
@@ -58,12 +70,12 @@ class TrialRun:
 
     `while (prompt := run.next_prompt()) is not None: run.receive(await engine.complete(prompt))`
 
-    Before each `next_prompt`, where the environment is slow, every `next_call` is made and its
-    value handed to `answer`.
+    If the environment is slow, make every `next_call` before each `next_prompt`, and pass its
+    result to `answer`.
 
     Args:
         swap: another task, played in the last episode: the causal control of adaptation.
-        begin: begins the play of an episode, where the environment does not begin it by itself.
+        begin: creates the play of an episode, if the environment does not create it.
     """
 
     def __init__(
@@ -71,7 +83,7 @@ class TrialRun:
         environment: Environment,
         task: Task,
         index: int,
-        rules: TrialRules,
+        config: TrialConfig,
         chat: ChatFormat,
         *,
         name: str,
@@ -79,30 +91,32 @@ class TrialRun:
         begin: Callable[[int], Play] | None = None,
     ) -> None:
         self._environment, self._task, self._index = environment, task, index
-        part = part_of(environment, task.member)
-        self._rules = rules = rules if part is environment else rules.told_by(part)
+        part = component_of(environment, task.member)
+        self._config = config = config if part is environment else config.for_environment(part)
         self._facts = part.facts
         self._name, self._swap, self._begin = name, swap, begin or self._begin_alone
         self._chat = chat.offering(part.tools)
-        self._transcript = Transcript(self._chat, rules.parser)
+        self._transcript = Transcript(self._chat, config.parser)
         self._turns: list[Turn] = []
-        self._expert = rules.expert(part, task, index) if rules.expert else None
-        self._expert_steps: list[ExpertStep] = []
+        self._adviser = config.advisers(part, task, index) if config.advisers else None
+        self._alternatives: list[Alternative] = []
         self._remarks: list[str] = []
         self._counts = _Counts()
         self._episode, self._index_in_episode, self._kind = 0, 0, Kind.ACT
         self._earned, self._info_room = 0.0, MAX_TRIAL_INFO_CHARS
         self._is_done = False
         self._cut_at: int | None = None
-        self._last_words: str | None = ""
-        self._acted: _Acted | None = None
+        self._last_message: str | None = ""
+        self._acted: _PendingAction | None = None
         self._call: Call | None = None
         self._closings: list[Call] = []
         self._slow: SlowPlay | None = None
-        self._play = self._begun()
+        self._play = self._begin_play()
 
     def next_call(self) -> Call | None:
-        """What a slow environment has to be asked before there is a next prompt; None: nothing."""
+        """Return the call that a slow environment needs before the next prompt; `None` if there is
+        none.
+        """
         if self._closings:
             self._call = self._closings.pop()
         elif self._slow is not None and not self._is_done:
@@ -112,36 +126,36 @@ class TrialRun:
         return self._call
 
     def answer(self, value: Any) -> None:
-        """Take what the last call returned."""
+        """Receive the result of the last call."""
         assert self._call is not None, "nothing was called"
         outcome = self._call.take(value)
         if outcome is not None:
-            self.hear(outcome)
+            self.observe(outcome)
 
     def abandon(self) -> list[Call]:
-        """End here, whatever the trial waits for: calls that close what the environment holds."""
-        self._retire()
+        """End the trial in any state; return the calls that close the environment's objects."""
+        self._close_play()
         closings, self._closings = self._closings, []
         return closings
 
     def next_prompt(self) -> Prompt | None:
-        """What to sample next; None when the trial is over."""
+        """Return the next prompt; `None` when the trial is over."""
         if self._is_done:
             return None
-        if self._last_words is not None:
-            self._open(self._last_words)
+        if self._last_message is not None:
+            self._begin_episode(self._last_message)
         return Prompt(
             f"{self._name}.{self._transcript.num_segments}",
             self._transcript.tokens(),
             self._sampling(),
             _seed(self._task.seed, self._index, len(self._turns)),
             fresh_keys=self._wants_fresh_keys(),
-            deadline_s=self._rules.turn_deadline_s,
-            exploits_from=self._exploits_from(),
+            deadline_s=self._config.turn_deadline_s,
+            second_role_from=self._second_role_from(),
         )
 
     def receive(self, completion: Completion) -> None:
-        """Take the completion of the last prompt, and let the environment answer."""
+        """Receive the completion of the last prompt, and pass its action to the environment."""
         self._counts.add(completion, self._transcript.num_tokens)
         start, inside = self._transcript.receive(completion)
         if self._kind is Kind.REFLECT:
@@ -153,171 +167,172 @@ class TrialRun:
 
     @property
     def play(self) -> Play:
-        """The episode being played, as its environment knows it: a script looks at it."""
+        """The current episode as its environment knows it, for scripts."""
         return own_play(self._play)
 
     @property
     def episode(self) -> int:
-        """The number of that episode, from 0."""
+        """Number of the current episode, from 0."""
         return self._episode
 
     @property
     def kind(self) -> Kind:
-        """What the next completion is for."""
+        """Kind of the next completion."""
         return self._kind
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is asked."""
+        """Whether the trial needs no more completions."""
         return self._is_done
 
     @property
     def is_waiting(self) -> bool:
-        """The environment has not answered the last action: others have to act before it does."""
+        """Whether the last action has no outcome yet, because others act first."""
         return self._acted is not None
 
     def contexts(self) -> list[str]:
-        """Names of the contexts used so far, for an engine to release."""
+        """Return the names of the contexts so far, for an engine to release."""
         return [f"{self._name}.{number}" for number in range(1, self._transcript.num_segments + 1)]
 
     def cut_short(self) -> None:
-        """End here, because the last prompt cannot be answered; the trial says at which episode."""
+        """End the trial because the last prompt cannot be answered, and record the episode."""
         self._is_done = True
         self._cut_at = self._episode + (self._kind is Kind.REFLECT)
 
     def trial(self, duration_s: float = 0.0) -> Trial:
-        """The finished trial; call it after `next_prompt()` returned None."""
+        """Return the finished trial; call it after `next_prompt()` returned `None`."""
         assert self._is_done
         return Trial(
             self._task,
             self._index,
-            self._rules.num_episodes,
+            self._config.num_episodes,
             self._transcript.segments(),
             tuple(self._turns),
             **asdict(self._counts),
             duration_s=duration_s,
-            memory=self._rules.memory,
+            memory=self._config.memory,
             cut_at=self._cut_at,
-            expert_steps=tuple(self._expert_steps),
+            alternatives=tuple(self._alternatives),
         )
 
     def _act(self, start: int, completion: Completion, action: str | None) -> None:
-        with environment_speaking(self._task, self._turn_name()):
-            self._acted = _Acted(start, completion, action or "", self._play.anchor)
-            self._ask_expert(start, completion, action or "")
+        with environment_code(self._task, self._turn_name()):
+            self._acted = _PendingAction(start, completion, action or "", self._play.anchor)
+            self._record_alternative(start, completion, action or "")
             outcome = self._play.act(action or "")
         if outcome is not PENDING:
-            self.hear(outcome)
+            self.observe(outcome)
 
-    def _ask_expert(self, start: int, completion: Completion, action: str) -> None:
-        """Note what the expert would do in place of an action that the environment has not seen."""
-        if self._expert is None:
+    def _record_alternative(self, start: int, completion: Completion, action: str) -> None:
+        """Record the adviser's alternative to an action that the environment has not seen."""
+        if self._adviser is None:
             return
         done = [turn.action for turn in self._turns if turn.is_act_of(self._episode)]
-        wanted = self._expert.action(self.play, self._episode, done)
+        wanted = self._adviser.action(self.play, self._episode, done)
         if wanted is not None:
-            said = completion.tokens.tolist()
-            step = ExpertStep(len(self._turns), wanted)
-            parser = self._rules.parser
-            self._expert_steps.append(expert_step(step, start, said, action, self._chat, parser))
+            tokens, parser = completion.tokens.tolist(), self._config.parser
+            alternative = Alternative(len(self._turns), wanted)
+            self._alternatives.append(
+                placed(alternative, start, tokens, action, self._chat, parser)
+            )
 
-    def hear(self, outcome: Outcome) -> None:
-        """Take the environment's answer to the last action."""
+    def observe(self, outcome: Outcome) -> None:
+        """Receive the outcome of the last action."""
         assert self._acted is not None, "nothing was asked of the environment"
         start, completion, action, anchor = self._acted
         self._acted = None
-        if fault := fault_of(outcome):
-            raise EnvironmentFault(f"{place_of(self._task)}{self._turn_name()}: act() {fault}")
+        if fault := _outcome_fault(outcome):
+            raise EnvironmentFault(f"{_place_text(self._task)}{self._turn_name()}: act() {fault}")
         self._counts.num_injections += self._chat.holds_special_token(outcome.observation)
-        outcome = replace(outcome, observation=self._rules.prompts.layout(outcome.observation))
+        outcome = replace(outcome, observation=self._config.prompts.layout(outcome.observation))
         self._turns.append(
             replace(
                 self._turn(start, completion, outcome.reward, outcome.is_valid, action, anchor),
-                info=self._kept(outcome.info),
+                info=self._bounded_info(outcome.info),
             )
         )
         self._index_in_episode += 1
         self._earned += outcome.reward
-        if outcome.is_done or self._index_in_episode == self._rules.max_turns:
+        if outcome.is_done or self._index_in_episode == self._config.max_turns:
             self._end_episode(outcome)
         elif outcome.tool_answers and not self._wants_strategy():
             self._kind = Kind.ACT
-            self._transcript.tell_tool_answers(outcome.tool_answers)
+            self._transcript.add_tool_answers(outcome.tool_answers)
         else:
-            self._invite(self._transcript.tell, outcome.observation)
+            self._send(self._transcript.add_message, outcome.observation)
 
-    def _invite(self, say: Callable[[str, Kind], None], said: str) -> None:
-        """Say something that an action answers, or a strategy and then the action."""
+    def _send(self, send: Callable[[str, Kind], None], message: str) -> None:
+        """Append a message that requests an action, or a strategy and then the action."""
         self._kind = Kind.STRATEGY if self._wants_strategy() else Kind.ACT
-        more = self._rules.prompts.strategy if self._kind is Kind.STRATEGY else ""
-        say(f"{said} {more}".strip(), self._kind)
+        more = self._config.prompts.strategy if self._kind is Kind.STRATEGY else ""
+        send(f"{message} {more}".strip(), self._kind)
 
     def _wants_strategy(self) -> bool:
-        wanted = self._rules.strategy
+        wanted = self._config.strategy
         return wanted == "turn" or (wanted == "episode" and self._index_in_episode == 0)
 
     def _plan(self, start: int, completion: Completion, plan: str | None) -> None:
         self._turns.append(self._turn(start, completion, 0.0, plan is not None, plan or "", ""))
         self._kind = Kind.ACT
-        self._transcript.tell(self._rules.prompts.act, Kind.ACT)
+        self._transcript.add_message(self._config.prompts.act, Kind.ACT)
 
-    def _begun(self) -> Play:
-        """The play of the next episode; a fast one is never asked for calls."""
+    def _begin_play(self) -> Play:
+        """Create the play of the next episode; a fast play never needs calls."""
         play = self._begin(self._episode)
         self._slow = play if isinstance(play, SlowPlay) else None
         return play
 
-    def _retire(self) -> None:
-        """Nothing more is asked of the play."""
+    def _close_play(self) -> None:
+        """Collect the call that closes a slow play."""
         if self._slow is not None and (call := self._slow.closing()) is not None:
             self._closings.append(call)
 
     def _end_episode(self, outcome: Outcome) -> None:
-        self._retire()
-        if self._episode + 1 == self._rules.num_episodes or self._succeeded():
-            self._transcript.end(outcome.observation)
+        self._close_play()
+        if self._episode + 1 == self._config.num_episodes or self._succeeded():
+            self._transcript.close(outcome.observation)
             self._is_done = True
-        elif self._rules.reflects:
+        elif self._config.reflects:
             self._kind = Kind.REFLECT
-            self._transcript.tell(
-                f"{outcome.observation} {self._rules.prompts.reflect}", Kind.REFLECT
+            self._transcript.add_message(
+                f"{outcome.observation} {self._config.prompts.reflect}", Kind.REFLECT
             )
         else:
             self._next_episode(outcome.observation)
 
     def _succeeded(self) -> bool:
-        return self._rules.stops_on_success and self._facts.is_won(self._earned)
+        return self._config.stops_on_success and self._facts.is_won(self._earned)
 
     def _reflect(self, start: int, completion: Completion, remark: str | None) -> None:
         self._turns.append(self._turn(start, completion, 0.0, remark is not None, remark or "", ""))
         self._remarks.append(remark or "")
         self._next_episode("")
 
-    def _next_episode(self, last_words: str) -> None:
+    def _next_episode(self, last_message: str) -> None:
         self._episode, self._index_in_episode, self._kind = self._episode + 1, 0, Kind.ACT
         self._earned = 0.0
-        self._last_words = last_words
-        self._play = self._begun()
+        self._last_message = last_message
+        self._play = self._begin_play()
 
-    def _open(self, last_words: str) -> None:
-        """Say how the episode begins, once it is the agent's turn."""
-        self._last_words = None
-        words = self._rules.prompts
-        observation = words.layout(self._play.observation)
+    def _begin_episode(self, last_message: str) -> None:
+        """Send the first observation of an episode, once it is the agent's turn."""
+        self._last_message = None
+        prompts = self._config.prompts
+        observation = prompts.layout(self._play.observation)
         self._counts.num_injections += self._chat.holds_special_token(observation)
-        if self._rules.keeps_history and self._episode:
-            said = words.beginning(self._episode, observation)
-            self._invite(self._transcript.tell, f"{last_words} {said}".strip())
+        if self._config.keeps_history and self._episode:
+            message = prompts.beginning(self._episode, observation)
+            self._send(self._transcript.add_message, f"{last_message} {message}".strip())
         else:
-            if last_words:
-                self._transcript.end(last_words)
-            said = words.opening(self._episode, observation, self._remarks)
-            self._invite(self._transcript.ask, said)
+            if last_message:
+                self._transcript.close(last_message)
+            message = prompts.opening(self._episode, observation, self._remarks)
+            self._send(self._transcript.open, message)
 
     def _begin_alone(self, episode: int) -> Play:
-        is_last = episode + 1 == self._rules.num_episodes
+        is_last = episode + 1 == self._config.num_episodes
         task = self._swap if self._swap is not None and is_last else self._task
-        with environment_speaking(task):
+        with environment_code(task):
             return begun(self._environment, task, episode)
 
     def _turn(
@@ -343,39 +358,133 @@ class TrialRun:
             completion.num_reused,
         )
 
-    def _kept(self, info: str) -> str:
-        """What the trial's record has room for."""
+    def _bounded_info(self, info: str) -> str:
+        """Return the info, or a note if the trial's record has no room for it."""
         self._info_room -= len(info)
         return info if not info or self._info_room >= 0 else TRIAL_IS_FULL
 
     def _turn_name(self) -> str:
         return f", episode {self._episode + 1}, turn {self._index_in_episode + 1}"
 
-    def _exploits_from(self) -> int | None:
-        """From which token of the context on the exploiter reads and acts; None: not yet."""
-        rules, segment = self._rules, self._transcript.num_segments - 1
-        if not rules.separates_exploration or self._episode + 1 < rules.num_episodes:
+    def _second_role_from(self) -> int | None:
+        """Return the token of the context from which the second role reads and acts; `None` before
+        that.
+        """
+        config, segment = self._config, self._transcript.num_segments - 1
+        if not config.has_roles or self._episode + 1 < config.num_episodes:
             return None
-        return exploits_from(
-            (turn for turn in self._turns if turn.segment == segment), rules.num_episodes
+        return second_role_from(
+            (turn for turn in self._turns if turn.segment == segment), config.num_episodes
         )
 
     def _wants_fresh_keys(self) -> bool:
-        first = Kind.ACT if self._rules.strategy == "none" else Kind.STRATEGY
+        first = Kind.ACT if self._config.strategy == "none" else Kind.STRATEGY
         begins = self._index_in_episode == 0 and self._kind is first and self._episode > 0
-        return self._rules.fresh_keys == "turn" or (self._rules.fresh_keys == "episode" and begins)
+        return self._config.fresh_keys == "turn" or (
+            self._config.fresh_keys == "episode" and begins
+        )
 
     def _sampling(self) -> Sampling:
-        rules = self._rules
+        config = self._config
         if self._kind is Kind.ACT:
-            return rules.sampling
-        written = replace(rules.sampling, max_tokens=rules.max_reflection_tokens)
+            return config.sampling
+        sampling = replace(config.sampling, max_tokens=config.max_reflection_tokens)
         if self._kind is Kind.REFLECT:
-            return written
-        return replace(written, temperature=rules.strategy_temperature)
+            return sampling
+        return replace(sampling, temperature=config.strategy_temperature)
 
 
 def _seed(task_seed: int, trial: int, turn: int) -> int:
-    """A seed of 63 bits for one completion; distinct trials and turns get unrelated ones."""
+    """Return a 63-bit seed for one completion; distinct trials and turns get unrelated seeds."""
     mixed = (task_seed * 0x9E3779B97F4A7C15 + trial * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     return ((mixed ^ (mixed >> 31)) + turn * 0x94D049BB133111EB) % 2**63
+
+
+# Faults of environments, whose code is other people's, as messages that name the task.
+
+
+@contextmanager
+def environment_code(task: Task, turn: str = "") -> Iterator[None]:
+    """Context manager for environment code: any exception becomes an `EnvironmentFault` that names
+    the task, and costs one group.
+
+    Args:
+        turn: the episode and turn, if they are known.
+    """
+    try:
+        yield
+    except Exception as error:  # the border to foreign code
+        where = _place_text(task) + turn
+        raise EnvironmentFault(f"{where}: raised {type(error).__name__}: {error}") from error
+
+
+def _place_text(task: Task) -> str:
+    """Return the task as the beginning of an error message."""
+    return f"{task.environment} against {task.member!r}, seed {task.seed}"
+
+
+def _outcome_fault(outcome: Outcome) -> str | None:
+    """Return why an outcome is invalid, or `None`."""
+    reward: object = outcome.reward
+    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+        return f"must return a finite reward, got {reward!r:.60}"
+    if len(outcome.info) > MAX_INFO_CHARS:
+        return f"gave {len(outcome.info):,} characters of info: at most {MAX_INFO_CHARS:,} fit"
+    return observation_fault(outcome.observation)
+
+
+# Alternatives of an adviser (`mage_async/methods/method.py`).
+#
+# An adviser is asked before the environment has seen the policy's action, so both act in the same
+# state. Its action travels with the trial (`Alternative`): a learner, or a replay of the journal,
+# needs neither the environment nor the adviser.
+
+
+def placed(
+    alternative: Alternative,
+    start: int,
+    tokens: Sequence[int],
+    action: str,
+    chat: ChatFormat,
+    parser: ActionParser,
+) -> Alternative:
+    """Return an alternative with the place where its tokens part from the policy's.
+
+    Args:
+        start: where in its segment the completion begins.
+        tokens: of the completion.
+        action: parsed from the completion.
+    """
+    parting = _parting(tokens, action, alternative.action, chat, parser)
+    if parting is None:
+        return alternative
+    place, token = parting
+    return replace(alternative, place=start + place, token=token)
+
+
+def _parting(
+    tokens: Sequence[int], action: str, wanted: str, chat: ChatFormat, parser: ActionParser
+) -> tuple[int, int] | None:
+    """Return the place and the token of the first difference if the wanted action replaces the
+    sampled one; `None` if there is none.
+    """
+    first = _first_of_action(tokens, chat, parser)
+    text = chat.decode(tokens[first:])
+    begun = text.lstrip()
+    if wanted == action or not action or not begun.startswith(action):
+        return None
+    lead = text[: len(text) - len(begun)]
+    closing = "" if parser.has_tools else f"</{NAMES[Kind.ACT]}>"
+    instead = chat.encode(f"{lead}{wanted}{closing}")
+    pairs = enumerate(zip(tokens[first:], instead, strict=False), first)
+    return next(((place, other) for place, (own, other) in pairs if own != other), None)
+
+
+def _first_of_action(tokens: Sequence[int], chat: ChatFormat, parser: ActionParser) -> int:
+    """Return the number of the completion's token with which the action begins."""
+    if parser.has_tools or parser.prefill(Kind.ACT):
+        return 0
+    tag, text = f"<{NAMES[Kind.ACT]}>", chat.decode(tokens)
+    before = text.find(tag, text.rfind("</think>") + 1) + len(tag)
+    lengths = range(len(tokens) + 1)
+    return bisect_left(lengths, before, key=lambda length: len(chat.decode(tokens[:length])))

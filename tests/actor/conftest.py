@@ -12,11 +12,7 @@ from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trials.chat_format import ChatFormat
 from tests.helpers.actor_site import PATIENCE_S, Run, Site
-from tests.helpers.scripted_engine import (
-    Answers,
-    Pace,
-    at_once,
-)
+from tests.helpers.scripted_engine import Answers, Pace, at_once
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from mage_async.protocol.messages import (
     Unwanted,
 )
 from mage_async.trajectory import Task
-from mage_services.actor import heartbeats
+from mage_services.actor import actor
 from tests.helpers.actor_site import (
     MEMBER,
     Run,
@@ -181,5 +181,5 @@ def test_heartbeats_tell_what_the_engine_did_and_where_the_time_went(
         age_s = asyncio.get_running_loop().time() - site.began
         assert sum(beat.blocked_s.values()) <= age_s + 1e-6
 
-    monkeypatch.setattr(heartbeats, "HEARTBEAT_S", 0.005)
+    monkeypatch.setattr(actor, "HEARTBEAT_S", 0.005)
     run(main, pace=lambda trial: 0.001)

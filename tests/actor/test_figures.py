@@ -10,17 +10,16 @@ import msgspec
 
 from mage_async.assembly import WORDS, environment_of
 from mage_async.config import config_file
-from mage_async.config.sections.policy import Pretrained
+from mage_async.config.policy import Pretrained
 from mage_async.environments.catalogue import load
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.results.diversity import Diversity
-from mage_async.results.harder_tasks import Harder
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.score import Score
+from mage_async.results.score import Harder, Score
 from mage_async.trials.action_parser import ActionParser
 from mage_services.actor.evaluator import Evaluator, write_evaluation
-from mage_services.actor.figures import diversity_of, ladder_of, score_rungs
+from mage_services.actor.harder_tasks import ladder_of, score_rungs
 from mage_services.environments.workers import Workers
 from tests.helpers.scripted_engine import (
     Answers,
@@ -46,7 +45,7 @@ def measured(folder: Path, kind: type[UniformWords] | type[WordsInOrder]) -> Mea
         async with Workers() as workers:
             evaluator = Evaluator(CONFIG, environment, chat, engine, workers, 2)
             sets = {"heldout": await evaluator.play("heldout", 8, 1)}
-            spread = await diversity_of(evaluator, 24, 8)
+            spread = await evaluator.diversity(24, 8)
             ladder = ladder_of(CONFIG, "boxes")
             harder = await score_rungs(ladder, sets["heldout"], chat, engine, workers, 2)
         return sets, spread, harder

@@ -6,7 +6,7 @@ from pathlib import Path
 from mage_async.config import config_file
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
 from mage_async.results.run_directory import RunDirectory
-from mage_services.actor.evaluator import Follower
+from mage_services.actor.evaluator import CurveEvaluator
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup
 from tests.helpers.memory_channels import MemoryLearnerChannel
@@ -15,12 +15,12 @@ from tests.helpers.memory_channels import MemoryLearnerChannel
 def test_versions_are_let_go_without_being_loaded(tmp_path: Path) -> None:
     async def main() -> list[int]:
         channel = MemoryLearnerChannel()
-        hello = Hello(role="evaluator", name="e", build="test", config_digest="test", credits=0)
+        hello = Hello(role="evaluator", name="e", build="test", config_digest="test", group_quota=0)
         peer = channel.connect(hello)
         who, _ = await channel.receive()
         config = config_file.load(config_file.find(None), ["evaluation.every=0"])
         startup = Startup(RunDirectory(tmp_path), config, "test", "test", "e", "", False)
-        follower = Follower(startup, Status(), peer)
+        follower = CurveEvaluator(startup, Status(), peer)
         channel.send(who, Publication(version=3, path="no-weights", digest="none"))
         channel.send(who, Welcome(version=2, weights_path="no-weights"))  # of an older life
         channel.send(who, Goodbye(reason="the run is complete"))

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mage_async.environments.calls import Call
-from mage_async.environments.reset_step import ResetStep
+from mage_async.environments.user_calls import Call
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault
 from mage_async.trajectory import Task
 from mage_services.environments.workers import Workers

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from mage_async.environments.calls import Call
-from mage_async.environments.reset_step import ResetStep
-from mage_async.environments.reset_step_play import ResetStepPlay
+from mage_async.environments.user_calls import Call
+from mage_async.environments.user_class import ResetStep, ResetStepPlay
 from mage_async.errors import CallFault
 from mage_async.trajectory import Task
 from mage_services.environments import workers as module

@@ -14,7 +14,7 @@ from mage_async.assembly import WORDS
 from mage_async.completion import Prompt, Sampling, check_prompt
 from mage_async.environments.catalogue import load, names
 from mage_async.environments.environment import Outcome
-from mage_async.environments.rps.game import Rps, RpsPlay
+from mage_async.environments.games.rps import Rps, RpsPlay
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -25,7 +25,7 @@ from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.action_parser import ActionParser, Forced
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.prompts import prompts_for
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
 from mage_services.actor.rollout import Stage, play_all, play_trial
 from mage_services.environments.workers import Workers
@@ -53,8 +53,8 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     return load_chat(directory)
 
 
-def rules(forced: Forced = "both", *, reflects: bool = False) -> TrialRules:
-    return TrialRules(
+def rules(forced: Forced = "both", *, reflects: bool = False) -> TrialConfig:
+    return TrialConfig(
         num_episodes=3,
         sampling=Sampling(max_tokens=6),
         max_reflection_tokens=6,

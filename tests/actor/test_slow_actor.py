@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mage_async.admission.ledger import SlotLedger
-from mage_async.admission.rules import RULES
+from mage_async.admission.ledger import Ledger
+from mage_async.admission.policies import POLICIES
 from mage_async.assembly import WORDS
 from mage_async.completion import Sampling
 from mage_async.environments.catalogue import load
@@ -21,11 +21,10 @@ from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.prompts import prompts_for
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_config import TrialConfig
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
-from mage_services.learner.coordinator import Coordinator
-from mage_services.learner.coordinator_rules import CoordinatorRules
+from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.completions import policy_per_token
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel, MemoryWeights
@@ -41,7 +40,7 @@ def _stage(directory: Path, pace: Pace) -> Stage:
     save_tokenizer(build_tokenizer([*environment.facts.words, *WORDS]), directory)
     chat, parser = load_chat(directory), ActionParser("both")
     words = prompts_for(environment, 3, rules=False)
-    rules = TrialRules(3, Sampling(), 1, parser, words, keeps_history=True, reflects=False)
+    rules = TrialConfig(3, Sampling(), 1, parser, words, keeps_history=True, reflects=False)
     answers = UniformWords(chat, parser, ("rock", "paper", "scissors"))
     return Stage(environment, rules, chat, ScriptedEngine(answers, pace))
 
@@ -56,7 +55,7 @@ async def _inbox(channel: MemoryLearnerChannel, coordinator: Coordinator) -> Non
 
 
 async def _act(channel: MemoryLearnerChannel, stage: Stage, name: str) -> None:
-    hello = Hello(role="actor", name=name, build="test", config_digest="test", credits=3)
+    hello = Hello(role="actor", name=name, build="test", config_digest="test", group_quota=3)
     peer = channel.connect(hello)
     await Actor(peer, stage, name).run(await peer.receive())
 
@@ -70,7 +69,7 @@ async def _learn(coordinator: Coordinator) -> list[list[Group]]:
             coordinator.arrived.clear()
             await coordinator.arrived.wait()
         batches.append(groups)
-        coordinator.arrivals.lengths.trained([group.grant for group in groups])
+        coordinator.durations.trained([group.grant for group in groups])
         coordinator.trained(version)
         coordinator.publish(_publication(version))
     return batches
@@ -79,8 +78,8 @@ async def _learn(coordinator: Coordinator) -> list[list[Group]]:
 async def _train(rule: str, directory: Path) -> tuple[Coordinator, list[list[Group]]]:
     channel = MemoryLearnerChannel()
     stages = [_stage(directory, pace) for pace in PACES]
-    ledger = SlotLedger(BATCH, BOUND, TRIALS, rule=RULES[rule])
-    rules = CoordinatorRules(3, 60.0, 100, 0, STEPS)
+    ledger = Ledger(BATCH, BOUND, TRIALS, policy=POLICIES[rule])
+    rules = CoordinatorConfig(3, 60.0, 100, 0, STEPS)
     tasks = TaskStream(stages[0].environment, 0)
     weights = WeightStore(MemoryWeights())
     coordinator = Coordinator(
@@ -115,7 +114,7 @@ def test_a_slow_actor_never_breaks_the_bound(rule: str, tmp_path: Path) -> None:
     assert all(version - group.version <= BOUND for version, b in enumerate(batches) for group in b)
     counts = coordinator.counts().groups
     assert counts.granted == counts.trained + counts.in_flight
-    assert coordinator.arrivals.fates() == {"length_bias": 1.0, "wasted_share": 0.0}
+    assert coordinator.duration_metrics() == {"length_bias": 1.0, "wasted_share": 0.0}
 
 
 def test_the_same_slow_actor_breaks_it_where_only_the_mean_is_bounded(tmp_path: Path) -> None:
@@ -128,4 +127,4 @@ def test_drop_holds_the_bound_by_never_training_what_the_slow_actor_played(tmp_p
     coordinator, batches = asyncio.run(_train("drop", tmp_path))
     assert _staleness(batches) <= BOUND
     assert coordinator.counts().groups.dropped > 0
-    assert coordinator.arrivals.fates()["length_bias"] < 1.0
+    assert coordinator.duration_metrics()["length_bias"] < 1.0

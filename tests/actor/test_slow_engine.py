@@ -14,7 +14,6 @@ from mage_async.errors import PolicyError
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.protocol.messages import Heartbeat, Hello, Welcome
 from mage_services.actor import actor as actor_module
-from mage_services.actor import heartbeats
 from mage_services.actor.actor import play
 from mage_services.processes.process import Status
 from tests.helpers.actor_site import PATIENCE_S
@@ -27,7 +26,7 @@ def test_heartbeats_reach_the_learner_while_the_engine_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tokenizer(build_tokenizer([*load("rps").facts.words, *WORDS]), tmp_path)
-    monkeypatch.setattr(heartbeats, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(actor_module, "HEARTBEAT_S", 0.02)
     are_heard = threading.Event()
 
     def make_slowly(config: Config, directory: Path, name: str) -> None:
@@ -40,7 +39,7 @@ def test_heartbeats_reach_the_learner_while_the_engine_is_made(
         config = config_file.load(config_file.find(None), [])
         channel = MemoryLearnerChannel()
         peer = channel.connect(
-            Hello(role="actor", name="a", build="test", config_digest="test", credits=3)
+            Hello(role="actor", name="a", build="test", config_digest="test", group_quota=3)
         )
         who, _ = await channel.receive()
         channel.send(who, Welcome(version=0, weights_path="no-weights"))

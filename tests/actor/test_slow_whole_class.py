@@ -42,7 +42,9 @@ class Visit:
 
 
 class Whole(Environment):
-    facts = Facts("whole", 1, 4, 0.0, 4.0, 1, False, ("rock", "paper"))
+    facts = Facts(
+        name="whole", max_turns=4, min_return=0.0, max_return=4.0, words=("rock", "paper")
+    )
 
     def members(self, split):
         return ("good", "bad") if split == "train" else ("first", "second")
@@ -145,14 +147,15 @@ ENGINE = """
 import threading, time
 import random as luck_of_the_process
 
-from mage_async.environments.text_games.text_game import OwnLuck, TextGames
+from mage_async.environments.games.text_game import TextGames
+from mage_async.environments.random_state import IsolatedRandomState
 
 NOW = []
 
 
 class Session:
     def __init__(self, member):
-        self.luck, self.is_bad, self.observation = OwnLuck(1), member == "bad", "rock"
+        self.luck, self.is_bad, self.observation = IsolatedRandomState(1), member == "bad", "rock"
 
     def legal(self):
         return ("rock", "paper", "scissors")
@@ -209,7 +212,7 @@ def test_shipped_games_are_played_where_trials_are_and_own_classes_in_threads(
 ) -> None:
     source = (
         "from dataclasses import dataclass\n"
-        "from mage_async.environments.rps.game import Rps\n"
+        "from mage_async.environments.games.rps import Rps\n"
         "@dataclass(frozen=True)\nclass Own(Rps):\n    bluff: int = 0\n"
         "class Fast(Rps):\n    called = 'at_once'\n"
     )

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.environments.hosted.user_object import Request
+from mage_async.environments.user_calls import Request
 from mage_async.protocol.messages import GroupDrop, Message, TrialResult
-from mage_services.environments.messages import Make, Ready, packed, unpacked
-from mage_services.environments.worker import MODULE
-from mage_services.processes.paired_process import PairedProcess
+from mage_services.environments import worker
+from mage_services.environments.worker import MODULE, Make, Ready
+from mage_services.processes.child_process import ChildProcess, end_in_words, module_command
 from tests.helpers.actor_site import Run, Site, grant
 
 OWN = '''
@@ -170,13 +170,15 @@ def test_a_process_that_meets_an_error_no_call_may_raise_ends(capfd) -> None:
     """Here the environment is none of a user's: its actor would never ask for it."""
 
     async def main() -> str:
-        process = await PairedProcess.begin(MODULE, {})
+        process: ChildProcess[worker.Message] = await ChildProcess.start(
+            module_command(MODULE), worker.Message
+        )
         request = Request("reset", "somewhere")
         make = Make(number=1, play=1, name="rps", options={}, request=request)
-        process.say(packed(make))
-        while (body := await process.hear()) is not None:
-            assert isinstance(unpacked(body), Ready)
-        return await process.wait()
+        process.send(make)
+        async for message in process.channel.messages():
+            assert isinstance(message, Ready)
+        return end_in_words(await process.wait())
 
     assert asyncio.run(main()) == "ended with exit code 1"
     assert "AssertionError" in capfd.readouterr().err

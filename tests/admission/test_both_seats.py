@@ -5,27 +5,27 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from mage_async.admission.ledger import Accepted, Duplicate, SlotLedger, Unknown
+from mage_async.admission.ledger import Accepted, Duplicate, Ledger, Unknown
 from mage_async.admission.recovery import replay
 from mage_async.attribution.journal_steps import steps_of
 from mage_async.config.config_file import dump, find, load
 from mage_async.errors import WireError
 from mage_async.protocol.codec import decode, encode
-from mage_async.protocol.journal_listing import line_of
 from mage_async.protocol.journal_records import (
     MAGIC,
     Commit,
     Granted,
     Record,
-    first_head,
-    read,
-    read_header,
+    decode_record,
+    encode_record,
+    first_segment_header,
+    line_of,
+    read_trial_header,
     scan,
-    write,
 )
+from mage_async.protocol.limits import DEFAULT_LIMITS, Limits
 from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.protocol.trial_frames import pack_trial, unpack_trial
-from mage_async.protocol.trial_header import DEFAULT_LIMITS, Limits
 from mage_async.tasks.population import ITSELF, League
 from mage_async.trajectory import Task, Trial
 from tests.helpers.populations import trial
@@ -42,12 +42,12 @@ def pair(index: int, epoch: int = 0) -> TrialResult:
     return TrialResult(0, epoch, seat(index, 1.0, -2.0), other=seat(index + 1, -1.0, 2.0))
 
 
-def ledger() -> SlotLedger:
+def ledger() -> Ledger:
     """One group of four trials a step."""
-    return SlotLedger(groups_per_step=1, max_staleness=1, trials_per_group=4)
+    return Ledger(groups_per_step=1, max_staleness=1, trials_per_group=4)
 
 
-def granted(slots: SlotLedger) -> GroupGrant:
+def granted(slots: Ledger) -> GroupGrant:
     return slots.grant(Task("kuhn", ITSELF, 5), num_episodes=2, peer="a", now=0.0, deadline_s=10.0)
 
 
@@ -120,15 +120,20 @@ def test_a_grant_says_which_plays_are_held() -> None:
 
 def test_a_journal_brings_both_seats_back() -> None:
     slots = ledger()
-    records: list[Record] = [first_head(0, 0), slots.granted(granted(slots)), pair(0), pair(2)]
+    records: list[Record] = [
+        first_segment_header(0, 0),
+        slots.grant_record(granted(slots)),
+        pair(0),
+        pair(2),
+    ]
     records.append(Commit(version=1, grants=(0,), digest="d", tensors={}, time_s=0.0))
-    data = MAGIC + b"".join(bytes(piece) for record in records for piece in write(record))
+    data = MAGIC + b"".join(bytes(piece) for record in records for piece in encode_record(record))
     bodies = scan(data).bodies
-    found = [read(body) for body in bodies]
+    found = [decode_record(body) for body in bodies]
     (step,) = replay(found, ledger(), League())
     assert step.groups is not None
     assert [each.index for each in step.groups[0].trials] == [0, 1, 2, 3]
-    header = read_header(bodies[2])
+    header = read_trial_header(bodies[2])
     assert header is not None
     assert [(each.index, each.task.seat) for each in header.seats()] == [(0, 0), (1, 1)]
     said = line_of(found[2])[1]
@@ -138,19 +143,23 @@ def test_a_journal_brings_both_seats_back() -> None:
 
 def test_a_torn_tail_has_neither_seat() -> None:
     slots = ledger()
-    records: list[Record] = [first_head(0, 0), slots.granted(granted(slots)), pair(0)]
-    whole = MAGIC + b"".join(bytes(piece) for record in records for piece in write(record))
+    records: list[Record] = [
+        first_segment_header(0, 0),
+        slots.grant_record(granted(slots)),
+        pair(0),
+    ]
+    whole = MAGIC + b"".join(bytes(piece) for record in records for piece in encode_record(record))
     for cut in range(1, 60):
-        found = [read(body) for body in scan(whole[:-cut]).bodies]
+        found = [decode_record(body) for body in scan(whole[:-cut]).bodies]
         restored = ledger()
         assert list(replay(found, restored, League())) == []
-        again = restored.grants_of("a", now=0.0, deadline_s=1.0)
+        again = restored.renew_grants("a", now=0.0, deadline_s=1.0)
         assert [each.held for each in again] == [()]
 
 
 def test_what_is_in_flight_is_listed_with_both_seats() -> None:
     slots = ledger()
     shipped = dump(load(find("kuhn"), []))
-    head = msgspec.structs.replace(first_head(0, 0), config=shipped)
+    head = msgspec.structs.replace(first_segment_header(0, 0), config=shipped)
     (rest,) = steps_of([head, Granted(peer="a", version=0, grant=granted(slots)), pair(2)])
     assert [each.index for each in rest.groups[0].trials] == [2, 3]

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from mage_async.admission.concurrency import Concurrency, most_in_play, over_age_share
-from mage_async.admission.rules import RULES
+from mage_async.admission.concurrency import Concurrency, most_concurrent_groups, over_age_share
+from mage_async.admission.policies import POLICIES
 from tests.helpers.flow_simulation import Workload, simulate
 
 
@@ -32,19 +32,19 @@ def test_long_groups_count_by_their_tokens():
 
 def test_the_largest_number_under_the_target_is_chosen():
     alone = [length / 32 for length in lengths(32)]
-    chosen = most_in_play(alone, step_s=1.0, max_staleness=2, target=0.02, most=32)
+    chosen = most_concurrent_groups(alone, step_s=1.0, max_staleness=2, target=0.02, most=32)
 
     def share(number):
         return over_age_share([a * number for a in alone], step_s=1.0, max_staleness=2)
 
     assert share(chosen) <= 0.02 < share(chosen + 1)
-    assert most_in_play(alone, step_s=1.0, max_staleness=2, target=1.0, most=32) == 32
-    assert most_in_play(alone, step_s=1.0, max_staleness=0, target=0.0, most=32) == 1
+    assert most_concurrent_groups(alone, step_s=1.0, max_staleness=2, target=1.0, most=32) == 32
+    assert most_concurrent_groups(alone, step_s=1.0, max_staleness=0, target=0.0, most=32) == 1
 
 
 @pytest.mark.parametrize("in_play", [8, 16])
 def test_the_prediction_is_what_a_rule_without_a_bound_per_group_shows(in_play):
-    shown = simulate(RULES["count"], Workload(in_play=in_play, steps=300), 0).tokens_over
+    shown = simulate(POLICIES["count"], Workload(in_play=in_play, steps=300), 0).tokens_over
     predicted = over_age_share(lengths(in_play), step_s=1.0, max_staleness=2)
     assert shown <= predicted <= 1.4 * shown
 
@@ -70,7 +70,7 @@ def test_a_slow_engine_makes_steps_longer_not_groups_staler():
 
 @pytest.mark.parametrize("seed", range(2))
 def test_slots_with_age_aware_concurrency_reach_what_issue_6_asks(seed):
-    outcome = simulate(RULES["slots"], Workload(target=0.002), seed)
+    outcome = simulate(POLICIES["slots"], Workload(target=0.002), seed)
     assert outcome.staleness_max <= 2
     assert outcome.tokens_over <= 0.02
     assert outcome.throughput >= 0.97
@@ -83,14 +83,14 @@ def test_count_and_drop_behave_as_their_peers_were_measured():
     there; one of 400 here, and all of it in `bench/system/staleness_simulated.py`.
     """
     work = Workload(steps=400)
-    count = [simulate(RULES["count"], work, 0)]
+    count = [simulate(POLICIES["count"], work, 0)]
     assert mean(o.throughput for o in count) == pytest.approx(0.83, abs=0.02)
     assert mean(o.staleness_mean for o in count) == pytest.approx(1.99, abs=0.02)
     assert mean(o.groups_over for o in count) == pytest.approx(0.23, abs=0.02)
     assert mean(o.tokens_over for o in count) == pytest.approx(0.216, abs=0.02)
     thirds = [mean(o.tokens_over_by_third[k] for o in count) for k in range(3)]
     assert thirds == pytest.approx([0.43, 0.20, 0.015], abs=0.02)
-    drop = [simulate(RULES["drop"], work, 0)]
+    drop = [simulate(POLICIES["drop"], work, 0)]
     assert mean(o.throughput for o in drop) == pytest.approx(0.76, abs=0.02)
     assert mean(o.groups_dropped for o in drop) == pytest.approx(0.30, abs=0.02)
     assert mean(o.length_bias for o in drop) == pytest.approx(0.0, abs=0.02)
@@ -102,7 +102,7 @@ def test_what_is_not_trained_is_wasted():
     1, with 0.49, of 1.76, which is more than the median of all groups.
     """
     work = Workload(steps=400)
-    drop = simulate(RULES["drop"], work, 0)
+    drop = simulate(POLICIES["drop"], work, 0)
     trained = drop.throughput * work.groups_per_step * drop.trained_length / work.in_play
     assert drop.work_wasted == pytest.approx(1 - trained, abs=0.02)
     assert drop.trained_length < 1.45

@@ -5,10 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from mage_async.admission.counts import Counts
-from mage_async.admission.groups_in_flight import MAX_REASONS
-from mage_async.admission.ledger import Accepted, Duplicate, SlotLedger, Unknown
-from mage_async.admission.rules import RULES
+from mage_async.admission.ledger import (
+    MAX_REASONS,
+    Accepted,
+    Counts,
+    Duplicate,
+    Ledger,
+    Unknown,
+)
+from mage_async.admission.policies import POLICIES
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.messages import GroupGrant, TrialResult
@@ -19,14 +24,14 @@ SEGMENT = Segment(
 )
 
 
-def ledger(**changes: object) -> SlotLedger:
+def ledger(**changes: object) -> Ledger:
     """One group of two trials a step, at most one step stale: two slots."""
-    return SlotLedger(
+    return Ledger(
         **{"groups_per_step": 1, "max_staleness": 1, "trials_per_group": 2} | changes  # type: ignore[arg-type]
     )
 
 
-def grant(slots: SlotLedger, *, seed: int = 0, peer: str = "a", now: float = 0.0) -> GroupGrant:
+def grant(slots: Ledger, *, seed: int = 0, peer: str = "a", now: float = 0.0) -> GroupGrant:
     task = Task("rps", "cycle-1", seed)
     return slots.grant(task, num_episodes=3, peer=peer, now=now, deadline_s=10.0)
 
@@ -37,7 +42,7 @@ def result(granted: GroupGrant, index: int, epoch: int | None = None) -> TrialRe
     return TrialResult(granted.grant, granted.epoch if epoch is None else epoch, trial)
 
 
-def complete(slots: SlotLedger, granted: GroupGrant) -> None:
+def complete(slots: Ledger, granted: GroupGrant) -> None:
     for index in range(granted.num_trials):
         slots.receive(result(granted, index))
 
@@ -122,14 +127,14 @@ def test_a_complete_group_cannot_be_dropped() -> None:
 def test_a_group_past_its_deadline_is_granted_again_with_the_same_seed_and_the_next_epoch() -> None:
     slots = ledger()
     granted = grant(slots, seed=5, now=1.0)
-    assert (slots.late(10.9), slots.late(11.0)) == (set(), {"a"})
+    assert (slots.late_peers(10.9), slots.late_peers(11.0)) == (set(), {"a"})
     assert slots.expire(10.9) == slots.lapsed() == []
     assert slots.expire(11.0) == []
     assert slots.lapsed() == [granted.grant]
-    assert slots.late(math.inf) == set()
+    assert slots.late_peers(math.inf) == set()
     again = slots.grant_again(granted.grant, peer="b", now=12.0, deadline_s=10.0)
     assert (again.seed, again.epoch, again.version) == (5, 1, granted.version)
-    assert (slots.late(21.9), slots.late(22.0), slots.lapsed()) == (set(), {"b"}, [])
+    assert (slots.late_peers(21.9), slots.late_peers(22.0), slots.lapsed()) == (set(), {"b"}, [])
 
 
 def test_trials_that_arrived_before_the_deadline_are_kept_and_named_in_the_next_grant() -> None:
@@ -263,7 +268,7 @@ def test_versions_are_published_one_by_one() -> None:
 
 
 def test_what_is_over_age_after_a_step_is_dropped_under_the_rule_drop_and_no_row_of_drops() -> None:
-    slots = ledger(max_staleness=0, rule=RULES["drop"])
+    slots = ledger(max_staleness=0, policy=POLICIES["drop"])
     first, second = grant(slots), grant(slots)
     complete(slots, first)
     assert slots.take_batch() is not None
@@ -288,8 +293,8 @@ def test_a_groups_life_is_since_its_grant_beside_the_mean_number_in_play() -> No
     for _ in range(3):
         grant(slots, now=6.0)
     complete(slots, first)
-    assert slots.life(first.grant, now=9.0) == (4.0, (1 + 4) / 2)
-    assert slots.num_in_play() == 3
+    assert slots.playing_time(first.grant, now=9.0) == (4.0, (1 + 4) / 2)
+    assert slots.num_incomplete() == 3
 
 
 def test_members_are_in_play_until_their_groups_are_complete() -> None:
@@ -300,15 +305,15 @@ def test_members_are_in_play_until_their_groups_are_complete() -> None:
     )
     slots.receive(result(first, 0))
     slots.peer_gone("a")
-    assert slots.members_in_play() == {"policy-0", "policy-5"}
+    assert slots.incomplete_members() == {"policy-0", "policy-5"}
     slots.receive(result(first, 1))
-    assert slots.members_in_play() == {"policy-5"}
+    assert slots.incomplete_members() == {"policy-5"}
     complete(slots, second)
-    assert slots.members_in_play() == set()
+    assert slots.incomplete_members() == set()
 
 
 def test_no_more_groups_are_in_play_than_concurrency_admits() -> None:
-    slots = ledger(max_staleness=3, concurrency=1)
+    slots = ledger(max_staleness=3, max_concurrent_groups=1)
     first = grant(slots)
     assert not slots.may_grant()
     complete(slots, first)

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.admission.groups_in_flight import OVER_AGE
-from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.ledger import OVER_AGE, Ledger
+from mage_async.admission.policies import POLICIES
 from mage_async.admission.recovery import first_difference, plays_alike, replay
-from mage_async.admission.rules import RULES
 from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.policy_version import VersionRun
@@ -16,12 +15,12 @@ from mage_async.protocol.journal_records import (
     MAGIC,
     Commit,
     Dropped,
-    Head,
     Record,
-    first_head,
-    read,
+    SegmentHeader,
+    decode_record,
+    encode_record,
+    first_segment_header,
     scan,
-    write,
 )
 from mage_async.protocol.messages import TrialResult
 from mage_async.tasks.population import League
@@ -48,7 +47,7 @@ def test_a_restarted_ledger_knows_why_the_last_group_was_dropped() -> None:
     play.grant()
     play.ledger.drop(0, 0, "the environment is gone")
     play.records.append(Dropped(grant=0, reason="the environment is gone"))
-    again = SlotLedger(B, S, G, max_expiries=2)
+    again = Ledger(B, S, G, max_expiries=2)
     list(replay(on_disk(play.records), again, League()))
     assert again.counts().last_drop == "the environment is gone"
 
@@ -57,8 +56,8 @@ class Play:
     """A learner's decisions, journaled as the coordinator does."""
 
     def __init__(self, rule: str = "slots") -> None:
-        self.ledger, self.now = SlotLedger(B, S, G, max_expiries=2, rule=RULES[rule]), 0.0
-        self.records: list[Record] = [first_head(0, 0)]
+        self.ledger, self.now = Ledger(B, S, G, max_expiries=2, policy=POLICIES[rule]), 0.0
+        self.records: list[Record] = [first_segment_header(0, 0)]
         self.batches: list[list[tuple[int, list[int]]]] = []
 
     def grant(self) -> None:
@@ -72,11 +71,11 @@ class Play:
             )
         else:
             return
-        self.records.append(self.ledger.granted(message))
+        self.records.append(self.ledger.grant_record(message))
 
     def finish(self, choice: int) -> None:
         open_groups = [
-            g for p in ("a", "b") for g in self.ledger.grants_of(p, now=self.now, deadline_s=9.0)
+            g for p in ("a", "b") for g in self.ledger.renew_grants(p, now=self.now, deadline_s=9.0)
         ]
         if open_groups:
             group = open_groups[choice % len(open_groups)]
@@ -86,15 +85,15 @@ class Play:
             self.records.append(trial)
 
     def drop(self) -> None:
-        for group in self.ledger.grants_of("a", now=self.now, deadline_s=9.0)[:1]:
+        for group in self.ledger.renew_grants("a", now=self.now, deadline_s=9.0)[:1]:
             assert self.ledger.drop(group.grant, group.epoch, "cursed")
             self.records.append(Dropped(grant=group.grant, reason="cursed"))
 
     def expire(self) -> None:
         self.now += 10.0
-        before = self.ledger.grants_in_flight()
+        before = self.ledger.pending_grants()
         self.ledger.expire(self.now)
-        for grant in before - self.ledger.grants_in_flight():
+        for grant in before - self.ledger.pending_grants():
             self.records.append(Dropped(grant=grant, reason=self.ledger.expiry_reason()))
 
     def step(self) -> None:
@@ -103,13 +102,13 @@ class Play:
             version = self.ledger.version + 1
             self.batches.append([(g.grant, [t.index for t in g.trials]) for g in groups])
             self.records.append(commit(version, [group.grant for group in groups]))
-            before = self.ledger.grants_in_flight()
+            before = self.ledger.pending_grants()
             self.ledger.trained(version)
-            for grant in before - self.ledger.grants_in_flight():
+            for grant in before - self.ledger.pending_grants():
                 self.records.append(Dropped(grant=grant, reason=OVER_AGE))
 
     def roll(self) -> None:
-        self.records.append(self.ledger.head("", 9.0))
+        self.records.append(self.ledger.segment_header("", 9.0))
 
     def do(self, move: int) -> None:
         if move < 3:
@@ -121,29 +120,29 @@ class Play:
 
 
 def on_disk(records: list[Record]) -> list[Record]:
-    data = MAGIC + b"".join(bytes(piece) for record in records for piece in write(record))
-    return [read(body) for body in scan(data).bodies]
+    data = MAGIC + b"".join(bytes(piece) for record in records for piece in encode_record(record))
+    return [decode_record(body) for body in scan(data).bodies]
 
 
-def state(ledger: SlotLedger) -> tuple[object, ...]:
-    head, counts = ledger.head("", 9.0), ledger.counts()
+def state(ledger: Ledger) -> tuple[object, ...]:
+    head, counts = ledger.segment_header("", 9.0), ledger.counts()
     return head, counts.groups, counts.trials, counts.acknowledged
 
 
 @settings(max_examples=300)
-@given(st.lists(st.integers(0, 14), max_size=80), st.sampled_from(sorted(RULES)))
+@given(st.lists(st.integers(0, 14), max_size=80), st.sampled_from(sorted(POLICIES)))
 def test_a_replayed_ledger_is_the_one_that_wrote_the_journal(moves: list[int], rule: str) -> None:
     play = Play(rule)
     for move in moves:
         play.do(move)
-    again = SlotLedger(B, S, G, max_expiries=2, rule=RULES[rule])
+    again = Ledger(B, S, G, max_expiries=2, policy=POLICIES[rule])
     done = list(replay(on_disk(play.records), again, League()))
     assert [
         [(g.grant, [t.index for t in g.trials]) for g in one.groups or []] for one in done
     ] == play.batches
     # a group that nobody plays has its last owner in the journal, who is asked first
     for ledger in (play.ledger, again):
-        for owner in ledger.owners():
+        for owner in ledger.playing_peers():
             ledger.peer_gone(owner)
     assert state(again) == state(play.ledger)
 
@@ -154,12 +153,12 @@ def test_a_later_head_stands_for_all_before_it(moves: list[int], data: st.DataOb
     play = Play()
     for move in moves:
         play.do(move)
-    heads = [n for n, record in enumerate(play.records) if isinstance(record, Head)]
+    heads = [n for n, record in enumerate(play.records) if isinstance(record, SegmentHeader)]
     start = data.draw(st.sampled_from(heads))
-    again = SlotLedger(B, S, G, max_expiries=2)
+    again = Ledger(B, S, G, max_expiries=2)
     list(replay(on_disk(play.records[start:]), again, League()))
     for ledger in (play.ledger, again):
-        for owner in ledger.owners():
+        for owner in ledger.playing_peers():
             ledger.peer_gone(owner)
     mine, theirs = again.counts(), play.ledger.counts()
     assert (mine.groups, mine.trials) == (theirs.groups, theirs.trials)
@@ -174,9 +173,9 @@ def test_groups_given_up_between_two_lives_stay_given_up() -> None:
     play.ledger.drop_all("the configuration was changed")
     play.roll()
     play.grant()
-    again = SlotLedger(B, S, G)
+    again = Ledger(B, S, G)
     list(replay(on_disk(play.records), again, League()))
-    assert again.grants_in_flight() == play.ledger.grants_in_flight() == {2}
+    assert again.pending_grants() == play.ledger.pending_grants() == {2}
     assert again.counts() == play.ledger.counts()
 
 
@@ -184,7 +183,7 @@ def test_a_result_known_before_the_crash_is_a_duplicate_after_it() -> None:
     play = Play()
     for move in (0, 0, 3, 3, 3, 3, 12):
         play.do(move)
-    again = SlotLedger(B, S, G)
+    again = Ledger(B, S, G)
     list(replay(on_disk(play.records), again, League()))
     assert again.version == 1
     assert type(again.receive(result(0, 0, 0))).__name__ == "Duplicate"
@@ -194,7 +193,7 @@ def test_a_restarted_ledger_says_again_only_the_drops_that_no_step_has_said() ->
     play = Play()
     for move in (0, 10, 0, 0, 3, 3, 3, 3, 12, 0, 10):
         play.do(move)
-    again = SlotLedger(B, S, G)
+    again = Ledger(B, S, G)
     list(replay(on_disk(play.records), again, League()))
     assert again.version == 1
     assert play.ledger.take_drops() == {"m": 2}
@@ -211,11 +210,11 @@ def test_groups_that_another_configuration_gives_up_are_no_failure_of_a_member()
 
 def test_missing_steps_are_named() -> None:
     with pytest.raises(RunError, match="the journal has step 3 after 0"):
-        list(replay([first_head(0, 0), commit(3, [])], SlotLedger(B, S, G), League()))
+        list(replay([first_segment_header(0, 0), commit(3, [])], Ledger(B, S, G), League()))
 
 
 def test_a_step_whose_trials_were_deleted_has_no_groups() -> None:
-    (one,) = replay([first_head(0, 2), commit(1, [0, 1])], SlotLedger(B, S, G), League())
+    (one,) = replay([first_segment_header(0, 2), commit(1, [0, 1])], Ledger(B, S, G), League())
     assert one.groups is None
 
 

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mage_async.admission.ledger import Accepted, Duplicate, SlotLedger
-from mage_async.admission.rules import RULES
+from mage_async.admission.ledger import Accepted, Duplicate, Ledger
+from mage_async.admission.policies import POLICIES
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import GroupGrant, TrialResult
 from mage_async.trajectory import Segment, Task, Trial
@@ -37,13 +37,13 @@ class Learner(RuleBasedStateMachine):
     def begin(
         self, groups_per_step: int, max_staleness: int, trials_per_group: int, version: int
     ) -> None:
-        self.slots = SlotLedger(
+        self.slots = Ledger(
             groups_per_step,
             max_staleness,
             trials_per_group,
             max_expiries=3,
             version=version,
-            rule=RULES[self.rule_name],
+            policy=POLICIES[self.rule_name],
         )
         self.start = version
         self.now = 0.0
@@ -53,9 +53,9 @@ class Learner(RuleBasedStateMachine):
         self.batches: list[list[int]] = []
         self.trained: set[int] = set()
         for peer, credits in CREDITS.items():
-            self.slots.set_credits(peer, credits)
-        self.slots.set_credits("c", 1)
-        self.slots.set_credits("c", 0)
+            self.slots.set_quota(peer, credits)
+        self.slots.set_quota("c", 1)
+        self.slots.set_quota("c", 0)
 
     @precondition(lambda self: self.slots.may_grant())
     @rule(peer=st.sampled_from("abc"), seed=st.integers(0, 9))
@@ -122,13 +122,15 @@ class Learner(RuleBasedStateMachine):
     def pass_time(self, elapsed_s: float) -> None:
         self.now += elapsed_s
         before = self.slots.counts().groups.dropped
-        playing = {s.grant for s in self.slots._slots.values() if s.peer and s.deadline <= self.now}
+        playing = {
+            s.grant for s in self.slots._pending.values() if s.peer and s.deadline <= self.now
+        }
         ended = set(self.slots.expire(self.now))
         assert ended <= playing
         assert playing - ended <= set(self.slots.lapsed())
         assert self.slots.counts().groups.dropped == before + len(ended)
         self.dropped |= ended
-        assert not self.slots.late(self.now)
+        assert not self.slots.late_peers(self.now)
 
     @rule(peer=st.sampled_from("abc"))
     def kill(self, peer: str) -> None:
@@ -168,16 +170,16 @@ class Learner(RuleBasedStateMachine):
         slots = getattr(self, "slots", None)
         if slots is None:
             return
-        lacking = [slot for slot in slots._slots.values() if not slot.is_complete()]
-        assert slots.num_in_play() == len(lacking)
+        lacking = [slot for slot in slots._pending.values() if not slot.is_complete]
+        assert slots.num_incomplete() == len(lacking)
         assert slots.lapsed() == [slot.grant for slot in lacking if slot.peer is None]
-        assert slots.owners() == {slot.peer for slot in lacking} - {None}
+        assert slots.playing_peers() == {slot.peer for slot in lacking} - {None}
         for peer in "abc":
             mine = tuple((s.grant, s.epoch) for s in lacking if s.peer == peer)
-            assert slots.playing(peer) == mine
+            assert slots.played_by(peer) == mine
             assert slots.num_playing(peer) == len(mine)
         free = {peer: CREDITS[peer] - slots.num_playing(peer) for peer in CREDITS}
-        freest = slots.freest()
+        freest = slots.peer_with_most_room()
         assert max(free.values()) <= 0 if freest is None else free[freest] == max(free.values())
 
     @invariant()
@@ -239,7 +241,7 @@ class Learner(RuleBasedStateMachine):
     def no_acknowledged_trial_is_lost(self) -> None:
         """Only trials of dropped groups and of those still in flight were not trained."""
         for grant, _ in self.accepted:
-            assert grant in self.trained | self.dropped | self.slots._slots.keys()
+            assert grant in self.trained | self.dropped | self.slots._pending.keys()
 
 
 class Overtaking(Learner):
@@ -281,7 +283,7 @@ def test_the_bound_is_reached_when_the_oldest_group_is_always_last(
     max_staleness: int, rule_name: str
 ) -> None:
     """With all slots full, the last group granted waits for exactly max_staleness steps."""
-    slots = SlotLedger(2, max_staleness, 1, rule=RULES[rule_name])
+    slots = Ledger(2, max_staleness, 1, policy=POLICIES[rule_name])
     staleness = []
     for version in range(10):
         while slots.may_grant():

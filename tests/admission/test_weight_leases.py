@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage_async.admission.weight_leases import WeightLeases
+from mage_services.weights.weight_store import WeightLeases
 
 events = st.lists(
     st.tuples(st.sampled_from(["tell", "loaded", "gone"]), st.sampled_from("abc")), max_size=40

@@ -14,17 +14,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.admission.ledger import SlotLedger
-from mage_async.admission.recovery import REPLAYED_DIFFERENTLY, replay
+from mage_async.admission.ledger import Ledger
+from mage_async.admission.recovery import CONFIG_CHANGED, replay
 from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.journal_records import (
     Commit,
     Dropped,
     Published,
-    first_head,
+    first_needed,
+    first_segment_header,
 )
-from mage_async.protocol.journal_segments import first_needed
 from mage_async.protocol.messages import (
     Acknowledge,
     GroupDrop,
@@ -41,10 +41,8 @@ from mage_async.tasks.population import League
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Group, Task, Trial
 from mage_async.trajectory import Segment as Part
-from mage_services.learner.coordinator import Coordinator
-from mage_services.learner.coordinator_rules import CoordinatorRules
-from mage_services.learner.peer_registry import SILENCE_S
-from mage_services.transport.learner_channel import PeerGone
+from mage_services.learner.coordinator import SILENCE_S, Coordinator, CoordinatorConfig
+from mage_services.transport.channels import PeerGone
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.crashing_disk import DEADLINE_S, Disk
 from tests.helpers.memory_channels import MemoryWeights
@@ -69,7 +67,9 @@ class Player:
         return f"{self.name}/{self.life}"
 
     def hello(self) -> Hello:
-        return Hello(role="actor", name=self.name, build="test", config_digest="test", credits=3)
+        return Hello(
+            role="actor", name=self.name, build="test", config_digest="test", group_quota=3
+        )
 
     def held(self, grant: int) -> set[int]:
         return {index for number, index in self.unacknowledged if number == grant}
@@ -104,12 +104,12 @@ class World:
         """Groups given up when the configuration was changed."""
         self.awaiting: tuple[int, list[Group]] | None = None
         self.tasks = TaskStream(load("rps"), 0)
-        self.disk.begin(first_head(0, 0))
+        self.disk.begin(first_segment_header(0, 0))
         self.disk.sync(1)
-        self.start(SlotLedger(B, S, G, max_expiries=2), 0)
+        self.start(Ledger(B, S, G, max_expiries=2), 0)
 
-    def start(self, ledger: SlotLedger, version: int) -> None:
-        rules = CoordinatorRules(3, DEADLINE_S, 10**9, 0, 10**9)
+    def start(self, ledger: Ledger, version: int) -> None:
+        rules = CoordinatorConfig(3, DEADLINE_S, 10**9, 0, 10**9)
         weights = WeightStore(MemoryWeights())
         self.coordinator = Coordinator(
             self,
@@ -234,7 +234,7 @@ class World:
         """
         self.disk.crash(left)
         self.awaiting = None
-        ledger = SlotLedger(B, S, G, max_expiries=2)
+        ledger = Ledger(B, S, G, max_expiries=2)
         segments = self.disk.segments()
         first = first_needed(segments, self.checkpoint)
         assert first is not None, "the journal lacks what the checkpoint needs"
@@ -248,10 +248,10 @@ class World:
         for version, grants in self.announced.items():
             assert self.committed.get(version, ()) == grants, "an announced version is lost"
         if changes:
-            self.abandoned |= set(ledger._slots)
-            ledger.drop_all(REPLAYED_DIFFERENTLY)
-        ledger.resume(self.now)
-        self.disk.begin(ledger.head("", DEADLINE_S))
+            self.abandoned |= set(ledger._pending)
+            ledger.drop_all(CONFIG_CHANGED)
+        ledger.restart_timers(self.now)
+        self.disk.begin(ledger.segment_header("", DEADLINE_S))
         self.start(ledger, ledger.version)
 
     def do(self, move: tuple[int, int, float]) -> None:
@@ -284,7 +284,7 @@ class World:
         """All that actors were told of is trained, or held, or was dropped; nothing twice."""
         trained = [grant for grants in self.committed.values() for grant in grants]
         assert len(set(trained)) == len(trained), "a group was trained twice"
-        slots = self.coordinator.ledger._slots
+        slots = self.coordinator.ledger._pending
         training = {g for batch in self.coordinator.ledger._in_training for g in batch}
         records = self.disk.records(self.disk.archive)
         dropped = self.abandoned | {r.grant for r in records if isinstance(r, Dropped)}

@@ -13,15 +13,14 @@ from mage_async import launch
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.commands import COMMANDS
-from mage_services.cli.main import EXIT_FAILED, EXIT_USAGE, main
-from mage_services.cli.running import replay, supervised_run
-from mage_services.cli.settings.completion import SHELLS
+from mage_services.cli import replay, supervised_run
+from mage_services.cli.completion import SHELLS
+from mage_services.cli.main import COMMANDS, EXIT_FAILED, EXIT_USAGE, main
 
 HELP_OF_ALL = """
 import sys
-from mage_services.cli.settings.completion import SHELLS
-from mage_services.cli.commands import COMMANDS
+from mage_services.cli.completion import SHELLS
+from mage_services.cli.main import COMMANDS
 from mage_services.cli.main import main
 for arguments in ([], *([name] for name in COMMANDS)):
     try:
@@ -141,7 +140,7 @@ def test_the_keys_of_one_section_are_explained(capsys: pytest.CaptureFixture[str
     assert "max_staleness" not in shown
 
 
-@pytest.mark.parametrize("spelling", [[], ["train"], ["launch"]])
+@pytest.mark.parametrize("spelling", [[], ["train"]])
 def test_without_a_command_mage_trains(
     spelling: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,7 +177,7 @@ def test_a_resumed_run_has_as_many_actors_as_before_unless_told_otherwise(
         assert main([*here, *arguments]) == 0
     assert started == [2, 2, 3, 3]
     assert json.loads(run.launch.read_text()) == {"actors": 3}
-    run.launch.unlink()  # an older version wrote none
+    run.launch.unlink()
     assert main([*here, "--resume"]) == 0
     assert started[-1] == 4
 
@@ -194,7 +193,7 @@ def test_a_refused_start_changes_nothing_of_a_run(tmp_path: Path, started: list[
 def test_modules_of_the_current_directory_stand_behind_what_is_installed(tmp_path: Path) -> None:
     for name in ("numpy", "msgspec", "uvloop"):
         (tmp_path / f"{name}.py").write_text(SHADOW)
-    (tmp_path / "my_game.py").write_text("from mage_async.environments.rps.game import Rps\n")
+    (tmp_path / "my_game.py").write_text("from mage_async.environments.games.rps import Rps\n")
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
     command = [sys.executable, "-m", "mage_async.launch", "--set", "environment.name=my_game:Rps"]
@@ -223,10 +222,3 @@ def test_the_completion_of_bash_is_a_script_that_bash_reads(
     main(["completion", "bash"])
     script = capsys.readouterr().out
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-
-
-def test_the_older_spelling_of_evaluate_evaluates(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mage_async.evaluate", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == EXIT_USAGE
-    assert done.stderr.startswith("mage evaluate: ")

@@ -6,10 +6,8 @@ import pytest
 
 from mage_async.environments.catalogue import load
 from mage_async.trajectory import Kind, Task, Trial, Turn
-from mage_async.trials.human_play import MAX_SHOWN, human_play, shown
-from mage_async.trials.trial_text import episode_lines, reward_table
-from mage_services.actor.human_player import play_by_person
-from mage_services.actor.play_session import drawn_task
+from mage_async.trials.human_play import MAX_SHOWN, episode_lines, human_play, reward_table, shown
+from mage_services.actor.play_session import drawn_task, play_by_person
 from mage_services.environments.workers import Workers
 
 RPS = load("rps")

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from mage_async.errors import ConfigError
-from mage_async.report.matrix_page import render_matrix
-from mage_async.results.matrices.ablation import Cell, Finished
-from mage_async.results.matrices.matrix import Matrix
-from mage_async.results.matrices.sweep import Combination
+from mage_async.pages.matrix import render_matrix
+from mage_async.results.matrix import Cell, FinishedRun, Matrix, Setting
+from mage_services.cli import search as searching
 from mage_services.cli.main import command_tree, main
-from mage_services.cli.sweeps import search as searching
-from mage_services.cli.sweeps.sweep import _axes, _matrix, sweep_of
+from mage_services.cli.sweep import _axes, _matrix, sweep_of
 from tests.cli.test_ablate import SMALL
 
 OVER = ["--over", "learner.learning_rate=1e-3,3e-3"]
@@ -55,13 +53,13 @@ def test_what_is_no_sweep_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def finished(setting: Combination, seed: int, last: float) -> Finished:
+def finished(setting: Setting, seed: int, last: float) -> FinishedRun:
     """A run that says what a page shows of it."""
     from tests.results.test_ablation import FIGURES
 
     curve = [(144 * step, 0.5 * step, last * step / 30) for step in range(1, 31)]
     figures = FIGURES | {"heldout_last_return": last}
-    return Finished(Cell(setting, seed), figures, curve, [{0: 0.25, 1: 0.75}])
+    return FinishedRun(Cell(setting, seed), figures, curve, [{0: 0.25, 1: 0.75}])
 
 
 def test_the_page_is_that_of_the_ablation_with_its_own_words(tmp_path: Path) -> None:
@@ -76,7 +74,7 @@ def test_the_page_is_that_of_the_ablation_with_its_own_words(tmp_path: Path) -> 
 
 
 def known(cell: Cell) -> float:
-    return -abs(cell.setting.place() - 0.003)
+    return -abs(cell.setting.place - 0.003)
 
 
 class Runs:
@@ -96,7 +94,7 @@ class Runs:
             self.done = [cell for cell in matrix.configs if cell.seed in self.seeds]
         return self.code
 
-    def finished_runs(self, matrix: Matrix) -> list[Finished]:
+    def finished_runs(self, matrix: Matrix) -> list[FinishedRun]:
         return [
             finished(cell.setting, cell.seed, self.reached.get(cell.seed, known(cell)))  # type: ignore[arg-type]
             for cell in matrix.configs
@@ -129,7 +127,7 @@ def test_a_search_ends_with_the_best_and_goes_on_where_it_was_stopped(
     assert searched(12, runs, tmp_path, monkeypatch) == 0
     assert len(runs.done) == 24
     assert eight < {cell.setting for cell in runs.done}
-    best = min((cell.setting.place() for cell in runs.done), key=lambda x: abs(x - 0.003))
+    best = min((cell.setting.place for cell in runs.done), key=lambda x: abs(x - 0.003))
     assert f"best: learner.learning_rate={best:.4g}: " in capsys.readouterr().out
 
 

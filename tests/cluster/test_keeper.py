@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mage_services.cluster import served_files
-from mage_services.cluster.keeper import ENDED, End, Keeper
-from mage_services.cluster.served_files import ServedFiles
-from mage_services.processes.child import Spec
+from mage_services.cluster import keeper as keeper_module
+from mage_services.cluster.keeper import ENDED, End, Keeper, ServedFiles
+from mage_services.processes.supervised_process import ProcessSpec
 
 PROCESS = """
 import sys
 from pathlib import Path
 from mage_services.processes.process import run_process
-from mage_services.processes.wanted_files import WantedFiles
+from mage_services.processes.startup import RunFiles
 
 async def main(status):
-    files = WantedFiles(status, "--asks" in sys.argv)
+    files = RunFiles(status, "--asks" in sys.argv)
     for name in Path(sys.argv[2]).read_text().split():
         file = await files.bring(Path(name.replace("OWN", sys.argv[1])))
         status.send("read", text=file.read_text(), is_own=str(file).startswith(sys.argv[1]))
@@ -50,7 +49,7 @@ async def _done(data: np.ndarray) -> np.ndarray:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run's directory, with keys, weights and a script that is a process of the run."""
-    monkeypatch.setattr(served_files, "_put", lambda file: np.fromfile(file, np.uint8))
+    monkeypatch.setattr(keeper_module, "_put", lambda file: np.fromfile(file, np.uint8))
     for folder in ("keys", "weights", "logs", "policy"):
         (tmp_path / folder).mkdir()
     (tmp_path / "config.toml").write_text("the configuration")
@@ -64,7 +63,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def live(root: Path, source: Here | None, *wanted: str) -> tuple[list[dict[str, Any]], End]:
     """One life of a process that asks for files; what it said, and its end."""
     (root / "list").write_text(" ".join(wanted))
-    spec = Spec(
+    spec = ProcessSpec(
         "actor-0", "asked_for", (str(root), str(root / "list")), root / "logs/own.log", threads=1
     )
 
@@ -106,7 +105,7 @@ def test_weights_that_are_gone_end_the_process_with_a_sentence(root: Path) -> No
 
 def test_the_learners_secret_key_stays_on_its_node(root: Path) -> None:
     keeper = Keeper(root, root / "keys", Here())
-    spec = Spec("actor-0", "asked_for", (str(root),), root / "own.log", threads=1)
+    spec = ProcessSpec("actor-0", "asked_for", (str(root),), root / "own.log", threads=1)
     folder = root / "node"
     folder.mkdir()
     settled = asyncio.run(keeper._settled(spec, folder))
@@ -128,7 +127,7 @@ def test_a_version_is_put_into_the_store_once_and_old_ones_leave_a_nodes_disk(
         puts.append(file)
         return np.fromfile(file, np.uint8)
 
-    monkeypatch.setattr(served_files, "_put", put)
+    monkeypatch.setattr(keeper_module, "_put", put)
     names = [f"v{version:06d}.safetensors" for version in range(7)]
     for name in names:
         (root / "weights" / name).write_text(name)

@@ -1,5 +1,6 @@
 """What a person is told about a configuration that cannot be run."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_an_engine_without_room_for_a_trial_is_refused(change: str) -> None:
 
 
 def test_the_room_wanted_is_that_of_the_horizon_in_which_training_ends() -> None:
-    changes = ["engine.max_tokens=20", "curriculum.turns=[1, 2]", "learner.steps=20"]
+    changes = ["engine.max_tokens=20", "methods.scaling_inter.turns=[1, 2]", "learner.steps=20"]
     check(config_file.load(config_file.find(None), [*changes, "trial.episodes=1"]))
 
 
@@ -141,3 +142,16 @@ def test_what_cannot_be_sent_is_said_before_anything_starts(
     config = config_file.load(config_file.find(None), changes)
     with pytest.raises(ConfigError, match=sentence):
         check(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("learner.tokens_per_pass", "it is `learner.max_tokens_per_microbatch` now"),
+        ("admission.max_drops_in_a_row", "it was removed; leave it out: 50 groups"),
+        ("methods.graph_memory.initial", "it was removed; set `methods.graph_memory.rate`"),
+    ],
+)
+def test_an_error_says_what_became_of_an_old_key(key: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"unknown key `{key}` ({sentence}")):
+        config_file.load(config_file.find(None), [f"{key}=1"])

@@ -1,14 +1,12 @@
 """The published methods as sets of keys."""
 
-from hashlib import blake2s
-
-import msgspec
 import pytest
 
-from mage_async.assembly import check, environment_of, role_checks, sac_checks
-from mage_async.config import config_file, methods
-from mage_async.config.schema import NOT_COMPARED, WHERE_CHANGED, digest
+from mage_async.assembly import check
+from mage_async.config import config_file, presets
+from mage_async.config.schema import digest
 from mage_async.errors import ConfigError
+from mage_async.methods.method import Methods
 
 
 def configured(method, name="kuhn", **changes):
@@ -18,7 +16,7 @@ def configured(method, name="kuhn", **changes):
 
 
 @pytest.mark.parametrize("name", ["rps", "kuhn", "tictactoe"])
-@pytest.mark.parametrize("method", methods.METHODS)
+@pytest.mark.parametrize("method", presets.presets())
 def test_every_method_is_a_valid_configuration_of_every_environment(method, name):
     if method in ("information_bonus", "metacure") and name == "tictactoe":
         pytest.skip("tictactoe has no Bayes filter")
@@ -52,14 +50,14 @@ def test_a_baseline_trains_on_one_episode_and_is_evaluated_on_as_many_as_the_oth
 @pytest.mark.parametrize(
     ("method", "changed"),
     [
-        ("scaling_inter", {"curriculum"}),
+        ("scaling_inter", {"methods"}),
         ("sge", {"trial", "sampling"}),
         ("rema", {"trial", "advantage"}),
-        ("information_bonus", {"credit"}),
-        ("metacure", {"policy", "credit", "advantage"}),
-        ("graph_memory", {"graph_memory", "advantage"}),
-        ("both_seats", {"population", "advantage"}),
-        ("mage_population", {"population", "advantage"}),
+        ("information_bonus", {"methods"}),
+        ("metacure", {"methods", "policy", "advantage"}),
+        ("graph_memory", {"methods", "advantage"}),
+        ("both_seats", {"methods", "advantage"}),
+        ("mage_population", {"methods", "population", "advantage"}),
     ],
 )
 def test_a_method_that_changes_one_thing_leaves_all_else_as_it_is(method, changed):
@@ -75,13 +73,13 @@ def test_a_method_that_changes_one_thing_leaves_all_else_as_it_is(method, change
         ("learner.correction=ppo", 'learner.correction must be "none", got "ppo"'),
         ("transcript.max_action_tokens=4", "transcript.max_action_tokens must be 1, got 4"),
         ("trial.memory=reflection", 'trial.memory must be "none" or "history", got "reflection"'),
-        ("curriculum.episodes=[1]", 'curriculum must be none, got "there"'),
+        ("methods.scaling_inter.turns=[1]", "does not work together with methods.scaling_inter"),
         ("credit.kind=final_only", 'must be "single_episode" or "cumulative_code"'),
     ],
 )
 def test_soft_actor_critic_refuses_what_it_would_ignore(change, said):
     config = config_file.load(config_file.find(None), ["environment.name=grid", change], "sac_glam")
-    with pytest.raises(ConfigError, match=f"^sac: .*{said}"):
+    with pytest.raises(ConfigError, match=f"^methods.sac_glam: .*{said}"):
         check(config)
 
 
@@ -91,15 +89,17 @@ def test_soft_actor_critic_refuses_what_it_would_ignore(change, said):
         (["policy.lora=none"], r"policy\.lora is absent: set policy\.lora\.rank = 16"),
         (["engine.kind=sglang"], r'SGLang cannot .*: set engine\.kind = "embedded"'),
         (["trial.episodes=1"], r"nothing before its last: set trial\.episodes to at least 2"),
-        (["curriculum.episodes=[1]"], r"nothing before its last: set trial\.episodes"),
-        (["population.rivals=0.2"], r"has one role: set population\.rivals = 0"),
+        (
+            ["population.rivals=0.2", "methods.metacure.information_bonus=0"],
+            r"has one role: set population\.rivals = 0",
+        ),
         (["transport.weights=nccl"], r'not been tried .*: set transport\.weights = "disk"'),
     ],
 )
 def test_two_roles_refuse_what_would_compute_with_one(changes, said):
     config = config_file.load(config_file.find(None), changes, "metacure")
-    with pytest.raises(ConfigError, match=rf"^policy\.separate_exploration: .*{said}"):
-        role_checks.check(config)
+    with pytest.raises(ConfigError, match=rf"^methods\.metacure\.separate_roles: .*{said}"):
+        Methods(config).check()
 
 
 @pytest.mark.parametrize(
@@ -110,23 +110,18 @@ def test_soft_actor_critic_scores_actions_of_one_word(name, said):
     config = configured("sac_glam", name, **{"engine.max_tokens": 4096})
     if said is None:
         return check(config)
-    with pytest.raises(ConfigError, match=f"^sac scores actions of one word, and {said}"):
-        sac_checks.check(config, environment_of(config))
+    with pytest.raises(
+        ConfigError, match=f"^methods.sac_glam scores actions of one word, and {said}"
+    ):
+        Methods(config).check()
 
 
-def test_without_the_section_a_digest_is_as_it_was():
+def test_peers_compare_all_sections_but_those_in_which_they_may_differ():
     config = config_file.load(config_file.find(None))
-    assert config.sac is None
-    changed = config_file.load(config_file.find(None), ["sac.hindsight=0"])
-    assert digest(changed) != digest(config)
-    kept = {name: getattr(config, name) for name in config.__struct_fields__}
-    without = {key: value for key, value in kept.items() if key not in (*NOT_COMPARED, "sac")}
-    said = msgspec.to_builtins(without)
-    for section, keys in WHERE_CHANGED.items():
-        for key in keys:
-            del said[section][key]
-    encoded = msgspec.json.encode(said, order="sorted")
-    assert digest(config) == blake2s(encoded, digest_size=4).hexdigest()
+    for same in ("doctor.halt=['not_finite']", "tracking.wait_s=3"):
+        assert digest(config_file.load(config_file.find(None), [same])) == digest(config)
+    for other in ("seed=1", "methods.sac_glam.hindsight=0", "credit.turn_discount=0.5"):
+        assert digest(config_file.load(config_file.find(None), [other])) != digest(config)
 
 
 def test_what_is_set_after_a_method_wins():

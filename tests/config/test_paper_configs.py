@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mage_async.assembly import WORDS, check, environment_of, rules_of
-from mage_async.config import config_file, methods
+from mage_async.config import config_file, presets
 from mage_async.config.schema import digest
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
@@ -62,9 +62,10 @@ def test_its_first_prompt_says_the_rules(file, tmp_path):
 def test_it_is_the_published_code_with_its_own_discount_and_penalties(file):
     config = config_file.load(file, [])
     own = {"credit.episode_discount", "advantage.format_penalty"}
-    for key, value in methods.METHODS[f"{file.stem.partition('_')[0]}_code"].items():
+    for key, value in presets.PRESETS[f"{file.stem.partition('_')[0]}_code"].items():
         if key not in own:
-            assert attrgetter(key)(config) == value, key
+            name = key.replace("estimator", "kind")
+            assert attrgetter(name)(config) == value, key
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_file_says_only_what_differs_from_its_base(tmp_path):
     mine = written(
         tmp_path,
         "mine.toml",
-        'base = "whole.toml"\nseed = 5\n[policy.tiny]\nlayers = 3\n[engine]\nkind = "sglang"\n'
+        'base = "whole.toml"\nseed = 5\n[policy]\nlayers = 3\n[engine]\nkind = "sglang"\n'
         "server = { a = 1 }\n",
     )
     config, below = config_file.load(mine, []), config_file.load(tmp_path / "whole.toml", [])
@@ -148,7 +149,7 @@ def test_options_of_another_environment_do_not_shine_through(tmp_path):
             'base = "whole.toml"\n[learner]\nstep = 3\n',
             r"key `learner.step` .*mean `learner.steps`",
         ),
-        ('base = "whole.toml"\nlearner = 3\n', r"mine.toml: `learner` must be object, got 3"),
+        ('base = "whole.toml"\nlearner = 3\n', r"mine.toml: `learner` must be a table, got 3"),
     ],
 )
 def test_a_base_that_cannot_be_used_is_said(tmp_path, text, sentence):

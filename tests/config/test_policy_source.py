@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.config.policy_source import local_policy
+from mage_async.config.policy import local_policy
 from mage_async.errors import PolicyError
 from mage_services.cli.main import EXIT_USAGE, main
 

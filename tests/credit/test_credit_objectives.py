@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.credit.returns import (
-    CREDITS,
-    cumulative_code,
-    cumulative_paper,
-    differential,
-    differential_dense,
-    final_only,
-    single_episode,
+    CumulativeCode,
+    CumulativePaper,
+    Differential,
+    DifferentialDense,
+    FinalOnly,
+    SingleEpisode,
 )
+from tests.helpers.credits import CREDITS, credited
 
 discounts = st.floats(0.0, 1.0)
 rewards_of_a_turn = st.floats(-20.0, 20.0, allow_subnormal=False)
@@ -27,8 +27,8 @@ def approx(expected):
 
 def acts(credit, rewards, turn_discount, episode_discount):
     flags = [False] * len(rewards)
-    return credit(
-        rewards, flags, turn_discount=turn_discount, episode_discount=episode_discount
+    return credited(
+        credit, rewards, flags, turn_discount=turn_discount, episode_discount=episode_discount
     ).acts
 
 
@@ -42,7 +42,7 @@ def objective(credit, rewards, episode_discount):
 def test_differential_telescopes_at_discount_one(rewards):
     totals = [sum(episode) for episode in rewards]
     before = [0.0, *totals]
-    for episode, returns in enumerate(acts(differential, rewards, 1.0, 1.0)):
+    for episode, returns in enumerate(acts(Differential, rewards, 1.0, 1.0)):
         assert returns == approx([totals[-1] - before[episode]] * len(returns))
 
 
@@ -55,7 +55,7 @@ def test_differential_weighs_the_last_episode_fully_and_the_others_by_what_disco
     last = len(totals) - 1
     early = sum(g**k * total for k, total in enumerate(totals[:-1]))
     expected = g**last * totals[-1] + (1 - g) * early
-    assert objective(differential, rewards, g) == approx(expected)
+    assert objective(Differential, rewards, g) == approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -63,19 +63,19 @@ def test_differential_weighs_the_last_episode_fully_and_the_others_by_what_disco
 )
 def test_mages_objective_is_the_final_episode_only_at_discount_one(g, weights):  # defect 13
     unit = [[[float(i == k)] for i in range(3)] for k in range(3)]
-    assert [objective(differential, rewards, g) for rewards in unit] == approx(list(weights))
+    assert [objective(Differential, rewards, g) for rewards in unit] == approx(list(weights))
 
 
 @settings(deadline=None)
 @given(trials, discounts)
 def test_dense_has_the_objective_of_differential(rewards, g):
-    assert objective(differential_dense, rewards, g) == approx(objective(differential, rewards, g))
+    assert objective(DifferentialDense, rewards, g) == approx(objective(Differential, rewards, g))
 
 
 @settings(deadline=None)
 @given(trials, discounts)
 def test_dense_differs_from_differential_by_what_was_settled_before_the_turn(rewards, g):
-    dense, literal = (acts(c, rewards, 1.0, g) for c in (differential_dense, differential))
+    dense, literal = (acts(c, rewards, 1.0, g) for c in (DifferentialDense, Differential))
     for k, episode in enumerate(rewards):
         share = 1.0 if k == len(rewards) - 1 else 1.0 - g
         reward_before = sum(rewards[k - 1]) if k else 0.0
@@ -99,38 +99,38 @@ def test_causal_credits_do_not_look_at_rewards_before_a_turn(rewards, d, g, data
 
 def test_differential_looks_at_the_episode_before():
     lost, drew = ([[reward], [1.0]] for reward in (-1.0, 0.0))
-    assert acts(differential, lost, 1.0, 1.0)[1] == [2.0]
-    assert acts(differential, drew, 1.0, 1.0)[1] == [1.0]
+    assert acts(Differential, lost, 1.0, 1.0)[1] == [2.0]
+    assert acts(Differential, drew, 1.0, 1.0)[1] == [1.0]
 
 
 @settings(deadline=None)
 @given(trials, discounts, discounts)
 def test_lamers_code_and_paper_agree_where_episodes_have_one_turn(rewards, d, g):
     single_turns = [episode[:1] for episode in rewards]
-    code, paper = (acts(c, single_turns, d, g) for c in (cumulative_code, cumulative_paper))
+    code, paper = (acts(c, single_turns, d, g) for c in (CumulativeCode, CumulativePaper))
     assert [e[0] for e in code] == approx([e[0] for e in paper])
 
 
 @settings(deadline=None)
 @given(trials, discounts)
 def test_without_discount_inside_episodes_lamers_code_and_paper_agree(rewards, g):
-    code, paper = (acts(c, rewards, 1.0, g) for c in (cumulative_code, cumulative_paper))
+    code, paper = (acts(c, rewards, 1.0, g) for c in (CumulativeCode, CumulativePaper))
     assert [approx(episode) for episode in paper] == code
 
 
 @settings(deadline=None)
 @given(trials, discounts)
 def test_without_discount_across_episodes_lamer_is_ordinary_rl(rewards, d):
-    alone = acts(single_episode, rewards, d, 1.0)
-    assert acts(cumulative_code, rewards, d, 0.0) == alone
-    assert acts(cumulative_paper, rewards, d, 0.0) == alone
+    alone = acts(SingleEpisode, rewards, d, 1.0)
+    assert acts(CumulativeCode, rewards, d, 0.0) == alone
+    assert acts(CumulativePaper, rewards, d, 0.0) == alone
 
 
 @settings(deadline=None)
 @given(trials)
 def test_at_discount_one_dense_and_final_only_are_the_same(rewards):
-    assert acts(differential_dense, rewards, 1.0, 1.0) == [
-        approx(episode) for episode in acts(final_only, rewards, 1.0, 1.0)
+    assert acts(DifferentialDense, rewards, 1.0, 1.0) == [
+        approx(episode) for episode in acts(FinalOnly, rewards, 1.0, 1.0)
     ]
 
 
@@ -139,7 +139,7 @@ def test_at_discount_one_dense_and_final_only_are_the_same(rewards):
 def test_a_reflection_gets_the_first_return_of_the_episode_it_opens(rewards, d, g):
     flags = [k % 2 == 1 for k in range(len(rewards))]
     for credit in CREDITS.values():
-        returns = credit(rewards, flags, turn_discount=d, episode_discount=g)
+        returns = credited(credit, rewards, flags, turn_discount=d, episode_discount=g)
         firsts = [episode[0] for episode in returns.acts]
         assert returns.reflections == [
             first if flag else None for first, flag in zip(firsts, flags, strict=True)
@@ -148,7 +148,7 @@ def test_a_reflection_gets_the_first_return_of_the_episode_it_opens(rewards, d, 
 
 def test_the_order_of_an_episodes_rewards_does_not_change_what_mage_pays():
     paid = [
-        acts(differential, [episode], 1.0, 1.0) for episode in ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])
+        acts(Differential, [episode], 1.0, 1.0) for episode in ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])
     ]
     assert sum([0.1, 0.2, 0.3]) != sum([0.3, 0.2, 0.1])
     assert paid[0] == paid[1]
@@ -179,8 +179,8 @@ def test_credits_agree_with_the_references_loop(rewards, d, g, reflects):
         samples += [("reflect", k, 0.0)] if reflects and k else []
         samples += [("play", k, reward) for reward in episode]
     flags = [reflects and k > 0 for k in range(len(rewards))]
-    for mode, credit in (("lamer", cumulative_code), ("mage", differential)):
-        returns = credit(rewards, flags, turn_discount=d, episode_discount=g)
+    for mode, credit in (("lamer", CumulativeCode), ("mage", Differential)):
+        returns = credited(credit, rewards, flags, turn_discount=d, episode_discount=g)
         flat = []
         for reflection, episode in zip(returns.reflections, returns.acts, strict=True):
             flat += ([] if reflection is None else [reflection]) + episode
@@ -199,7 +199,7 @@ def prefers_probing(credit, g, cost):
     return objective(credit, probing(cost), g) > objective(credit, ALWAYS_PASS, g)
 
 
-@pytest.mark.parametrize("credit", [differential, differential_dense])
+@pytest.mark.parametrize("credit", [Differential, DifferentialDense])
 def test_differential_prefers_probing_above_its_exact_threshold(credit):
     threshold = 2.3 / 3.0
     assert not prefers_probing(credit, 0.6, 2.0)
@@ -208,7 +208,7 @@ def test_differential_prefers_probing_above_its_exact_threshold(credit):
     assert prefers_probing(credit, 1.0, 2.0)
 
 
-@pytest.mark.parametrize("credit", [cumulative_code, cumulative_paper])
+@pytest.mark.parametrize("credit", [CumulativeCode, CumulativePaper])
 def test_cumulative_prefers_probing_only_where_it_is_cheap_and_the_future_counts(credit):
     assert not prefers_probing(credit, 1.0, 2.0)
     threshold = (math.sqrt(1 + 4 / 0.7) - 1) / 2  # where g + g^2 = (0.7 + 0.3) / (1 - 0.3)
@@ -218,5 +218,5 @@ def test_cumulative_prefers_probing_only_where_it_is_cheap_and_the_future_counts
 
 
 def test_ordinary_rl_never_prefers_probing_and_final_only_always_does():
-    assert not prefers_probing(single_episode, 1.0, 0.7)
-    assert prefers_probing(final_only, 0.1, 2.0)
+    assert not prefers_probing(SingleEpisode, 1.0, 0.7)
+    assert prefers_probing(FinalOnly, 0.1, 2.0)

@@ -18,7 +18,6 @@ import pytest
 from mage_async.assembly import WORDS, check, rules_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.credit.returns import CREDITS
 from mage_async.credit.turn_table import build_table
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
@@ -30,6 +29,7 @@ from mage_async.tasks.task_stream import TaskStream, evaluation_tasks
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.scripted import scripted_trial
+from tests.helpers.credits import CREDITS, credit_of
 
 CONFIG = config_file.load(config_file.find(None), [])
 NAMES = ("rps", "kuhn", "tictactoe", "minesweeper", "sokoban")
@@ -131,9 +131,7 @@ def test_defect_12_every_credit_reaches_the_advantage_of_every_estimator():
     trial = Trial(Task("rps", "a", 1), 0, 3, (), turns)
     returns = {
         name: tuple(
-            build_table(
-                [Group(0, 0, (trial,))], credit, turn_discount=1.0, episode_discount=0.5
-            ).returns
+            build_table([Group(0, 0, (trial,))], credit_of(credit, episode_discount=0.5)).returns
         )
         for name, credit in CREDITS.items()
     }

@@ -9,11 +9,12 @@ import pytest
 
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.config.sections.expert import Expert
-from mage_async.credit.discriminator import Discriminator, agreement, step_rewards
+from mage_async.config.schema import Config
 from mage_async.errors import ConfigError
-from mage_async.learning.training_sequences import credited
-from mage_async.trajectory import ExpertStep, Group, Kind, Task, Trial, Turn
+from mage_async.learning.packing import credited
+from mage_async.methods.stepagent.discriminator import Discriminator, step_rewards
+from mage_async.methods.stepagent.method import Settings, StepAgent
+from mage_async.trajectory import Alternative, Group, Kind, Task, Trial, Turn
 
 STATES, ACTIONS = ("a b", "a c", "d c"), ("up", "down", "left")
 EXPERT = ((6, 3, 1), (1, 1, 8), (4, 4, 2))
@@ -48,27 +49,27 @@ def turn(number: int, action: str, anchor: str, kind: Kind = Kind.ACT) -> Turn:
 def trial_of(*steps: tuple[str, str, str]) -> Trial:
     """One episode of (state, the policy's action, the expert's)."""
     turns = tuple(turn(n, action, state) for n, (state, action, _) in enumerate(steps))
-    experts = tuple(ExpertStep(n, wanted) for n, (_, _, wanted) in enumerate(steps) if wanted)
-    return Trial(Task("scout", "x", 0), 0, 1, (), turns, expert_steps=experts)
+    experts = tuple(Alternative(n, wanted) for n, (_, _, wanted) in enumerate(steps) if wanted)
+    return Trial(Task("scout", "x", 0), 0, 1, (), turns, alternatives=experts)
 
 
 def test_a_turn_is_paid_for_acting_as_the_expert_and_nothing_where_none_was_asked() -> None:
     trials = [trial_of(("s", "up", "up"), ("t", "up", "down"), ("u", "up", ""))] * 4
-    (first, second, third), *rest = step_rewards(trials, Expert("irl"))
+    (first, second, third), *rest = step_rewards(trials, Settings("irl"))
     assert first == pytest.approx(-0.0, abs=2.0)
     assert second < first < 2.0
     assert third == 0.0
     assert rest == [[first, second, third]] * 3
-    doubled = step_rewards(trials, Expert("irl", weight=2.0))
+    doubled = step_rewards(trials, Settings("irl", weight=2.0))
     assert doubled[0] == [2 * first, 2 * second, 0.0]
-    assert agreement(trials) == {"expert_agreement": 0.5}
+    assert StepAgent(Settings(), Config()).batch_metrics(trials) == {"expert_agreement": 0.5}
 
 
 def test_where_expert_and_policy_do_the_same_nothing_is_paid_and_nothing_is_asked() -> None:
     same = [trial_of(("s", "up", "up"), ("t", "down", "down"))]
-    assert step_rewards(same, Expert("irl")) == [[0.0, 0.0]]
-    assert step_rewards([trial_of(("s", "up", ""))], Expert("irl")) == [[0.0]]
-    assert agreement([trial_of(("s", "up", ""))]) == {}
+    assert step_rewards(same, Settings("irl")) == [[0.0, 0.0]]
+    assert step_rewards([trial_of(("s", "up", ""))], Settings("irl")) == [[0.0]]
+    assert StepAgent(Settings(), Config()).batch_metrics([trial_of(("s", "up", ""))]) == {}
 
 
 def test_rewards_of_steps_reach_returns_by_the_method_alone() -> None:
@@ -77,20 +78,22 @@ def test_rewards_of_steps_reach_returns_by_the_method_alone() -> None:
     plain = credited(groups, config_file.load(config_file.find(None), given))
     paid = credited(groups, config_file.load(config_file.find(None), given, "stepagent_irl"))
     implicit = config_file.load(config_file.find(None), given, "stepagent_implicit")
-    first, second = step_rewards(groups[0].trials, Expert("irl"))[0]
+    first, second = step_rewards(groups[0].trials, Settings("irl"))[0]
     assert plain.returns.tolist() == credited(groups, implicit).returns.tolist() == [0.0] * 4
     assert paid.returns.tolist() == pytest.approx([first + second, second] * 2)
 
 
 def test_an_expert_needs_a_script_or_a_file() -> None:
     check(config_file.load(config_file.find(None), [], "stepagent_implicit"))
-    nowhere = ["expert.source=nowhere.jsonl"]
-    with pytest.raises(ConfigError, match=r'expert.source = "nowhere.jsonl" is neither "script"'):
+    nowhere = ["methods.stepagent.source=nowhere.jsonl"]
+    with pytest.raises(
+        ConfigError, match=r'methods.stepagent.source = "nowhere.jsonl" is neither "script"'
+    ):
         check(config_file.load(config_file.find(None), nowhere, "stepagent_irl"))
 
 
 def test_a_policy_can_be_the_expert_of_the_implicit_form_alone(tmp_path: Path) -> None:
-    changes = [f"expert.source={tmp_path}"]
+    changes = [f"methods.stepagent.source={tmp_path}"]
     check(config_file.load(config_file.find(None), changes, "stepagent_implicit"))
     with pytest.raises(ConfigError, match="is a model directory, whose actions are not written"):
         check(config_file.load(config_file.find(None), changes, "stepagent_irl"))

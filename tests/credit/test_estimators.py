@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from mage_async.config import config_file
-from mage_async.credit import estimators
-from mage_async.credit.penalties import penalties_of
-from mage_async.credit.turn_table import TurnTable
+from mage_async.config.components import ESTIMATORS, component
+from mage_async.credit.turn_table import TurnTable, penalties_of
 from mage_async.errors import ConfigError
 from mage_async.learning import advantages
 from mage_async.learning.advantages import turn_advantages
@@ -36,8 +35,15 @@ def table(returns, **columns):
 
 
 def rules(**changes):
-    plain = {"baseline": ["group"], "scale": "none", "weight": "sample", "epsilon": 0.0}
-    return msgspec.structs.replace(SHIPPED.advantage, **plain | changes)
+    estimator = changes.pop("estimator", "group_mean")
+    plain = {"baseline": ["group"], "scale": "none", "weight": "sample"}
+    plain |= {} if estimator == "gigpo" else {"epsilon": 0.0}
+    return component(ESTIMATORS, {"estimator": estimator, **plain, **changes})
+
+
+def checked(advantage, trials_per_group=8):
+    admission = msgspec.structs.replace(SHIPPED.admission, trials_per_group=trials_per_group)
+    advantage.check(msgspec.structs.replace(SHIPPED, admission=admission))
 
 
 def estimated(rows, **changes):
@@ -157,7 +163,7 @@ def test_leave_one_out_compares_with_the_other_trials():
 )
 def test_what_an_estimator_cannot_do_is_said_before_a_run(changes, said):
     with pytest.raises(ConfigError, match=said):
-        estimators.check(rules(**changes), SHIPPED.transcript)
+        checked(rules(**changes))
 
 
 SAME_TURN = ["group", "kind", "episode", "index"]
@@ -180,14 +186,14 @@ def test_a_group_of_one_is_refused_where_it_teaches_nothing(changes, is_refused)
     assert any(taught) == (not is_refused)
     if is_refused:
         with pytest.raises(ConfigError, match="must be at least 2 with"):
-            estimators.check_group(own, 1)
+            checked(own, 1)
     else:
-        estimators.check_group(own, 1)
-    estimators.check_group(own, 2)
+        checked(own, 1)
+    checked(own, 2)
 
 
 def test_the_shipped_configuration_passes_and_a_table_can_be_estimated_as_it_says():
-    estimators.check(SHIPPED.advantage, SHIPPED.transcript)
+    SHIPPED.advantage.check(SHIPPED)
     rows = replace(table([1.0, 3.0]), member=np.array([0, 0]))
     limits = {"max_action_tokens": 1, "max_reflection_tokens": 1}
     made = turn_advantages(rows, SHIPPED.advantage, **limits, device="cpu").numpy()

@@ -10,13 +10,13 @@ import pytest
 
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.credit.exploration_bonus import bonuses, information_gain
-from mage_async.credit.returns import CREDITS
 from mage_async.credit.turn_table import build_table
 from mage_async.environments import catalogue
-from mage_async.environments.rps.opponents import TRAIN
+from mage_async.environments.games.rps import TRAIN
 from mage_async.errors import ConfigError
+from mage_async.methods.metacure import bonuses, information_gain
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
+from tests.helpers.credits import CREDITS, credit_of
 
 
 def act(episode, index, action, reward=0.0):
@@ -126,9 +126,7 @@ def test_an_explorer_is_paid_what_it_finds_out_and_an_exploiter_what_it_earns():
         trial = Trial(task, 0, 2, (), turns)
         table = build_table(
             [Group(0, 0, (trial,))],
-            CREDITS["final_only"],
-            turn_discount=1.0,
-            episode_discount=1.0,
+            credit_of(CREDITS["final_only"]),
             exploration_share=0.0,
             bonuses=bonuses([trial], scout, 2.0),
         )
@@ -147,9 +145,7 @@ def test_a_remark_of_the_explorer_gets_its_share_of_what_the_last_episode_earns(
     for share in (0.0, 0.5, 1.0):
         table = build_table(
             [Group(0, 0, (Trial(task, 0, 3, (), turns),))],
-            CREDITS["final_only"],
-            turn_discount=1.0,
-            episode_discount=1.0,
+            credit_of(CREDITS["final_only"]),
             exploration_share=share,
         )
         found[share] = table.returns.tolist()
@@ -170,7 +166,9 @@ def test_a_bonus_stays_in_its_episode_whatever_the_credit(credit):
     remark = Turn(Kind.REFLECT, 0, 0, 0, 0, 1, 0.0, True, "so")
     turns = (act(0, 0, "a", 1.0), act(0, 1, "b"), remark, act(1, 0, "c"), act(1, 1, "d", 5.0))
     group = Group(0, 0, (Trial(Task("rps", "x", 1), 0, 2, (), turns),))
-    build = partial(build_table, [group], CREDITS[credit], turn_discount=0.5, episode_discount=0.9)
+    build = partial(
+        build_table, [group], credit_of(CREDITS[credit], turn_discount=0.5, episode_discount=0.9)
+    )
     plain, paid = build(), build(bonuses=[[0.25, 2.0, 0.0, 4.0, 0.0]])
     assert (paid.returns - plain.returns).tolist() == pytest.approx([1.25, 2.0, 4.0, 4.0, 0.0])
     added = (paid.episode_score - plain.episode_score).tolist()
@@ -180,12 +178,12 @@ def test_a_bonus_stays_in_its_episode_whatever_the_credit(credit):
 @pytest.mark.parametrize("name", ["tictactoe", "minesweeper", "sokoban", "shop"])
 def test_where_there_is_no_filter_a_bonus_is_refused(name):
     file = config_file.find(None)
-    settings = [f"environment.name={name}", "credit.information_bonus=0.1"]
+    settings = [f"environment.name={name}", "methods.metacure.information_bonus=0.1"]
     with pytest.raises(ConfigError, match="knows what its observations say of its members"):
         check(config_file.load(file, settings))
 
 
 @pytest.mark.parametrize("name", ["rps", "scout", "kuhn"])
 def test_where_there_is_one_it_is_taken(name):
-    settings = [f"environment.name={name}", "credit.information_bonus=0.1"]
+    settings = [f"environment.name={name}", "methods.metacure.information_bonus=0.1"]
     check(config_file.load(config_file.find(None), settings))

@@ -13,14 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mage_async.credit.penalties import penalties_of
-from mage_async.credit.returns import cumulative_code, differential
-from mage_async.credit.turn_table import build_table
+from mage_async.credit.returns import CumulativeCode, Differential
+from mage_async.credit.turn_table import build_table, penalties_of
 from mage_async.learning import advantages
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 
 RECORDED = np.load(Path(__file__).parent / "recorded" / "reference_code.npz")
-CREDITS = {"mage": differential, "lamer": cumulative_code}
+CREDITS = {"mage": Differential, "lamer": CumulativeCode}
 MAX_TOKENS = 24
 
 
@@ -70,7 +69,7 @@ def tables():
     """The recorded turns under both credits."""
     groups = recorded_groups()
     return {
-        name: build_table(groups, credit, turn_discount=0.95, episode_discount=0.6)
+        name: build_table(groups, credit(turn_discount=0.95, episode_discount=0.6))
         for name, credit in CREDITS.items()
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mage_async.config import config_file
 from mage_async.doctor import Doctor
-from mage_async.doctor.finding import Case
+from mage_async.doctor.signatures import Case
 
 RECORDED = Path(__file__).parent / "recorded"
 ONSET = 31

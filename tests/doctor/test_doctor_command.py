@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mage_async.doctor import SIGNATURES
-from mage_async.report import render
+from mage_async.pages.report import render
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise
 from mage_services.cli.main import main

@@ -16,7 +16,7 @@ from mage_async.assembly import environment_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.doctor import Doctor, Finding
-from mage_async.learning.training_sequences import training_sequences
+from mage_async.learning.packing import training_sequences
 from mage_async.results.metrics import batch_metrics
 
 SMALL = (

@@ -11,7 +11,7 @@ import pytest
 
 FAILS = """
 import sys
-from mage_async.environments.rps.game import Rps
+from mage_async.environments.games.rps import Rps
 
 class Frail(Rps):
     def begin(self, task, episode):

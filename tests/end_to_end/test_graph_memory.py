@@ -14,8 +14,7 @@ from mage_async.protocol.journal_records import Commit
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
-from mage_services.view.asked import Asked
-from mage_services.view.run_pages import PAGES
+from mage_services.view.run_pages import PAGES, PageRequest
 
 if TYPE_CHECKING:
     import subprocess
@@ -61,7 +60,9 @@ def test_every_version_has_a_line_that_the_commit_confirms(remembering: RunDirec
     assert [line["version"] for line in lines] == [0, 1, 2, 3]
     records = open_journal(remembering.journal).records(1)
     commits = [record for record in records if isinstance(record, Commit)]
-    assert [commit.memory for commit in commits] == [line["digest"] for line in lines[1:]]
+    assert [commit.methods["graph_memory"] for commit in commits] == [
+        line["digest"] for line in lines[1:]
+    ]
     assert lines[3]["strategies"]
 
 
@@ -78,7 +79,7 @@ def test_one_process_makes_the_same_weights_and_the_same_memory(remembering: Run
     torch.set_num_threads(threads)
     commits = [r for r in open_journal(remembering.journal).records(1) if isinstance(r, Commit)]
     assert overall(tensor_digests(alone.model)) == commits[-1].digest
-    assert alone.memory.digest() == commits[-1].memory
+    assert alone.methods.digests() == commits[-1].methods
 
 
 def test_a_replay_agrees_bit_by_bit(remembering: RunDirectory, mage: Mage) -> None:
@@ -87,10 +88,10 @@ def test_a_replay_agrees_bit_by_bit(remembering: RunDirectory, mage: Mage) -> No
 
 
 def test_the_view_lists_strategies_with_their_weights(remembering: RunDirectory) -> None:
-    asked = Asked("/t/", {"run": remembering}, "run", {}, {"version": "2"}, None)  # type: ignore[arg-type]
+    asked = PageRequest("/t/", {"run": remembering}, "run", {}, {"version": "2"}, None)  # type: ignore[arg-type]
     page = PAGES["memory"](asked)
     line = json.loads(remembering.memory.read_text().splitlines()[2])
     assert "version 2" in page
     assert page.count("<tr data-item") == len(line["strategies"]) > 0
-    older = Asked("/t/", {"run": remembering}, "run", {}, {"version": "1"}, None)  # type: ignore[arg-type]
+    older = PageRequest("/t/", {"run": remembering}, "run", {}, {"version": "1"}, None)  # type: ignore[arg-type]
     assert PAGES["memory"](older) != page

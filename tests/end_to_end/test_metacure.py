@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mage_async.algorithm import InProcessRun
-from mage_async.completion import EXPLOITER
+from mage_async.completion import SECOND_ROLE
 from mage_async.config import config_file
 from mage_async.inference.weights import read_tensors
 from mage_async.policy.weight_digest import overall, tensor_digests
@@ -83,7 +83,7 @@ def test_the_last_checkpoint_has_both_adapters_and_both_models(explored: RunDire
     last = explored.checkpoints / "step_000003"
     assert all((last / role / "adapter_config.json").is_file() for role in ("explore", "exploit"))
     merged = dict(read_tensors(last / "merged"))
-    own = {name: tensor for name, tensor in merged.items() if name.startswith(EXPLOITER)}
+    own = {name: tensor for name, tensor in merged.items() if name.startswith(SECOND_ROLE)}
     assert len(own) == 7 * 2
     for name, tensor in own.items():
-        assert not torch.equal(tensor, merged[name.removeprefix(EXPLOITER)])
+        assert not torch.equal(tensor, merged[name.removeprefix(SECOND_ROLE)])

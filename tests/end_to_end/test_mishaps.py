@@ -14,7 +14,7 @@ import pytest
 Start = Callable[..., Any]
 RAISES = """
 from itertools import count
-from mage_async.environments.rps.game import Rps
+from mage_async.environments.games.rps import Rps
 
 BEGUN = count()
 

@@ -16,8 +16,8 @@ CHANGES = (
     "environment.options.turns=6",
     "learner.steps=4",
     "learner.minibatches=2",
-    "sac.batch=8",
-    "sac.capacity=40",
+    "methods.sac_glam.batch=8",
+    "methods.sac_glam.capacity=40",
     "evaluation.every=0",
     "evaluation.episodes=1",
 )

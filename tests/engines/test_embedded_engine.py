@@ -15,8 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mage_async.completion import Prompt, Sampling
 from mage_async.config.schema import Embedded as EngineRules
 from mage_async.errors import ContextFull, PolicyError, RunError
-from mage_services.engines.embedded import EmbeddedEngine
-from mage_services.engines.rivals import MAX_IDLE
+from mage_services.engines.embedded import MAX_IDLE, EmbeddedEngine
 
 RULES = EngineRules(
     arithmetic="float32",
@@ -306,12 +305,12 @@ def test_a_held_version_draws_as_it_did_when_it_was_the_current_one(directory, o
 def test_a_version_stays_while_somebody_needs_it_and_is_read_once(directory, other) -> None:
     async def scenario(engine):
         await asyncio.gather(*(engine.hold(1, weights(other)) for _ in range(3)))
-        held = engine._rivals.scheduler(1)
+        held = engine._past_policies.scheduler(1)
         for version in range(2, 12):
             await engine.hold(version, weights(other))
             engine.let_go(version)
-        assert engine._rivals.scheduler(1) is held
-        assert len(engine._rivals.schedulers()) == 1 + MAX_IDLE
+        assert engine._past_policies.scheduler(1) is held
+        assert len(engine._past_policies.schedulers()) == 1 + MAX_IDLE
         with pytest.raises(RunError, match="version 2 is not held"):
             await engine.complete(as_rival(prompt("a"), 2))
         for _ in range(3):

@@ -1,7 +1,6 @@
 """Receipts of weights: an engine accepts what the learner published, and nothing else."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,16 +8,15 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from safetensors.torch import load_file, save_file
 
 from mage_async.config.schema import Embedded
 from mage_async.errors import UnreadableWeights, WeightsRefused
-from mage_async.inference.receipts import scoring
-from mage_async.inference.receipts.receipt import Receipt
-from mage_async.policy.check_tokens import is_scored
+from mage_async.inference import weight_fingerprint
+from mage_async.inference.weight_fingerprint import WeightFingerprint
 from mage_async.policy.snapshot import Snapshot
-from mage_services.engines.accepting import read_again, receipt_at
+from mage_async.policy.weight_digest import is_scored
 from mage_services.engines.embedded import EmbeddedEngine
+from mage_services.engines.weight_acceptance import fingerprint_at, read_again
 from tests.weights import weight_faults
 from tests.weights.weight_faults import FAULTS, Site
 
@@ -56,7 +54,7 @@ async def _said(engine: EmbeddedEngine, path: Path) -> str:
         receipt = await engine.load(1, path)
     except WeightsRefused as refused:
         return str(refused)
-    published = receipt_at(path)
+    published = fingerprint_at(path)
     assert receipt is not None
     assert published is not None
     assert (receipt.digest, receipt.num_retries) == (published.digest, 0)
@@ -69,7 +67,7 @@ def test_an_engine_refuses_every_made_fault(
     site: Site, kind: str, is_scored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_scored:
-        monkeypatch.setattr(weight_faults, "check_logprobs", lambda model: None)
+        monkeypatch.setattr(weight_faults, "probe_logprobs", lambda model: None)
     said = outcomes(site, partial(FAULTS[kind], site))
     assert [number for number, one in enumerate(said) if not one] == []
     assert all(one.startswith(REFUSAL) and "read twice" in one for one in said)
@@ -97,7 +95,7 @@ def test_weights_that_were_others_at_first_are_read_again(site: Site) -> None:
     async def main() -> None:
         async with EmbeddedEngine(site.folder / "policy", RULES, "actor-1") as engine:
 
-            def read(source: Path, published: Receipt | None):
+            def read(source: Path, published: WeightFingerprint | None):
                 assert published is not None
                 sources.append(source)
                 if len(sources) == 1:
@@ -118,7 +116,9 @@ def test_of_a_version_that_the_learner_did_not_score_log_probs_are_not_compared(
 
     async def main() -> None:
         async with EmbeddedEngine(site.folder / "policy", RULES, "actor-1") as engine:
-            with patch.object(scoring, "_logprobs", side_effect=AssertionError("scored")):
+            with patch.object(
+                weight_fingerprint, "_engine_logprobs", side_effect=AssertionError("scored")
+            ):
                 receipt = await engine.load(1, path)
             assert receipt is not None
             assert receipt.difference == 0.0
@@ -129,32 +129,15 @@ def test_of_a_version_that_the_learner_did_not_score_log_probs_are_not_compared(
 
 
 @pytest.mark.parametrize(
-    ("has_spots", "scored"), [(True, [0, 1, 16, 256, 512]), (False, [0, 1, *range(16, 600, 16)])]
+    ("has_row_checksums", "scored"),
+    [(True, [0, 1, 16, 256, 512]), (False, [0, 1, *range(16, 600, 16)])],
 )
 def test_the_first_versions_of_a_run_are_scored_and_then_a_few(
-    has_spots: bool, scored: list[int]
+    has_row_checksums: bool, scored: list[int]
 ) -> None:
-    assert [each for each in range(600) if is_scored(each, has_spots=has_spots)] == scored
-
-
-def test_a_receipt_of_an_older_run_has_every_digest_and_no_spots(site: Site) -> None:
-    path = site.publish()
-    tensors, newer = load_file(path), receipt_at(path)
-    assert newer is not None
-    older = {"version": 1, "precision": "float32", "tensors": newer.tensors, "logprobs": []}
-    save_file(tensors, path, {"receipt": json.dumps(older)})
-
-    async def main() -> None:
-        async with EmbeddedEngine(site.folder / "policy", RULES, "actor-1") as engine:
-            receipt = await engine.load(1, path)
-            assert receipt is not None
-            assert receipt.digest == newer.digest
-            stale = tensors | {"lm_head.weight": site.before["lm_head.weight"]}
-            save_file(stale, path, {"receipt": json.dumps(older)})
-            with pytest.raises(WeightsRefused, match="the digest of lm_head"):
-                await engine.load(1, path)
-
-    asyncio.run(main())
+    assert [
+        each for each in range(600) if is_scored(each, has_row_checksums=has_row_checksums)
+    ] == scored
 
 
 def test_a_rival_has_a_receipt_too_and_a_model_directory_has_none(site: Site) -> None:

@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.ledger import Ledger
 from mage_async.admission.recovery import replay
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.environments.kuhn.play import FACING, OPEN
+from mage_async.environments.games.kuhn import FACING, OPEN
 from mage_async.errors import PolicyError, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.prepare import prepare_policy
-from mage_async.protocol.journal_records import Commit, Granted, Published, first_head
+from mage_async.protocol.journal_records import Commit, Granted, Published, first_segment_header
 from mage_async.protocol.messages import (
     Goodbye,
     GroupGrant,
@@ -30,21 +30,18 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
-from mage_async.tasks.matchmaking import Matchmaker
 from mage_async.tasks.population import League, name_of
-from mage_async.tasks.task_stream import TaskStream
+from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from mage_async.trajectory import Task, Trial
+from mage_async.trials.human_play import whole_text
 from mage_async.trials.trial_as_dict import trial_as_dict
-from mage_async.trials.trial_text import whole_text
 from mage_services.actor.actor import Actor
-from mage_services.actor.human_player import play_person_and_agent
+from mage_services.actor.play_session import play_person_and_agent
 from mage_services.actor.rollout import Stage
 from mage_services.engines.embedded import EmbeddedEngine
-from mage_services.learner.coordinator import Coordinator
-from mage_services.learner.coordinator_rules import CoordinatorRules
-from mage_services.learner.parts import check_rivals
-from mage_services.weights.weight_files import WeightFiles
-from mage_services.weights.weight_store import EARLIER, WeightStore
+from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
+from mage_services.learner.learner import check_rivals
+from mage_services.weights.weight_store import EARLIER, WeightFiles, WeightStore
 from tests.helpers.coordinator_site import result
 from tests.helpers.memory_channels import MemoryJournal, MemoryLearnerChannel
 
@@ -148,7 +145,7 @@ def played(
             if not living.done():
                 await wire.inbox.put(Goodbye(reason="enough"))
             await living
-            assert not any(held.num_users for held in engine._rivals._held.values())
+            assert not any(held.num_users for held in engine._past_policies._held.values())
             return waiting.result()
 
     return {(each.task.seed, each.index): each for each in asyncio.run(main())}
@@ -195,12 +192,12 @@ class Site:
     def __init__(self, config: Config, weights: WeightFiles, records: list) -> None:
         rules = config.admission
         self.league = League(config.population, environment_of(config).facts)
-        self.ledger = SlotLedger(rules.groups_per_step, rules.max_staleness, NUM_TRIALS)
+        self.ledger = Ledger(rules.groups_per_step, rules.max_staleness, NUM_TRIALS)
         self.journal, self.channel = MemoryJournal(), MemoryLearnerChannel()
         for _ in replay(records, self.ledger, self.league):
             continue
         environment = environment_of(config)
-        tasks = Matchmaker(
+        tasks = MatchedTasks(
             TaskStream(environment, config.seed).task,
             environment,
             self.league,
@@ -208,7 +205,7 @@ class Site:
             seed=config.seed,
             groups_per_step=rules.groups_per_step,
         )
-        told = CoordinatorRules(3, 60.0, 50, 0, 9)
+        told = CoordinatorConfig(3, 60.0, 50, 0, 9)
         self.coordinator = Coordinator(
             self.channel,
             self.ledger,
@@ -224,18 +221,18 @@ class Site:
         """What an actor is granted that says hello."""
         self.coordinator.open(Publication(version=version, path="w", digest="d"))
         self.coordinator.weights.release(EARLIER)
-        hello = Hello(role="actor", name="a", build="test", config_digest="test", credits=99)
+        hello = Hello(role="actor", name="a", build="test", config_digest="test", group_quota=99)
         peer = self.channel.connect(hello)
         self.coordinator.take(*await self.channel.receive())
         assert isinstance(await peer.receive(), Welcome)
-        return [await peer.receive() for _ in range(self.ledger.num_in_play())]
+        return [await peer.receive() for _ in range(self.ledger.num_incomplete())]
 
 
 def test_a_restarted_learner_grants_what_it_would_have(
     config: Config, policy: Path, tmp_path: Path
 ) -> None:
     weights = WeightFiles(tmp_path)
-    records = [first_head(0, 0)]
+    records = [first_segment_header(0, 0)]
     for version in range(7):
         if version:
             records.append(Commit(version=version, grants=(), digest="d", tensors={}, time_s=1.0))
@@ -272,19 +269,19 @@ def test_whom_a_group_meets_does_not_depend_on_when_weights_are_on_disk(
     config = msgspec.structs.replace(config, population=rules)
 
     async def main() -> None:
-        site = Site(config, WeightFiles(tmp_path), [first_head(0, 0)])
+        site = Site(config, WeightFiles(tmp_path), [first_segment_header(0, 0)])
         site.league.published(0)
         assert len(await site.grants(0)) == 4
         for version in (1, 2):
-            oldest = tuple(sorted(site.ledger.grants_in_flight())[:2])
+            oldest = tuple(sorted(site.ledger.pending_grants())[:2])
             step = Commit(version=version, grants=oldest, digest="d", tensors={}, time_s=1.0)
-            site.ledger.redo_commit(step)
+            site.ledger.replay_commit(step)
             site.coordinator.tick()
             is_taken = site.league.takes(version)
-            assert site.ledger.num_in_play() == (2 if is_taken else 4)
+            assert site.ledger.num_incomplete() == (2 if is_taken else 4)
             site.league.published(version)
             site.coordinator.publish(Publication(version=version, path="w", digest="d"))
-            assert site.ledger.num_in_play() == 4
+            assert site.ledger.num_incomplete() == 4
             assert site.league.rivals()[-1] == (version if is_taken else 0)
 
     asyncio.run(main())
@@ -303,7 +300,7 @@ def test_a_learner_killed_in_a_step_misses_no_weights_of_whom_its_batch_met(
         weights.file(version).write_bytes(b"weights")
 
     async def main() -> None:
-        records = [first_head(0, 0), there[0]]
+        records = [first_segment_header(0, 0), there[0]]
         first = Site(config, weights, records)
         granted = await first.grants(0)
         assert [each.member for each in granted] == ["policy-0"] * 4
@@ -312,7 +309,7 @@ def test_a_learner_killed_in_a_step_misses_no_weights_of_whom_its_batch_met(
             first.coordinator.take("a/0", message)
         assert first.coordinator.take_batch() is not None
         step = Commit(version=1, grants=(), digest="d", tensors={}, time_s=1.0)
-        first.ledger.redo_commit(step)
+        first.ledger.replay_commit(step)
         for record in (step, there[1]):
             first.journal.append(record)
         first.league.published(1)

@@ -10,10 +10,10 @@ import pytest
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import PolicyError, RunError, TurnLost, WeightsRefused
-from mage_async.inference.receipts.receipt import Accepted
+from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_services.engines.sglang import engine as engine_module
-from mage_services.engines.sglang import keeper
 from mage_services.engines.sglang import messages as say
+from mage_services.engines.sglang import watchdog
 from mage_services.engines.sglang.engine import SglangEngine
 from tests.engines.test_sglang_parts import RULES
 
@@ -42,8 +42,8 @@ class Child:
     def kill(self) -> None:
         """It has nothing to end."""
 
-    async def wait(self) -> str:
-        return "ended"
+    async def wait(self) -> int:
+        return 0
 
     def draws(self) -> list[say.Draw]:
         return [message for message in self.heard if isinstance(message, say.Draw)]
@@ -82,8 +82,8 @@ def play(
         children.append(Child())
         return children[-1]
 
-    monkeypatch.setattr(keeper.SglangChild, "start", staticmethod(start))
-    monkeypatch.setattr(keeper, "BACK_OFF_S", 0.0)
+    monkeypatch.setattr(watchdog, "start_process", start)
+    monkeypatch.setattr(watchdog, "BACK_OFF_S", 0.0)
     monkeypatch.setattr(engine_module, "installed", lambda: "0.5.12")
     monkeypatch.setattr(engine_module, "vocabulary", lambda directory: 100)
     monkeypatch.setattr(engine_module, "chosen", lambda *_, **__: {})
@@ -222,10 +222,10 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones(monkeypatch) -> None:
 def test_a_load_returns_its_receipt_and_others_than_the_published_weights_are_refused_by_name(
     monkeypatch,
 ) -> None:
-    receipt = Accepted(digest="d", difference=1e-6, num_retries=0)
+    receipt = AcceptedWeights(digest="d", difference=1e-6, num_retries=0)
 
     async def main(scene: Scene) -> None:
-        async def load(version: int, answer: say.Loaded) -> Accepted | None:
+        async def load(version: int, answer: say.Loaded) -> AcceptedWeights | None:
             path = Path(f"v{version}.safetensors")
             loading = asyncio.create_task(scene.engine.load(version, path))
             child = await scene.settle()

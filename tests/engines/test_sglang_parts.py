@@ -1,8 +1,10 @@
 """The parts of the SGLang adapter that need no SGLang; `tests/sglang` has the rest."""
 
 import asyncio
+import itertools
 import json
 import re
+import socket
 import struct
 import sys
 import weakref
@@ -20,12 +22,13 @@ from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import ConfigError, PolicyError
-from mage_async.policy.tensor_parallel import check_divisible
+from mage_async.policy.headers import check_divisible
+from mage_services.engines.sglang import arguments, server
 from mage_services.engines.sglang import messages as say
-from mage_services.engines.sglang import versions, weights
 from mage_services.engines.sglang.arguments import chosen, known_names
-from mage_services.engines.sglang.replies import drew, nothing, spans_of
-from mage_services.engines.sglang.warming import Warming
+from mage_services.engines.sglang.server import drew, nothing, spans_of
+from mage_services.engines.sglang.turns import Warming
+from mage_services.processes.child_process import Channel, frame
 
 RULES = EngineRules(
     max_contexts=8,
@@ -39,26 +42,16 @@ RULES = EngineRules(
 )
 
 
-class Ink:
-    """What a writer wrote."""
-
-    def __init__(self) -> None:
-        self.data = b""
-
-    def write(self, data: bytes) -> None:
-        self.data += data
-
-
 def heard(data: bytes) -> list[say.Message]:
     """The messages in some bytes."""
 
     async def main() -> list[say.Message]:
-        reader = asyncio.StreamReader()
-        reader.feed_data(data)
-        reader.feed_eof()
-        found = []
-        while (message := await say.read(reader)) is not None:
-            found.append(message)
+        ours, theirs = socket.socketpair()
+        channel: Channel[say.Message] = await Channel.over(ours, say.Message)
+        with theirs:
+            theirs.sendall(data)
+        found = [message async for message in channel.messages()]
+        channel.close()
         return found
 
     return asyncio.run(main())
@@ -91,27 +84,20 @@ MESSAGES: list[say.Message] = [
 
 
 def test_every_message_is_heard_as_it_was_said() -> None:
-    ink = Ink()
-    for message in MESSAGES:
-        say.write(ink, message)  # type: ignore[arg-type]
-    assert heard(ink.data) == MESSAGES
+    assert heard(b"".join(map(frame, MESSAGES))) == MESSAGES
 
 
 @given(st.integers(0, 400))
 def test_a_stream_that_ends_anywhere_ends_with_its_last_whole_message(cut: int) -> None:
-    ink = Ink()
-    ends = []
-    for message in MESSAGES:
-        say.write(ink, message)  # type: ignore[arg-type]
-        ends.append(len(ink.data))
-    cut = min(cut, len(ink.data))
-    assert heard(ink.data[:cut]) == MESSAGES[: sum(end <= cut for end in ends)]
+    frames = [frame(message) for message in MESSAGES]
+    ends = list(itertools.accumulate(map(len, frames)))
+    cut = min(cut, ends[-1])
+    assert heard(b"".join(frames)[:cut]) == MESSAGES[: sum(end <= cut for end in ends)]
 
 
 def test_a_length_is_four_bytes_in_little_endian() -> None:
-    ink = Ink()
-    say.write(ink, say.Abort(rid="a"))  # type: ignore[arg-type]
-    assert struct.unpack("<I", ink.data[:4]) == (len(ink.data) - 4,)
+    data = frame(say.Abort(rid="a"))
+    assert struct.unpack("<I", data[:4]) == (len(data) - 4,)
 
 
 ENTRIES = [(-0.5, 11, None), (-0.25, 12, None), (-1.0, 13, None)]
@@ -171,7 +157,7 @@ def test_versions_are_known_in_one_of_three_ways(
 
 @pytest.mark.parametrize("found", ["0.5.12", "0.5.12.post1", "0.5.20", "0.5.23", "0.5.17+cpu"])
 def test_a_known_version_is_taken(found: str) -> None:
-    versions.check(found)
+    arguments.check(found)
 
 
 @pytest.mark.parametrize("found", ["0.5.11", "0.5.24", "0.6.0", "0.5.9.post1", "nonsense"])
@@ -179,11 +165,11 @@ def test_another_version_says_what_is_supported(found: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"SGLang {found} is installed, and 0\.5\.12 to 0\.5\.23"
     ):
-        versions.check(found)
+        arguments.check(found)
 
 
 def test_tokens_are_tagged_by_sglang_itself_from_0_5_19_on() -> None:
-    assert [versions.says_spans(v) for v in ("0.5.18", "0.5.19", "0.5.23")] == [
+    assert [arguments.says_spans(v) for v in ("0.5.18", "0.5.19", "0.5.23")] == [
         False,
         True,
         True,
@@ -191,9 +177,9 @@ def test_tokens_are_tagged_by_sglang_itself_from_0_5_19_on() -> None:
 
 
 def test_weights_come_in_sessions_from_0_5_21_on() -> None:
-    assert not versions.has_sessions("0.5.20")
-    assert versions.has_sessions("0.5.21")
-    assert versions.has_sessions("0.5.23")
+    assert not arguments.has_sessions("0.5.20")
+    assert arguments.has_sessions("0.5.21")
+    assert arguments.has_sessions("0.5.23")
 
 
 def test_arguments_go_by_the_name_that_this_sglang_has() -> None:
@@ -294,7 +280,7 @@ def test_each_gpu_of_an_engine_is_handed_the_bucket(monkeypatch: pytest.MonkeyPa
         "sglang.srt.utils": {"MultiprocessingSerializer": serialised},
     }.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**value))
-    loader = weights.Loader(manager, 100, "float32", has_sessions=False)
+    loader = server.Loader(manager, 100, "float32", has_sessions=False)
     assert asyncio.run(loader._hand_over(3, {"flattened_tensor": 1})) == ""
     assert handed[0].serialized_named_tensors == [{"flattened_tensor": 1}] * 2
     assert handed[0].weight_version == "3"
@@ -303,12 +289,12 @@ def test_each_gpu_of_an_engine_is_handed_the_bucket(monkeypatch: pytest.MonkeyPa
 def test_weights_handed_over_last_are_freed_before_as_much_is_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = weights.Loader(None, 100, "float32", has_sessions=False)
+    loader = server.Loader(None, 100, "float32", has_sessions=False)
     loader._kept = np.zeros(1)
     last, alive = weakref.ref(loader._kept), []
-    monkeypatch.setattr(weights, "SHARED", tmp_path)
-    monkeypatch.setattr(weights, "unreadable", lambda path: "")
-    monkeypatch.setattr(weights, "_bucket", lambda path: alive.append(last() is not None))
+    monkeypatch.setattr(server, "SHARED", tmp_path)
+    monkeypatch.setattr(server, "read_error", lambda path: "")
+    monkeypatch.setattr(server, "_bucket", lambda path: alive.append(last() is not None))
     asyncio.run(loader.prepare(2, tmp_path / "v000002.safetensors"))
     assert alive == [False]
 

@@ -11,8 +11,8 @@ import pytest
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment, Split
-from mage_async.environments.rps.game import Rps
-from mage_async.environments.scout.game import Scout
+from mage_async.environments.games.rps import Rps
+from mage_async.environments.games.scout import Scout
 from mage_async.errors import ConfigError
 
 LIBRARIES = (f"{library}:…" for library in catalogue.loaders())
@@ -61,7 +61,7 @@ def test_every_name_loads_the_environment_that_calls_itself_so(name: str) -> Non
 def test_options_reach_the_class() -> None:
     assert catalogue.load("scout", cost=0.7).facts.min_return == pytest.approx(-3.0)
     assert (
-        catalogue.load("mage_async.environments.scout.game:Scout", safe=0.1).rules().count("0.1")
+        catalogue.load("mage_async.environments.games.scout:Scout", safe=0.1).rules().count("0.1")
         == 1
     )
 
@@ -77,7 +77,9 @@ def test_a_module_in_the_current_folder_is_found_by_processes_that_run_without_i
     tmp_path: Path,
 ) -> None:
     (tmp_path / "mygame.py").write_text(
-        "import colorsys\nfrom mage_async.environments.rps.game import Rps\nclass Coin(Rps): pass\n"
+        "import colorsys\n"
+        "from mage_async.environments.games.rps import Rps\n"
+        "class Coin(Rps): pass\n"
     )
     (tmp_path / "colorsys.py").write_text("raise ValueError('what is installed comes first')\n")
     load = "from mage_async.environments import catalogue; catalogue.load('mygame:Coin')"
@@ -153,7 +155,7 @@ def test_what_is_inherited_of_the_protocol_alone_is_lacking_but_for_its_defaults
         ("x = 1\nimport numpyy\n", "line 2: ModuleNotFoundError: No module named 'numpyy'"),
         ("x = {}\n\nx['dice']\n", "line 3: KeyError: 'dice'"),
         (
-            "from mage_async.environments.rps.game import Rps\nclass Game(Rps):\n"
+            "from mage_async.environments.games.rps import Rps\nclass Game(Rps):\n"
             "    def __init__(self):\n        raise ValueError('no dice\\nat all')\n",
             "line 4: ValueError: no dice",
         ),

@@ -7,10 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mage_async.environments.catalogue import load
-from mage_async.environments.environment import AGENT, RIVAL, Duel, Environment, Outcome
-from mage_async.environments.kuhn.duel import Hand, KuhnDuel
-from mage_async.environments.kuhn.game import Kuhn
-from mage_async.environments.openspiel.engine import engine
+from mage_async.environments.environment import AGENT, OPPONENT, Duel, Environment, Outcome
 from mage_async.trajectory import Task
 
 ENVIRONMENTS = {name: load(name) for name in ("kuhn", "rps", "tictactoe", "openspiel")}
@@ -27,10 +24,10 @@ def begin(environment: Environment, seed: int, seat: int, episode: int = 0) -> D
 def played(duel: Duel, source: random.Random) -> tuple[list[list[str]], list[float], int]:
     """Random play, one action in eight invalid: what each side heard, earned; and turns."""
     heard: list[list[str]] = [[], []]
-    earned, turns, asked = [0.0, 0.0], 0, {AGENT: False, RIVAL: False}
+    earned, turns, asked = [0.0, 0.0], 0, {AGENT: False, OPPONENT: False}
 
     def hear(side: int) -> Outcome:
-        outcome = duel.hear(AGENT if side == 0 else RIVAL)
+        outcome = duel.observe(AGENT if side == 0 else OPPONENT)
         heard[side].append(outcome.observation)
         earned[side] += outcome.reward
         return outcome
@@ -80,11 +77,11 @@ def test_what_one_side_wins_the_other_loses(name: str) -> None:
 def test_both_seats_of_rock_paper_scissors_see_each_other() -> None:
     duel = begin(ENVIRONMENTS["rps"], 0, 0)
     for mine, theirs in (("rock", "paper"), ("nonsense", "rock"), ("rock", "lizard")):
-        assert duel.turn == RIVAL  # who is asked first does not see what the other does
+        assert duel.turn == OPPONENT  # who is asked first does not see what the other does
         duel.act(theirs)
-        assert duel.hear(AGENT).observation == ""
+        assert duel.observe(AGENT).observation == ""
         duel.act(mine)
-        outcomes = duel.hear(AGENT), duel.hear(RIVAL)
+        outcomes = duel.observe(AGENT), duel.observe(OPPONENT)
         said = tuple((each.observation, each.reward, each.is_valid) for each in outcomes)
         if mine == "nonsense":
             wanted = ("opp rock invalid", -1.0, False), ("opp invalid win", 1.0, True)
@@ -93,38 +90,6 @@ def test_both_seats_of_rock_paper_scissors_see_each_other() -> None:
         else:
             wanted = ("opp paper lose", -1.0, True), ("opp rock win", 1.0, True)
         assert said == wanted
-
-
-def test_against_one_who_plays_a_rule_a_duel_says_what_the_play_says() -> None:
-    environment = Kuhn(hands=3)
-    source = random.Random(0)
-    for seed in range(200):
-        member = source.choice(environment.members("train"))
-        task = Task("kuhn", member, seed, seed % 2)
-        play = environment.begin(task, 0)
-        deals = [(each.seat, (each.card, each.opponent_card)) for each in play._deals]
-        hands = [Hand(seat, cards) for seat, cards in deals]
-        duel = KuhnDuel(engine().load_game("kuhn_poker"), hands, play.chance)
-        rivals = [(each.opponent_bets, each.opponent_calls) for each in play._deals]
-        said = _rule_moves(duel, rivals)
-        assert said.observation == play.observation
-        while play.legal_actions():
-            assert duel.legal_actions() == play.legal_actions()
-            assert duel.anchor(AGENT) == play.anchor
-            action = source.choice([*play.legal_actions(), "nonsense"])
-            wanted = play.act(action)
-            duel.act(action)
-            assert _rule_moves(duel, rivals) == wanted
-        assert duel.turn is None
-
-
-def _rule_moves(duel: KuhnDuel, rivals: list[tuple[int, int]]) -> Outcome:
-    """Let the rival do what the rule would; what the agent hears then."""
-    while duel.turn == RIVAL:
-        bets, calls = rivals[duel._hand]
-        words = duel.legal_actions()
-        duel.act(words[calls if words[0] == "fold" else bets])
-    return duel.hear(AGENT)
 
 
 def test_an_environment_without_a_second_seat_has_no_duel() -> None:

@@ -134,7 +134,7 @@ def carelessly(source: random.Random) -> Choose:
 def test_an_expert_can_be_asked_wherever_a_policy_went(environment: Environment) -> None:
     """Its action is legal there, although another one was taken each time."""
     for number, (task, _) in enumerate(tasks(environment, 3)):
-        expert = environment.expert(random.Random(number))
+        expert = environment.best_script(random.Random(number))
         assert expert is not None
         taken = carelessly(random.Random(number))
 

@@ -13,10 +13,9 @@ import pyspiel
 import pytest
 
 from mage_async.environments.environment import Chance
-from mage_async.environments.kuhn.opponents import CFR_GREEDY, MAGE_TRAIN, Player
-from mage_async.environments.kuhn.values import best_response
-from mage_async.environments.openspiel.policies import Table, best_value, equilibrium
-from mage_async.environments.tictactoe.opponents import mover, weights
+from mage_async.environments.games.kuhn import CFR_GREEDY, MAGE_TRAIN, Player, best_response
+from mage_async.environments.games.openspiel_policies import Table, best_value, equilibrium
+from mage_async.environments.games.tictactoe import mover, weights
 
 KUHN, TICTACTOE = pyspiel.load_game("kuhn_poker"), pyspiel.load_game("tic_tac_toe")
 PREFERRED = [

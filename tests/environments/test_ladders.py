@@ -4,10 +4,10 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.environments.catalogue import load, names
-from mage_async.environments.ladders import harder
-from mage_async.environments.reset_step import ResetStep
+from mage_async.environments.options import harder
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
-from mage_services.actor.figures import Ladder, ladder_of, on, times_as_long
+from mage_services.actor.harder_tasks import Ladder, ladder_of, on, times_as_long
 
 PRETRAINED = ("policy.kind=pretrained", "policy.source=none")
 WITH_LADDERS = [name for name in names() if load(name).ladders]

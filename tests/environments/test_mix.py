@@ -8,7 +8,7 @@ import pytest
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Play
-from mage_async.environments.mix.parts import Mixed, label_of, part_of
+from mage_async.environments.mix import Mix, component_of, label_of
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.tasks.task_stream import FINAL_SEED, TaskStream, evaluation_tasks, swapped
 from mage_async.trajectory import Task
@@ -19,7 +19,7 @@ PARTS: list[dict[str, Any]] = [
     {"name": "scout", "share": 0},
 ]
 MIX = catalogue.load("mix", parts=PARTS)
-assert isinstance(MIX, Mixed)
+assert isinstance(MIX, Mix)
 
 
 def said(play: Play, actions: tuple[str, ...]) -> list[str]:
@@ -43,7 +43,7 @@ def test_members_families_and_swaps_carry_the_label() -> None:
     assert MIX.swaps("boxes/left-left-left-left", "heldout") == ("boxes/right-right-right-right",)
     assert MIX.family("scout/red-red-red") == "scout/code"
     assert [part.label for part in MIX.parts] == ["boxes", "five", "scout"]
-    assert part_of(MIX, "five/left-left-left-right-right").facts.max_turns == 5
+    assert component_of(MIX, "five/left-left-left-right-right").facts.max_turns == 5
     assert label_of(catalogue.load("rps"), "lose-paper") is None
 
 
@@ -114,6 +114,6 @@ def test_what_is_no_mix_is_refused(parts: Any, sentence: str) -> None:
 
 
 def test_a_member_of_no_part_is_a_fault() -> None:
-    assert isinstance(MIX, Mixed)
+    assert isinstance(MIX, Mix)
     with pytest.raises(EnvironmentFault, match="'lose' must begin with one of boxes, five, scout"):
         MIX.begin(Task("mix", "lose", 0), 0)

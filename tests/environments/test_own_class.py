@@ -10,7 +10,7 @@ import pytest
 from mage_async.assembly import check_keys, check_room, environment_of
 from mage_async.config import config_file
 from mage_async.errors import ConfigError
-from mage_services.actor.rehearsing import rehearse
+from mage_services.actor.rehearsal import rehearse
 
 PAGE = Path(__file__).parents[2] / "docs" / "your_environment.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -11,14 +11,14 @@ import pytest
 from mage_async.assembly import check, environment_of
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.environments.calls import settled
 from mage_async.environments.catalogue import load
 from mage_async.environments.environment import Outcome
-from mage_async.environments.reset_step import ResetStep
+from mage_async.environments.user_calls import settled
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
-from mage_services.actor import rehearsing
-from mage_services.actor.rehearsing import rehearse
+from mage_services.actor import rehearsal
+from mage_services.actor.rehearsal import rehearse
 
 ROOT = Path(__file__).parents[2]
 PRETRAINED = ("policy.kind=pretrained", "policy.source=none")
@@ -336,7 +336,7 @@ class Own:
 def test_a_rehearsal_that_takes_long_says_how_far_it_is(
     write: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rehearsing, "QUIET_S", 0.1)
+    monkeypatch.setattr(rehearsal, "QUIET_S", 0.1)
     said = rehearsed(write(DRAGGING))
     assert said[0] == "rehearsal: playing own:Own twice with the same seeds"
     news = [line for line in said if "calls made" in line]

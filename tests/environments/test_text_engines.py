@@ -9,8 +9,9 @@ import pytest
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
-from mage_async.environments.text_games.alfworld_problems import NEEDS, Household
-from mage_async.environments.text_games.text_game import OwnLuck, TextPlay
+from mage_async.environments.games.alfworld import NEEDS, Household
+from mage_async.environments.games.text_game import TextPlay
+from mage_async.environments.random_state import IsolatedRandomState
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -43,13 +44,13 @@ def test_an_engine_that_is_not_there_is_named_with_its_extra(
 
 
 def test_an_engine_has_luck_of_its_own() -> None:
-    luck, drawn = OwnLuck(3), []
+    luck, drawn = IsolatedRandomState(3), []
     outside = random.getstate()
     for _ in range(3):
         with luck:
             drawn.append(random.random())
         assert random.getstate() == outside
-    with OwnLuck(3):
+    with IsolatedRandomState(3):
         assert [random.random() for _ in range(3)] == drawn
 
 

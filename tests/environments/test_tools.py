@@ -4,13 +4,18 @@ from typing import Any
 
 import pytest
 
-from mage_async.environments.calls import settled
 from mage_async.environments.environment import Outcome
-from mage_async.environments.reset_step import ResetStep
-from mage_async.environments.tools import tool
-from mage_async.environments.tools.declare import tools_of
-from mage_async.environments.tools.parse import NoCall, ToolCall, parse_calls
-from mage_async.environments.tools.steps import MAX_CALLS, with_step
+from mage_async.environments.tools import (
+    MAX_CALLS,
+    InvalidCall,
+    ToolCall,
+    parse_calls,
+    tool,
+    tools_of,
+    with_step,
+)
+from mage_async.environments.user_calls import settled
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError
 from tests.environments.boxes import TASK, Boxes, call
 
@@ -85,7 +90,7 @@ def test_calls_are_read_in_the_common_forms(said: str, calls: list[ToolCall]) ->
 )
 def test_what_cannot_be_read_says_why(said: str, why: str) -> None:
     (found,) = parse_calls(said)
-    assert isinstance(found, NoCall)
+    assert isinstance(found, InvalidCall)
     assert found.why.startswith(why)
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
+from mage_async.methods.graph_memory import GraphMemory, Settings
 from mage_async.trajectory import Group, Guidance, Kind, Task, Trial, Turn
 
 Steps = Sequence[tuple[str, str, float]]
@@ -19,9 +21,20 @@ def config() -> Callable[..., Config]:
 
     def made(**changes: Any) -> Config:
         settings = {"strategies": 1, "rate": 0.5} | changes
-        given = [f"graph_memory.{key}={value}" for key, value in settings.items()]
+        given = [f"methods.graph_memory.{key}={value}" for key, value in settings.items()]
         given.append("admission.trials_per_group=2")
         return config_file.load(config_file.find("quickstart"), given)
+
+    return made
+
+
+@pytest.fixture
+def memory_of() -> Callable[[Config], GraphMemory]:
+    """The memory of a configuration."""
+
+    def made(config: Config) -> GraphMemory:
+        settings = msgspec.convert(config.methods["graph_memory"], Settings)
+        return GraphMemory(settings, config)
 
     return made
 

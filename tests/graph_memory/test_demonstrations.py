@@ -6,12 +6,12 @@ import pytest
 
 from mage_async.assembly import environment_of, rules_of
 from mage_async.config import config_file
-from mage_async.graph_memory.demonstrations import Demonstrations
 from mage_async.inference.chat_files import load_chat
+from mage_async.methods.method import Methods
 from mage_async.policy.prepare import prepare_policy
 from mage_async.trials.scripted import random_task, scripted_trial
 
-BOXES = ("environment.name=boxes", "graph_memory.strategies=4", "warm_start=none")
+BOXES = ("environment.name=boxes", "methods.graph_memory.strategies=4", "warm_start=none")
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def trials(tmp_path):
     prepare_policy(config, tmp_path / "policy", "tests", lambda progress: None)
     environment, chat = environment_of(config), load_chat(tmp_path / "policy")
     rules = rules_of(config, environment, chat, 3)
-    earlier, source, found = Demonstrations(config, environment), random.Random(1), []
+    earlier, source, found = Methods(config, environment), random.Random(1), []
     for index in range(200):
         task = random_task(environment, "train", source)
-        told = earlier.guidance(task)
+        told = earlier.guide_demonstration(task)
         trial = scripted_trial(environment, task, index, rules, chat, told)
-        earlier.learn(trial)
+        earlier.learn_demonstration(trial)
         found.append((told, trial, chat.decode(trial.segments[0].tokens.tolist())))
     return found
 
@@ -77,7 +77,7 @@ def test_the_first_episode_follows_and_the_third_knows_better(trials):
 
 
 def test_without_a_memory_nobody_is_told(tmp_path):
-    config = config_file.load(config_file.find("quickstart"), (*BOXES, "graph_memory.strategies=0"))
+    config = config_file.load(config_file.find("quickstart"), ("environment.name=boxes",))
     environment = environment_of(config)
-    earlier = Demonstrations(config, environment)
-    assert earlier.guidance(random_task(environment, "train", random.Random(1))) is None
+    earlier = Methods(config, environment)
+    assert earlier.guide_demonstration(random_task(environment, "train", random.Random(1))) is None

@@ -11,7 +11,7 @@ SMALL = (
     "warm_start.steps=0",
     "admission.groups_per_step=3",
     "admission.trials_per_group=4",
-    "graph_memory.strategies=2",
+    "methods.graph_memory.strategies=2",
     "learner.steps=3",
 )
 
@@ -38,7 +38,8 @@ def test_half_of_later_trials_begin_with_what_earlier_groups_taught(run):
             opening = trial.segments[0].tokens[: trial.turns[0].start].tolist()
             text = run._chat.decode(opening)
             assert (group.guidance.text in text) == (trial in guided)
-    assert run.memory.version == 3
+    (line,) = run.methods.records()
+    assert line["version"] == 3
 
 
 def test_evaluated_trials_are_told_or_not_as_asked(run, monkeypatch):
@@ -53,4 +54,4 @@ def test_evaluated_trials_are_told_or_not_as_asked(run, monkeypatch):
     for guided in (True, False):
         run.evaluate("heldout", 4, guided=guided)
     assert [{trial.memory for trial in trials} for trials in seen] == [{3}, {None}]
-    assert len(run.memory.best(seen[0][0].task).decisions) <= 2
+    assert len(run.methods.evaluation_guidance(seen[0][0].task).decisions) <= 2

@@ -2,7 +2,7 @@
 
 import random
 
-from mage_async.graph_memory.paths import (
+from mage_async.methods.graph_memory import (
     MOST_TRANSITIONS,
     Step,
     contrasted,

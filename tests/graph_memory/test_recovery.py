@@ -7,20 +7,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.ledger import Ledger
 from mage_async.admission.recovery import replay
 from mage_async.config import config_file
 from mage_async.errors import RunError
-from mage_async.graph_memory.memory import GraphMemory
+from mage_async.methods.method import Methods
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.journal_records import (
     MAGIC,
     Commit,
     Granted,
-    first_head,
-    read,
+    decode_record,
+    encode_record,
+    first_segment_header,
     scan,
-    write,
 )
 from mage_async.protocol.messages import TrialResult
 from mage_async.tasks.population import League
@@ -37,20 +37,20 @@ def played(config):
     head, with all that the memory holds, stands before step five.
     """
     given, source = config(strategies=2), random.Random(3)
-    ledger, memory = SlotLedger(2, 1, 2), GraphMemory(given)
-    head = msgspec.structs.replace(first_head(0, 0), config=config_file.dump(given))
+    ledger, memory = Ledger(2, 1, 2), Methods(given)
+    head = msgspec.structs.replace(first_segment_header(0, 0), config=config_file.dump(given))
     records = [head]
     for version in range(1, 10):
         if version == 5:
-            later = ledger.head(config_file.dump(given), 9.0)
-            records.append(msgspec.structs.replace(later, memory=memory.table()))
+            later = ledger.segment_header(config_file.dump(given), 9.0)
+            records.append(msgspec.structs.replace(later, methods=memory.states()))
         for _ in range(2):
             task = Task("rps", "m", ledger.next_grant)
             told = memory.guidance(ledger.next_grant, task)
             grant = ledger.grant(
                 task, num_episodes=1, peer="a", now=0.0, deadline_s=9.0, guidance=told
             )
-            records.append(ledger.granted(grant))
+            records.append(ledger.grant_record(grant))
             for index in range(2):
                 memory_of = told.version if told and index < told.num_guided else None
                 action, state = source.choice("xyz"), source.choice("abc")
@@ -61,7 +61,7 @@ def played(config):
                 ledger.receive(records[-1])
         groups = ledger.take_batch()
         assert groups is not None
-        memory.trained(groups)
+        memory.learn(groups)
         records.append(
             Commit(
                 version=version,
@@ -69,7 +69,7 @@ def played(config):
                 digest="d",
                 tensors={},
                 time_s=1.0,
-                memory=memory.digest(),
+                methods=memory.digests(),
             )
         )
         ledger.trained(version)
@@ -77,20 +77,20 @@ def played(config):
 
 
 def on_disk(records):
-    data = MAGIC + b"".join(bytes(piece) for record in records for piece in write(record))
-    return [read(body) for body in scan(data).bodies]
+    data = MAGIC + b"".join(bytes(piece) for record in records for piece in encode_record(record))
+    return [decode_record(body) for body in scan(data).bodies]
 
 
 def again(records, given):
-    memory = GraphMemory(given)
-    committed = list(replay(records, SlotLedger(2, 1, 2), League(), memory))
+    memory = Methods(given)
+    committed = list(replay(records, Ledger(2, 1, 2), League(), memory))
     return memory, committed
 
 
 def test_a_replayed_memory_is_the_one_that_wrote_the_journal(played, config):
     records, memory = played
     found, committed = again(records, config(strategies=2))
-    assert (found.version, found.digest()) == (9, memory.digest())
+    assert found.digests() == memory.digests()
     groups = [group for each in committed for group in each.groups]
     assert {trial.memory for group in groups for trial in group.trials} > {None, 8}
     assert all(
@@ -102,9 +102,9 @@ def test_a_replayed_memory_is_the_one_that_wrote_the_journal(played, config):
 
 def test_a_later_segment_is_enough(played, config):
     records, memory = played
-    second = [n for n, record in enumerate(records) if type(record).__name__ == "Head"][1]
+    second = [n for n, record in enumerate(records) if type(record).__name__ == "SegmentHeader"][1]
     found, _ = again(records[second:], config(strategies=2))
-    assert found.digest() == memory.digest()
+    assert found.digests() == memory.digests()
 
 
 def test_another_guidance_or_another_memory_is_an_error(played, config):
@@ -116,16 +116,16 @@ def test_another_guidance_or_another_memory_is_an_error(played, config):
     )
     lies = [*records]
     lies[place] = msgspec.structs.replace(granted, grant=forged)
-    with pytest.raises(RunError, match="tells otherwise"):
+    with pytest.raises(RunError, match="another guidance"):
         again(lies, config(strategies=2))
-    lies = [*records[:-1], msgspec.structs.replace(records[-1], memory="0" * 16)]
-    with pytest.raises(RunError, match="step 9: the graph memory"):
+    lies = [*records[:-1], msgspec.structs.replace(records[-1], methods={"graph_memory": "0" * 16})]
+    with pytest.raises(RunError, match="step 9: the state of the method graph_memory"):
         again(lies, config(strategies=2))
 
 
 def test_a_trial_that_was_told_otherwise_is_not_taken(config, group_of):
-    memory, ledger, task = GraphMemory(config()), SlotLedger(1, 0, 2), Task("rps", "m", 1)
-    memory.trained([group_of([[[("s", "left", 1.0)]], [[("s", "right", 0.0)]]])])
+    memory, ledger, task = Methods(config()), Ledger(1, 0, 2), Task("rps", "m", 1)
+    memory.learn([group_of([[[("s", "left", 1.0)]], [[("s", "right", 0.0)]]])])
     told = memory.guidance(0, task)
     grant = ledger.grant(task, num_episodes=1, peer="a", now=0.0, deadline_s=9.0, guidance=told)
     assert grant.guidance == told

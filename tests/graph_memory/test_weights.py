@@ -6,9 +6,15 @@ import random
 
 import pytest
 
-from mage_async.graph_memory.drawing import best, drawn, gradient, logprob, probabilities
-from mage_async.graph_memory.graph import LEAST, Graph
-from mage_async.graph_memory.memory import GraphMemory
+from mage_async.methods.graph_memory import (
+    LEAST,
+    Graph,
+    best,
+    drawn,
+    gradient,
+    logprob,
+    probabilities,
+)
 from mage_async.trajectory import Guidance, Task
 
 QUERY = ("rps", 0)
@@ -31,7 +37,9 @@ def told(graph, decision, version=0):
     return Guidance(version, 1, (decision,), "", chance)
 
 
-def test_the_expected_update_of_a_two_strategy_bandit_is_the_closed_form(config, group_of):
+def test_the_expected_update_of_a_two_strategy_bandit_is_the_closed_form(
+    config, memory_of, group_of
+):
     """Following a strategy earns what its arm pays, and no strategy earns 0.25. In expectation over
     draws w_tm moves by rate * w_qt * p * (1 - p) * (gap - gap of the other), and w_qt likewise.
     """
@@ -40,10 +48,10 @@ def test_the_expected_update_of_a_two_strategy_bandit_is_the_closed_form(config,
     gap = {decision: pay - 0.25 for decision, pay in pays.items()}
     moved = dict.fromkeys(itertools.product(weights, ("to", "behind")), 0.0)
     for decision in weights:
-        memory = GraphMemory(config(rate=0.01))
+        memory = memory_of(config(rate=0.01))
         memory.graph = bandit(weights)
         steps = [[[("s", "other", pays[decision])]], [[("s", "other", 0.25)]]]
-        memory.trained([group_of(steps, told(memory.graph, decision))])
+        memory.learn([group_of(steps, told(memory.graph, decision))])
         for each in weights:
             path = ((*each, "+"),)
             to, behind = memory.graph.queries[QUERY, path], memory.graph.supports[path, each]
@@ -89,18 +97,18 @@ def test_another_seat_counts_half_and_another_environment_not_at_all():
     assert graph.scores(("boxes", 0)) == {}
 
 
-def test_weights_stay_positive_and_old_draws_count_less(config, group_of):
-    memory = GraphMemory(config(rate=1000))
+def test_weights_stay_positive_and_old_draws_count_less(config, memory_of, group_of):
+    memory = memory_of(config(rate=1000))
     memory.graph = bandit({LEFT: (0.5, 0.5), RIGHT: (0.5, 0.5)})
     guidance = told(memory.graph, LEFT)
     harm = [[[("s", "left", -1.0)]], [[("s", "left", 0.0)]]]
-    memory.trained([group_of(harm, guidance)])
+    memory.learn([group_of(harm, guidance)])
     assert min(memory.graph.supports.values()) == LEAST
     now = logprob(memory.graph.scores(QUERY), [LEFT])
     assert now < guidance.logprob
     before = dict(memory.graph.supports)
-    memory.adopt(config(rate=0.1))
-    memory.trained([group_of(harm, guidance)])
+    memory.adopt(memory_of(config(rate=0.1)).settings, config(rate=0.1))
+    memory.learn([group_of(harm, guidance)])
     path = ((*RIGHT, "+"),)
     to, p = 10.0, math.exp(now)
     step = 0.1 * -1.0 * math.exp(now - guidance.logprob) * to * (p - 1)
@@ -109,8 +117,8 @@ def test_weights_stay_positive_and_old_draws_count_less(config, group_of):
     )
 
 
-def test_a_group_is_told_what_its_number_draws(config):
-    memory = GraphMemory(config())
+def test_a_group_is_told_what_its_number_draws(config, memory_of):
+    memory = memory_of(config())
     memory.graph = bandit({LEFT: (0.6, 0.9), RIGHT: (0.4, 0.5)})
     task = Task("rps", "m", 1)
     all_told = [memory.guidance(number, task) for number in range(40)]

@@ -24,17 +24,12 @@ from mage_async.protocol.messages import (
 from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.prompts import prompts_for
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_config import TrialConfig
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
 from mage_services.environments.workers import Workers
 from tests.helpers.memory_channels import MemoryLearnerChannel
-from tests.helpers.scripted_engine import (
-    Answers,
-    Pace,
-    ScriptedEngine,
-    UniformWords,
-)
+from tests.helpers.scripted_engine import Answers, Pace, ScriptedEngine, UniformWords
 
 PATIENCE_S = 60.0
 """For a loaded machine; nothing here takes a tenth of a second on an idle one."""
@@ -99,9 +94,11 @@ class Site:
         self.engine = ScriptedEngine(answers or UniformWords(chat, parser, moves), pace, version=0)
         words = prompts_for(environment, 3, rules=False)
         sampling = Sampling(max_tokens=8192)
-        rules = TrialRules(3, sampling, 1, parser, words, keeps_history=True, reflects=False)
+        rules = TrialConfig(3, sampling, 1, parser, words, keeps_history=True, reflects=False)
         self.learner = MemoryLearnerChannel()
-        hello = Hello(role="actor", name="actor-0", build="test", config_digest="test", credits=8)
+        hello = Hello(
+            role="actor", name="actor-0", build="test", config_digest="test", group_quota=8
+        )
         self._peer = self.learner.connect(hello)
         self.workers = Workers(step_deadline_s, num_processes)
         stage = Stage(environment, rules, chat, self.engine, self.workers)

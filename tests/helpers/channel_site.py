@@ -14,8 +14,7 @@ from mage_async.protocol.messages import (
     TrialResult,
 )
 from mage_async.trajectory import Segment, Task, Trial
-from mage_services.transport.learner_channel import LearnerChannel
-from mage_services.transport.peer_channel import PeerChannel
+from mage_services.transport.channels import LearnerChannel, PeerChannel
 from mage_services.transport.sockets import ipc_address
 from tests.helpers.memory_channels import MemoryLearnerChannel, MemoryPeerChannel
 
@@ -24,7 +23,7 @@ PeerEnd = PeerChannel | MemoryPeerChannel
 
 
 def hello(name: str = "actor-0", build: str = "b1", config_digest: str = "c1") -> Hello:
-    return Hello(role="actor", name=name, build=build, config_digest=config_digest, credits=2)
+    return Hello(role="actor", name=name, build=build, config_digest=config_digest, group_quota=2)
 
 
 def heartbeat(number: int = 0) -> Heartbeat:

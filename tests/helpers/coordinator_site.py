@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.ledger import Ledger
 from mage_async.environments.catalogue import load
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import (
@@ -19,8 +19,7 @@ from mage_async.protocol.messages import (
 )
 from mage_async.tasks.task_stream import TaskStream
 from mage_async.trajectory import Segment, Task, Trial
-from mage_services.learner.coordinator import Coordinator
-from mage_services.learner.coordinator_rules import CoordinatorRules
+from mage_services.learner.coordinator import Coordinator, CoordinatorConfig
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.memory_channels import (
     MemoryJournal,
@@ -43,8 +42,8 @@ class Site:
     weights: WeightStore = field(default_factory=lambda: WeightStore(MemoryWeights()))
 
     def __post_init__(self) -> None:
-        ledger = SlotLedger(GROUPS_PER_STEP, MAX_STALENESS, TRIALS, max_expiries=2)
-        rules = CoordinatorRules(
+        ledger = Ledger(GROUPS_PER_STEP, MAX_STALENESS, TRIALS, max_expiries=2)
+        rules = CoordinatorConfig(
             num_episodes=3,
             deadline_s=DEADLINE_S,
             max_drops_in_a_row=3,
@@ -56,10 +55,12 @@ class Site:
             self.channel, ledger, self.journal, tasks, rules, lambda: self.now, self.weights
         )
 
-    async def connect(self, name: str = "actor-0", credits: int = 10) -> MemoryPeerChannel:
+    async def connect(self, name: str = "actor-0", group_quota: int = 10) -> MemoryPeerChannel:
         """An actor that has said hello, or an evaluator where the name says so."""
         role = "evaluator" if name == "evaluator" else "actor"
-        hello = Hello(role=role, name=name, build="test", config_digest="test", credits=credits)
+        hello = Hello(
+            role=role, name=name, build="test", config_digest="test", group_quota=group_quota
+        )
         peer = self.channel.connect(hello)
         await self.hear()
         return peer

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 
 from mage_async.protocol.journal_records import (
     MAGIC,
-    Head,
     Record,
-    read,
+    Segment,
+    SegmentHeader,
+    decode_record,
+    encode_record,
     scan,
-    write,
+    to_delete,
 )
-from mage_async.protocol.journal_segments import Segment, to_delete
 
 DEADLINE_S, SMALL_BYTES = 30.0, 3000
 
@@ -24,7 +25,7 @@ class File:
     data: bytearray = field(default_factory=bytearray)
     durable: int = 0
 
-    def segment(self, head: Head) -> Segment:
+    def segment(self, head: SegmentHeader) -> Segment:
         return Segment(self.number, head.version, head.oldest_version(), len(self.data))
 
 
@@ -41,7 +42,7 @@ class Disk:
 
     def append(self, record: Record, then: Callable[[], None] | None = None) -> None:
         file = self.files[-1]
-        file.data += b"".join(bytes(piece) for piece in write(record))
+        file.data += b"".join(bytes(piece) for piece in encode_record(record))
         self.waiting.append((file, len(file.data), then))
 
     def after(self, then: Callable[[], None]) -> None:
@@ -50,12 +51,12 @@ class Disk:
     def why_full(self) -> str:
         return self.full
 
-    def roll(self, head: Callable[[], Head]) -> None:
+    def roll(self, head: Callable[[], SegmentHeader]) -> None:
         if self.wants_roll:
             self.wants_roll = False
             self.begin(head())
 
-    def begin(self, head: Head) -> None:
+    def begin(self, head: SegmentHeader) -> None:
         number = self.archive[-1].number + 1 if self.archive else 1
         self.files.append(File(number, bytearray(MAGIC)))
         self.archive.append(self.files[-1])
@@ -84,11 +85,15 @@ class Disk:
         self.archive = [file for file in self.archive if file.data]
 
     def records(self, files: list[File]) -> list[Record]:
-        return [read(body) for file in files for body in scan(bytes(file.data)).bodies]
+        return [decode_record(body) for file in files for body in scan(bytes(file.data)).bodies]
 
     def segments(self) -> list[Segment]:
         heads = [self.records([file])[0] for file in self.files]
-        return [f.segment(h) for f, h in zip(self.files, heads, strict=True) if isinstance(h, Head)]
+        return [
+            f.segment(h)
+            for f, h in zip(self.files, heads, strict=True)
+            if isinstance(h, SegmentHeader)
+        ]
 
     def compact(self, checkpoint: int) -> None:
         """As the journal does: deleted when all that was written before is durable."""

@@ -9,14 +9,14 @@ its life. So throughput is 1 at best, and what it lacks is waiting.
 import heapq
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from mage_async.admission.concurrency import Concurrency
-from mage_async.admission.ledger import SlotLedger
-from mage_async.admission.rules import Rule
-from mage_async.admission.staleness import length_bias
+from mage_async.admission.ledger import Ledger
+from mage_async.admission.policies import AdmissionPolicy
 from mage_async.policy_version import VersionRun
 from mage_async.protocol.messages import TrialResult
 from mage_async.trajectory import Segment, Task, Trial
@@ -83,7 +83,7 @@ class _Life:
 
 @dataclass(slots=True)
 class _Simulation:
-    rule: Rule
+    policy: AdmissionPolicy
     work: Workload
     source: random.Random
     lives: list[_Life] = field(default_factory=list)
@@ -93,12 +93,12 @@ class _Simulation:
     """When each version was."""
     in_flight: set[int] = field(default_factory=set)
 
-    def run(self) -> tuple[SlotLedger, Concurrency]:
+    def run(self) -> tuple[Ledger, Concurrency]:
         """Until the last step is published."""
         work = self.work
-        ledger = SlotLedger(work.groups_per_step, work.max_staleness, 1, rule=self.rule)
+        ledger = Ledger(work.groups_per_step, work.max_staleness, 1, policy=self.policy)
         pace = Concurrency(work.in_play, work.groups_per_step, work.max_staleness, work.target)
-        ledger.concurrency = pace.limit
+        ledger.max_concurrent_groups = pace.limit
         now, is_training = 0.0, False
         while ledger.version < work.steps:
             self._grant(ledger, now)
@@ -115,11 +115,11 @@ class _Simulation:
                 self._publish(ledger, pace, now)
             elif grant in self.in_flight:
                 ledger.receive(_result(grant))
-                pace.completed(*ledger.life(grant, now))
+                pace.completed(*ledger.playing_time(grant, now))
         return ledger, pace
 
-    def _grant(self, ledger: SlotLedger, now: float) -> None:
-        limit = ledger.concurrency or 1
+    def _grant(self, ledger: Ledger, now: float) -> None:
+        limit = ledger.max_concurrent_groups or 1
         while ledger.may_grant():
             grant = ledger.grant(
                 _task(ledger.next_grant), num_episodes=1, peer="a", now=now, deadline_s=math.inf
@@ -131,19 +131,19 @@ class _Simulation:
             self.in_flight.add(grant)
             heapq.heappush(self.events, (end, 0, grant))
 
-    def _publish(self, ledger: SlotLedger, pace: Concurrency, now: float) -> None:
+    def _publish(self, ledger: Ledger, pace: Concurrency, now: float) -> None:
         dropped = ledger.trained(ledger.version + 1)
         self.published.append(now)
         for grant in dropped:
             self.lives[grant].cut = min(now, self.lives[grant].end)
             self.in_flight.discard(grant)
         pace.trained(1.0)
-        ledger.concurrency = pace.limit
+        ledger.max_concurrent_groups = pace.limit
 
 
-def simulate(rule: Rule, work: Workload, seed: int) -> FlowFigures:
-    """Play `work.steps` steps under a rule."""
-    simulation = _Simulation(rule, work, random.Random(seed))
+def simulate(policy: AdmissionPolicy, work: Workload, seed: int) -> FlowFigures:
+    """Play `work.steps` steps under an admission policy."""
+    simulation = _Simulation(policy, work, random.Random(seed))
     _, pace = simulation.run()
     began = simulation.published[work.settle]
     seen = [life for life in simulation.lives if life.start >= began]
@@ -164,10 +164,24 @@ def simulate(rule: Rule, work: Workload, seed: int) -> FlowFigures:
         tokens_over_by_third=(float(thirds[0]), float(thirds[1]), float(thirds[2])),
         groups_dropped=len(dropped) / len(ended),
         work_wasted=float(wasted / (wasted + sizes.sum())),
-        length_bias=length_bias([life.size for life in seen], [life.size for life in trained]),
+        length_bias=exact_length_bias(
+            [life.size for life in seen], [life.size for life in trained]
+        ),
         trained_length=float(sizes.mean()),
         in_play=pace.limit,
     )
+
+
+def exact_length_bias(started: Sequence[float], trained: Sequence[float]) -> float:
+    """Return the longest tenth's share of the trained trials over its share of the started ones.
+
+    Like `staleness_metrics.length_bias`, but from all lengths instead of a histogram.
+    """
+    if not len(started) or not len(trained):
+        return 1.0
+    edge = np.quantile(started, 0.9)
+    share = np.mean(np.asarray(started) >= edge)
+    return float(np.mean(np.asarray(trained) >= edge) / share)
 
 
 def _over_by_third(life: _Life, published: list[float], work: Workload) -> np.ndarray:

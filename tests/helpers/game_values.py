@@ -12,10 +12,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 
-from mage_async.environments.cell_sets import cells_of
-from mage_async.environments.minesweeper.board import MINE, Board
-from mage_async.environments.minesweeper.play import REWARDS
-from mage_async.environments.scout.values import Payoffs, cumulative_weights
+from mage_async.environments.games.board import cells_of
+from mage_async.environments.games.minesweeper import MINE, REWARDS, Board
+from mage_async.environments.games.scout import Payoffs, cumulative_weights
 
 
 def earned(board: Board, opened: int, cell: int) -> float:

@@ -6,7 +6,6 @@ here.
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,18 @@ from typing import TYPE_CHECKING, Self
 
 from mage_async.errors import PeerRefused
 from mage_async.protocol.codec import decode, encode
-from mage_async.protocol.journal_records import MAGIC, Head, Record, read, scan, write
+from mage_async.protocol.journal_records import (
+    MAGIC,
+    Record,
+    SegmentHeader,
+    decode_record,
+    encode_record,
+    scan,
+)
+from mage_async.protocol.limits import DEFAULT_LIMITS, Limits
 from mage_async.protocol.messages import Hello, Message, Refusal, WhoAreYou
-from mage_async.protocol.trial_header import DEFAULT_LIMITS, Frame, Limits
-from mage_services.transport.access import AccessControl, ChannelStatistics, Peer
-from mage_services.transport.learner_channel import PeerGone
+from mage_async.protocol.trial_frames import Frame
+from mage_services.transport.channels import AccessControl, Peer, PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES
 
 if TYPE_CHECKING:
@@ -40,7 +46,7 @@ class MemoryJournal:
 
     def append(self, record: Record, then: Callable[[], None] | None = None) -> None:
         """As `JournalFile.append`."""
-        pieces = write(record)
+        pieces = encode_record(record)
         if not self._forgets:
             self._data += b"".join(pieces)
         self._wait(then)
@@ -53,7 +59,7 @@ class MemoryJournal:
         """As `JournalFile.why_full`."""
         return self.full
 
-    def roll(self, head: Callable[[], Head]) -> None:
+    def roll(self, head: Callable[[], SegmentHeader]) -> None:
         """A journal in memory is one segment."""
 
     async def settled(self) -> None:
@@ -76,7 +82,7 @@ class MemoryJournal:
 
     def durable_records(self) -> list[Record]:
         """What a crash would leave."""
-        return [read(body) for body in scan(bytes(self._data[: self._num_durable])).bodies]
+        return [decode_record(body) for body in scan(bytes(self._data[: self._num_durable])).bodies]
 
     def _wait(self, then: Callable[[], None] | None) -> None:
         self._waiting.append(then)
@@ -85,30 +91,30 @@ class MemoryJournal:
 
 
 class MemoryWeights:
-    """A `WeightTransport` without files: it knows which versions there are."""
+    """A `WeightStorage` without files: it knows which versions there are."""
 
     def __init__(self, *versions: int) -> None:
         self._versions = list(versions)
 
     def write(self, snapshot: "Snapshot") -> Path:
-        """As `WeightTransport.write`."""
+        """As `WeightStorage.write`."""
         self._versions.append(snapshot.version)
         return self.file(snapshot.version)
 
     def file(self, version: int) -> Path:
-        """As `WeightTransport.file`."""
+        """As `WeightStorage.file`."""
         return Path(f"/weights/{version}")
 
     def versions(self) -> list[int]:
-        """As `WeightTransport.versions`."""
+        """As `WeightStorage.versions`."""
         return list(self._versions)
 
     def remove(self, versions: list[int]) -> None:
-        """As `WeightTransport.remove`."""
+        """As `WeightStorage.remove`."""
         self._versions = [each for each in self._versions if each not in versions]
 
     def describe(self) -> str:
-        """As `WeightTransport.describe`."""
+        """As `WeightStorage.describe`."""
         return "weights are nowhere"
 
 
@@ -150,7 +156,7 @@ class MemoryLearnerChannel:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.address = address
-        self._access = AccessControl(build, config_digest, limits)
+        self.access = AccessControl(build, config_digest, limits)
         self._inbox = Pipe()
         self._outboxes: dict[Peer, Pipe] = {}
         self._num_connected = 0
@@ -166,7 +172,7 @@ class MemoryLearnerChannel:
         """As `LearnerChannel.receive`. Cancellation leaves every message where it was."""
         while True:
             peer, frames = await self._inbox.take()
-            verdict = self._access.receive(peer, frames, now=time.monotonic())
+            verdict = self.access.receive(peer, frames)
             if verdict.answer is not None and peer in self._outboxes:
                 self.send(peer, verdict.answer)
             if verdict.message is not None:
@@ -174,26 +180,22 @@ class MemoryLearnerChannel:
 
     def send(self, peer: Peer, message: Message) -> None:
         """As `LearnerChannel.send`."""
-        frames = encode(message, self._access.limits)
+        frames = encode(message, self.access.limits)
         if peer not in self._outboxes:
-            self._access.forget(peer)
+            self.access.forget(peer)
             raise PeerGone(f"{peer} is gone: its connection ended")
         if self._outboxes[peer].is_full():
             raise PeerGone(f"{peer} has stopped reading: {HIGH_WATER_MESSAGES} messages wait")
         self._outboxes[peer].put(peer, frames)
-        self._access.sent(peer, message)
+        self.access.sent(peer, message)
 
     def forget(self, peer: Peer) -> None:
         """As `LearnerChannel.forget`."""
-        self._access.forget(peer)
-
-    def statistics(self) -> ChannelStatistics:
-        """As `LearnerChannel.statistics`."""
-        return self._access.statistics()
+        self.access.forget(peer)
 
     def take_notes(self) -> list[str]:
         """As `LearnerChannel.take_notes`."""
-        return self._access.take_notes()
+        return self.access.take_notes()
 
     def close(self, linger_s: float = 0.0) -> None:
         """Cut every peer off."""
@@ -219,7 +221,7 @@ class MemoryPeerChannel:
         self._learner = learner
         self._hello = hello
         self._inbox = learner._outboxes[peer]
-        self.put_raw(encode(hello, learner._access.limits))
+        self.put_raw(encode(hello, learner.access.limits))
 
     def put_raw(self, frames: list[Frame]) -> None:
         """Send any frames at all, malformed ones among them."""
@@ -229,7 +231,7 @@ class MemoryPeerChannel:
         """As `PeerChannel.receive`. Cancellation leaves every message where it was."""
         while True:
             _, frames = await self._inbox.take()
-            message = decode(frames, self._learner._access.limits)
+            message = decode(frames, self._learner.access.limits)
             if isinstance(message, Refusal):
                 raise PeerRefused(message.reason)
             if not isinstance(message, WhoAreYou):
@@ -238,7 +240,7 @@ class MemoryPeerChannel:
 
     async def send(self, message: Message) -> None:
         """As `PeerChannel.send`, but never waits."""
-        self.put_raw(encode(message, self._learner._access.limits))
+        self.put_raw(encode(message, self._learner.access.limits))
 
     def close(self, linger_s: float = 0.0) -> None:
         """End the connection; the learner's next send to this peer raises PeerGone."""

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from mage_async.config.sections.admission import Keep, Matchmaker, Population
-from mage_async.environments.kuhn.game import Kuhn
+from mage_async.config.components import MATCHMAKERS
+from mage_async.config.learning import Keep, Population
+from mage_async.environments.games.kuhn import Kuhn
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
 
@@ -11,13 +12,14 @@ KUHN = Kuhn("contrasts", hands=2, redeals=False)
 
 
 def population(
-    matchmaker: Matchmaker = "decks",
+    matchmaker: str = "decks",
     rivals: float = 0.5,
     every: int = 2,
     kept: int = 3,
     keep: Keep = "spread",
 ) -> Population:
-    return Population(matchmaker=matchmaker, rivals=rivals, every=every, kept=kept, keep=keep)
+    rule = MATCHMAKERS.load(matchmaker)()
+    return Population(matchmaker=rule, rivals=rivals, every=every, kept=kept, keep=keep)
 
 
 def trial(member: str, rewards: list[float], index: int = 0) -> Trial:

@@ -11,7 +11,7 @@ from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from mage_async.learning.attention import NAME
-from mage_async.learning.packing import SampledTokens, Sequenced
+from mage_async.learning.packing import SampledTokens, TrainingSequence
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,
@@ -48,12 +48,12 @@ def random_model(name: str, **changes: Any) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def sequence(length: int) -> Sequenced:
+def sequence(length: int) -> TrainingSequence:
     """Two turns of a segment that all but ends with the second."""
     source = random.Random(length)
     places = np.concatenate([np.arange(2, 6), np.arange(length - 3, length)])
     zeros = np.zeros(7, np.int32)
-    return Sequenced(
+    return TrainingSequence(
         np.array([source.randrange(3, 64) for _ in range(length)], np.int32),
         places,
         SampledTokens(

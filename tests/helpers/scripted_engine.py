@@ -20,7 +20,7 @@ import numpy as np
 from mage_async.completion import Completion, Prompt
 from mage_async.environments.environment import Environment
 from mage_async.errors import ConfigError, RunError
-from mage_async.inference.statistics import Statistics
+from mage_async.inference.scheduler import Statistics
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Task
 from mage_async.trials.action_parser import NAMES, ActionParser

@@ -53,9 +53,9 @@ class Reference:
             ids = torch.from_numpy(np.asarray(tokens, np.int64))[None]
             return torch.log_softmax(self.model(ids).logits[0] / temperature, -1).numpy()
 
-    def engine_model(self, *, lanes: int = 8, max_tokens: int = 256) -> Model:
+    def engine_model(self, *, slots: int = 8, max_tokens: int = 256) -> Model:
         """The same model as the engine serves it."""
-        return Model.load(self.directory, lanes=lanes, max_tokens=max_tokens)
+        return Model.load(self.directory, slots=slots, max_tokens=max_tokens)
 
     def reseeded(self, seed: int, directory: Path) -> "Reference":
         """Other weights of the same shapes."""

@@ -20,7 +20,7 @@ def text(seed: int, num_tokens: int) -> np.ndarray:
 
 
 def scheduler_of(reference, arithmetic="exact", **options) -> Scheduler:
-    model = Model.load(reference.directory, lanes=8, max_tokens=256, arithmetic=arithmetic)
+    model = Model.load(reference.directory, slots=8, max_tokens=256, arithmetic=arithmetic)
     return Scheduler(model, **options)
 
 
@@ -75,7 +75,7 @@ def test_a_turn_is_the_same_bit_by_bit_alone_in_a_crowd_in_pieces_and_not_cached
 
 def test_bfloat16_is_near_float32_and_halves_the_layers_matrices(reference) -> None:
     plain_model, short = (
-        Model.load(reference.directory, lanes=8, max_tokens=256, arithmetic=kind)
+        Model.load(reference.directory, slots=8, max_tokens=256, arithmetic=kind)
         for kind in ("float32", "bfloat16")
     )
     given = dict(max_tokens=1, temperature=0.0)
@@ -181,8 +181,8 @@ def test_single_operations_are_those_of_torch() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     heads, turns_ = torch.randn(7, 6, 16), torch.polar(torch.ones(7, 1, 8), torch.randn(7, 1, 8))
     ours, theirs = heads.clone(), heads.clone()
-    exact.turn(ours, turns_)
-    plain.turn(theirs, turns_)
+    exact.rotate(ours, turns_)
+    plain.rotate(theirs, turns_)
     torch.testing.assert_close(ours, theirs)
 
 

@@ -11,31 +11,30 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mage_async.errors import PolicyError
-from mage_async.inference.model import PrefixCopy
-from mage_async.inference.ragged import Rows, buckets
+from mage_async.inference.model import PrefixCopy, Rows, buckets
 from mage_async.inference.weights import read_weights
 
 FAMILIES = ("qwen3", "qwen2", "llama")
 
 
-def forward(model, sequences, starts, lanes, copies=()):
+def forward(model, sequences, starts, slots, copies=()):
     """Compute each sequence from its start on; logits after its last token, in the given order."""
     counts = np.array([len(s) for s in sequences]) - starts
     order = np.argsort(-counts, kind="stable")
-    rows = Rows(np.asarray(lanes)[order], np.asarray(starts)[order], counts[order])
+    rows = Rows(np.asarray(slots)[order], np.asarray(starts)[order], counts[order])
     tokens = np.concatenate([sequences[row][starts[row] :] for row in order])
     logits = model.forward(tokens, rows, copies, np.arange(len(order)))
     return torch.log_softmax(logits, 1).numpy()[np.argsort(order)]
 
 
-@pytest.mark.parametrize("num_lanes", [9, 11, 16], ids=["neighbours", "close", "apart"])
+@pytest.mark.parametrize("num_slots", [9, 11, 16], ids=["neighbours", "close", "apart"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logprobs_are_those_of_transformers_over_growing_contexts(
-    references, family, num_lanes
+    references, family, num_slots
 ) -> None:
     reference, source = references[family], np.random.default_rng(1)
-    model = reference.engine_model(lanes=num_lanes)
-    lanes = source.permutation(num_lanes)[:9]
+    model = reference.engine_model(slots=num_slots)
+    slots = source.permutation(num_slots)[:9]
     sequences, starts = [np.zeros(0, np.int32)] * 9, np.zeros(9, np.int64)
     for _ in range(6):  # a prefill of up to 40 tokens beside rows that add a single one
         counts = source.choice([1, 1, 2, 7, 40], 9)
@@ -43,7 +42,7 @@ def test_logprobs_are_those_of_transformers_over_growing_contexts(
             np.concatenate([s, source.integers(0, 96, n, np.int32)])
             for s, n in zip(sequences, counts, strict=True)
         ]
-        ours = forward(model, sequences, starts, lanes)
+        ours = forward(model, sequences, starts, slots)
         theirs = np.stack([reference.logprobs(s)[-1] for s in sequences])
         np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
         starts += counts
@@ -68,17 +67,17 @@ def test_rows_of_like_width_share_a_bucket_and_a_long_prompt_has_its_own() -> No
     ]
 
 
-def test_lanes_that_are_close_together_are_read_where_they_are() -> None:
-    def lanes(*numbers: int) -> object:
+def test_slots_that_are_close_together_are_read_where_they_are() -> None:
+    def slots(*numbers: int) -> object:
         rows = Rows(np.array(numbers), np.arange(len(numbers)), np.ones(len(numbers), np.int64))
         (bucket,) = buckets(rows)
         assert bucket.mask.shape == (bucket.height, 1, 1, len(numbers))
-        return bucket.lanes
+        return bucket.slots
 
-    assert lanes(3, 4, 5, 6) == slice(3, 7)
-    assert lanes(6, 3, 5, 4) == slice(3, 7)
-    assert lanes(3, 4, 6, 7) == slice(3, 8)
-    assert torch.equal(lanes(3, 4, 6, 8), torch.tensor([3, 4, 6, 8]))
+    assert slots(3, 4, 5, 6) == slice(3, 7)
+    assert slots(6, 3, 5, 4) == slice(3, 7)
+    assert slots(3, 4, 6, 7) == slice(3, 8)
+    assert torch.equal(slots(3, 4, 6, 8), torch.tensor([3, 4, 6, 8]))
 
 
 def test_keys_and_values_take_memory_where_they_are_written(reference) -> None:
@@ -87,7 +86,7 @@ def test_keys_and_values_take_memory_where_they_are_written(reference) -> None:
 
     reference.engine_model()
     before = resident()
-    model = reference.engine_model(lanes=4000, max_tokens=512)
+    model = reference.engine_model(slots=4000, max_tokens=512)
     rows = Rows(np.array([3999]), np.array([0]), np.array([4]))
     model.forward(np.array([1, 2, 3, 4]), rows, [], np.array([0]))
     assert model.cache_bytes() > 500_000_000

@@ -74,7 +74,7 @@ def test_prompts_that_come_together_compute_their_common_prefix_once(reference, 
 
 
 def test_a_released_context_lends_its_prefix_until_its_room_is_needed(reference) -> None:
-    scheduler = Scheduler(reference.engine_model(lanes=2))
+    scheduler = Scheduler(reference.engine_model(slots=2))
     answer(scheduler, "first", text(0, 40))
     scheduler.release("first")
     assert scheduler.statistics().num_contexts == 0
@@ -84,7 +84,7 @@ def test_a_released_context_lends_its_prefix_until_its_room_is_needed(reference)
 
 
 def test_the_least_recently_used_context_makes_room_and_is_computed_again(reference) -> None:
-    scheduler = Scheduler(reference.engine_model(lanes=2))
+    scheduler = Scheduler(reference.engine_model(slots=2))
     first = answer(scheduler, "a", text(0, 30), max_tokens=3)
     answer(scheduler, "b", text(1, 30))
     answer(scheduler, "c", text(2, 30))
@@ -96,14 +96,14 @@ def test_the_least_recently_used_context_makes_room_and_is_computed_again(refere
 
 
 def test_an_evicted_context_that_comes_back_changed_is_no_extension(reference) -> None:
-    scheduler = Scheduler(reference.engine_model(lanes=1))
+    scheduler = Scheduler(reference.engine_model(slots=1))
     answer(scheduler, "a", text(0, 30))
     answer(scheduler, "b", text(1, 30))
     assert not answer(scheduler, "a", text(2, 35)).is_extension
 
 
-def test_contexts_wait_while_every_lane_is_busy_and_all_are_served(reference) -> None:
-    scheduler = Scheduler(reference.engine_model(lanes=2))
+def test_contexts_wait_while_every_slot_is_busy_and_all_are_served(reference) -> None:
+    scheduler = Scheduler(reference.engine_model(slots=2))
     for number in range(5):
         ask(scheduler, f"c{number}", text(number, 10), max_tokens=4)
     assert scheduler.advance() == []
@@ -114,7 +114,7 @@ def test_contexts_wait_while_every_lane_is_busy_and_all_are_served(reference) ->
 
 
 def test_a_context_is_not_evicted_while_its_own_prompt_waits(reference) -> None:
-    scheduler = Scheduler(reference.engine_model(lanes=1))
+    scheduler = Scheduler(reference.engine_model(slots=1))
     held = answer(scheduler, "held", text(0, 20))
     ask(scheduler, "new", text(1, 20))
     ask(scheduler, "held", np.append(text(0, 20), held.tokens))
@@ -162,7 +162,7 @@ def test_what_was_drawn_but_not_yet_computed_is_not_lent(reference, scheduler) -
 
 
 def test_a_context_is_not_evicted_by_the_forward_that_lends_from_it(reference) -> None:
-    scheduler = Scheduler(reference.engine_model(lanes=2))
+    scheduler = Scheduler(reference.engine_model(slots=2))
     answer(scheduler, "lender", text(0, 40))
     borrower = np.append(text(0, 40), text(1, 3))
     ask(scheduler, "borrower", borrower)

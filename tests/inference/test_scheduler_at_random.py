@@ -131,11 +131,11 @@ def policies(reference, tmp_path_factory):
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(operations=OPERATIONS, lanes=st.integers(1, 4), forward_tokens=st.sampled_from([4, 16, 99]))
+@given(operations=OPERATIONS, slots=st.integers(1, 4), forward_tokens=st.sampled_from([4, 16, 99]))
 def test_completions_are_those_of_recomputing_everything(
-    policies, operations, lanes, forward_tokens
+    policies, operations, slots, forward_tokens
 ) -> None:
-    model = policies[0].engine_model(lanes=lanes, max_tokens=64)
+    model = policies[0].engine_model(slots=slots, max_tokens=64)
     scheduler = Scheduler(model, forward_tokens=forward_tokens)
     client = Client(scheduler, policies)
     for what, *arguments in operations:
@@ -147,5 +147,5 @@ def test_completions_are_those_of_recomputing_everything(
         assert scheduler.statistics().num_forwards == num_forwards  # every forward does something
     assert not client.asked
     done = scheduler.statistics()
-    assert done.num_contexts <= lanes
+    assert done.num_contexts <= slots
     assert done.num_computed_tokens >= done.num_prompt_tokens - done.num_reused_tokens

@@ -70,7 +70,7 @@ def test_an_aborted_prompt_can_be_asked_again_and_reuses_what_was_computed(
 
 
 def test_releasing_a_waiting_or_running_context_forgets_its_prompt(reference) -> None:
-    scheduler = Scheduler(reference.engine_model(lanes=1))
+    scheduler = Scheduler(reference.engine_model(slots=1))
     ask(scheduler, "running", text(0, 20), max_tokens=9)
     ask(scheduler, "waiting", text(1, 20))
     scheduler.advance()

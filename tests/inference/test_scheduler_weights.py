@@ -14,7 +14,7 @@ from tests.helpers.completions import answer, ask, assert_logprobs, serve, text
 
 
 def test_a_lent_prefix_brings_its_versions_along(reference, newer) -> None:
-    scheduler = Scheduler(reference.engine_model(lanes=2))
+    scheduler = Scheduler(reference.engine_model(slots=2))
     for context in ("old", "older"):
         answer(scheduler, context, text(0, 40))
         scheduler.release(context)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from mage_async.completion import Prompt, Sampling
 from mage_async.errors import RunError
-from mage_async.inference.kv_contexts import Opened
-from mage_async.inference.turn_requests import Piece, TurnRequests
+from mage_async.inference.server_prefixes import Opened, Piece, TurnRequests
 from mage_async.policy_version import VersionRun
 
 STOP = 9

@@ -1,39 +1,32 @@
 """Returns, advantages and staleness read from a journal are those that the learner used."""
 
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.ledger import Ledger
 from mage_async.admission.recovery import replay
 from mage_async.attribution.journal_steps import JournalStep, steps_of
-from mage_async.attribution.rows import row_of, token_columns
-from mage_async.attribution.turns import attributed
+from mage_async.attribution.turns import attributed, token_columns, trial_row
 from mage_async.config import config_file
 from mage_async.inference.chat_files import load_chat
-from mage_async.learning.packing import Sequenced
+from mage_async.learning.packing import TrainingSequence, training_sequences
 from mage_async.protocol.journal_records import Commit, Dropped, Granted, Record
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.journal.reader import open_journal
 from mage_services.learner.training import Training
-
-RECORDED = Path(__file__).parents[1] / "end_to_end" / "recorded"
+from tests.helpers.recorded_runs import unpack
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """An older run that was killed: five steps."""
-    folder = tmp_path_factory.mktemp("recorded")
-    with tarfile.open(RECORDED / "killed.tar.xz") as recorded:
-        recorded.extractall(folder, filter="data")
-    return RunDirectory(folder / "killed")
+    """A run of five steps."""
+    return unpack("other", tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +34,19 @@ def records(run: RunDirectory) -> list[Record]:
     return list(open_journal(run.journal).records(0))
 
 
-def trained(run: RunDirectory, records: Sequence[Record]) -> Iterator[tuple[int, list[Sequenced]]]:
+def trained(
+    run: RunDirectory, records: Sequence[Record]
+) -> Iterator[tuple[int, list[TrainingSequence]]]:
     """What the trainer was given, step by step, and the version it had; nothing is computed."""
     config = config_file.load_recorded(run.config)
-    training, given = Training.of(run, config, None), list[list[Sequenced]]()
+    training, given = Training.of(run, config, None), list[list[TrainingSequence]]()
     step: Callable[[Any], Any] = given.append
     training.trainer.step = step  # type: ignore[method-assign]
-    for version, committed in zip(count(), replay(records, SlotLedger(4, 1, 6), League())):
+    for version, committed in zip(count(), replay(records, Ledger(4, 1, 6), League())):
         training.adopt(config_file.loads(committed.config))
         assert committed.groups is not None
-        training.trainer.step(training._sequences(committed.groups))
+        model = training.trainer.model
+        training.trainer.step(training_sequences(committed.groups, training._config, model.device))
         yield version, given.pop()
 
 
@@ -91,7 +87,7 @@ def test_a_trial_is_told_in_full_turn_by_turn(run: RunDirectory, records: list[R
     chat = load_chat(run.policy)
     step = next(steps_of(records))
     for trial in attributed(step, chat.decode):
-        pieces = [piece for each in trial.turns for piece in (each.told, each.said)]
+        pieces = [piece for each in trial.turns for piece in each.text]
         whole = "".join((*pieces, trial.ending)).replace(" ", "")
         assert whole == chat.decode(trial.trial.segments[0].tokens.tolist()).replace(" ", "")
         assert [len(turns) for turns in trial.episodes()] == [4, 4, 4]
@@ -119,7 +115,7 @@ def test_what_no_whole_batch_holds_has_returns_and_no_advantages(
     assert [each.step for each in (dropped, first, second)] == [None, 1, 2]
 
     def rows(step: JournalStep) -> list[dict[str, Any]]:
-        return [row_of(trial, chat) for trial in attributed(step, chat.decode)]
+        return [trial_row(trial, chat) for trial in attributed(step, chat.decode)]
 
     assert {row["grant"] for row in rows(dropped)} == {dropped.groups[0].grant}
     for row in (*rows(dropped), *rows(first), *rows(second)):

@@ -17,8 +17,7 @@ from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Segment, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_services.journal.export import export
-from mage_services.journal.export_parquet import ROWS_AT_ONCE
+from mage_services.journal.export import ROWS_AT_ONCE, export
 from tests.helpers.fuzzing.examples import example_trial
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import tarfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.main import main
+from tests.helpers.recorded_runs import unpack
 
-RECORDED = Path(__file__).parents[1] / "end_to_end" / "recorded"
 STEP, NUM_TRIALS = 3, 12
 HARBOR = os.environ.get("MAGE_HARBOR_PYTHON", "")
 """A Python with the package harbor, which needs 3.12."""
@@ -35,10 +34,7 @@ print(len(names))
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    folder = tmp_path_factory.mktemp("recorded")
-    with tarfile.open(RECORDED / "killed.tar.xz") as recorded:
-        recorded.extractall(folder, filter="data")
-    return RunDirectory(folder / "killed")
+    return unpack("other", tmp_path_factory.mktemp("recorded"))
 
 
 def exported(run: RunDirectory, file: Path) -> Path:
@@ -61,7 +57,7 @@ def test_a_trajectory_holds_what_was_drawn_and_what_came_of_it(
     for row in rows_of(run, tmp_path):
         file = folder / f"group-{row['grant']}-trial-{row['trial']}" / "agent" / "trajectory.json"
         found = json.loads(file.read_text())
-        assert (found["schema_version"], found["session_id"]) == ("ATIF-v1.8", "killed")
+        assert (found["schema_version"], found["session_id"]) == ("ATIF-v1.8", "other")
         steps = found["steps"]
         assert [step["step_id"] for step in steps] == list(range(1, len(steps) + 1))
         drawn = [step for step in steps if step["source"] == "agent"]

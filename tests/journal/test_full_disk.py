@@ -18,13 +18,12 @@ from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
 from mage_async.results.score import Score
-from mage_services.actor.evaluator import Follower
+from mage_services.actor.evaluator import CurveEvaluator
+from mage_services.cli import supervised_run
 from mage_services.cli.main import EXIT_USAGE, main
-from mage_services.cli.running import supervised_run
-from mage_services.cli.running.sites import site_of
-from mage_services.learner.resume import _forget_after
-from mage_services.processes.json_lines import append_lines
-from mage_services.processes.process import Status
+from mage_services.cli.supervised_run import site_of
+from mage_services.learner.resume import _remove_lines_after
+from mage_services.processes.process import Status, append_lines
 from mage_services.processes.startup import Startup
 
 WHOLE = '{"version": 10, "sets": {}}\n'
@@ -127,7 +126,7 @@ def test_what_the_evaluator_measures_stands_behind_whole_lines(
     run: RunDirectory, config: Config
 ) -> None:
     startup = Startup(run, config, "", "", "evaluator", "", resume=False)
-    follower = Follower(startup, Status(), None)
+    follower = CurveEvaluator(startup, Status(), None)
     run.curve.write_text(WHOLE + HALF)
     asyncio.run(follower._point(Measures(), 30))
     assert [line["version"] for line in read_lines(run.curve)] == [10, 30]
@@ -152,5 +151,5 @@ def test_a_line_that_does_not_fit_leaves_those_before_it(run: RunDirectory) -> N
 def test_a_learner_begins_behind_half_a_line_that_somebody_wrote_on(run: RunDirectory) -> None:
     later = '{"version": 40, "sets": {}}\n'
     run.curve.write_text(WHOLE + HALF + later.replace("40", "30") + WHOLE + later + HALF)
-    _forget_after(run.curve, "version", 30)
+    _remove_lines_after(run.curve, "version", 30)
     assert run.curve.read_text() == WHOLE + WHOLE

@@ -9,23 +9,21 @@ from typing import Any
 import pytest
 
 from mage_async.config import config_file
-from mage_async.protocol.journal_records import Commit, Dropped, first_head
+from mage_async.protocol.journal_records import Commit, Dropped, first_segment_header
 from mage_async.results.run_directory import RunDirectory
-from mage_async.tasks.population import League
 from mage_services.journal.reader import open_journal
 from mage_services.journal.writer import JournalFile
-from mage_services.learner.parts import journal_of
-from mage_services.learner.resume import Begun
+from mage_services.learner.learner import open_journal_file
+from mage_services.learner.resume import Prepared
 from mage_services.learner.run_log import RunLog
+from mage_services.learner.training import TrainerThread
 from mage_services.learner.training_loop import TrainingLoop
-from mage_services.learner.worker import Worker
-from mage_services.processes.process import Status
+from mage_services.processes.process import Status, TimeAccounting
 from mage_services.processes.startup import Startup
-from mage_services.processes.time_accounting import TimeAccounting
 from tests.helpers.coordinator_site import GROUPS_PER_STEP, Site, grants, publication, read, results
 
 STEPS = 5
-SMALL = ("journal.max_bytes=5000", "journal.segment_bytes=1000")
+SMALL = ("journal.max_bytes=5000",)
 
 
 @dataclass
@@ -56,31 +54,30 @@ async def fill(startup: Startup) -> None:
     rules = startup.config.journal
     startup.run.journal.mkdir()
     journal = JournalFile(
-        startup.run.journal, [], first_head(0, 0), rules.max_bytes, rules.segment_bytes
+        startup.run.journal, [], first_segment_header(0, 0), rules.max_bytes, 1000
     )
     for version in range(1, STEPS + 1):
         journal.append(Dropped(grant=version, reason="x" * 1000))
         step = Commit(version=version, grants=(), digest="d", tensors={}, time_s=1.0)
         await journal.durable(step)
-        journal.roll(lambda version=version: first_head(version, 0))
+        journal.roll(lambda version=version: first_segment_header(version, 0))
     await journal.settled()
     assert "waiting for a checkpoint" in journal.why_full()
     journal.close()
 
 
-def loop_of(startup: Startup, site: Site, begun: Begun) -> TrainingLoop:
-    worker, league = Worker(), League()
+def loop_of(startup: Startup, site: Site, begun: Prepared) -> TrainingLoop:
+    trainer_thread = TrainerThread()
     run_log = RunLog(
-        startup, site.coordinator, league, begun.training, worker, 0.0, TimeAccounting("preparing")
+        startup, site.coordinator, begun.training, trainer_thread, 0.0, TimeAccounting("preparing")
     )
     return TrainingLoop(
         startup,
         Status(),
         site.coordinator,
-        league,
         site.journal,  # type: ignore[arg-type]
         begun,
-        worker,
+        trainer_thread,
         run_log,
     )
 
@@ -103,8 +100,8 @@ def test_a_journal_that_is_full_as_a_learner_begins_is_freed(
         await fill(startup)
         training, found = Trained(), open_journal(startup.run.journal)
         replayed: list[Any] = [None] * (STEPS - checkpoint)
-        begun = Begun(training, "", found.segments, replayed, 0)  # type: ignore[arg-type]
-        journal = journal_of(startup, begun, first_head(STEPS, 0))
+        begun = Prepared(training, "", found.segments, replayed, 0)  # type: ignore[arg-type]
+        journal = open_journal_file(startup, begun, first_segment_header(STEPS, 0))
         site = Site(journal=journal)  # type: ignore[arg-type]
         loop = loop_of(startup, site, begun)
         site.coordinator.open(publication(STEPS))
@@ -139,8 +136,8 @@ def test_segments_stay_until_a_checkpoint_that_is_written_beside_the_training_is
         await fill(startup)
         training, found = Trained(is_slow=True), open_journal(startup.run.journal)
         replayed: list[Any] = [None] * STEPS
-        begun = Begun(training, "", found.segments, replayed, 0)  # type: ignore[arg-type]
-        journal = journal_of(startup, begun, first_head(STEPS, 0))
+        begun = Prepared(training, "", found.segments, replayed, 0)  # type: ignore[arg-type]
+        journal = open_journal_file(startup, begun, first_segment_header(STEPS, 0))
         site = Site(journal=journal)  # type: ignore[arg-type]
         loop = loop_of(startup, site, begun)
         await loop._checkpoint()  # returns, though nothing is written

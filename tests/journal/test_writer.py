@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from mage_async.errors import RunError
-from mage_async.protocol.journal_records import Dropped, Head, Record, first_head
-from mage_services.journal import reader
+from mage_async.protocol.journal_records import Dropped, Record, SegmentHeader, first_segment_header
 from mage_services.journal import writer as module
-from mage_services.journal.reader import make_durable, open_journal
-from mage_services.journal.writer import JournalFile, segment_file
+from mage_services.journal.reader import open_journal
+from mage_services.journal.writer import JournalFile, make_durable, segment_file
 
 LARGE = 10**9
 
@@ -27,11 +26,11 @@ def made(
 ) -> JournalFile:
     found = open_journal(folder)
     make_durable(found)
-    return JournalFile(folder, found.segments, first_head(version, 0), max_bytes, roll_at)
+    return JournalFile(folder, found.segments, first_segment_header(version, 0), max_bytes, roll_at)
 
 
 def on_disk(folder: Path, first: int = 1) -> list[Record]:
-    return [r for r in open_journal(folder).records(first) if not isinstance(r, Head)]
+    return [r for r in open_journal(folder).records(first) if not isinstance(r, SegmentHeader)]
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -111,7 +110,7 @@ def test_what_an_earlier_life_wrote_is_synced_before_anybody_goes_on_from_it(
 
     run(main)
     synced: list[Path] = []
-    monkeypatch.setattr(reader, "sync", synced.append)
+    monkeypatch.setattr(module, "sync", synced.append)
     assert make_durable(open_journal(tmp_path)) == 0  # whole; was it synced?
     assert synced == [segment_file(tmp_path, 1), tmp_path]
 
@@ -225,7 +224,7 @@ def test_a_budget_used_up_is_full_until_a_checkpoint_frees_segments(tmp_path: Pa
         journal = made(tmp_path, max_bytes=5000, roll_at=1000)
         for version in range(1, 6):
             await journal.durable(dropped(version, 1000))
-            journal.roll(lambda version=version: first_head(version, 0))
+            journal.roll(lambda version=version: first_segment_header(version, 0))
         assert "journal.max_bytes is 5,000" in journal.why_full()
         journal.compact(5)
         assert journal.why_full() == ""
@@ -255,7 +254,7 @@ def test_a_full_disk_waits_for_no_write_before_it_deletes_what_a_checkpoint_free
         journal, told = made(tmp_path, max_bytes=max_bytes, roll_at=1000), asyncio.Event()
         for version in range(1, 4):
             await journal.durable(dropped(version, 1000))
-            journal.roll(lambda version=version: first_head(version, 0))
+            journal.roll(lambda version=version: first_segment_header(version, 0))
         await journal.durable(dropped(4))
         is_full = True
         journal.append(dropped(5, 1000), told.set)
@@ -293,10 +292,10 @@ def test_nothing_is_deleted_before_the_head_that_makes_it_unnecessary_is_durable
         journal = made(tmp_path, max_bytes=100, roll_at=1)
         for version in range(1, 3):
             await journal.durable(dropped(version))
-            journal.roll(lambda version=version: first_head(version, 0))
+            journal.roll(lambda version=version: first_segment_header(version, 0))
         await journal.durable(dropped(3))
         is_full = True
-        journal.roll(lambda: first_head(3, 0))
+        journal.roll(lambda: first_segment_header(3, 0))
         journal.compact(3)
         for _ in range(3):
             refused.clear()

@@ -18,10 +18,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from mage_async.config.schema import Advantage
-from mage_async.config.sections.credit import Key
-from mage_async.credit.penalties import penalties_of
-from mage_async.credit.turn_table import TurnTable, joint_cells
+from mage_async.credit.turn_table import Key, TurnTable, joint_cells, penalties_of
+from mage_async.learning.advantages import Advantage
 from mage_async.trajectory import Kind
 
 Weight = Literal["trial", "sample"]
@@ -59,7 +57,7 @@ def turn_advantages(
         length_penalty=rules.length_penalty,
         max_tokens=np.where(acts, max_action_tokens, max_reflection_tokens),
     )
-    if rules.estimator == "gigpo":
+    if rules.kind == "gigpo":
         return _gigpo(table, rules, taken)
     return _compared(table, rules, taken)
 
@@ -220,7 +218,7 @@ def _compared(table: TurnTable, rules: Advantage, taken: np.ndarray) -> np.ndarr
         weight=rules.weight,
         epsilon=rules.epsilon,
         anchor_weight=rules.anchor_weight,
-        centre=minus_mean_of_others if rules.estimator == "leave_one_out" else minus_mean,
+        centre=minus_mean_of_others if rules.kind == "leave_one_out" else minus_mean,
     )
     return values if is_inside else values - taken
 

@@ -5,12 +5,7 @@ import torch
 from torch import Tensor
 
 from mage_kernels import dispatch, linear_logprob
-from mage_kernels.chunked import (
-    CHUNK_BYTES,
-    ChunkedLogprob,
-    chunk_bytes_on,
-    gpu_chunk_bytes,
-)
+from mage_kernels.chunked import CHUNK_BYTES, ChunkedLogprob, chunk_bytes_on, gpu_chunk_bytes
 from tests.helpers.random_heads import (
     Head,
     random_gradients,

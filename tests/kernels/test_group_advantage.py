@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mage_async.config import config_file, methods
-from mage_async.config.schema import Advantage
-from mage_async.credit import estimators
+from mage_async.config import config_file, presets
+from mage_async.config.components import ESTIMATORS, component
 from mage_async.credit.turn_table import TurnTable
 from mage_async.errors import ConfigError
-from mage_async.learning.advantages import turn_advantages
+from mage_async.learning.advantages import Advantage, turn_advantages
 from mage_kernels import Cells, advantage_report, at_tokens, minus_baseline, over_rms
 from tests.kernels import numpy_advantages
 
@@ -30,10 +29,10 @@ def shipped() -> dict[str, Advantage]:
     """What shipped files and methods say of advantages, each once, by the first that says it."""
     found: dict[bytes, tuple[str, Advantage]] = {}
     for file in sorted(CONFIGS.rglob("*.toml")):
-        for method in (None, *methods.METHODS):
+        for method in (None, *presets.presets()):
             config = config_file.load(file, [], method)
             with suppress(ConfigError):  # not every method goes with every file
-                estimators.check(config.advantage, config.transcript)
+                config.advantage.check(config)
                 rules = config.advantage
                 found.setdefault(msgspec.json.encode(rules), (f"{file.stem} {method}", rules))
     return dict(found.values())
@@ -189,21 +188,23 @@ KEYS = st.lists(
 
 @st.composite
 def any_rules(draw: st.DrawFn) -> Advantage:
-    """All that a configuration can say of advantages and that `estimators.check` lets pass."""
+    """All that a configuration can say of advantages and that `Advantage.check` lets pass."""
     estimator = draw(st.sampled_from(["group_mean", "leave_one_out", "gigpo"]))
     is_gigpo, baseline = estimator == "gigpo", draw(KEYS)
     scale = draw(st.just("none") | (st.just(baseline) if is_gigpo else KEYS))
-    return Advantage(
-        estimator=estimator,
-        baseline=baseline,
-        scale=scale,
-        weight=draw(st.sampled_from(["trial", "sample"])),
-        epsilon=draw(st.sampled_from([0.0, 1e-6, 0.05])),
-        anchor_weight=draw(st.sampled_from([0.0, 0.3, 1.0])),
-        format_penalty=draw(st.sampled_from([0.0, 0.5])),
-        length_penalty=draw(st.sampled_from([0.0, 2.0])),
-        penalise=draw(st.sampled_from(["advantage", "return", *["score"] * is_gigpo])),
-    )
+    table = {
+        "estimator": estimator,
+        "baseline": baseline,
+        "scale": scale,
+        "weight": draw(st.sampled_from(["trial", "sample"])),
+        "anchor_weight": draw(st.sampled_from([0.0, 0.3, 1.0])),
+        "format_penalty": draw(st.sampled_from([0.0, 0.5])),
+        "length_penalty": draw(st.sampled_from([0.0, 2.0])),
+        "penalise": draw(st.sampled_from(["advantage", "return", *["score"] * is_gigpo])),
+    }
+    if not is_gigpo:
+        table["epsilon"] = draw(st.sampled_from([0.0, 1e-6, 0.05]))
+    return component(ESTIMATORS, table)
 
 
 @given(rules=any_rules(), seed=st.integers(0, 999))
@@ -233,6 +234,6 @@ def test_large_cells_cross_the_blocks(
 
     monkeypatch.setattr(group_advantage, "BLOCKS", {"BLOCK_N": 8})
     scale = ["group"] if estimator == "gigpo" else []
-    rules = Advantage(estimator=estimator, baseline=["group"], scale=scale)
+    rules = component(ESTIMATORS, {"estimator": estimator, "baseline": ["group"], "scale": scale})
     found, true = found_and_true(batch(5), rules, triton_kernels)
     assert np.allclose(found, true, rtol=1e-12, atol=1e-12)

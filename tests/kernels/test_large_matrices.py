@@ -20,23 +20,22 @@ def far_rows(triton_kernels: str, _nan_where_nothing_was_written: None):
 
 
 def test_each_rows_own_element_is_overwritten(far_rows, triton_kernels: str) -> None:
-    from mage_kernels.fused.own_gradient import own_gradient
+    from mage_kernels.fused.head_kernels import sampled_token_gradient
 
     far = far_rows(300)
     near = torch.randn(3, 300).to(triton_kernels, torch.bfloat16)
     far.copy_(near)
     tokens = torch.arange(3, device=triton_kernels)
     for gradient in (far, near):
-        own_gradient(gradient, tokens, torch.tensor([7.0, 8.0, 9.0]).to(far.device), first_column=0)
+        sampled = torch.tensor([7.0, 8.0, 9.0]).to(far.device)
+        sampled_token_gradient(gradient, tokens, sampled, first_column=0)
     assert torch.equal(far, near)
     assert far[tokens, tokens].tolist() == [7.0, 8.0, 9.0]
 
 
 def test_kept_logits_are_written_and_read(far_rows, triton_kernels: str) -> None:
-    from mage_kernels.fused.coefficients import Coefficients
-    from mage_kernels.fused.kept_gradient import kept_gradient
-    from mage_kernels.fused.kept_logits import KeptLogits
-    from mage_kernels.fused.linear_logprob import forward_rows
+    from mage_kernels.fused.head_autograd import forward_rows
+    from mage_kernels.fused.head_kernels import Coefficients, KeptLogits, kept_gradient
     from tests.helpers.random_heads import random_head
 
     hidden, head, tokens, _ = random_head(3, 300, 64, device=triton_kernels)

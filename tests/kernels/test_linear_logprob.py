@@ -215,7 +215,7 @@ def test_extreme_logits_stay_finite_and_exact(device: str, logit: float) -> None
 def test_a_large_vocabulary_is_taken_in_chunks_of_columns(
     triton_kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import mage_kernels.fused.linear_logprob as fused
+    import mage_kernels.fused.head_autograd as fused
 
     arguments = random_head(150, 1003, 64, device=triton_kernels)
     gradients = random_gradients(150, triton_kernels)

@@ -95,7 +95,7 @@ def small_chunks(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(chunked, "CHUNK_BYTES", 1)
     if dispatch.BACKEND.fused_devices:
-        from mage_kernels.fused import linear_policy_loss as fused
+        from mage_kernels.fused import head_autograd as fused
 
         monkeypatch.setattr(fused, "CHUNK_ROWS", 128)
 

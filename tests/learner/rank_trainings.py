@@ -11,12 +11,11 @@ from torch import distributed
 from mage_async.algorithm import prepare
 from mage_async.config import config_file
 from mage_async.config.schema import Config
-from mage_async.policy.shards.state import named_state
-from mage_async.policy.shards.weights import WeightShards
+from mage_async.policy.sharded_files import WeightShards, named_state
 from mage_async.results.run_directory import RunDirectory
 from mage_services.learner.ranks.gang import Gang
 from mage_services.learner.training import Training
-from mage_services.weights.weight_files import weights_file
+from mage_services.weights.weight_store import weights_file
 from tests.helpers.random_models import sequence
 
 LENGTHS = (40, 31, 22, 40, 13, 37, 29)

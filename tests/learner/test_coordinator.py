@@ -1,12 +1,11 @@
 """The coordinator's decisions, message by message, on the real ledger and access control."""
 
-from dataclasses import replace
-
 import pytest
 
 from mage_async.admission.concurrency import Concurrency
-from mage_async.config.schema import Curriculum
+from mage_async.config.schema import Config
 from mage_async.errors import RunError
+from mage_async.methods.method import Methods
 from mage_async.protocol.messages import (
     Acknowledge,
     Goodbye,
@@ -45,8 +44,8 @@ def test_nobody_is_welcomed_or_granted_anything_before_there_are_weights() -> No
 
 def test_a_group_is_granted_the_horizon_of_its_version_and_keeps_it() -> None:
     async def main(site: Site) -> None:
-        rules = Curriculum(steps=1, turns=[2, 4], episodes=[1, 3])
-        site.coordinator.grants.rules = replace(site.coordinator.rules, curriculum=rules)
+        stages = {"steps": 1, "turns": [2, 4], "episodes": [1, 3]}
+        site.coordinator.methods = Methods(Config(methods={"scaling_inter": stages}))
         actor = await site.connect()
         site.coordinator.open(publication(0))
         first = grants(await read(actor))
@@ -68,7 +67,7 @@ def test_a_group_is_granted_the_horizon_of_its_version_and_keeps_it() -> None:
 
 def test_age_aware_concurrency_limits_the_groups_in_play() -> None:
     async def main(site: Site) -> None:
-        site.coordinator.arrivals.pace = Concurrency(
+        site.coordinator.concurrency = Concurrency(
             4, GROUPS_PER_STEP, MAX_STALENESS, target=0.01, warm=2
         )
         site.coordinator.open(publication(0))
@@ -77,8 +76,8 @@ def test_age_aware_concurrency_limits_the_groups_in_play() -> None:
         site.now += 30.0  # of 60 until the deadline
         await site.say(actor, *results(*granted[:GROUPS_PER_STEP]))
         assert site.coordinator.take_batch() is not None
-        site.coordinator.arrivals.keep_pace(1.0)
-        assert site.coordinator.ledger.concurrency == 1
+        site.coordinator.limit_concurrency(1.0)
+        assert site.coordinator.ledger.max_concurrent_groups == 1
         site.publish(1)
         assert grants(await read(actor)) == []  # two slots are free, and two groups in play
 
@@ -88,7 +87,7 @@ def test_age_aware_concurrency_limits_the_groups_in_play() -> None:
 def test_grants_end_with_the_slots() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        granted = grants(await read(await site.connect(credits=10)))
+        granted = grants(await read(await site.connect(group_quota=10)))
         assert [grant.grant for grant in granted] == [0, 1, 2, 3]
         assert {(g.version, g.epoch, g.num_trials, g.num_episodes) for g in granted} == {
             (0, 0, TRIALS, 3)
@@ -100,7 +99,7 @@ def test_grants_end_with_the_slots() -> None:
 def test_grants_end_with_an_actors_credits_and_come_again_when_one_is_free() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=1)
+        actor = await site.connect(group_quota=1)
         (first,) = grants(await read(actor))
         await site.say(actor, result(first, 0))
         assert grants(await read(actor)) == []
@@ -124,7 +123,7 @@ def test_the_actor_with_the_most_free_credits_is_granted_the_next_group() -> Non
 def test_a_closed_coordinator_grants_nothing_and_takes_results_in() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=1)
+        actor = await site.connect(group_quota=1)
         (grant,) = grants(await read(actor))
         site.coordinator.close()
         await site.say(actor, *results(grant))
@@ -153,7 +152,7 @@ def test_a_late_result_counts_once_and_every_copy_is_acknowledged() -> None:
 def test_a_result_nobody_was_granted_is_noted_and_unwanted() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=1)
+        actor = await site.connect(group_quota=1)
         (grant,) = grants(await read(actor))
         invented = TrialResult(7, 0, result(grant, 0).trial)
         await site.say(actor, invented)
@@ -231,7 +230,7 @@ def test_a_published_step_between_drops_lets_the_run_go_on() -> None:
 def test_a_group_that_always_misses_its_deadline_is_dropped_and_wakes_the_learner() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=3)
+        actor = await site.connect(group_quota=3)
         _, *others = grants(await read(actor))
         await site.say(actor, *results(*others))
         site.coordinator.arrived.clear()
@@ -247,7 +246,7 @@ def test_a_group_that_always_misses_its_deadline_is_dropped_and_wakes_the_learne
 def test_nothing_is_acknowledged_before_it_is_durable() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=1)
+        actor = await site.connect(group_quota=1)
         (grant,) = grants(await read(actor))
         site.journal.is_instant = False
         await site.say(actor, result(grant, 0), result(grant, 0))
@@ -264,7 +263,7 @@ def test_nobody_is_told_of_a_grant_before_it_is_durable() -> None:
     async def main(site: Site) -> None:
         site.journal.is_instant = False
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=1)
+        actor = await site.connect(group_quota=1)
         assert grants(await read(actor)) == []
         site.journal.sync()
         assert [grant.grant for grant in grants(await read(actor))] == [0]
@@ -288,7 +287,7 @@ def test_everything_acknowledged_is_in_what_a_crash_leaves() -> None:
 def test_a_full_journal_takes_nothing_in_and_asks_again_when_there_is_space() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=1)
+        actor = await site.connect(group_quota=1)
         (grant,) = grants(await read(actor))
         site.journal.full = "no space left"
         await site.say(actor, result(grant, 0), result(grant, 1))

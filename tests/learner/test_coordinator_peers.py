@@ -6,7 +6,7 @@ import pytest
 
 from mage_async.protocol.codec import decode
 from mage_async.protocol.messages import Goodbye, Hello, Loaded, Message, Welcome, WhoAreYou
-from mage_services.learner.peer_registry import FIRST_BEAT_S, LOST, SILENCE_S
+from mage_services.learner.coordinator import FIRST_HEARTBEAT_S, LOST_INTERVALS, SILENCE_S
 from tests.helpers.coordinator_site import (
     DEADLINE_S,
     Site,
@@ -43,7 +43,7 @@ def test_a_silent_actors_groups_go_to_another_with_the_same_seed_and_the_next_ep
 
 def test_it_is_said_once_that_actors_have_room_for_more_groups_than_may_be_granted() -> None:
     async def main(site: Site) -> None:
-        site.coordinator.ledger.concurrency = 3
+        site.coordinator.ledger.max_concurrent_groups = 3
         for name in ("first", "second", "third"):
             await site.connect(name, 2)
         (said,) = site.coordinator.faults
@@ -55,7 +55,7 @@ def test_it_is_said_once_that_actors_have_room_for_more_groups_than_may_be_grant
 def test_an_actor_that_speaks_again_is_granted_groups_again() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=4)
+        actor = await site.connect(group_quota=4)
         await site.say(actor, heartbeat())
         lost = grants(await read(actor))
         site.pass_time(SILENCE_S + 1)
@@ -72,14 +72,14 @@ def test_an_actor_that_speaks_again_is_granted_groups_again() -> None:
 def test_an_actor_that_missed_a_deadline_is_told_what_it_may_go_on_with() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=1)
+        actor = await site.connect(group_quota=1)
         await read(actor)
         for _ in range(round(DEADLINE_S) - 1):
             await site.say(actor, heartbeat())
             site.pass_time(1)
         await site.say(
             actor,
-            Hello(role="actor", name="actor-0", build="test", config_digest="test", credits=2),
+            Hello(role="actor", name="actor-0", build="test", config_digest="test", group_quota=2),
         )
         (kept,) = [g for g in grants(await read(actor)) if g.grant == 1]
         site.pass_time(1)
@@ -98,16 +98,16 @@ def test_an_actor_that_missed_a_deadline_is_told_what_it_may_go_on_with() -> Non
 def test_nobody_was_silent_or_late_while_the_learner_itself_did_not_run() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=1)
+        actor = await site.connect(group_quota=1)
         await site.say(actor, heartbeat())
         (grant,) = grants(await read(actor))
         site.pass_time(1)
         site.now += 10 * DEADLINE_S  # stopped
         site.coordinator.tick()
         assert site.coordinator.faults == ["the learner itself did not run for 600.0 s"]
-        assert site.coordinator.ledger.playing(actor.peer) == ((grant.grant, 0),)
+        assert site.coordinator.ledger.played_by(actor.peer) == ((grant.grant, 0),)
         site.pass_time(SILENCE_S + 1)
-        assert site.coordinator.ledger.owners() == set()
+        assert site.coordinator.ledger.playing_peers() == set()
 
     run(main)
 
@@ -134,7 +134,7 @@ def test_all_are_heard_when_the_evaluator_and_every_owner_of_a_group_said_hello(
 def test_an_actor_that_makes_its_engine_is_not_silent() -> None:
     async def main(site: Site) -> None:
         actor = await site.connect()
-        site.pass_time(10 * FIRST_BEAT_S)  # a long warm start
+        site.pass_time(10 * FIRST_HEARTBEAT_S)  # a long warm start
         site.coordinator.open(publication(0))
         site.pass_time(SILENCE_S + 1)  # the engine is being made
         await site.say(actor, heartbeat())
@@ -149,7 +149,7 @@ def test_an_actor_that_never_beats_is_silent_in_the_end() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
         actor = await site.connect()
-        site.now += FIRST_BEAT_S + 1
+        site.now += FIRST_HEARTBEAT_S + 1
         site.coordinator.tick()
         assert site.coordinator.faults == [f"{actor.peer}: silent for 60 s"]
 
@@ -161,14 +161,14 @@ def test_an_actor_that_is_silent_for_good_is_forgotten_and_welcomed_if_it_speaks
 ):
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=1)
+        actor = await site.connect(group_quota=1)
         await site.say(actor, heartbeat())
         await read(actor)
-        site.pass_time(LOST * SILENCE_S)
-        assert list(site.coordinator.peers) == list(site.channel.statistics().peers) == [actor.peer]
+        site.pass_time(LOST_INTERVALS * SILENCE_S)
+        assert list(site.coordinator.peers) == list(site.channel.access.peers) == [actor.peer]
         site.pass_time(1)
         assert not site.coordinator.peers
-        assert not site.channel.statistics().peers
+        assert not site.channel.access.peers
         assert (
             site.coordinator.faults[-1] == f"{actor.peer}: forgotten, it has been silent for 121 s"
         )
@@ -186,7 +186,7 @@ def test_an_actor_that_makes_a_large_engine_is_not_forgotten() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
         actor = await site.connect()
-        site.pass_time(LOST * FIRST_BEAT_S)
+        site.pass_time(LOST_INTERVALS * FIRST_HEARTBEAT_S)
         assert list(site.coordinator.peers) == [actor.peer]
         site.pass_time(1)
         assert not site.coordinator.peers
@@ -217,7 +217,7 @@ def test_an_evaluator_may_be_silent_and_is_granted_nothing() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
         evaluator = await site.connect("evaluator", 4)
-        site.now += 10 * FIRST_BEAT_S
+        site.now += 10 * FIRST_HEARTBEAT_S
         site.coordinator.tick()
         assert await read(evaluator) == [Welcome(version=0, weights_path="/weights/0")]
         assert site.coordinator.faults == []
@@ -248,7 +248,7 @@ def test_a_stranger_is_asked_who_it_is_and_its_result_is_taken_all_the_same() ->
         assert isinstance(decoded(before), WhoAreYou)
         assert site.coordinator.counts().acknowledged == 1
         await site.say(before, heartbeat("actor-3"))  # and is no fault
-        assert site.coordinator.registry.shares() == {}
+        assert site.coordinator.blocked_s() == {}
 
     run(main)
 
@@ -256,7 +256,7 @@ def test_a_stranger_is_asked_who_it_is_and_its_result_is_taken_all_the_same() ->
 def test_whoever_a_new_learner_does_not_know_is_welcomed_once_however_much_it_had_sent() -> None:
     async def main(site: Site) -> None:
         actor = site.channel.connect(
-            Hello(role="actor", name="actor-0", build="test", config_digest="test", credits=2)
+            Hello(role="actor", name="actor-0", build="test", config_digest="test", group_quota=2)
         )
         await site.channel._inbox.take()  # the learner before has heard that hello
         for _ in range(100):
@@ -281,7 +281,7 @@ def test_shares_of_actors_are_told_apart() -> None:
         site.coordinator.open(publication(0))
         for name in ("a", "b"):
             await site.say(await site.connect(name), heartbeat(name))
-        assert site.coordinator.registry.shares() == {
+        assert site.coordinator.blocked_s() == {
             "a": {"no grant": 2.0},
             "b": {"no grant": 2.0},
         }
@@ -302,11 +302,13 @@ def test_everyone_is_dismissed_with_the_reason() -> None:
 def test_a_peer_that_says_hello_again_is_told_again_what_it_plays() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=1)
+        actor = await site.connect(group_quota=1)
         (grant,) = grants(await read(actor))
         await site.say(actor, result(grant, 1))
         await read(actor)
-        hello = Hello(role="actor", name="actor-0", build="test", config_digest="test", credits=1)
+        hello = Hello(
+            role="actor", name="actor-0", build="test", config_digest="test", group_quota=1
+        )
         await site.say(actor, hello)
         (again,) = grants(await read(actor))
         assert (again.grant, again.epoch, again.held) == (grant.grant, grant.epoch, (1,))
@@ -321,7 +323,7 @@ def test_groups_of_a_peer_that_does_not_come_back_after_a_restart_are_granted_ag
             task, num_episodes=3, peer="actor-9/gone", now=site.now, deadline_s=DEADLINE_S
         )
         site.coordinator.open(publication(0))
-        actor = await site.connect(credits=5)
+        actor = await site.connect(group_quota=5)
         assert 0 not in {grant.grant for grant in grants(await read(actor))}
         site.now += SILENCE_S + 1
         site.coordinator.peers[actor.peer].last_heard = site.now

@@ -1,8 +1,8 @@
 """Which weights the coordinator tells whom of, and how long they stay."""
 
-from mage_async.protocol.journal_records import Receipt
+from mage_async.protocol.journal_records import LoadedWeights
 from mage_async.protocol.messages import Goodbye, Loaded, Publication, Welcome
-from mage_services.learner.peer_registry import LOST, SILENCE_S
+from mage_services.learner.coordinator import LOST_INTERVALS, SILENCE_S
 from mage_services.weights.weight_store import WeightStore
 from tests.helpers.coordinator_site import (
     GROUPS_PER_STEP,
@@ -68,7 +68,7 @@ def test_a_publication_comes_before_the_grants_made_at_its_version() -> None:
 def test_the_evaluator_hears_of_measured_versions_and_the_last_only() -> None:
     async def main(site: Site) -> None:
         site.coordinator.open(publication(0))
-        actor, evaluator = await site.connect(credits=0), await site.connect("evaluator", 0)
+        actor, evaluator = await site.connect(group_quota=0), await site.connect("evaluator", 0)
         for version in (1, 2, 3):
             await site.say(actor, Loaded(version=version - 1))
             site.coordinator.publish(publication(version))
@@ -86,7 +86,7 @@ def test_the_evaluator_hears_of_measured_versions_and_the_last_only() -> None:
 
 def test_an_actor_is_told_of_one_version_at_a_time_and_then_of_the_newest() -> None:
     async def main(site: Site) -> None:
-        actor = await site.connect(credits=0)
+        actor = await site.connect(group_quota=0)
         site.coordinator.open(publication(0))
         for version in (1, 2, 3):
             site.coordinator.publish(publication(version))
@@ -122,7 +122,7 @@ def test_weights_that_an_actor_was_told_of_before_its_machine_vanished_do_not_st
         site.coordinator.open(publication(0))
         vanished = await site.connect("far")
         await site.say(vanished, heartbeat("far"))  # and never says what it has loaded
-        site.pass_time(LOST * SILENCE_S)
+        site.pass_time(LOST_INTERVALS * SILENCE_S)
         other = await site.connect()
         await site.say(other, Loaded(version=0))
         for version in (1, 2):
@@ -169,11 +169,11 @@ def test_a_receipt_is_journalled_and_counted_once() -> None:
         await site.say(
             actor, Loaded(version=0), Loaded(version=1, digest="d", difference=0.5, num_retries=1)
         )
-        (receipt,) = site.coordinator.registry.take_receipts()
+        (receipt,) = site.coordinator.take_loaded()
         assert (receipt.version, receipt.digest, receipt.difference) == (1, "d", 0.5)
         records = site.journal.durable_records()
-        assert [each for each in records if isinstance(each, Receipt)] == [receipt]
-        assert site.coordinator.registry.take_receipts() == []
+        assert [each for each in records if isinstance(each, LoadedWeights)] == [receipt]
+        assert site.coordinator.take_loaded() == []
         assert "read weights of version 1 twice" in site.coordinator.faults[-1]
 
     run(main)

@@ -3,19 +3,20 @@
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
+from operator import attrgetter
 
 import pytest
 import torch
 
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.config.sections.corrections import AnyCorrection
-from mage_async.config.shape import kinds
+from mage_async.config.learning import AnyCorrection
+from mage_async.config.tables import kinds
 from mage_async.errors import ConfigError, RunError
-from mage_async.learning.packing import pack
-from mage_async.learning.ranks.shares import dealt, packed, unpacked
-from mage_async.plan.ranks import blocks_of
-from mage_async.policy.snapshot import published_receipt, read_snapshot
+from mage_async.learning.forward import layers_of
+from mage_async.learning.packing import MicroBatch
+from mage_async.learning.ranked_trainer import deal, from_bytes, to_bytes
+from mage_async.policy.snapshot import published_fingerprint, read_snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.learner.ranks.gang import Gang
 from mage_services.learner.training import Training
@@ -77,7 +78,7 @@ def test_every_correction_is_that_of_one_process(run: RunDirectory, gang: Gang, 
     "changes",
     [
         ["learner.kl=0.1"],
-        ["learner.tokens_per_pass=60", "engine.max_tokens=60"],
+        ["learner.max_tokens_per_microbatch=60", "engine.max_tokens=60"],
         ["learner.shared_opening=true", "learner.activation_checkpointing=true"],
         ["learner.minibatches=7"],  # of one sequence each, so that a rank has none
         ["learner.minibatches=7", "learner.correction=m2po"],
@@ -172,13 +173,17 @@ def test_ranks_publish_the_bytes_of_one_process_and_nobody_gathers_them(
     ours, theirs = read_snapshot(found)
     assert ours == places
     assert torch.equal(theirs, data)
-    one, two = published_receipt(expected), published_receipt(found)
+    one, two = published_fingerprint(expected), published_fingerprint(found)
     assert (one.version, one.tensors) == (two.version, two.tensors)
     assert one.logprobs == pytest.approx(two.logprobs, abs=1e-5)
-    blocks = blocks_of(alone.trainer.model)
-    largest = max(block.num_bytes for block in (blocks.root, *blocks.layers))
-    assert 0 < max(gathered) <= largest  # by the forward of the check tokens
+    layers = [sum(map(_num_bytes, layer.parameters())) for layer in layers_of(alone.trainer.model)]
+    outside = sum(map(_num_bytes, alone.trainer.model.parameters())) - sum(layers)
+    assert 0 < max(gathered) <= max(outside, *layers)  # by the forward of the probe tokens
     assert copied == [pytest.approx(len(data) / gang.count, rel=0.2)]
+
+
+def _num_bytes(weight: torch.Tensor) -> int:
+    return weight.numel() * weight.itemsize
 
 
 def test_log_probs_of_the_last_weights_are_those_of_one_process(
@@ -216,20 +221,20 @@ def test_a_process_without_followers_does_not_pretend(run: RunDirectory) -> None
 
 
 def test_tokens_are_dealt_evenly_and_in_order() -> None:
-    shares = dealt([sequence(each) for each in LENGTHS], 2)
+    shares = deal([sequence(each) for each in LENGTHS], 2)
     lengths = [[len(each.tokens) for each in share] for share in shares]
     assert lengths == [[40, 22, 13, 37], [31, 40, 29]]
-    assert [len(share) for share in dealt([sequence(9)], 3)] == [1, 0, 0]
+    assert [len(share) for share in deal([sequence(9)], 3)] == [1, 0, 0]
 
 
 def test_a_share_comes_back_from_its_bytes() -> None:
     given = [sequence(each) for each in LENGTHS]
-    found = unpacked(packed(given), torch.device("cpu"))
-    expected, got = pack(given), pack(found)
-    for name in ("sources", "targets", "turns", "turn_lengths", "advantages"):
-        one, two = getattr(expected, name), getattr(got, name)
+    found = from_bytes(to_bytes(given), torch.device("cpu"))
+    expected, got = (MicroBatch.of(each, torch.device("cpu")) for each in (given, found))
+    values = attrgetter("row.sources", "row.targets", "turns", "turn_lengths", "advantages")
+    for one, two in zip(values(expected), values(got), strict=True):
         assert one.dtype == two.dtype
         assert (one == two).all()
     for name, one in asdict(expected.sampled).items():
         assert (one == getattr(got.sampled, name)).all()
-    assert unpacked(packed([]), torch.device("cpu")) == []
+    assert from_bytes(to_bytes([]), torch.device("cpu")) == []

@@ -18,7 +18,7 @@ SMALL = (
     "environment.options={size=4,turns=6}",
     *("policy.hidden_size=16", "policy.layers=1", "policy.heads=2", "policy.kv_heads=1"),
     *("policy.mlp_size=16", "warm_start=none", "learner.steps=2", "learner.minibatches=2"),
-    *("admission.groups_per_step=2", "admission.trials_per_group=2", "sac.batch=4"),
+    *("admission.groups_per_step=2", "admission.trials_per_group=2", "methods.sac_glam.batch=4"),
 )
 
 

@@ -9,15 +9,14 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.ledger import Ledger
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import RunError
-from mage_async.graph_memory.memory import GraphMemory
 from mage_async.learning.trainer import Trainer
-from mage_async.policy.weight_digest import NEWEST, Method, overall, tensor_digests
-from mage_async.protocol.journal_records import Commit, Record, first_head
-from mage_async.protocol.journal_segments import Segment
+from mage_async.methods.method import Methods
+from mage_async.policy.weight_digest import overall, tensor_digests
+from mage_async.protocol.journal_records import Commit, Record, Segment, first_segment_header
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import League
 from mage_services.learner import resume
@@ -27,9 +26,7 @@ from mage_services.learner.training import Training
 class Journal:
     """One step of no groups, whose weights are said to have had a digest."""
 
-    def __init__(
-        self, config: Config, digest: str, tensors: dict[str, str], method: Method
-    ) -> None:
+    def __init__(self, config: Config, digest: str, tensors: dict[str, str]) -> None:
         self.segments = [Segment(1, 0, 0, 1)]
         self._config = config_file.dump(config)
         self._commit = Commit(
@@ -38,11 +35,10 @@ class Journal:
             digest=digest,
             tensors=tensors,
             time_s=1.0,
-            digest_method=method,
         )
 
     def records(self, first: int) -> Iterator[Record]:
-        head = msgspec.structs.replace(first_head(0, 0), config=self._config)
+        head = msgspec.structs.replace(first_segment_header(0, 0), config=self._config)
         return iter([head, self._commit])
 
 
@@ -64,19 +60,16 @@ def training(tmp_path: Path, request: pytest.FixtureRequest) -> Training:
     return made
 
 
-def recover(
-    training: Training, digest: str, tensors: dict[str, str], method: Method = NEWEST
-) -> int:
-    journal: Any = Journal(training.own_config, digest, tensors, method)
-    ledger, memory = SlotLedger(2, 1, 2), GraphMemory(training.own_config)
-    return len(resume.recover(training, journal, ledger, League(), memory))
+def recover(training: Training, digest: str, tensors: dict[str, str]) -> int:
+    journal: Any = Journal(training.own_config, digest, tensors)
+    ledger, methods = Ledger(2, 1, 2), Methods(training.own_config)
+    return len(resume.recover(training, journal, ledger, League(), methods))
 
 
-@pytest.mark.parametrize("method", ["blake2b", "sum64"])
 @pytest.mark.parametrize("training", ["cpu", "cuda:0"], indirect=True)
-def test_a_step_that_comes_out_as_it_was_is_taken(training: Training, method: Method) -> None:
-    tensors = tensor_digests(training.trainer.model, method)
-    assert recover(training, overall(tensors), tensors, method) == 1
+def test_a_step_that_comes_out_as_it_was_is_taken(training: Training) -> None:
+    tensors = tensor_digests(training.trainer.model)
+    assert recover(training, overall(tensors), tensors) == 1
     assert training.difference == ""
 
 

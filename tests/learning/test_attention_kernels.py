@@ -4,12 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from mage_async.learning.attention import (
-    Boundaries,
-    lacks_grouped_kernel,
-    packed,
-    packed_attention,
-)
+from mage_async.learning import attention
+from mage_async.learning.attention import Boundaries, lacks_grouped_kernel, packed_attention
 
 
 def attend(opening=0):
@@ -46,6 +42,6 @@ def test_repeated_key_heads_attend_as_shared_ones_do(opening, monkeypatch):
         return kernel(query, key, value, mask, **options)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
-    monkeypatch.setattr(packed, "lacks_grouped_kernel", lambda *_, **__: True)
+    monkeypatch.setattr(attention, "lacks_grouped_kernel", lambda *_, **__: True)
     assert torch.allclose(attend(opening), shared, atol=1e-6)
     assert set(asked) == {(4, 4, 4, False)}

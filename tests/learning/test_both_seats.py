@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from mage_async.config.config_file import find, load
-from mage_async.credit.returns import CREDITS
 from mage_async.credit.turn_table import build_table
 from mage_async.learning.advantages import turn_advantages
 from mage_async.tasks.population import ITSELF
 from mage_async.trajectory import Group, Trial
+from tests.helpers.credits import CREDITS, credit_of
 from tests.helpers.populations import trial
 
 
@@ -27,9 +27,7 @@ def test_each_seat_is_compared_with_itself_alone() -> None:
     config = load(find("kuhn"), ["advantage.epsilon=0.0"], "both_seats")
     table = build_table(
         [Group(0, 0, tuple(plays))],
-        CREDITS["single_episode"],
-        turn_discount=1.0,
-        episode_discount=1.0,
+        credit_of(CREDITS["single_episode"]),
     )
     found = turn_advantages(
         table, config.advantage, max_action_tokens=1, max_reflection_tokens=1, device="cpu"

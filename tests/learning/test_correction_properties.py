@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.config.sections.corrections import AnyCorrection
-from mage_async.config.shape import kinds
-from mage_async.learning.corrections.catalogue import correction
-from mage_async.learning.corrections.surrogate import Tokens
+from mage_async.config.learning import AnyCorrection
+from mage_async.config.tables import kinds
+from mage_async.learning.corrections import Tokens
 
 KINDS = kinds(AnyCorrection)
 logprobs = st.floats(-8.0, -0.0078125, width=32)
@@ -20,7 +19,7 @@ each_correction = pytest.mark.parametrize("name", KINDS)
 
 def made_by(name, tokens):
     """The configured correction on these tokens, and its gradient on their log-probs."""
-    made = correction(KINDS[name]())(tokens)
+    made = KINDS[name]().surrogate(tokens)
     (gradient,) = torch.autograd.grad(made.losses.sum(), tokens.logprobs)
     return made, gradient
 

@@ -9,12 +9,12 @@ from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
 from mage_async.config.schema import Learner
-from mage_async.config.sections.expert import Expert
-from mage_async.learning.expert_pairs import ExpertPairs, gaps
-from mage_async.learning.forward import ModelInputs, head_inputs
-from mage_async.learning.packing import SampledTokens, Sequenced, pack
+from mage_async.learning.forward import head_inputs
+from mage_async.learning.packing import MicroBatch, SampledTokens, TrainingSequence
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
+from mage_async.methods.stepagent.method import Settings
+from mage_async.methods.stepagent.preference import ExpertPairs, PreferenceLoss, gaps
 from mage_async.results.metrics import check_names
 from mage_async.trajectory import Kind
 from tests.helpers.random_models import smallest_qwen3
@@ -72,30 +72,32 @@ def model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(smallest_qwen3())
 
 
-def sequence(experts: dict[int, int]) -> Sequenced:
+def sequence(experts: dict[int, int]) -> TrainingSequence:
     """Ten tokens; two turns of two and of three sampled ones, all of advantage 0."""
     tokens = np.arange(3, 13, dtype=np.int32)
     zeros = [np.zeros(5, np.int32) for _ in range(5)]
     sampled = SampledTokens(np.full(5, -3.0, np.float32), *zeros)
     places, lengths = np.array([2, 3, 6, 7, 8]), np.array([2, 3])
-    return Sequenced(tokens, places, sampled, lengths, torch.zeros(2), experts)
+    return TrainingSequence(tokens, places, sampled, lengths, torch.zeros(2), experts)
 
 
-def trainer(expert: Expert | None, **options: float) -> Trainer:
+def trainer(expert: Settings | None, **options: float) -> Trainer:
     rules = Learner(minibatches=1, warmup_steps=1, grad_clip=1e9, **options)
-    made = Trainer(model(), rules, 1.0, 0, max_staleness=1, expert=expert)
+    made = Trainer(
+        model(), rules, 1.0, 0, max_staleness=1, terms=[PreferenceLoss(expert)] if expert else []
+    )
     made.reference = copy.deepcopy(made.model).requires_grad_(False)
     return made
 
 
 def test_a_pair_has_the_gradient_of_dpo_as_often_as_its_turn_has_tokens() -> None:
-    rules = Expert("implicit", weight=2.0, beta=BETA)
+    rules = Settings("implicit", weight=2.0, beta=BETA)
     taught, part = trainer(rules), sequence({7: 30})
-    (each,) = taught.passes([part])
+    (each,) = taught.micro_batches([part])
     taught.update([each], 0.2)
     found = [weight.grad.clone() for weight in taught.model.parameters()]
     policy = model()
-    states = head_inputs(policy, ModelInputs.of(pack([part]), torch.device("cpu")), 1.0)
+    states = head_inputs(policy, MicroBatch.of([part], torch.device("cpu")).row, 1.0)
     logprobs = (states.hidden @ states.head.T).log_softmax(-1)[3]
     margin = BETA * (logprobs[30] - logprobs[int(part.tokens[7])])
     (0.2 * 2.0 * 3 * -functional.logsigmoid(margin - margin.detach())).backward()
@@ -106,7 +108,7 @@ def test_a_pair_has_the_gradient_of_dpo_as_often_as_its_turn_has_tokens() -> Non
 
 
 def test_a_step_prefers_the_expert_and_says_so() -> None:
-    rules = Expert("implicit", weight=5.0, beta=BETA)
+    rules = Settings("implicit", weight=5.0, beta=BETA)
     taught = trainer(rules, learning_rate=0.01)
     first = taught.step([sequence({7: 30})])
     later = taught.step([sequence({7: 30})])
@@ -119,7 +121,7 @@ def test_a_step_prefers_the_expert_and_says_so() -> None:
 
 def test_without_the_method_what_an_expert_would_have_said_changes_nothing() -> None:
     weights = []
-    for experts, rules in (({7: 30}, None), ({}, None), ({7: 30}, Expert("irl"))):
+    for experts, rules in (({7: 30}, None), ({}, None)):
         part = sequence(experts)
         part.advantages[:] = torch.tensor([1.0, -0.5])
         taught = trainer(rules)
@@ -135,17 +137,16 @@ def test_a_policy_as_the_expert_is_followed_where_its_likeliest_token_first_diff
     with torch.no_grad():
         for weight in expert.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
-    taught, part = trainer(Expert("implicit", beta=BETA)), sequence({})
-    taught.expert_policy = expert
+    taught, part = trainer(Settings("implicit", beta=BETA)), sequence({})
+    taught.frozen_policy = expert
     part.sampled.kinds[:2] = Kind.REFLECT
-    (each,) = taught.passes([part])
-    packed = pack([part])
-    states = head_inputs(expert, ModelInputs.of(packed, torch.device("cpu")), 1.0)
+    (each,) = taught.micro_batches([part])
+    states = head_inputs(expert, each.row, 1.0)
     best = (states.hidden @ states.head.T).argmax(-1).tolist()
     own = part.tokens[part.places].tolist()
     found = [(n, best[n]) for n in range(2, 5) if best[n] != own[n]]
     assert found
     place, token = found[0]
-    assert each.pairs is not None
-    assert each.pairs.weights.tolist() == [3.0 * (n == place) for n in range(5)]
-    assert each.pairs.experts[place] == token
+    assert each.prepared
+    assert each.prepared[0].weights.tolist() == [3.0 * (n == place) for n in range(5)]
+    assert each.prepared[0].experts[place] == token

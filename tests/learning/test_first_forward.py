@@ -6,7 +6,7 @@ import torch
 from mage_async.config import config_file
 from mage_async.learning import token_loss
 from mage_async.learning.attention import NAME
-from mage_async.learning.passes import Pass
+from mage_async.learning.packing import MicroBatch
 from mage_async.learning.token_loss import HeadInputs
 from mage_async.learning.trainer import Trainer
 from tests.helpers.random_models import random_model, sequence
@@ -15,13 +15,13 @@ LENGTHS = (40, 31, 40, 22, 40, 13, 37)
 
 
 class TwiceForward(Trainer):
-    """The same, by a forward of its own for every pass."""
+    """The same, by a forward of its own for every micro-batch."""
 
-    def _pass(self, sequences) -> Pass:
-        return self.begun(super()._pass(sequences))
+    def _micro_batch(self, sequences) -> MicroBatch:
+        return self.with_proximal(super()._micro_batch(sequences))
 
-    def begun(self, each: Pass, inputs: HeadInputs | None = None) -> Pass:
-        return each if each.beginning else super().begun(each, inputs)
+    def with_proximal(self, batch: MicroBatch, inputs: HeadInputs | None = None) -> MicroBatch:
+        return batch if batch.proximal is not None else super().with_proximal(batch, inputs)
 
 
 def trained(kind: type[Trainer], *changes: str) -> tuple[dict[str, float], list[torch.Tensor], int]:
@@ -41,7 +41,7 @@ def trained(kind: type[Trainer], *changes: str) -> tuple[dict[str, float], list[
     [
         (("learner.minibatches=1",), 1, 1),
         (("learner.minibatches=3",), 5, 1),
-        (("learner.minibatches=1", "learner.tokens_per_pass=80"), 4, 4),
+        (("learner.minibatches=1", "learner.max_tokens_per_microbatch=80"), 4, 4),
         (("learner.minibatches=2", "learner.activation_checkpointing=true"), 3, 1),
         (("learner.minibatches=2", "learner.correction=mis_sequence"), 3, 1),
     ],

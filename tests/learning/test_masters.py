@@ -10,10 +10,10 @@ from transformers import Qwen3ForCausalLM
 
 from mage_async.assembly import check
 from mage_async.config import config_file
-from mage_async.config.sections.learner import Learner
-from mage_async.config.sections.policy import Lora
+from mage_async.config.learning import Learner
+from mage_async.config.policy import Lora
 from mage_async.errors import ConfigError, RunError
-from mage_async.learning.packing import SampledTokens, Sequenced
+from mage_async.learning.packing import SampledTokens, TrainingSequence
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.lora import add_adapters
 from tests.helpers.random_models import smallest_qwen3
@@ -22,12 +22,12 @@ SHAPE = smallest_qwen3()
 RATE = 1e-6
 
 
-def batch(step: int) -> list[Sequenced]:
+def batch(step: int) -> list[TrainingSequence]:
     """Six sequences of 20 tokens."""
     source = random.Random(step)
     zeros = [np.zeros(12, np.int32) for _ in range(5)]
     return [
-        Sequenced(
+        TrainingSequence(
             np.array([source.randrange(32) for _ in range(20)], np.int32),
             np.arange(4, 16),
             SampledTokens(np.full(12, -3.0, np.float32), *zeros),
@@ -38,7 +38,7 @@ def batch(step: int) -> list[Sequenced]:
     ]
 
 
-def trainer(dtype: torch.dtype, *, masters: bool, tokens_per_pass: int = 0) -> Trainer:
+def trainer(dtype: torch.dtype, *, masters: bool, max_tokens_per_microbatch: int = 0) -> Trainer:
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(SHAPE).to(torch.bfloat16).to(dtype)
     rules = Learner(
@@ -48,7 +48,7 @@ def trainer(dtype: torch.dtype, *, masters: bool, tokens_per_pass: int = 0) -> T
         warmup_steps=0,
         beta2=0.999,
         float32_masters=masters,
-        tokens_per_pass=tokens_per_pass,
+        max_tokens_per_microbatch=max_tokens_per_microbatch,
     )
     return Trainer(model, rules, 1.0, 0, max_staleness=1)
 
@@ -82,9 +82,11 @@ def test_the_model_is_its_masters_rounded() -> None:
 
 
 def test_gradients_of_passes_add_up_in_float32() -> None:
-    whole, cut = (trainer(torch.bfloat16, masters=True, tokens_per_pass=size) for size in (0, 20))
+    whole, cut = (
+        trainer(torch.bfloat16, masters=True, max_tokens_per_microbatch=size) for size in (0, 20)
+    )
     for taught in (whole, cut):
-        taught.update(taught.passes(batch(0)), 0.01)
+        taught.update(taught.micro_batches(batch(0)), 0.01)
     for one, other in zip(whole.masters.trained, cut.masters.trained, strict=True):
         assert one.grad is not None
         assert other.grad is not None

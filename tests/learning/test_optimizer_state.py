@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mage_async.config import config_file
-from mage_async.config.sections import learner
-from mage_async.config.sections.learner import Learner, check_installed
+from mage_async.config import config_file, learning
+from mage_async.config.learning import Learner, check_installed
 from mage_async.errors import ConfigError, RunError
 from mage_async.learning.optimizer import optimizer_of, set_rate
 from mage_async.learning.trainer import Trainer
-from mage_async.plan.eight_bit import PlannedEightBit
+from mage_async.plan.update import PlannedEightBit
 from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint
 from mage_async.policy.load import load_policy
 from mage_async.policy.weight_digest import overall, tensor_digests
@@ -55,7 +54,7 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     check_installed(FULL)
-    monkeypatch.setattr(learner, "find_spec", lambda name: None)
+    monkeypatch.setattr(learning, "find_spec", lambda name: None)
     check_installed(FULL)
     with pytest.raises(ConfigError, match=r"torchao, which is not .* 'mage_async\[8bit\]'"):
         check_installed(EIGHT)

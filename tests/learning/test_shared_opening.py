@@ -5,22 +5,21 @@ import pytest
 import torch
 
 from mage_async.config import config_file
-from mage_async.config.sections.policy import Lora
+from mage_async.config.policy import Lora
 from mage_async.learning.adapters import trained_tensors
 from mage_async.learning.attention import NAME
-from mage_async.learning.layout import Layout
-from mage_async.learning.packing import Sequenced
-from mage_async.learning.passes import cut
+from mage_async.learning.packing import TokenRow, TrainingSequence, split_minibatch
 from mage_async.learning.trainer import Trainer
 from mage_async.policy import warm_start
 from mage_async.policy.lora import add_adapters
 from tests.helpers.random_models import in_double, random_model, sequence
 
 LENGTHS = (40, 31, 40, 22, 40, 13, 37)
+CPU = torch.device("cpu")
 RULES = config_file.load(config_file.find(None)).learner
 
 
-def alike_for(opening: int) -> list[Sequenced]:
+def alike_for(opening: int) -> list[TrainingSequence]:
     """Sequences that begin with the same tokens; those of places 2 to 5 were sampled."""
     found = [sequence(length) for length in LENGTHS]
     for number, each in enumerate(found):
@@ -31,7 +30,7 @@ def alike_for(opening: int) -> list[Sequenced]:
 
 
 def trained(
-    parts: list[Sequenced], *changes: str, shares: bool, rank: int = 0
+    parts: list[TrainingSequence], *changes: str, shares: bool, rank: int = 0
 ) -> tuple[torch.Tensor, dict[str, float], int]:
     """The gradient of one update in float64, the step's metrics, and how many tokens went through
     the model in training.
@@ -71,9 +70,9 @@ def test_gradients_and_metrics_do_not_know_of_it(opening: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "rank"),
     [
-        (("learner.tokens_per_pass=95",), 0),
+        (("learner.max_tokens_per_microbatch=95",), 0),
         (("learner.activation_checkpointing=true",), 0),
-        (("learner.correction=gspo", "learner.tokens_per_pass=62"), 4),
+        (("learner.correction=gspo", "learner.max_tokens_per_microbatch=62"), 4),
         (("learner.activation_checkpointing=true", "learner.kl=0.1"), 4),
         (("learner.minibatches=3", "learner.learning_rate=1e-5"), 0),
     ],
@@ -88,14 +87,14 @@ def test_nor_in_passes_with_adapters_or_less_memory(changes: tuple[str, ...], ra
 
 def test_a_pass_has_room_for_more_sequences() -> None:
     parts = alike_for(12)
-    assert [len(each) for each in cut(parts, 80)] == [2, 2, 2, 1]
-    passes = cut(parts, 80, shares_opening=True)
+    assert [len(each) for each in split_minibatch(parts, 80)] == [2, 2, 2, 1]
+    passes = split_minibatch(parts, 80, shares_opening=True)
     assert len(passes) == 3
     assert {id(part) for each in passes for part in each} == {id(part) for part in parts}
     for each in passes:
-        layout = Layout.of([part.tokens for part in each], shares_opening=True)
-        assert len(layout.tokens) <= 80
-    alone = cut([sequence(40), sequence(41)], 81, shares_opening=True)
+        row = TokenRow.of([part.tokens for part in each], CPU, shares_opening=True)
+        assert row.tokens.shape[1] <= 80
+    alone = split_minibatch([sequence(40), sequence(41)], 81, shares_opening=True)
     assert [len(each) for each in alone] == [2]
 
 
@@ -104,7 +103,7 @@ def test_sequences_of_two_games_go_into_passes_of_their_own() -> None:
     for each in other:
         each.tokens[:12] = np.arange(40, 52)
     mixed = [each for pair in zip(one, other, strict=True) for each in pair]
-    passes = cut(mixed, 1000, shares_opening=True)
+    passes = split_minibatch(mixed, 1000, shares_opening=True)
     assert [{int(each.tokens[0]) for each in found} for found in passes] in (
         [{int(one[0].tokens[0])}, {40}],
         [{40}, {int(one[0].tokens[0])}],
@@ -113,14 +112,14 @@ def test_sequences_of_two_games_go_into_passes_of_their_own() -> None:
 
 def test_a_row_has_the_opening_once_and_positions_of_each_sequence() -> None:
     sequences = [np.array([5, 6, 7, 8]), np.array([5, 6, 9]), np.array([5, 6, 7, 4, 3])]
-    layout = Layout.of(sequences, shares_opening=True)
-    assert layout.tokens.tolist() == [5, 6, 7, 8, 9, 7, 4, 3]
-    assert layout.positions.tolist() == [0, 1, 2, 3, 2, 2, 3, 4]
-    assert layout.where(2, np.array([1, 2, 4])).tolist() == [1, 5, 7]
+    row = TokenRow.of(sequences, CPU, shares_opening=True)
+    assert row.tokens.tolist() == [[5, 6, 7, 8, 9, 7, 4, 3]]
+    assert row.positions.tolist() == [[0, 1, 2, 3, 2, 2, 3, 4]]
+    assert row.index_of(2, np.array([1, 2, 4])).tolist() == [1, 5, 7]
     for number, tokens in enumerate(sequences):
         places = np.arange(len(tokens))
-        assert layout.tokens[layout.where(number, places)].tolist() == tokens.tolist()
-        assert layout.positions[layout.where(number, places)].tolist() == places.tolist()
+        assert row.tokens[0, row.index_of(number, places)].tolist() == tokens.tolist()
+        assert row.positions[0, row.index_of(number, places)].tolist() == places.tolist()
 
 
 def test_the_warm_start_has_the_same_losses_and_gradient() -> None:

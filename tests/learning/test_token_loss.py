@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from mage_async.config import config_file
-from mage_async.config.sections.corrections import AnyCorrection, Clipped
-from mage_async.config.shape import kinds
-from mage_async.learning.corrections.catalogue import correction
-from mage_async.learning.corrections.surrogate import Tokens
+from mage_async.config.learning import AnyCorrection
+from mage_async.config.tables import kinds
+from mage_async.learning.corrections import Clipped, Tokens
 from mage_async.learning.token_loss import HeadInputs, SinglePass, TwoSteps, loss_pass
 from mage_kernels import head, linear_logprob
 
@@ -55,7 +54,7 @@ def found_by(way, dtype, *, apart=False):
     tokens = tokens_near(inputs)
     found = way(inputs, tokens, rates, SCALE, tokens.proximal - 0.4 if apart else None)
     found.loss.backward()
-    made = found.made
+    made = found.surrogate
     parts = [found.loss, made.losses, made.weights, made.is_clipped, made.is_masked, found.entropy]
     parts.append(found.reference_k3)
     return [part.detach() for part in parts] + [inputs.hidden.grad, inputs.head.grad]
@@ -89,7 +88,7 @@ def test_the_bound_is_dual_clip_times_the_advantage_where_it_is_negative():
         *(current, torch.zeros(3), torch.zeros(3), torch.tensor([-1.0, 2.0, -1.0])),
         *(torch.zeros(3, dtype=torch.int32), torch.arange(3)),
     )
-    made = correction(rules_of("none", dual_clip=3.0).correction)(tokens)
+    made = rules_of("none", dual_clip=3.0).correction.surrogate(tokens)
     assert made.losses.tolist() == pytest.approx([3.0, -2 * (1 + RULES.correction.clip_high), 0.8])
     assert made.is_clipped.tolist() == [True, True, True]
 
@@ -131,7 +130,7 @@ def test_the_single_pass_is_taken_where_logits_cannot_be_kept(chunk_bytes, chose
 def test_weights_of_a_single_pass_are_known_before_it(name):
     inputs = inputs_of(torch.float64)
     tokens = tokens_near(inputs)
-    correct = correction(rules_of(name).correction)
+    correct = rules_of(name).correction.surrogate
     is_constant = torch.equal(
         correct(tokens).weights, correct(tokens.at(tokens.proximal - 0.1)).weights
     )

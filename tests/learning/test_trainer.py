@@ -9,10 +9,10 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from mage_async.config import config_file
-from mage_async.config.sections.corrections import AnyCorrection
-from mage_async.config.shape import kinds
-from mage_async.learning.forward import ModelInputs, head_inputs
-from mage_async.learning.packing import SampledTokens, Sequenced, pack, sequences
+from mage_async.config.learning import AnyCorrection
+from mage_async.config.tables import kinds
+from mage_async.learning.forward import head_inputs
+from mage_async.learning.packing import MicroBatch, SampledTokens, TrainingSequence, sequences_of
 from mage_async.learning.trainer import Trainer
 from mage_async.policy_version import VersionRun
 from mage_async.results.metrics import check_names
@@ -28,7 +28,7 @@ def sequence(seed, *, drawn_at=0, logprob=-3.0):
     advantages = torch.tensor([1.0, -0.5, source.random()])
     episodes = np.repeat([0, 0, 1], 4).astype(np.int32)
     versions, zeros = np.full(12, drawn_at, np.int32), np.zeros(12, np.int32)
-    return Sequenced(
+    return TrainingSequence(
         np.array([source.randrange(32) for _ in range(20)], np.int32),
         np.concatenate([np.arange(start, start + 4) for start in (2, 8, 14)]),
         SampledTokens(
@@ -54,7 +54,9 @@ def trainer(name, **options):
 
 @pytest.mark.parametrize("name", kinds(AnyCorrection))
 def test_every_correction_trains_and_every_metric_is_explained(name):
-    options = {"max_second_moment": 0.5} if name == "m2po" else {}  # of weights that are random
+    options = (
+        {"correction.max_second_moment": 0.5} if name == "m2po" else {}
+    )  # of weights that are random
     taught = trainer(name, **options)
     before = [weight.detach().clone() for weight in taught.model.parameters()]
     metrics = taught.step([sequence(seed) for seed in range(6)])
@@ -68,10 +70,10 @@ def test_strategies_are_learned_at_the_temperature_they_were_drawn_at():
     taught = trainer("decoupled")
     part = sequence(3)
     part.sampled.kinds[:4] = Kind.STRATEGY
-    plain = taught.begun(taught._pass([part])).start.proximal
+    plain = taught.with_proximal(taught._micro_batch([part])).proximal
     taught.adopt(taught._rules, 1.0, 0, max_staleness=1, strategy_temperature=1.6)
-    hot = taught.begun(taught._pass([part])).start.proximal
-    states = head_inputs(taught.model, ModelInputs.of(pack([part]), torch.device("cpu")), 1.0)
+    hot = taught.with_proximal(taught._micro_batch([part])).proximal
+    states = head_inputs(taught.model, MicroBatch.of([part], torch.device("cpu")).row, 1.0)
     logits = states.hidden @ states.head.T
     expected = (logits / 1.6).log_softmax(-1).gather(1, states.targets[:, None])[:, 0]
     assert torch.allclose(hot[:4], expected[:4], atol=1e-5)
@@ -94,7 +96,9 @@ def test_a_mask_does_not_make_what_is_left_count_more():
     fresh, stale = sequence(0, drawn_at=9), sequence(1, drawn_at=0)
     norms = []
     for batch in ([fresh, stale], [fresh]):
-        taught = trainer("age_mask", minibatches=1, entropy=0.0, grad_clip=1e9, max_age=2)
+        taught = trainer(
+            "age_mask", minibatches=1, entropy=0.0, grad_clip=1e9, **{"correction.max_age": 2}
+        )
         taught.version = 9
         metrics = taught.step(batch)
         norms.append(metrics["grad_norm"])
@@ -112,8 +116,8 @@ def test_the_share_over_the_bound_is_against_the_configured_one():
 
 
 def test_turns_are_numbered_without_gaps_over_all_packed_sequences():
-    packed = pack([sequence(0), sequence(1)])
-    assert packed.turns.tolist() == np.repeat(np.arange(6), 4).tolist()
+    batch = MicroBatch.of([sequence(0), sequence(1)], torch.device("cpu"))
+    assert batch.turns.tolist() == np.repeat(np.arange(6), 4).tolist()
 
 
 def test_each_segment_gets_the_advantages_of_its_own_turns():
@@ -124,7 +128,7 @@ def test_each_segment_gets_the_advantages_of_its_own_turns():
         for place, (number, start) in enumerate([(0, 0), (2, 0), (0, 2), (2, 3)])
     ]
     trials = [Trial(TASK, index, 1, (segment,) * 3, tuple(turns)) for index in range(2)]
-    made = sequences(trials, torch.arange(8.0))
+    made = sequences_of(trials, torch.arange(8.0))
     assert [part.advantages.tolist() for part in made] == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert [part.places.tolist() for part in made] == [[0, 1, 2, 3], [0, 1, 3, 4]] * 2
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mage_async.learning.attention import Boundaries, packed, packed_attention, varlen
-from mage_async.learning.attention.varlen import Extents
+from mage_async.learning import attention
+from mage_async.learning.attention import Boundaries, Extents, packed_attention
 
 LENGTHS = (3, 7, 1, 4)
 HEADS, KEY_HEADS, SIZE, SCALE = 4, 2, 8, 0.3
@@ -75,9 +75,9 @@ def test_outputs_and_gradients_are_those_of_folded_attention(
     opening: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folded = attended(opening, is_folded=True)
-    monkeypatch.setattr(varlen, "kernel", lambda: exact)
-    monkeypatch.setattr(varlen, "fits", lambda query, dropout: True)
-    monkeypatch.setattr(packed, "_fold", None)  # nothing is folded
+    monkeypatch.setattr(attention, "kernel", lambda: exact)
+    monkeypatch.setattr(attention, "fits", lambda query, dropout: True)
+    monkeypatch.setattr(attention, "_fold", None)  # nothing is folded
     for one, other in zip(attended(opening, is_folded=False), folded, strict=True):
         assert torch.allclose(one, other, atol=1e-12)
 
@@ -96,7 +96,7 @@ def test_extents_of_sequences_and_of_an_opening() -> None:
 
 @pytest.mark.parametrize("opening", [0, 2])
 def test_torchs_kernel_takes_our_arguments(opening: int) -> None:
-    assert varlen.kernel() is not None
+    assert attention.kernel() is not None
     extents = Extents.of(torch.tensor(LENGTHS), opening)
     count = opening + sum(LENGTHS)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -104,7 +104,7 @@ def test_torchs_kernel_takes_our_arguments(opening: int) -> None:
             torch.empty(count, heads, SIZE, dtype=torch.bfloat16, requires_grad=True)
             for heads in (HEADS, KEY_HEADS, KEY_HEADS)
         ]
-        out = varlen.attend(*given, extents, SCALE)
+        out = attention.attend_by_kernel(*given, extents, SCALE)
         out.sum().backward()
     assert out.shape == given[0].shape
     assert [each.grad.shape for each in given] == [each.shape for each in given]
@@ -131,7 +131,7 @@ def test_the_kernel_is_taken_where_it_can_compute_that(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     found = {"dtype": torch.bfloat16, "size": 64, "dropout": 0.0} | changes
     on_cpu = torch.empty(1, 4, 3, found["size"], dtype=found["dtype"])
-    assert not varlen.fits(on_cpu, 0.0)
+    assert not attention.fits(on_cpu, 0.0)
     with FakeTensorMode():
         query = torch.empty(1, 4, 3, found["size"], dtype=found["dtype"], device="cuda")
-    assert varlen.fits(query, found["dropout"]) == is_taken
+    assert attention.fits(query, found["dropout"]) == is_taken

@@ -6,9 +6,8 @@ import pytest
 
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, DeterministicFailure
-from mage_services.actor.preflight import look_at_policy
+from mage_services.actor.preflight import check_gpu, device_for, look_at_policy
 from mage_services.cli.main import main
-from mage_services.processes.hardware import check_gpu, device_for
 
 QUICK = ["--set", "policy.layers=1", "--set", "admission.groups_per_step=1"]
 SMALL_GPU = (
@@ -53,26 +52,3 @@ def test_a_run_that_would_not_fit_is_refused_before_anything_is_downloaded() -> 
     config = config_file.load(config_file.find(None), [*SMALL_GPU, "hardware.gpu=t4"])
     with pytest.raises(DeterministicFailure, match=r"GPU 0 would need .* GB and has 16: "):
         look_at_policy(config, 1, say=print)
-
-
-@pytest.mark.slow
-def test_ranks_that_a_run_would_refuse_are_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = ["plan", "gpu8", "--set", "policy.source=Qwen/Qwen3-0.6B", "--gpus", "8"]
-    assert main(plan) == 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("one rank: learner.ranks = 2: policy.lora works in one process alone")
-    assert second == "8 GPUs: the learner on 1, engines on 7"
-    assert main([*plan, "--ranks", "4"]) != 0
-    assert "learner.ranks = 4: policy.lora works in one process alone" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_plan_of_many_gpus_divides_them(capsys: pytest.CaptureFixture[str]) -> None:
-    changes = [word for change in SMALL_GPU for word in ("--set", change)]
-    assert (
-        main(["plan", *changes, "--set", "hardware.gpu=h100", "--gpus", "8", "--ranks", "2"]) == 0
-    )
-    said = capsys.readouterr().out
-    assert said.startswith("8 GPUs: the learner on 2, engines on 6\n")
-    assert "keep this learner busy" in said
-    assert said.splitlines()[-1].startswith("fits, with ")

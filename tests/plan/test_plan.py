@@ -9,12 +9,18 @@ import pytest
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, PolicyError
-from mage_async.plan.devices import GB, GPUS, Device, check_dtype, device_of
-from mage_async.plan.loads import loads_of
-from mage_async.plan.made_up import Batch
-from mage_async.plan.plan import Plan, plan_of
-from mage_async.plan.shapes import HUB, Shape, meta_model, shape_of
-from mage_async.plan.update import Update
+from mage_async.plan.model_shape import HUB, Shape, meta_model, shape_of
+from mage_async.plan.plan import (
+    GB,
+    GPUS,
+    Device,
+    Plan,
+    check_dtype,
+    device_of,
+    plan_of,
+    processes_of,
+)
+from mage_async.plan.update import Batch, Update
 
 FOLDER = config_file.find(None).parent
 ON_GPU = sorted(
@@ -34,7 +40,7 @@ def plan(config: Config, parts: dict[str, float], memory_gb: float = 24) -> Plan
     device = Device("GPU", round(memory_gb * GB))
     shape = shape_of(config)
     return Plan(
-        config, device, Batch.of(config), update, loads_of(config, shape, update, device, 1)
+        config, device, Batch.of(config), update, processes_of(config, shape, update, device, 1)
     )
 
 
@@ -61,14 +67,14 @@ def test_every_gpu_configuration_fits_with_a_tenth_to_spare(name: str) -> None:
     [
         ((), {"activations": 60}, "set learner.activation_checkpointing = true"),
         (
-            ("learner.activation_checkpointing=true", "learner.tokens_per_pass=0"),
+            ("learner.activation_checkpointing=true", "learner.max_tokens_per_microbatch=0"),
             {"activations": 60},
-            "set learner.tokens_per_pass = 8192",
+            "set learner.max_tokens_per_microbatch = 8192",
         ),
         (
             ("learner.activation_checkpointing=true",),
             {"activations": 60},
-            "lower engine.max_tokens = 8192 and learner.tokens_per_pass",
+            "lower engine.max_tokens = 8192 and learner.max_tokens_per_microbatch",
         ),
         ((), {"optimizer": 50, "activations": 1}, "set policy.lora.rank = 16"),
         ((), {"weights": 50, "activations": 1}, 'set policy.dtype = "bfloat16"'),
@@ -163,3 +169,18 @@ def test_float32_that_is_rounded_to_tf32_has_half_the_rate_of_16_bits(
 
 def test_a_gpu_without_bfloat16_has_no_tf32() -> None:
     assert GPUS["v100"].tflops("float32", is_rounded=True) == GPUS["v100"].tflops("float32")
+
+
+def test_gpus_that_share_a_model_hold_a_part_each() -> None:
+    eight = ("engine.devices=[0, 1, 2, 3, 4, 5, 6, 7]", "transport.weights=tensor")
+    small = ("policy.source=Qwen/Qwen3-0.6B", *eight)
+    one, four = (
+        plan(of("gpu8", *small, *more), {"weights": 4}, 80)
+        for more in ((), ("engine.gpus_per_actor=4",))
+    )
+    whole, part = one.processes[-1], four.processes[-4]  # of the evaluator; its first GPU
+    assert part.parts["weights"] == whole.parts["weights"] // 4
+    assert part.kv_token_bytes == whole.kv_token_bytes / 4
+    assert part.parts["new weights"] == whole.parts["new weights"], "it is handed over whole"
+    assert four.processes[-1].parts["new weights"] == part.parts["weights"]
+    assert [process.place for process in four.processes[1:]] == [f"GPU {n}" for n in range(8)]

@@ -8,10 +8,8 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.learning.attention import NAME
 from mage_async.learning.trainer import Trainer
-from mage_async.plan.made_up import Batch, made_up
-from mage_async.plan.shapes import shape_of
-from mage_async.plan.tracing import Trace
-from mage_async.plan.update import update_of
+from mage_async.plan.model_shape import shape_of
+from mage_async.plan.update import Batch, Trace, made_up, update_of
 from mage_async.policy.lora import add_adapters
 
 SMALL = ("admission.groups_per_step=2", "learner.minibatches=1", "policy.layers=3")
@@ -37,9 +35,9 @@ def seen_on_real_tensors(config: Config) -> tuple[int, float]:
         trainer = Trainer(model.train(), config.learner, 1.0, 0, max_staleness=1)
         for _ in range(2):
             began = trace.flops
-            passes = [trainer.begun(each) for each in trainer.passes(segments)]
+            batches = [trainer.with_proximal(each) for each in trainer.micro_batches(segments)]
             between = trace.flops
-            trainer.update(passes, 1.0)
+            trainer.update(batches, 1.0)
     share = 1 / config.learner.minibatches
     return trace.peak.total(), trace.flops - began - share * (between - began)
 

@@ -3,14 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
 
 from mage_async.errors import PolicyError
-from mage_async.learning.attention import NAME, Boundaries
-from mage_async.learning.forward import ModelInputs, Row, token_logprobs
+from mage_async.learning.attention import NAME
+from mage_async.learning.forward import token_logprobs
+from mage_async.learning.packing import TokenRow
 from mage_async.policy.guards import TRAINABLE, check_trainable
 from tests.helpers.random_models import SHAPE, random_model
 
@@ -30,11 +32,10 @@ CLASSES = {
 def packed_logprobs(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
     """Of all tokens but the first of each sequence."""
     model.set_attn_implementation(NAME)
-    lengths = torch.tensor(LENGTHS)
-    positions = torch.cat([torch.arange(length) for length in LENGTHS])
-    row = Row(tokens[None], positions[None], Boundaries.of(lengths))
-    places = (positions > 0).nonzero()[:, 0]
-    return token_logprobs(model, ModelInputs(row, places - 1, tokens[places]), 1.0)[0]
+    sequences = [each.numpy() for each in tokens.split(LENGTHS)]
+    predicted = [np.arange(1, length) for length in LENGTHS]
+    row = TokenRow.of(sequences, torch.device("cpu"), predicted=predicted)
+    return token_logprobs(model, row, 1.0)[0]
 
 
 def own_logprobs(model: PreTrainedModel, tokens: torch.Tensor, attention: str) -> torch.Tensor:

@@ -9,12 +9,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mage_async.config import config_file
-from mage_async.config.sections.policy import Lora
+from mage_async.config.policy import Lora
 from mage_async.errors import PolicyError
 from mage_async.learning.adapters import adapted_layers, merged_tensors, trained_tensors
 from mage_async.learning.attention import NAME
-from mage_async.learning.forward import Row, checkpoint_activations, hidden_states
-from mage_async.learning.layout import Layout
+from mage_async.learning.forward import checkpoint_activations, hidden_states
+from mage_async.learning.packing import TokenRow
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.headers import check_targets, outline_of
 from mage_async.policy.load import export_hf
@@ -99,7 +99,7 @@ def test_products_of_adapters_have_the_models_type_and_gradients_their_own(
     for layer in adapted_layers(narrow).values():
         for part in (layer.lora_A, layer.lora_B):
             part.float()
-    row = Row.of(Layout.of([TOKENS[0].numpy()], shares_opening=False), torch.device("cpu"))
+    row = TokenRow.of([TOKENS[0].numpy()], torch.device("cpu"))
     products = set[torch.dtype]()
     for layer in adapted_layers(narrow).values():
         layer.lora_A.default.register_forward_hook(lambda _, __, out: products.add(out.dtype))
@@ -110,7 +110,7 @@ def test_products_of_adapters_have_the_models_type_and_gradients_their_own(
     assert 0 < apart.norm() / torch.cat([each.flatten() for each in exact]).norm() < 0.1
 
 
-def _gradients(model: PreTrainedModel, row: Row, is_checkpointed: bool) -> list[torch.Tensor]:
+def _gradients(model: PreTrainedModel, row: TokenRow, is_checkpointed: bool) -> list[torch.Tensor]:
     model.set_attn_implementation(NAME)
     checkpoint_activations(model.train(), is_on=is_checkpointed)
     hidden = hidden_states(model, row).float()
@@ -121,10 +121,10 @@ def _gradients(model: PreTrainedModel, row: Row, is_checkpointed: bool) -> list[
 def test_the_reference_of_the_kl_term_is_the_model_without_its_adapters() -> None:
     batch = [sequence(length) for length in (40, 31, 22)]
     taught, base = trainer_of(adapted(), "learner.kl=0.5"), trainer_of(random_model("Qwen3"))
-    found = taught._pass(batch)
-    plain = base.begun(base._pass(batch))
-    assert torch.equal(found.reference, plain.start.proximal)
-    assert (found.reference - taught.begun(found).start.proximal).abs().max() > 0.01
+    found = taught._micro_batch(batch)
+    plain = base.with_proximal(base._micro_batch(batch))
+    assert torch.equal(found.reference, plain.proximal)
+    assert (found.reference - taught.with_proximal(found).proximal).abs().max() > 0.01
     assert taught.step(batch)["reference_k3"] > 0
 
 
@@ -149,7 +149,7 @@ def test_adapters_of_another_rank_or_of_no_checkpoint_are_one_sentence(tmp_path:
     with pytest.raises(PolicyError, match="of other layers, or of another rank"):
         load_adapters(other, tmp_path / "adapters")
     with pytest.raises(PolicyError, match=r"was trained without policy\.lora"):
-        load_adapters(other, tmp_path)
+        load_adapters(other, tmp_path / "whole")
 
 
 @pytest.mark.parametrize("target", ["c_attn", "lm_head", "embed_tokens", "norm"])

@@ -13,12 +13,11 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config, Tiny
 from mage_async.environments.catalogue import load
 from mage_async.errors import ConfigError, DeterministicFailure, PolicyError
+from mage_async.plan.does_it_fit import Size, check_files, check_size, tiny_size, with_deadlines
+from mage_async.plan.first_turns import play_first_turns
 from mage_async.policy.headers import outline_of
 from mage_async.policy.load import build_tiny
-from mage_async.preflight.files import check_files
-from mage_async.preflight.first_turns import play_first_turns
-from mage_async.preflight.size import Size, check_size, tiny_size, with_deadlines
-from mage_async.trials.duels.begin import settle
+from mage_async.trials.duels import settle
 from mage_services.actor.preflight import look_at_policy
 
 GB = 10**9

@@ -1,4 +1,4 @@
-"""An explorer and an exploiter in one context: who computes a token, and whose gradient it has."""
+"""Two roles in one context: which one computes a token, and whose gradient it has."""
 
 from pathlib import Path
 
@@ -7,34 +7,35 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from mage_async.completion import Prompt, Sampling, with_roles, without_roles
+from mage_async.completion import Prompt, Sampling, with_roles
 from mage_async.config import config_file
-from mage_async.config.sections.policy import Lora
+from mage_async.config.policy import Lora
 from mage_async.errors import PolicyError
 from mage_async.inference.architecture import read_architecture
 from mage_async.inference.model import Model
-from mage_async.inference.receipts.receipt import check_tokens, of_both_roles
 from mage_async.inference.scheduler import Scheduler
+from mage_async.inference.weight_fingerprint import probe_tokens, with_both_roles
 from mage_async.inference.weights import as_weights
 from mage_async.learning import trainer
-from mage_async.learning.adapters import EXPLOIT, EXPLORE, merged_tensors, trained_tensors
+from mage_async.learning.adapters import merged_tensors, trained_tensors
 from mage_async.learning.attention import NAME
-from mage_async.learning.forward import ModelInputs, Row, hidden_states, token_logprobs
-from mage_async.learning.layout import Layout
-from mage_async.learning.packing import Sequenced
+from mage_async.learning.forward import hidden_states, token_logprobs
+from mage_async.learning.packing import TokenRow, TrainingSequence
 from mage_async.learning.trainer import Trainer
-from mage_async.policy.check_tokens import check_logprobs
 from mage_async.policy.lora import add_adapters, load_adapters, save_adapters
 from mage_async.policy.snapshot import Snapshot
+from mage_async.policy.weight_digest import probe_logprobs
 from tests.helpers.random_models import in_double, random_model, sequence
 
 TOKENS = np.arange(3, 43, dtype=np.int32)
 
+ROLES = EXPLORE, EXPLOIT = ("explore", "exploit")
 
-def adapted(*, is_fresh: bool = False, has_roles: bool = True) -> PreTrainedModel:
+
+def adapted(*, is_fresh: bool = False, roles: tuple[str, str] | None = ROLES) -> PreTrainedModel:
     """A model whose two adapters change what it computes, each otherwise."""
     model = random_model("Qwen3")
-    add_adapters(model, Lora(rank=4, alpha=8.0), 0, has_roles=has_roles)
+    add_adapters(model, Lora(rank=4, alpha=8.0), 0, roles=roles)
     source = torch.Generator().manual_seed(1)
     for tensor in {} if is_fresh else trained_tensors(model).values():
         tensor.normal_(0.0, 0.1, generator=source)
@@ -47,30 +48,29 @@ def adapter(model: PreTrainedModel, role: str) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def hidden(model: PreTrainedModel, exploits_from: int | None) -> torch.Tensor:
-    layout = Layout.of([with_roles(TOKENS, exploits_from)], shares_opening=False)
-    return hidden_states(model, Row.of(layout, torch.device("cpu")))
+def hidden(model: PreTrainedModel, second_role_from: int | None) -> torch.Tensor:
+    row = TokenRow.of([with_roles(TOKENS, second_role_from)], torch.device("cpu"))
+    return hidden_states(model, row)
 
 
 @torch.no_grad()
 def logprobs(model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
     """Of all tokens but the first, of either role: float32 [T - 1]."""
-    row = Row.of(Layout.of([tokens], shares_opening=False), torch.device("cpu"))
-    targets = torch.from_numpy(without_roles(tokens[1:]).astype(np.int64))
-    sources = torch.arange(len(tokens) - 1)
-    return token_logprobs(model, ModelInputs(row, sources, targets), 1.0)[0].numpy()
+    predicted = [np.arange(1, len(tokens))]
+    row = TokenRow.of([tokens], torch.device("cpu"), predicted=predicted)
+    return token_logprobs(model, row, 1.0)[0].numpy()
 
 
-def engine_of(model: PreTrainedModel, folder: Path, *, lanes: int = 4) -> Model:
+def engine_of(model: PreTrainedModel, folder: Path, *, slots: int = 4) -> Model:
     """An engine's model with the weights that a learner publishes."""
     model.config.save_pretrained(folder)
     shape = read_architecture(folder)
     weights = as_weights(merged_tensors(model), shape, "the model")
-    return Model(shape, weights, lanes=lanes, max_tokens=64)
+    return Model(shape, weights, slots=slots, max_tokens=64)
 
 
 def test_equal_adapters_are_one_adapter_whoever_computes_a_token() -> None:
-    model, single = adapted(), adapted(has_roles=False)
+    model, single = adapted(), adapted(roles=None)
     for name, tensor in trained_tensors(single).items():
         for role in (EXPLORE, EXPLOIT):
             trained_tensors(model)[name.replace(".default.", f".{role}.")].copy_(tensor)
@@ -99,7 +99,7 @@ def test_the_engine_draws_with_the_learners_log_probs_across_the_border(tmp_path
     for turn in range(4):
         border = len(context) - 4 if turn == 2 else border
         sampling = Sampling(max_tokens=3)
-        scheduler.submit(Prompt("a", context, sampling, turn, exploits_from=border))
+        scheduler.submit(Prompt("a", context, sampling, turn, second_role_from=border))
         found = []
         while not found:
             found = scheduler.advance()
@@ -117,35 +117,35 @@ def test_keys_of_one_role_are_not_lent_to_the_other(tmp_path: Path) -> None:
     scheduler = Scheduler(engine_of(adapted(), tmp_path))
     reused = []
     for name, border in (("a", None), ("b", 0), ("c", 6), ("d", 6), ("e", 0)):
-        scheduler.submit(Prompt(name, TOKENS[:20], Sampling(), 0, exploits_from=border))
+        scheduler.submit(Prompt(name, TOKENS[:20], Sampling(), 0, second_role_from=border))
         reused.append(scheduler.advance()[0][1].num_reused)
     assert reused == [0, 0, 6, 19, 19]
 
 
 def test_a_receipt_scores_both_roles(tmp_path: Path) -> None:
     model = adapted()
-    tokens = of_both_roles(check_tokens(64))
-    engine = engine_of(model, tmp_path, lanes=1).score(tokens).numpy()
-    np.testing.assert_allclose(engine, check_logprobs(model).numpy(), atol=2e-5)
+    tokens = with_both_roles(probe_tokens(64))
+    engine = engine_of(model, tmp_path, slots=1).score(tokens).numpy()
+    np.testing.assert_allclose(engine, probe_logprobs(model).numpy(), atol=2e-5)
     names = {place.name for place in Snapshot.of(model, 1).places}
-    assert {"model.norm.weight", "exploiter.model.layers.0.mlp.up_proj.weight"} <= names
-    assert len([name for name in names if name.startswith("exploiter.")]) == 7 * 3
+    assert {"model.norm.weight", "role1.model.layers.0.mlp.up_proj.weight"} <= names
+    assert len([name for name in names if name.startswith("role1.")]) == 7 * 3
 
 
-def test_what_the_exploiter_has_alone_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_the_second_role_has_alone_is_refused_by_name(tmp_path: Path) -> None:
     model = adapted()
     model.config.save_pretrained(tmp_path)
-    named = [*merged_tensors(model), ("exploiter.model.extra", torch.zeros(1))]
-    with pytest.raises(PolicyError, match=r"the explorer has no model\.extra"):
+    named = [*merged_tensors(model), ("role1.model.extra", torch.zeros(1))]
+    with pytest.raises(PolicyError, match=r"the first role has no model\.extra"):
         as_weights(named, read_architecture(tmp_path), "w")
 
 
-def played(advantages: tuple[float, float], length: int = 30) -> Sequenced:
+def played(advantages: tuple[float, float], length: int = 30) -> TrainingSequence:
     """Two turns, the second of the last episode; all begin with the same twelve tokens."""
     part = sequence(length)
     part.tokens[:12] = TOKENS[:12]
     part.tokens[:] = with_roles(part.tokens, 6 + length % 5)
-    return Sequenced(
+    return TrainingSequence(
         part.tokens, part.places, part.sampled, part.turn_lengths, torch.tensor(advantages)
     )
 
@@ -180,13 +180,14 @@ def test_each_adapter_follows_the_losses_of_its_own_tokens(checkpointed: str) ->
         assert (gradient - own[name]).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("changes", [(), ("learner.tokens_per_pass=80",)])
+@pytest.mark.parametrize("changes", [(), ("learner.max_tokens_per_microbatch=80",)])
 def test_an_opening_is_shared_as_far_as_the_role_is_the_same(changes: tuple[str, ...]) -> None:
-    lengths = (30, 36, 32, 41)  # the exploiter takes over at 6, 7, 8 and 7
+    lengths = (30, 36, 32, 41)  # the second role takes over at 6, 7, 8 and 7
     apart = gradients((1.0, -0.7), lengths=lengths)
     shared = gradients((1.0, -0.7), "learner.shared_opening=true", *changes, lengths=lengths)
     laid = [played((0.0, 0.0), length).tokens for length in lengths]
-    assert Layout.of(laid, shares_opening=True).opening == 6
+    row = TokenRow.of(laid, torch.device("cpu"), shares_opening=True)
+    assert row.boundaries.opening == 6
     for name, gradient in apart.items():
         assert (gradient - shared[name]).abs().max() < 1e-10
 
@@ -208,5 +209,5 @@ def test_two_adapters_are_saved_as_peft_reads_them_and_loaded(tmp_path: Path) ->
     assert sorted(each.name for each in tmp_path.iterdir()) == [EXPLOIT, EXPLORE]
     load_adapters(other, tmp_path)
     assert torch.equal(hidden(other, 17), hidden(model, 17))
-    with pytest.raises(PolicyError, match=r"'default': set policy\.separate_exploration = true"):
-        load_adapters(adapted(has_roles=False), tmp_path)
+    with pytest.raises(PolicyError, match=r"'default': turn on the methods"):
+        load_adapters(adapted(roles=None), tmp_path)

@@ -2,10 +2,10 @@
 
 import json
 
-from mage_async.pages.processes import lives_of, state_of
+from mage_async.pages.processes import run_history, run_state
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
-from mage_services.processes.event_log import RecordedView
+from mage_services.processes.supervisor import RecordedView
 
 
 class Terminal:
@@ -61,19 +61,19 @@ EVENTS = (
 
 def test_lives_restarts_and_epitaphs_can_be_told_from_the_file(tmp_path):
     run, _ = recorded(tmp_path, *EVENTS)
-    lives = lives_of(read_lines(run.events))
-    said = {life.name: (life.said, life.num_starts) for life in lives.processes.values()}
+    lives = run_history(read_lines(run.events))
+    said = {life.name: (life.state, life.num_starts) for life in lives.processes.values()}
     assert said == {"learner": ("ready", 1), "actor-0": ("starting", 2)}
     assert [sentence for _, sentence in lives.notes] == [
         "actor-0 ended with exit code 1: no memory",
         "actor-0: no memory",
     ]
-    assert [state_of(is_alive, False, lives) for is_alive in (True, False, None)] == [
+    assert [run_state(is_alive, False, lives) for is_alive in (True, False, None)] == [
         "running",
         "stopped",
         "not finished",
     ]
-    assert state_of(False, True, lives) == "finished"
+    assert run_state(False, True, lives) == "finished"
 
 
 def test_times_are_written_once_a_second_and_a_fault_once(tmp_path):

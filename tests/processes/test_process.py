@@ -1,9 +1,9 @@
 """A child process, run for real: how it speaks, fails and ends."""
 
 import asyncio
-import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from mage_services.processes.child_process import CHANNEL_FD, BlockingChannel
 from mage_services.processes.process import (
     EXIT_BUG,
     EXIT_DETERMINISTIC,
     EXIT_FAILED,
-    EXIT_TOLD,
-    STATUS_FD,
+    EXIT_TERMINATED,
     Status,
     ticks,
 )
@@ -42,15 +42,14 @@ run_process(main)
 
 @dataclass
 class Running:
-    """A child under test, and the reading end of its status pipe."""
+    """A child under test, and our end of its channel."""
 
     process: subprocess.Popen[str]
-    pipe: Any
+    channel: BlockingChannel[dict[str, Any]]
 
     def event(self) -> dict[str, Any]:
-        """The next status line that is no heartbeat; empty at the end."""
-        while line := self.pipe.readline():
-            event = json.loads(line)
+        """The next status event that is no heartbeat; empty at the end."""
+        for event in self.channel.messages():
             if event["event"] != "beat":
                 return event
         return {}
@@ -71,25 +70,25 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def begin(body: str, **environment: str) -> Running:
         file = tmp_path / f"child_{len(started)}.py"
         file.write_text(BODY.format(body=body))
-        reading, writing = os.pipe()
+        ours, theirs = socket.socketpair()
         process = subprocess.Popen(
             [sys.executable, str(file)],
             stderr=subprocess.PIPE,
             text=True,
-            pass_fds=(writing,),
+            pass_fds=(theirs.fileno(),),
             env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(sys.path), STATUS_FD: str(writing)}
+            | {"PYTHONPATH": os.pathsep.join(sys.path), CHANNEL_FD: str(theirs.fileno())}
             | environment,
         )
-        os.close(writing)
-        started.append(Running(process, os.fdopen(reading)))
+        theirs.close()
+        started.append(Running(process, BlockingChannel(ours, dict[str, Any])))
         return started[-1]
 
     yield begin
     for child in started:
         child.process.kill()
         child.process.communicate()
-        child.pipe.close()
+        child.channel.close()
 
 
 def test_a_process_that_ends_well_says_so_by_its_exit_code_alone(start: Start) -> None:
@@ -148,7 +147,7 @@ def test_sigterm_cancels_runs_the_clean_up_and_is_no_good_end(start: Start) -> N
     child.event()
     child.process.terminate()
     assert child.event() == {"event": "cleaned up"}
-    assert child.end() == (EXIT_TOLD, "")
+    assert child.end() == (EXIT_TERMINATED, "")
 
 
 def test_ctrl_c_is_left_to_the_supervisor(start: Start) -> None:
@@ -161,7 +160,7 @@ def test_ctrl_c_is_left_to_the_supervisor(start: Start) -> None:
 def test_a_waiting_process_beats(start: Start) -> None:
     child = start("await asyncio.Event().wait()")
     assert child.event()["event"] == "ready"
-    assert json.loads(child.pipe.readline()) == {"event": "beat"}
+    assert child.channel.receive() == {"event": "beat"}
 
 
 def test_a_process_whose_parent_is_not_its_supervisor_ends_at_once(start: Start) -> None:
@@ -171,15 +170,15 @@ def test_a_process_whose_parent_is_not_its_supervisor_ends_at_once(start: Start)
 
 
 def test_a_process_started_by_hand_speaks_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(STATUS_FD, raising=False)
+    monkeypatch.delenv(CHANNEL_FD, raising=False)
     Status().send("ready")
 
 
 def test_a_supervisor_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    monkeypatch.setenv(STATUS_FD, str(writing))
+    ours, theirs = socket.socketpair()
+    monkeypatch.setenv(CHANNEL_FD, str(theirs.detach()))
     status = Status()
-    os.close(reading)
+    ours.close()
     status.send("ready")
     status.send("still no error")
 
@@ -217,4 +216,4 @@ def test_a_cancelled_tick_leaves_no_timer_behind() -> None:
 
 
 def test_signals_are_numbered_as_shells_do() -> None:
-    assert EXIT_TOLD == 128 + signal.SIGTERM == 143
+    assert EXIT_TERMINATED == 128 + signal.SIGTERM == 143

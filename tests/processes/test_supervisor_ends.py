@@ -13,8 +13,12 @@ import pytest
 from mage_async.config import config_file
 from mage_services.cli.main import EXIT_FAILED, EXIT_USAGE
 from mage_services.processes import supervisor as supervisor_module
-from mage_services.processes.child import Running, Spec
 from mage_services.processes.run_lock import take_lock
+from mage_services.processes.supervised_process import (
+    ProcessSpec,
+    RunningProcess,
+    SupervisedProcess,
+)
 from mage_services.processes.supervisor import until_signalled
 from tests.helpers.supervised_runs import (
     PATIENCE_S,
@@ -76,10 +80,10 @@ def test_a_process_that_will_not_hear_is_killed_in_the_end(
 def test_a_run_ends_though_an_actor_still_waits_for_a_node_with_room(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def start(spec: Spec) -> Running:
+    async def start(spec: ProcessSpec) -> RunningProcess:
         if spec.name == "actor-1":
             await asyncio.Event().wait()
-        return await supervisor_module.start_here(spec)
+        return await SupervisedProcess.start(spec)
 
     monkeypatch.setattr(supervisor_module, "LEAVE_S", 0.1)
     supervisor = site.supervisor(num_actors=2)

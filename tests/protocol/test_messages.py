@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mage_async.errors import WireError
 from mage_async.protocol.codec import PROTOCOL, LastEncoded, decode, encode
+from mage_async.protocol.limits import MAX_REASON_CHARS, Limits
 from mage_async.protocol.messages import (
-    MAX_REASON_CHARS,
     Acknowledge,
     Goodbye,
     GroupDrop,
@@ -24,7 +24,6 @@ from mage_async.protocol.messages import (
     Welcome,
     WhoAreYou,
 )
-from mage_async.protocol.trial_header import Limits
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
 reasons = st.text(st.characters(exclude_categories=["Cs"]), max_size=MAX_REASON_CHARS)
@@ -38,7 +37,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         name=names,
         build=names.filter(lambda text: len(text) <= 128),
         config_digest=names.filter(lambda text: len(text) <= 128),
-        credits=st.integers(0, 65_536),
+        group_quota=st.integers(0, 65_536),
     ),
     st.builds(Welcome, version=numbers, weights_path=st.none() | names),
     st.builds(Refusal, reason=reasons),

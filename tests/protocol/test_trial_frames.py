@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from mage_async.errors import WireError
 from mage_async.policy_version import PROVENANCES, VersionRun
-from mage_async.protocol.codec import PROTOCOL, decode, decode_kept, encode
+from mage_async.protocol.codec import PROTOCOL, decode, decode_journaled, encode
+from mage_async.protocol.limits import Limits
 from mage_async.protocol.messages import Message, TrialResult
-from mage_async.protocol.trial_header import Limits, TrialHeader
-from mage_async.trajectory import ExpertStep, Kind, Segment, Task, Trial, Turn
+from mage_async.protocol.trial_frames import TrialHeader
+from mage_async.trajectory import Alternative, Kind, Segment, Task, Trial, Turn
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -65,12 +66,12 @@ def turns(draw: st.DrawFn, played: list[Segment], num_episodes: int) -> Turn:
 
 
 @st.composite
-def expert_steps(draw: st.DrawFn, played: list[Turn]) -> tuple[ExpertStep, ...]:
-    """What an expert would have done at some of the actions."""
+def alternatives(draw: st.DrawFn, played: list[Turn]) -> tuple[Alternative, ...]:
+    """Alternatives to some of the actions."""
     asked = [n for n, turn in enumerate(played) if turn.kind is Kind.ACT and draw(st.booleans())]
     found = []
     for number in asked:
-        turn, step = played[number], ExpertStep(number, draw(texts))
+        turn, step = played[number], Alternative(number, draw(texts))
         if turn.stop > turn.start and draw(st.booleans()):
             place = draw(st.integers(turn.start, turn.stop - 1))
             step = dataclasses.replace(step, place=place, token=draw(st.integers(0, 2**31 - 1)))
@@ -96,7 +97,7 @@ def results(draw: st.DrawFn) -> TrialResult:
         num_extension_faults=draw(counters),
         num_injections=draw(counters),
         duration_s=draw(st.floats(0, 1e6)),
-        expert_steps=draw(expert_steps(done)),
+        alternatives=draw(alternatives(done)),
     )
     return TrialResult(draw(counters), draw(counters), trial)
 
@@ -169,50 +170,38 @@ def test_a_trial_arrives_as_it_was_sent(result: TrialResult) -> None:
     assert plain(decode(frames_of(result))) == plain(result)
 
 
-def test_a_trial_without_an_expert_is_written_as_before_there_were_any() -> None:
-    assert b"expert" not in b"".join(frames_of(example()))
+def test_a_trial_without_alternatives_is_written_without_the_field() -> None:
+    assert b"alternatives" not in b"".join(frames_of(example()))
 
 
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([ExpertStep(2, "rock")], "in order of 2 turns, got 2 after -1"),
-        ([ExpertStep(1, "rock"), ExpertStep(1, "rock")], "got 1 after 1"),
-        ([ExpertStep(0, "x" * 1025)], "over 1024 characters"),
-        ([ExpertStep(0, "paper", 4, 3)], "puts token 3 at 4, outside of 2:4"),
-        ([ExpertStep(0, "paper", 3, -2)], "puts token -2 at 3"),
-        ([ExpertStep(0, "paper", -1, 3)], "puts token 3 at -1"),
+        ([Alternative(2, "rock")], "in order of 2 turns, got 2 after -1"),
+        ([Alternative(1, "rock"), Alternative(1, "rock")], "got 1 after 1"),
+        ([Alternative(0, "x" * 1025)], "over 1024 characters"),
+        ([Alternative(0, "paper", 4, 3)], "puts token 3 at 4, outside of 2:4"),
+        ([Alternative(0, "paper", 3, -2)], "puts token -2 at 3"),
+        ([Alternative(0, "paper", -1, 3)], "puts token 3 at -1"),
     ],
 )
-def test_an_expert_step_that_cannot_be_one_is_refused(steps: list[ExpertStep], said: str) -> None:
+def test_an_alternative_that_cannot_be_one_is_refused(steps: list[Alternative], said: str) -> None:
     with pytest.raises(WireError, match=said):
-        encode(with_trial(example(), expert_steps=tuple(steps)))
+        encode(with_trial(example(), alternatives=tuple(steps)))
 
 
-def test_an_expert_has_nothing_to_say_of_a_remark() -> None:
+def test_a_remark_has_no_alternative() -> None:
     first, second = example().trial.turns
     turns = (dataclasses.replace(first, kind=Kind.REFLECT), second)
-    with pytest.raises(WireError, match="turn 0 has an expert step and is no action"):
-        encode(with_trial(example(), turns=turns, expert_steps=(ExpertStep(0, "rock"),)))
+    with pytest.raises(WireError, match="turn 0 has an alternative and is no action"):
+        encode(with_trial(example(), turns=turns, alternatives=(Alternative(0, "rock"),)))
 
 
-def as_mage_1(frames: list[bytes]) -> list[bytes]:
-    """A trial's frames as a build wrote them that knew fewer fields."""
-    fields = msgspec.msgpack.decode(frames[1])
-    for turn in fields["turns"]:
-        del turn["num_reused"], turn["info"]
-    for run in (run for runs in fields["versions"] for run in runs):
-        del run["provenance"]
-    return sealed([b"mage/1", msgspec.msgpack.encode(fields), *frames[2:-1]])
-
-
-def test_a_journal_may_hold_trials_of_the_protocol_before_but_no_peer_may_send_them() -> None:
-    first, second = example().trial.turns
-    known = with_trial(example(), turns=(dataclasses.replace(first, info=""), second))
-    old = as_mage_1(frames_of(example()))
-    assert plain(decode_kept(old)) == plain(known)
-    with pytest.raises(WireError, match="peer speaks `mage/1`, this build mage/2"):
-        decode(old)
+def test_no_peer_and_no_journal_may_bring_a_message_of_another_protocol() -> None:
+    other = sealed([b"mage/1", *frames_of(example())[1:-1]])
+    for read in (decode, decode_journaled):
+        with pytest.raises(WireError, match="peer speaks `mage/1`, this build mage/2"):
+            read(other)
 
 
 @st.composite

@@ -7,11 +7,18 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage_async.report.charts.line_chart import line_chart, small_chart
-from mage_async.report.charts.line_labels import spread
-from mage_async.report.charts.number_format import duration, figure, percent, signed, ticks
-from mage_async.report.charts.plot_area import Series
-from mage_async.report.templating import svg
+from mage_async.pages.charts import (
+    Series,
+    duration,
+    figure,
+    line_chart,
+    percent,
+    signed,
+    small_chart,
+    spread,
+    ticks,
+)
+from mage_async.pages.templating import svg
 
 
 @given(st.lists(st.floats(0, 200), min_size=1, max_size=9), st.floats(1, 20), st.floats(100, 200))

@@ -7,13 +7,12 @@ from argparse import ArgumentTypeError
 import pytest
 
 from mage_async.errors import RunError
-from mage_async.report.comparison_page import compare, lines
-from mage_async.report.experiment_arms import arms, paired, read_run
+from mage_async.pages.comparison import arms, compare, lines, paired, read_run
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
-from mage_services.cli.looking.report import write_report
-from mage_services.cli.running.evaluate import positive
+from mage_services.cli.evaluate import positive
+from mage_services.cli.report import write_report
 
 LAST = ("evaluation", "heldout", "return_by_episode", -1)
 
@@ -53,12 +52,12 @@ def test_runs_of_one_configuration_are_one_arm(runs):
             ["correction decoupled", "correction icepop"],
         ),
         (
-            ("learner.max_weight=3.0", "learner.correction=ppo"),
+            ("learner.correction.max_weight=3.0", "learner.correction=ppo"),
             ["correction decoupled", "correction ppo"],
         ),
         (
-            ("seed=0", "curriculum.turns=[2, 3]"),
-            ["curriculum none", "steps 20, turns 2+3, episodes all"],
+            ("seed=0", "methods.scaling_inter.turns=[2, 3]"),
+            ["without scaling_inter", "steps 20, turns 2+3, episodes all"],
         ),
     ],
 )

@@ -8,10 +8,9 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from mage_async.report import render
-from mage_async.report.charts.number_format import signed
-from mage_async.report.headline import verdict
-from mage_async.report.run_page import early_and_late
+from mage_async.pages.charts import signed
+from mage_async.pages.headline import verdict
+from mage_async.pages.report import early_and_late, render
 from mage_async.results.summary import summarise
 from mage_services.terminal.final_table import print_final
 
@@ -142,7 +141,8 @@ def test_nothing_that_was_said_can_become_markup(make_run):
     samples = [json.loads(line) for line in run.samples.read_text().splitlines()]
     for sample in samples:
         sample["member"] = evil
-        sample["contexts"] = [text.replace("opp", evil) for text in sample["contexts"]]
+        for turn in sample["turns"]:
+            turn["observation"] = turn["observation"].replace("opp", evil)
     run.samples.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     learner = json.loads(run.learner.read_text())
     learner["dropped_by_reason"] = {evil: 2}

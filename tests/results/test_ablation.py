@@ -6,21 +6,21 @@ from html.parser import HTMLParser
 import pytest
 
 from mage_async.errors import ConfigError
-from mage_async.report.matrix_page import render_matrix
+from mage_async.pages.matrix import render_matrix
 from mage_async.results.intervals import interval, paired, standard_error
-from mage_async.results.matrices.ablation import (
+from mage_async.results.matrix import (
     Cell,
-    Finished,
-    Setting,
+    FinishedRun,
     bounds_that_did_not_act,
     cells,
     is_done,
     read_cell,
+    staleness_setting,
 )
 from mage_async.results.summary import summarise, write_summary
+from mage_services.cli.ablate import ablation_of
 from mage_services.cli.main import command_tree
-from mage_services.cli.sweeps.ablate import ablation_of
-from mage_services.cli.sweeps.progress import Progress
+from mage_services.cli.matrix_runs import Progress
 
 FIGURES = {
     "heldout_last_return": 0.7,
@@ -51,14 +51,18 @@ def read_ablation(arguments):
 def finished(setting, seed, last=0.7):
     curve = [(144 * step, 0.5 * step, last * step / 30) for step in range(1, 31)]
     ages = [{0: 0.25, 1: 0.75}, {1: 1.0}, {0: 0.5, 1: 0.5}]
-    return Finished(Cell(setting, seed), FIGURES | {"heldout_last_return": last}, curve, ages)
+    return FinishedRun(Cell(setting, seed), FIGURES | {"heldout_last_return": last}, curve, ages)
 
 
 def test_a_rule_with_a_bound_of_its_own_is_run_once():
     found = cells(
         bounds=[0, 1, 2], rules=["sync", "slots"], corrections=["none"], lags=[0], seeds=[0, 1]
     )
-    rules = [(cell.setting.rule, cell.setting.bound) for cell in found if cell.seed == 0]
+    rules = [
+        (cell.setting.columns["rule"], cell.setting.columns["bound"])
+        for cell in found
+        if cell.seed == 0
+    ]
     assert rules == [("sync", 0), ("slots", 0), ("slots", 1), ("slots", 2)]
     assert [cell.seed for cell in found] == [0] * 4 + [1] * 4
 
@@ -75,9 +79,9 @@ def test_what_is_no_run_is_said_before_anything_starts(tmp_path):
 
 
 def test_the_bound_of_a_mask_grows_with_the_lag():
-    setting = Setting("slots", "age_mask", lag=4, bound=2)
+    setting = staleness_setting("slots", "age_mask", lag=4, bound=2)
     assert "learner.correction.max_age=6" in Cell(setting, 0).assignments()
-    assert setting.place() == 6
+    assert setting.place == 6
 
 
 def test_a_finished_run_is_read_and_an_unfinished_one_is_missing(make_run):
@@ -85,7 +89,7 @@ def test_a_finished_run_is_read_and_an_unfinished_one_is_missing(make_run):
     assert not is_done(run)
     write_summary(run, summarise(run, wall_s=40.0, processor_s=60.0))
     assert is_done(run)
-    each = read_cell(Cell(Setting("slots", "decoupled", 0, 1), 0), run)
+    each = read_cell(Cell(staleness_setting("slots", "decoupled", 0, 1), 0), run)
     assert (each.row()["wall_s"], each.row()["processor_s"]) == (40.0, 60.0)
     assert len(each.curve) == 20
     assert each.curve[-1][0] == 20 * 144
@@ -95,7 +99,7 @@ def test_a_finished_run_is_read_and_an_unfinished_one_is_missing(make_run):
 def test_after_each_run_a_line_says_how_far_the_matrix_is():
     progress = Progress(135, 11, parallel=2)
     assert progress.begin() == "135 runs, 11 of them done"
-    run = finished(Setting("slots", "decoupled", 0, 1), 0)
+    run = finished(staleness_setting("slots", "decoupled", 0, 1), 0)
     assert progress.done(run, 80.0) == (
         "[12/135] slots-1-decoupled-seed0: last held-out episode 0.70, 80 s; about 1 h 22 min left"
     )
@@ -108,7 +112,7 @@ def test_after_each_run_a_line_says_how_far_the_matrix_is():
 
 def test_the_page_shows_every_setting_with_its_interval():
     runs = [
-        finished(Setting("slots", correction, 0, bound), seed, 0.7 + 0.01 * seed)
+        finished(staleness_setting("slots", correction, 0, bound), seed, 0.7 + 0.01 * seed)
         for correction in ("decoupled", "ppo")
         for bound in (0, 1, 2)
         for seed in range(3)
@@ -123,9 +127,11 @@ def test_the_page_shows_every_setting_with_its_interval():
 
 
 def test_bounds_that_limited_nothing_are_named_and_those_that_did_are_not():
-    reached = [finished(Setting("slots", "none", 0, 2), seed) for seed in range(2)]  # 2 steps
+    reached = [
+        finished(staleness_setting("slots", "none", 0, 2), seed) for seed in range(2)
+    ]  # 2 steps
     assert bounds_that_did_not_act(reached) == ""
-    idle = finished(Setting("slots", "none", 0, 8), 0)
+    idle = finished(staleness_setting("slots", "none", 0, 8), 0)
     said = bounds_that_did_not_act([*reached, idle])
     assert said.startswith("In 1 of 2 settings no token was as old as the bound allows (at 8 steps")
     assert "2 at most" in said
@@ -133,7 +139,9 @@ def test_bounds_that_limited_nothing_are_named_and_those_that_did_are_not():
 
 
 def test_a_single_run_makes_a_page_without_intervals():
-    page = render_matrix([finished(Setting("sync", "none", 4, 0), 0, 0.0)], num_cells=1, title="")
+    page = render_matrix(
+        [finished(staleness_setting("sync", "none", 4, 0), 0, 0.0)], num_cells=1, title=""
+    )
     assert "±" not in page
     assert "sync 0, none, lag 4" in page
 

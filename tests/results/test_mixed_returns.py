@@ -11,14 +11,12 @@ from mage_async.config import config_file
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Split
 from mage_async.environments.scripted_returns import Sampled, half_widths_of, mean_of
-from mage_async.report.return_tables import environment_tables, sets_tables
-from mage_async.results.known_values import by_environment, references
+from mage_async.pages.tables import environment_tables, sets_tables
 from mage_async.results.metrics import batch_metrics, check_names, returns_by_environment
-from mage_async.results.score import environment_returns, score
+from mage_async.results.score import by_environment, environment_returns, references, score
 from mage_async.tasks.task_stream import FINAL_SEED, evaluation_tasks
 from mage_async.trajectory import Group, Trial
-from mage_async.trials.scripted import scripted_trial
-from mage_async.trials.shortest_context import chat_in_words
+from mage_async.trials.scripted import chat_in_words, scripted_trial
 from mage_services.terminal.final_table import final_table
 
 MIX = catalogue.load("mix", parts=[{"name": "boxes"}, {"name": "rps", "share": 0}])
@@ -91,8 +89,8 @@ def test_the_final_table_and_the_report_show_each_environment_beside_its_referen
     assert "rps (not trained on)" in said
     assert "with memory" in said
     assert "bayes" in said
-    boxes, rps = environment_tables(summary()["evaluation"], summary()["environments"])
-    assert (boxes["label"], rps["label"]) == ("boxes", "rps, never trained on")
+    boxes, rps = environment_tables(summary())
+    assert (boxes["label"], rps["label"]) == ("boxes", "rps (not trained on)")
     rows = [row.label for row in boxes["table"].rows]
     assert rows == ["held-out", "random", "without memory", "with memory"]
 
@@ -112,7 +110,7 @@ def test_sampled_references_stand_with_their_intervals_and_exact_ones_without() 
     (random,) = (line for line in lines if "│ random" in line)
     assert (solver.count("±"), random.count("±")) == (3, 0)
     rows = sets_tables(found["evaluation"], found, 1.0)["sets"].rows
-    beside = {row.label: row.cells[0].beside for row in rows}
+    beside = {row.label: row.cells[0].note for row in rows}
     assert beside["solver without memory"].startswith("± 0.")
     assert beside["random"] == ""
 

@@ -3,20 +3,20 @@
 import pytest
 
 from mage_async.errors import ConfigError
-from mage_async.results.matrices.sweep import Combination, axis_of, drawn, grid, sweep_cells
+from mage_async.results.sweep import Axis, axis_of, combination, drawn, grid, sweep_cells
 
 
 def test_a_grid_is_every_value_with_every_other() -> None:
     axes = [axis_of("learner.learning_rate=3e-3,1e-3"), axis_of("credit.kind=sum,last")]
     found = grid(axes)
-    assert [each.label() for each in sorted(found)] == [
+    assert [each.label for each in sorted(found)] == [
         "learner.learning_rate=1e-3, credit.kind=last",
         "learner.learning_rate=1e-3, credit.kind=sum",
         "learner.learning_rate=3e-3, credit.kind=last",
         "learner.learning_rate=3e-3, credit.kind=sum",
     ]
-    assert {each.method() for each in found} == {"credit.kind=sum", "credit.kind=last"}
-    assert {each.place() for each in found} == {1e-3, 3e-3}
+    assert {each.method for each in found} == {"credit.kind=sum", "credit.kind=last"}
+    assert {each.place for each in found} == {1e-3, 3e-3}
     cells = sweep_cells(found, [0, 1, 1])
     assert [cell.seed for cell in cells] == [0] * 4 + [1] * 4
     assert cells[0].assignments()[0] == "seed=0"
@@ -25,9 +25,9 @@ def test_a_grid_is_every_value_with_every_other() -> None:
 
 def test_values_that_are_no_numbers_stand_in_the_order_given() -> None:
     found = grid([axis_of("environment.options.sizes=[3, 4],[5]")])
-    assert [each.x for each in found] == [0.0, 1.0]
-    assert [each.values[0][1] for each in found] == ["[3, 4]", "[5]"]
-    folders = [each.folder() for each in found]
+    assert [each.place for each in found] == [0.0, 1.0]
+    assert [each.place_name for each in found] == ["[3, 4]", "[5]"]
+    folders = [each.folder for each in found]
     assert len(set(folders)) == 2
     assert not any(set(folder) & set('/[] "') for folder in folders)
 
@@ -38,9 +38,9 @@ def test_draws_are_within_their_range_and_the_same_again() -> None:
     assert found[:10] == drawn(axes, 10, seed=3)
     assert found != drawn(axes, 40, seed=4)
     assert len(set(found)) == 40
-    rates = sorted(each.x for each in found)
+    rates = sorted(each.place for each in found)
     assert 1e-4 <= rates[0] < 1e-3 < 1e-2 < rates[-1] <= 1e-1
-    assert {int(dict(each.values)["b"]) for each in found} <= set(range(2, 10))
+    assert {int(each.columns["b"]) for each in found} <= set(range(2, 10))
     assert len(drawn([axis_of("c=x,y")], 10, seed=0)) == 2
 
 
@@ -68,7 +68,7 @@ def test_a_range_has_no_grid() -> None:
 
 def test_two_settings_never_share_a_folder() -> None:
     spelled_alike = [
-        Combination(0.0, (("a", value),)) for value in ("b c", "b_c", "b/c", "x" * 200)
+        combination([Axis("a", (value,))], [value]) for value in ("b c", "b_c", "b/c", "x" * 200)
     ]
-    assert len({each.folder() for each in spelled_alike}) == 4
-    assert max(len(each.folder()) for each in spelled_alike) < 130
+    assert len({each.folder for each in spelled_alike}) == 4
+    assert max(len(each.folder) for each in spelled_alike) < 130

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mage_async.policy_version import VersionRun
-from mage_async.results.warning_metrics import idle_share, over_bound_by_actor, truncated_share
+from mage_async.results.metrics import idle_share, over_bound_by_actor, truncated_share
 from mage_async.trajectory import Group, Kind, Segment, Task, Trial, Turn
 
 

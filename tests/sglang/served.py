@@ -12,8 +12,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.config.schema import Sglang as EngineRules
+from mage_services.engines.sglang.arguments import installed, says_spans
 from mage_services.engines.sglang.engine import SglangEngine
-from mage_services.engines.sglang.versions import installed, says_spans
 
 T = TypeVar("T")
 EOS, VOCABULARY = 1, 512

@@ -8,7 +8,7 @@ import pytest
 
 from mage_async.completion import Completion, Prompt
 from mage_async.errors import ContextFull, PolicyError, RunError
-from mage_services.engines.sglang.versions import installed
+from mage_services.engines.sglang.arguments import installed
 from tests.helpers.completions import policy_per_token
 from tests.sglang.served import (
     CROSSED,

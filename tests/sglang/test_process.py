@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from mage_async.inference.receipts.receipt import CHECK_TOKENS, Receipt
-from mage_async.inference.receipts.tensor_sums import tensor_digest
+from mage_async.inference.weight_fingerprint import (
+    NUM_PROBE_TOKENS,
+    WeightFingerprint,
+    tensor_digest,
+)
 from mage_services.engines.sglang import messages as say
-from mage_services.engines.sglang.process import Server
+from mage_services.engines.sglang.server import Server
 from tests.sglang.served import Policies
 
 pytestmark = [
@@ -31,7 +34,7 @@ class Manager:
     def __init__(self, fails: tuple[int, ...] = ()) -> None:
         self.done: list[str] = []
         self.scores: list[list[float]] = []
-        """What the next check tokens are given for log-probs."""
+        """What the next probe tokens are given for log-probs."""
         self._fails, self._num_updates = fails, 0
         self.drawn = asyncio.Event()
         self.may_end = asyncio.Event()
@@ -50,7 +53,7 @@ class Manager:
         return not fails, "out of memory" if fails else "", 0
 
     async def generate_request(self, request: Any, _: None) -> AsyncIterator[dict[str, Any]]:
-        """Three tokens, and after new weights two more; no spans. Log-probs of check tokens."""
+        """Three tokens, and after new weights two more; no spans. Log-probs of probe tokens."""
         if request.logprob_start_len == 0:
             self.done.append("score")
             entries = [(score, 7, None) for score in (None, *self.scores.pop(0))]
@@ -84,7 +87,7 @@ class Process:
     def __init__(self, manager: Manager, directory: Path) -> None:
         self.said: list[say.Message] = []
         self._fresh: asyncio.Queue[say.Message] = asyncio.Queue()
-        self.reader = asyncio.StreamReader()
+        self.messages: asyncio.Queue[say.Message | None] = asyncio.Queue()
         self.server = Server(
             manager,
             self._fresh.put_nowait,
@@ -96,11 +99,12 @@ class Process:
 
     def tell(self, message: say.Message) -> None:
         """Send a message."""
+        self.messages.put_nowait(message)
 
-        class Writer:
-            write = self.reader.feed_data
-
-        say.write(Writer, message)  # type: ignore[arg-type]
+    async def asked(self) -> AsyncIterator[say.Message]:
+        """The messages that were sent, until a None."""
+        while (message := await self.messages.get()) is not None:
+            yield message
 
     async def hear(self, kind: type) -> Any:
         """The first message of a kind that was said."""
@@ -134,9 +138,9 @@ def published(policies: Policies, tmp_path: Path) -> Path:
 def run(main: Any, manager: Manager, directory: Path) -> None:
     async def whole() -> None:
         process = Process(manager, directory)
-        serving = asyncio.create_task(process.server.serve(process.reader))
+        serving = asyncio.create_task(process.server.serve(process.asked()))
         await main(process)
-        process.reader.feed_eof()
+        process.messages.put_nowait(None)
         await serving
 
     asyncio.run(whole())
@@ -160,7 +164,7 @@ def test_a_failed_update_is_repaired_with_the_weights_of_before(
     ]
 
 
-GOOD, OTHER = [-1.0] * (CHECK_TOKENS - 1), [-2.0] * (CHECK_TOKENS - 1)
+GOOD, OTHER = [-1.0] * (NUM_PROBE_TOKENS - 1), [-2.0] * (NUM_PROBE_TOKENS - 1)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,7 @@ def test_others_than_the_published_weights_are_loaded_again_and_then_refused(
     policies: Policies, published: Path, scores: list[list[float]], num_retries: int | None
 ) -> None:
     tensors = load_file(published)
-    receipt = Receipt(
+    receipt = WeightFingerprint(
         version=1,
         precision="float32",
         tensors={name: tensor_digest(name, one) for name, one in tensors.items()},

@@ -13,15 +13,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.config.schema import Sglang as EngineRules
-from mage_async.inference.receipts.receipt import check_tokens
+from mage_async.inference.weight_fingerprint import probe_tokens
 from mage_async.policy.snapshot import Snapshot
 from mage_async.results.run_directory import RunDirectory
 from mage_services.engines.sglang.engine import SglangEngine
-from mage_services.weights.weight_files import WeightFiles
 from mage_services.weights.weight_sender import WeightSender
+from mage_services.weights.weight_store import WeightFiles
 
 if TYPE_CHECKING:
-    from mage_services.weights.weight_transport import WeightTransport
+    from mage_services.weights.weight_transport import WeightStorage
 
 TURNS, TOKENS = 6, 24
 
@@ -52,8 +52,8 @@ def changed(trained: Qwen3ForCausalLM) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def scored(trained: Qwen3ForCausalLM) -> torch.Tensor:
-    """The model's own log-probs of the check tokens."""
-    tokens = torch.from_numpy(check_tokens(trained.config.vocab_size))
+    """The model's own log-probs of the probe tokens."""
+    tokens = torch.from_numpy(probe_tokens(trained.config.vocab_size))
     logprobs = trained(tokens[None]).logits[0, :-1].log_softmax(-1)
     return logprobs.gather(1, tokens[1:, None])[:, 0]
 
@@ -74,7 +74,7 @@ def test_every_way_brings_the_same_weights_while_turns_are_drawn(tmp_path: Path)
     trained = model()
     trained.save_pretrained(tmp_path / "policy")
     run = RunDirectory(tmp_path)
-    transports: list[WeightTransport] = [
+    transports: list[WeightStorage] = [
         WeightFiles(run.weights),
         WeightFiles(run.shared_weights),
         WeightSender(run.weights, "gloo", lambda version: False),

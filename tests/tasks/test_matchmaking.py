@@ -5,21 +5,20 @@ from collections import Counter
 
 import pytest
 
-from mage_async.config.sections.admission import Matchmaker, Population
-from mage_async.environments.kuhn.game import Kuhn
-from mage_async.environments.rps.game import Rps
-from mage_async.tasks.matchmaking import Matchmaker as Rule
-from mage_async.tasks.matchmaking import prioritised
+from mage_async.config.learning import Population
+from mage_async.environments.games.kuhn import Kuhn
+from mage_async.environments.games.rps import Rps
+from mage_async.tasks.matchmaking import Progress, prioritised
 from mage_async.tasks.population import ITSELF, League, version_of
-from mage_async.tasks.task_stream import TaskStream
+from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from tests.helpers.populations import KUHN, group, population
 
 
 def matchmaker(
     rules: Population, league: League | None = None, seed: int = 0, groups_per_step: int = 18
-) -> Rule:
+) -> MatchedTasks:
     league = league or League(rules, KUHN.facts)
-    return Rule(
+    return MatchedTasks(
         TaskStream(KUHN, seed).task, KUHN, league, rules, seed=seed, groups_per_step=groups_per_step
     )
 
@@ -30,7 +29,7 @@ def test_where_nothing_is_asked_for_the_decks_are_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("rule", ["decks", "fixed", "resampled", "prioritised"])
-def test_a_share_of_groups_meets_the_versions_that_are_kept(rule: Matchmaker) -> None:
+def test_a_share_of_groups_meets_the_versions_that_are_kept(rule: str) -> None:
     rules = population(rule, rivals=1 / 3, every=2)
     league = League(rules, KUHN.facts)
     made, stream = matchmaker(rules, league), TaskStream(KUHN, 0)
@@ -73,9 +72,12 @@ def test_regret_is_what_the_best_answer_earns_more() -> None:
 
 def test_whom_nobody_has_met_is_met_first() -> None:
     source = random.Random(0)
-    drawn = Counter(prioritised({"new": 8.0, "known": 0.5}, source) for _ in range(2000))
+    drawn = Counter(
+        prioritised(["new", "known"], {"new": 8.0, "known": 0.5}.__getitem__, source)
+        for _ in range(2000)
+    )
     assert drawn["new"] / 2000 == pytest.approx(0.9 * 8 / 8.5 + 0.05, abs=0.03)
-    assert prioritised({"a": 0.0}, source) == "a"
+    assert prioritised(["a"], lambda name: 0.0, source) == "a"
 
 
 @pytest.mark.parametrize("environment", [KUHN, Kuhn("family"), Rps()])
@@ -90,8 +92,8 @@ def test_the_best_answers_are_those_of_the_references(environment: Kuhn | Rps) -
 
 
 def test_a_share_of_groups_has_the_policy_in_both_seats() -> None:
-    rules = Population(both_seats=0.25, rivals=0.25, every=2)
-    league = League(rules, KUHN.facts)
+    rules = Population(rivals=0.25, every=2)
+    league = League(rules, KUHN.facts, self_play_share=0.25)
     league.published(0)
     made = matchmaker(rules, league)
     met = Counter(made.task(number).member for number in range(2000))
@@ -102,7 +104,7 @@ def test_a_share_of_groups_has_the_policy_in_both_seats() -> None:
 
 
 def test_self_play_is_counted_and_rates_nobody() -> None:
-    league = League(Population(both_seats=0.5), KUHN.facts)
+    league = League(facts=KUHN.facts, self_play_share=0.5)
     league.trained([group(ITSELF, 2.0, 2.0)])
     standing = league.standing(ITSELF)
     assert standing is not None
@@ -111,7 +113,7 @@ def test_self_play_is_counted_and_rates_nobody() -> None:
 
 def test_progress_draws_by_the_change_of_returns_in_either_direction() -> None:
     """Means by hand: after 0 and then a, the fast one is a / 4, the slow one a / 20."""
-    rules = Population(matchmaker="progress")
+    rules = Population(matchmaker=Progress())
     league = League(rules, KUHN.facts)
     first, second, *others = KUHN.members("train")
     for each in others:
@@ -127,7 +129,7 @@ def test_progress_draws_by_the_change_of_returns_in_either_direction() -> None:
 
 
 def test_whoever_was_never_met_may_make_the_most_progress() -> None:
-    rules = Population(matchmaker="progress")
+    rules = Population(matchmaker=Progress())
     league = League(rules, KUHN.facts)
     unmet, *others = KUHN.members("train")
     for each in others:

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.ledger import Ledger
 from mage_async.admission.recovery import replay
-from mage_async.config.sections.admission import Keep
+from mage_async.config.learning import Keep
 from mage_async.protocol.journal_records import (
     Commit,
     Granted,
     Published,
     Record,
-    first_head,
-    read,
+    decode_record,
+    encode_record,
+    first_segment_header,
     scan,
-    write,
 )
 from mage_async.protocol.messages import GroupGrant, Rival, TrialResult
 from mage_async.tasks.population import League, Table, expected, name_of, one_too_many, version_of
@@ -145,8 +145,8 @@ def grant_of(number: int, member: str) -> GroupGrant:
 def test_a_restarted_learner_knows_the_same_population(seed: int, keep: Keep, head_at: int) -> None:
     """Its journal ends anywhere, and perhaps began anew with a head in between."""
     source, rules = random.Random(seed), population(keep=keep)
-    league, ledger = League(rules, KUHN.facts), SlotLedger(1, 3, 1)
-    records: list[Record] = [first_head(0, 0)]
+    league, ledger = League(rules, KUHN.facts), Ledger(1, 3, 1)
+    records: list[Record] = [first_segment_header(0, 0)]
     replayed_at = source.randrange(1, 25)
     records.append(Published(version=0, path="w", digest="d"))
     league.published(0)
@@ -171,13 +171,13 @@ def test_a_restarted_learner_knows_the_same_population(seed: int, keep: Keep, he
             records.append(Published(version=version, path="w", digest="d"))
             league.published(version)
         if version == head_at:
-            head = ledger.head("", 9.0)
+            head = ledger.segment_header("", 9.0)
             records = [type(head)(**{**_fields(head), "population": league.table()})]
         if version == replayed_at and version >= head_at:
             break
     again = League(rules, KUHN.facts)
-    on_disk = [read(scan(_file([record])).bodies[0]) for record in records]
-    for _ in replay(on_disk, SlotLedger(1, 3, 1), again):
+    on_disk = [decode_record(scan(_file([record])).bodies[0]) for record in records]
+    for _ in replay(on_disk, Ledger(1, 3, 1), again):
         continue
     assert again.table() == league.table()
     assert again.rivals() == league.rivals()
@@ -190,4 +190,4 @@ def _fields(head: object) -> dict[str, object]:
 def _file(records: list[Record]) -> bytes:
     from mage_async.protocol.journal_records import MAGIC
 
-    return MAGIC + b"".join(bytes(piece) for record in records for piece in write(record))
+    return MAGIC + b"".join(bytes(piece) for record in records for piece in encode_record(record))

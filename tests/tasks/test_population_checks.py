@@ -5,7 +5,7 @@ import pytest
 from mage_async.assembly import check
 from mage_async.config import config_file
 from mage_async.environments.catalogue import load
-from mage_async.environments.rps.game import Rps
+from mage_async.environments.games.rps import Rps
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -45,7 +45,7 @@ def test_versions_are_held_by_our_engine_and_kept_on_disk(changes: list[str]) ->
 
 
 def test_a_filter_of_members_is_not_asked_about_versions() -> None:
-    changes = ["population.rivals=0.5", "credit.information_bonus=0.1"]
+    changes = ["population.rivals=0.5", "methods.metacure.information_bonus=0.1"]
     with pytest.raises(ConfigError, match="knows its members and no versions of the policy"):
         check(config_file.load(config_file.find("kuhn"), changes))
 
@@ -91,18 +91,20 @@ SEATS = 'advantage.baseline=["group", "seat", "kind", "episode", "index"]'
         ([SEATS, "admission.trials_per_group=7"], "must be even and at least 4, got 7"),
         ([SEATS, "population.rivals=0.7"], r"got 0.7 \+ 0.5, at most 1"),
         ([SEATS, "trial.stop_on_success=true"], "trial.stop_on_success is for one agent"),
-        ([SEATS, "graph_memory.strategies=1"], "graph_memory.strategies is for one agent"),
-        ([SEATS, "credit.information_bonus=0.1"], "credit.information_bonus is for one agent"),
-        ([SEATS, "curriculum.turns=[2, 4]"], "curriculum.turns ends an episode for the agent"),
+        ([SEATS, "methods.graph_memory.strategies=1"], "methods.graph_memory is for one agent"),
+        ([SEATS, "methods.metacure.information_bonus=0.1"], "information_bonus is for one agent"),
+        ([SEATS, "methods.scaling_inter.turns=[2, 4]"], "turns ends an episode for the agent"),
     ],
 )
 def test_both_seats_are_compared_each_with_itself(changes: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        check(config_file.load(config_file.find("kuhn"), ["population.both_seats=0.5", *changes]))
+        check(
+            config_file.load(config_file.find("kuhn"), ["methods.both_seats.share=0.5", *changes])
+        )
 
 
 def test_both_seats_need_no_weights_of_the_past() -> None:
-    changes = ["population.both_seats=1.0", SEATS, "transport.weights=tensor"]
+    changes = ["methods.both_seats.share=1.0", SEATS, "transport.weights=tensor"]
     check(config_file.load(config_file.find("kuhn"), changes))
-    with pytest.raises(ConfigError, match=r"scout: .* set population\.both_seats = 0"):
-        check(config_file.load(config_file.find("scout"), ["population.both_seats=0.5"]))
+    with pytest.raises(ConfigError, match=r"scout: .* leave methods\.both_seats out"):
+        check(config_file.load(config_file.find("scout"), ["methods.both_seats.share=0.5"]))

@@ -42,7 +42,7 @@ def test_the_final_table_shows_probes_where_there_are_any(run):
 
 def test_the_final_table_says_how_often_special_tokens_stood_in_text(run):
     text = table_text(summary(injections={"rps": 12}), run)
-    assert "12 observations of rps held special tokens, told as plain text" in text
+    assert "12 observations of rps held special tokens, shown as plain text" in text
 
 
 def test_the_final_table_says_why_most_dropped_groups_were_dropped(run):

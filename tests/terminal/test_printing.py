@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 CODE = """
-from mage_services.terminal.printing import printing
+from mage_services.terminal import printing
 with printing():
     for number in range(100_000):
         print(number)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.config.sections.run import Tracking
+from mage_async.config.running import Tracking
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
 from mage_services.cli.main import command_tree, main
 from mage_services.processes.run_lock import hold
-from mage_services.tracking.position import read_position
-from mage_services.tracking.processes import followed, start
-from mage_services.tracking.tracker import targets
+from mage_services.tracking.to_mlflow import Mlflow
+from mage_services.tracking.to_wandb import Wandb
+from mage_services.tracking.tracker_worker import read_position, start, tracked, trackers_of
 
 PATIENCE_S = 100.0
 Put = Callable[[str], None]
@@ -27,9 +27,9 @@ Make = Callable[..., RunDirectory]
 def tell(run: RunDirectory, end_s: float = PATIENCE_S) -> int:
     """Tell W&B of a run that has ended; the exit code."""
     run.logs.mkdir(exist_ok=True)
-    followers = start(run, {"wandb": "project"}, end_s)
-    followers.end(PATIENCE_S)
-    code = followers.processes["wandb"].returncode
+    trackers = start(run, {"wandb": Wandb("project")}, end_s)
+    trackers.end(PATIENCE_S)
+    code = trackers.processes["wandb"].returncode
     assert code is not None
     return code
 
@@ -107,7 +107,7 @@ def test_a_step_is_told_while_the_run_goes_on(make_run: Make, wandb_that: Put, t
     run = make_run(steps=1, finished=False)
     run.logs.mkdir()
     said: list[str] = []
-    with followed(run, {"wandb": "project"}, PATIENCE_S, said.append):
+    with tracked(run, {"wandb": Wandb("project")}, PATIENCE_S, said.append):
         wait_for(lambda: told.exists() and steps(told) == [1])
         grow(run, 2)
         wait_for(lambda: steps(told) == [1, 2])
@@ -127,7 +127,7 @@ def test_what_raised_is_told_again_by_a_tracker_opened_anew(
     wandb_that("breaks once")
     run = make_run(steps=4, finished=False)
     run.logs.mkdir()
-    with followed(run, {"wandb": "project"}, PATIENCE_S, print):
+    with tracked(run, {"wandb": Wandb("project")}, PATIENCE_S, print):
         wait_for(lambda: told.exists() and 4 in steps(told))
     position = read_position(run, "wandb")
     assert position is not None
@@ -138,7 +138,7 @@ def test_a_tracker_that_raises_is_named_and_its_rest_is_not_lost(
     make_run: Make, wandb_that: Put, told: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wandb_that("raises")
-    run = make_run(steps=4, settings=["tracking.wandb=project"])
+    run = make_run(steps=4, settings=["tracking.wandb.project=project"])
     run.logs.mkdir()
     assert main(["track", str(run.root)]) == 1
     said = capsys.readouterr().out
@@ -153,13 +153,13 @@ def test_a_tracker_that_hangs_delays_no_end(make_run: Make, wandb_that: Put) -> 
     wandb_that("hangs")
     run = make_run(steps=4)
     run.logs.mkdir()
-    followers = start(run, {"wandb": "project"}, 60.0)
-    followers.end(0.0)
-    (said,) = followers.left(run)
-    assert followers.processes["wandb"].poll() is None
+    trackers = start(run, {"wandb": Wandb("project")}, 60.0)
+    trackers.end(0.0)
+    (said,) = trackers.unfinished(run)
+    assert trackers.processes["wandb"].poll() is None
     assert "told of 0 steps so far, and is told on for up to 60 s; after that, `mage" in said
-    followers.processes["wandb"].kill()
-    followers.processes["wandb"].wait()
+    trackers.processes["wandb"].kill()
+    trackers.processes["wandb"].wait()
 
 
 def test_the_kernel_ends_a_tracker_that_hangs(make_run: Make, wandb_that: Put) -> None:
@@ -170,10 +170,10 @@ def test_the_kernel_ends_a_tracker_that_hangs(make_run: Make, wandb_that: Put) -
 def test_a_tracker_without_its_package_is_refused_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, make_run: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mage_services.tracking.tracker.find_spec", lambda name: None)
+    monkeypatch.setattr("mage_services.tracking.tracker_worker.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tracking.mlflow needs .* 'mage_async\[mlflow\]'"):
-        targets(Tracking(mlflow="experiment"))
-    assert targets(Tracking()) == {}
+        trackers_of(Tracking(mlflow=Mlflow("experiment")))
+    assert trackers_of(Tracking()) == {}
     assert main(["train", "--set", "tracking.tensorboard=true"]) == 2
     assert "'mage_async[tensorboard]'" in capsys.readouterr().err
 
@@ -182,7 +182,7 @@ def test_a_run_without_trackers_is_told_to_nobody(make_run: Make) -> None:
     run = make_run(steps=2)
     with pytest.raises(ConfigError, match=r"has no tracker: name one by --set, of tracking.wandb"):
         track([str(run.root)])
-    with followed(run, {}, 0.0, print):
+    with tracked(run, {}, 0.0, print):
         assert not run.tracking.exists()
 
 
@@ -192,5 +192,5 @@ def test_two_processes_never_tell_one_tracker(make_run: Make, wandb_that: Put) -
     run.tracking.mkdir()
     lock = hold(run.tracking / "wandb.lock", "")
     with pytest.raises(RunError, match=r"being told of .* by another process"):
-        track([str(run.root), "--set", "tracking.wandb=project"])
+        track([str(run.root), "--set", "tracking.wandb.project=project"])
     os.close(lock)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from mage_async.config import config_file
+from mage_async.config.components import TRACKERS, component
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_lines
 from mage_async.results.summary import summarise, write_summary
-from mage_services.tracking.follower import Follower
-from mage_services.tracking.position import read_position
+from mage_services.tracking.tracker_worker import TrackerWorker, read_position
 
 pytestmark = pytest.mark.filterwarnings("default")  # other people's packages warn
 FIRST, ALL = 12, 20
@@ -28,7 +28,9 @@ def tell(run: RunDirectory, name: str) -> None:
     run.tracking.mkdir(exist_ok=True)
     ended = threading.Event()
     ended.set()
-    assert Follower(run, name, "mage", ended).follow(), read_position(run, name)
+    key = {} if name == "tensorboard" else {"experiment" if name == "mlflow" else "project": "mage"}
+    tracker = component(TRACKERS, {"kind": name, **key})
+    assert TrackerWorker(run, tracker, ended).follow(), read_position(run, name)
 
 
 def told(make_run: Make, name: str) -> RunDirectory:

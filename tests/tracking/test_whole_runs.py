@@ -13,7 +13,7 @@ import pytest
 
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
-from mage_services.tracking.position import read_position
+from mage_services.tracking.tracker_worker import read_position
 
 SETTINGS = (
     "warm_start.steps=2",
@@ -24,7 +24,7 @@ SETTINGS = (
     "admission.trials_per_group=2",
     "evaluation.every=0",
     "evaluation.final_trials=24",
-    "tracking.wandb=project",
+    "tracking.wandb.project=project",
 )
 pytestmark = pytest.mark.timeout(300)
 END_S = 20.0
@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
     """A run to be started; what is left of its tracker's process in the end is killed."""
     yield RunDirectory(tmp_path / "run")
     for entry in Path("/proc").iterdir():
-        own = f"mage_services.tracking.follower\0{tmp_path}".encode()
+        own = f"mage_services.tracking.tracker_worker\0{tmp_path}".encode()
         if entry.name.isdigit() and own in _command(entry):
             os.kill(int(entry.name), signal.SIGKILL)
 

@@ -10,8 +10,7 @@ import pytest
 import uvloop
 
 from mage_async.errors import ConfigError, PeerRefused
-from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Welcome
-from mage_async.protocol.rate_limits import Allowance, Rate
+from mage_async.protocol.messages import Heartbeat, Hello, Welcome
 from mage_services.transport.authentication import (
     LearnerKeys,
     PeerKeys,
@@ -19,14 +18,13 @@ from mage_services.transport.authentication import (
     learner_keys,
     make_keys,
 )
-from mage_services.transport.learner_channel import LearnerChannel
-from mage_services.transport.peer_channel import PeerChannel
+from mage_services.transport.channels import LearnerChannel, PeerChannel
 
 BEAT = Heartbeat(name="actor-0", counters={}, blocked_s={})
 
 
 def hello(name: str = "actor-0") -> Hello:
-    return Hello(role="actor", name=name, build="b1", config_digest="c1", credits=2)
+    return Hello(role="actor", name=name, build="b1", config_digest="c1", group_quota=2)
 
 
 @pytest.fixture
@@ -44,16 +42,8 @@ def others(tmp_path: Path) -> Path:
     return directory
 
 
-def learner_at_any_port(
-    keys: LearnerKeys | None, allowance: Allowance | None = None
-) -> LearnerChannel:
-    return LearnerChannel(
-        "tcp://127.0.0.1:0",
-        build="b1",
-        config_digest="c1",
-        keys=keys,
-        allowance=allowance or Allowance(),
-    )
+def learner_at_any_port(keys: LearnerKeys | None) -> LearnerChannel:
+    return LearnerChannel("tcp://127.0.0.1:0", build="b1", config_digest="c1", keys=keys)
 
 
 def test_keys_are_made_for_their_owner_only_and_read_again(keys: Path) -> None:
@@ -206,43 +196,8 @@ def test_a_peer_with_wrong_or_no_keys_gets_nothing_but_a_sentence_of_its_own(
             friend = PeerChannel(learner.address, hello(), keys=good if own else None)
             with friend:
                 assert await inbox == (friend.peer, hello())
-            assert learner.statistics().num_turned_away > 0
-            assert not learner.statistics().faults
-            assert learner.take_notes()[0].startswith("1. connection turned away")
-
-    uvloop.run(main())
-
-
-def test_a_flooding_peer_is_refused_and_its_key_barred_while_others_with_it_play_on(
-    keys: Path,
-) -> None:
-    few = Allowance(messages=Rate(50, 100))
-
-    async def main() -> None:
-        with learner_at_any_port(learner_keys(keys), few) as learner:
-            actors = actor_keys(keys)
-            with (
-                PeerChannel(learner.address, hello("good"), keys=actors) as good,
-                PeerChannel(learner.address, hello("bad"), keys=actors) as bad,
-            ):
-                said = {await learner.receive() for _ in range(2)}
-                assert said == {(good.peer, hello("good")), (bad.peer, hello("bad"))}
-                flood = asyncio.create_task(flooding(bad))
-                farewell = None
-                while farewell is None:
-                    peer, message = await learner.receive()
-                    farewell = message if isinstance(message, Goodbye) else None
-                assert peer == bad.peer
-                inbox = asyncio.create_task(learner.receive())
-                with pytest.raises(PeerRefused, match=r"over 50 messages a second|let this actor"):
-                    await bad.receive()
-                flood.cancel()
-                assert f"{bad.peer} is refused" in learner.take_notes()[0]
-                await good.send(BEAT)
-                assert await inbox == (good.peer, BEAT)
-
-    async def flooding(peer: PeerChannel) -> None:
-        while True:
-            await peer.send(BEAT)
+            assert not learner.access.faults
+            if wrong == "actor":  # zmq ends the other connections before a key is asked about
+                assert learner.take_notes()[0].startswith("1. connection turned away")
 
     uvloop.run(main())

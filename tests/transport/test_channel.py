@@ -12,7 +12,7 @@ from mage_async.protocol.messages import (
     TrialResult,
     Welcome,
 )
-from mage_services.transport.peer_channel import PeerChannel
+from mage_services.transport.channels import PeerChannel
 from mage_services.transport.sockets import ipc_address
 from tests.helpers.channel_site import Site, heartbeat, hello, run, trial
 
@@ -158,6 +158,5 @@ def test_a_thousand_questions_get_a_thousand_answers(site: Site) -> None:
             name, _ = await learner.receive()
             learner.send(name, answer)
             assert await peer.receive() == answer
-        assert learner.statistics().num_sent == 1000
 
     run(main)

@@ -7,15 +7,9 @@ import pytest
 
 from mage_async.errors import PeerRefused, WireError
 from mage_async.protocol.codec import encode
-from mage_async.protocol.messages import (
-    Goodbye,
-    Hello,
-    Message,
-    Welcome,
-)
-from mage_async.protocol.trial_header import Limits
-from mage_services.transport.learner_channel import LearnerChannel, PeerGone
-from mage_services.transport.peer_channel import PeerChannel
+from mage_async.protocol.limits import Limits
+from mage_async.protocol.messages import Goodbye, Hello, Message, Welcome
+from mage_services.transport.channels import LearnerChannel, PeerChannel, PeerGone
 from mage_services.transport.sockets import HIGH_WATER_MESSAGES, ipc_address
 from tests.helpers.channel_site import Learner, Site, heartbeat, hello, run
 
@@ -39,8 +33,7 @@ def test_a_peer_of_another_build_or_configuration_is_refused_with_a_sentence(
         assert not inbox.done()
         friend = site.peer(learner)
         assert await inbox == (friend.peer, hello())
-        assert learner.statistics().num_refused == 1
-        assert set(learner.statistics().peers) == {friend.peer}
+        assert set(learner.access.peers) == {friend.peer}
 
     run(main)
 
@@ -59,13 +52,34 @@ def test_malformed_frames_are_counted_under_their_peer_and_the_next_message_arri
             site.send_raw(peer, frames)
         await peer.send(heartbeat(7))
         assert await learner.receive() == (peer.peer, heartbeat(7))
-        statistics = learner.statistics()
-        assert set(statistics.faults) == {peer.peer}
-        assert [faults.count for faults in statistics.faults.values()] == [4]
-        assert statistics.faults[peer.peer].count == 4
-        assert "peer speaks" in statistics.faults[peer.peer].last
+        faults = learner.access.faults
+        assert set(faults) == {peer.peer}
+        assert faults[peer.peer].count == 4
+        assert "peer speaks" in faults[peer.peer].last
         await other.send(heartbeat(8))
         assert (await learner.receive())[0] == other.peer
+
+    run(main)
+
+
+def test_a_flood_of_malformed_messages_is_named_once_and_other_peers_are_served(
+    site: Site,
+) -> None:
+    async def main() -> None:
+        learner = site.learner()
+        flooding, honest = site.peer(learner), site.peer(learner, hello("actor-1"))
+        await learner.receive()
+        await learner.receive()
+        for number in range(1000):
+            site.send_raw(flooding, [b"garbage" * 100])
+            if number % 100 == 0:
+                await honest.send(heartbeat(number))
+                assert await learner.receive() == (honest.peer, heartbeat(number))
+        await flooding.send(heartbeat(7))
+        assert await learner.receive() == (flooding.peer, heartbeat(7))
+        assert learner.access.faults[flooding.peer].count == 1000
+        (note,) = learner.take_notes()
+        assert f"{flooding.peer} sent a malformed message, which is ignored: peer speaks" in note
 
     run(main)
 
@@ -100,7 +114,7 @@ def test_sending_to_a_peer_that_ended_is_an_error(site: Site) -> None:
             await learner.receive()
             failure = failure or failure_of_send(learner, peer.peer)
         assert failure == f"{peer.peer} is gone: its connection ended"
-        assert set(learner.statistics().peers) == {last.peer}
+        assert set(learner.access.peers) == {last.peer}
 
     run(main)
 
@@ -165,7 +179,6 @@ def test_a_learner_that_restarts_twice_asks_once_each_time_and_has_its_peer_in_t
         second = ipc.learner(first.address)
         outbox = asyncio.create_task(peer.receive())
         assert (await second.receive())[1] == hello()
-        assert second.statistics().num_sent == 1
         second.close()  # before it has welcomed anybody
         third = ipc.learner(first.address)
         await peer.send(heartbeat(100))

@@ -8,11 +8,10 @@ import uvloop
 
 from mage_async.errors import ConfigError, RunError
 from mage_async.protocol.messages import Hello
-from mage_services.transport.learner_channel import LearnerChannel
-from mage_services.transport.peer_channel import PeerChannel
+from mage_services.transport.channels import LearnerChannel, PeerChannel
 from mage_services.transport.sockets import ipc_address
 
-HELLO = Hello(role="actor", name="actor-0", build="b1", config_digest="c1", credits=2)
+HELLO = Hello(role="actor", name="actor-0", build="b1", config_digest="c1", group_quota=2)
 
 
 def learner_at(address: str) -> LearnerChannel:

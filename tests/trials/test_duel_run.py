@@ -16,8 +16,8 @@ from mage_async.errors import EnvironmentFault
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels.rival import DuelRun
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.duels import DuelRun
+from mage_async.trials.trial_config import TrialConfig
 
 NAMES = ("kuhn", "rps", "tictactoe")
 OPTIONS = {"kuhn": {"opponents": "contrasts", "hands": 2, "redeals": False}}
@@ -27,7 +27,7 @@ def made(name: str) -> Environment:
     return catalogue.load(name, **OPTIONS.get(name, {}))
 
 
-def rules(environment: Environment, chat: ChatFormat) -> TrialRules:
+def rules(environment: Environment, chat: ChatFormat) -> TrialConfig:
     return rules_of(load(find("kuhn"), []), environment, chat, 3)
 
 
@@ -38,7 +38,7 @@ def says(chat: ChatFormat, word: str, version: int) -> Completion:
 
 
 def play(
-    name: str, chat: ChatFormat, task: Task, index: int = 0, changed: TrialRules | None = None
+    name: str, chat: ChatFormat, task: Task, index: int = 0, changed: TrialConfig | None = None
 ) -> tuple[Trial, list[Prompt], DuelRun]:
     """A whole trial in which everyone draws a word by the prompt's seed, as an engine would."""
     environment = made(name)
@@ -54,7 +54,7 @@ def play(
     asked: list[Prompt] = []
     while (prompt := run.next_prompt()) is not None:
         asked.append(prompt)
-        legal = list(run._rival.duel.legal_actions()) or ["rock"]
+        legal = list(run._opponent.duel.legal_actions()) or ["rock"]
         word = random.Random(f"{prompt.seed}/{prompt.tokens.tolist()}").choice(legal)
         run.receive(says(chat, word, 9 if prompt.rival is None else prompt.rival))
     return run.trial(), asked, run
@@ -106,6 +106,15 @@ def test_all_trials_of_a_group_meet_the_same_luck(chat: ChatFormat) -> None:
     assert all(len(seeds) == 1 for seeds in drawn.values()), "the same words, the same noise"
     mine = [prompt.seed for asked in first for prompt in asked if prompt.rival is None]
     assert len(set(mine)) == len(mine)
+
+
+def test_the_rivals_seeds_follow_from_the_chance_of_its_episode(chat: ChatFormat) -> None:
+    """`run` holds the duel of the last episode."""
+    _, asked, run = play("rps", chat, Task("rps", "policy-7", 5, 0))
+    chance = run._opponent.duel.chance
+    drawn = random.Random(f"{chance.seed}/{chance.episode}/rival").getrandbits(40)
+    assert run._opponent._run._task.seed == drawn
+    assert len({prompt.seed for prompt in asked}) == len(asked), "episodes are of different luck"
 
 
 def test_a_restart_repeats_the_rivals_moves_with_its_luck(chat: ChatFormat) -> None:

@@ -8,38 +8,34 @@ import numpy as np
 import pytest
 import torch
 
-from mage_async.assembly import environment_of, experts_of, rules_of
+from mage_async.assembly import environment_of, rules_of
 from mage_async.completion import Completion
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, EnvironmentFault
-from mage_async.learning.packing import pack, sequences
+from mage_async.learning.packing import MicroBatch, sequences_of
+from mage_async.methods.method import Methods
+from mage_async.methods.stepagent.experts import RecordedExperts, ScriptedExpert, scripted
 from mage_async.pages.turns import shown_trial
 from mage_async.policy_version import VersionRun
-from mage_async.trajectory import ExpertStep, Kind, Task, Trial
+from mage_async.trajectory import Alternative, Kind, Task, Trial
 from mage_async.trials.action_parser import ActionParser, Forced
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels.begin import begin_trial
-from mage_async.trials.experts import (
-    RecordedExperts,
-    ScriptedExpert,
-    expert_step,
-    scripted,
-)
+from mage_async.trials.duels import begin_trial
 from mage_async.trials.trial_as_dict import trial_as_dict
-from mage_async.trials.trial_rules import TrialRules
-from mage_async.trials.trial_run import TrialRun
+from mage_async.trials.trial_config import TrialConfig
+from mage_async.trials.trial_run import TrialRun, placed
 
 CONFIG = config_file.load(config_file.find(None), ["transcript.max_reflection_tokens=6"])
 RPS = environment_of(CONFIG)
 TASK = Task("rps", "fixed-rock", 3)
 
 
-def rules(chat: ChatFormat, *changes: str) -> TrialRules:
+def rules(chat: ChatFormat, *changes: str) -> TrialConfig:
     config = config_file.load(config_file.find(None), changes, "stepagent_implicit")
-    return rules_of(config, RPS, chat, 2, expert=experts_of(config))
+    return rules_of(config, RPS, chat, 2, advisers=Methods(config).advisers())
 
 
-def played(how: TrialRules, chat: ChatFormat, said: str, task: Task = TASK) -> Trial:
+def played(how: TrialConfig, chat: ChatFormat, said: str, task: Task = TASK) -> Trial:
     """A trial in which every completion is the same."""
     run = TrialRun(RPS, task, 0, how, chat, name="t")
     tokens = np.array(chat.encode(said), np.int32)
@@ -53,22 +49,23 @@ def test_an_expert_is_asked_at_every_action_and_at_no_remark(chat: ChatFormat) -
     trial = played(rules(chat, "trial.memory=history_and_reflection"), chat, " rock")
     acts = [n for n, turn in enumerate(trial.turns) if turn.kind is Kind.ACT]
     assert len(acts) < len(trial.turns)
-    assert [step.turn for step in trial.expert_steps] == acts
-    assert {step.action for step in trial.expert_steps} <= set(RPS.facts.words[:3])
-    shown = [turn for turns in shown_trial(trial, chat.decode, None).episodes for turn in turns]
-    assert [shown[n].expert for n in acts] == [step.action for step in trial.expert_steps]
+    assert [step.turn for step in trial.alternatives] == acts
+    assert {step.action for step in trial.alternatives} <= set(RPS.facts.words[:3])
+    episodes = shown_trial(trial, chat.decode, None).episodes
+    shown = [turn for episode in episodes for turn in episode.turns]
+    assert [shown[n].alternative for n in acts] == [step.action for step in trial.alternatives]
     again = played(rules(chat, "trial.memory=history_and_reflection"), chat, " rock")
-    assert again.expert_steps == trial.expert_steps
-    alone = replace(rules(chat), expert=None)
-    assert played(alone, chat, " rock").expert_steps == ()
+    assert again.alternatives == trial.alternatives
+    alone = replace(rules(chat), advisers=None)
+    assert played(alone, chat, " rock").alternatives == ()
 
 
 def test_expert_and_policy_part_at_the_action_and_nowhere_where_they_agree(
     chat: ChatFormat,
 ) -> None:
     trial = played(rules(chat), chat, " rock")
-    assert {step.action for step in trial.expert_steps} > {"rock"}
-    for step in trial.expert_steps:
+    assert {step.action for step in trial.alternatives} > {"rock"}
+    for step in trial.alternatives:
         turn = trial.turns[step.turn]
         if step.action == "rock":
             assert (step.place, step.token) == (-1, -1)
@@ -78,9 +75,10 @@ def test_expert_and_policy_part_at_the_action_and_nowhere_where_they_agree(
 
 def test_what_experts_would_have_said_stands_at_its_sampled_token(chat: ChatFormat) -> None:
     trial = played(rules(chat, "trial.memory=none"), chat, " rock")
-    packed = pack(sequences([trial, trial], torch.zeros(2 * len(trial.turns))))
-    wanted = [step.token for step in trial.expert_steps]
-    assert packed.experts.tolist() == wanted * 2
+    sequences = sequences_of([trial, trial], torch.zeros(2 * len(trial.turns)))
+    batch = MicroBatch.of(sequences, torch.device("cpu"))
+    wanted = [step.token for step in trial.alternatives]
+    assert batch.alternatives.tolist() == wanted * 2
     assert len(trial.segments) == 2
 
 
@@ -109,8 +107,8 @@ def test_they_part_at_the_first_token_that_differs_behind_the_tag(
     wanted: str,
     token: str | None,
 ) -> None:
-    step, said = ExpertStep(4, wanted), chat.encode(before + rest)
-    found = expert_step(step, 100, said, action, chat, ActionParser(forced))
+    step, said = Alternative(4, wanted), chat.encode(before + rest)
+    found = placed(step, 100, said, action, chat, ActionParser(forced))
     if token is not None:
         step = replace(step, place=100 + len(chat.encode(before)), token=chat.encode(token)[0])
     assert found == step
@@ -119,19 +117,19 @@ def test_they_part_at_the_first_token_that_differs_behind_the_tag(
 def test_recorded_trials_are_matched_by_task_and_prefix_and_the_best_is_followed(
     chat: ChatFormat, tmp_path: Path
 ) -> None:
-    how, file = replace(rules(chat), expert=None), tmp_path / "trials.jsonl"
+    how, file = replace(rules(chat), advisers=None), tmp_path / "trials.jsonl"
     worse, better = (played(how, chat, f" {word}") for word in ("rock", "paper"))
     rows = [trial_as_dict(each, chat, 0) for each in (better, worse)]
     file.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    source = f"expert.source={file}"
+    source = f"methods.stepagent.source={file}"
     same = played(rules(chat, source), chat, " paper")
-    assert [step.action for step in same.expert_steps] == ["paper"] * len(same.turns)
+    assert [step.action for step in same.alternatives] == ["paper"] * len(same.turns)
     other = played(rules(chat, source), chat, " scissors")
-    assert [(step.turn, step.action) for step in other.expert_steps] == [
+    assert [(step.turn, step.action) for step in other.alternatives] == [
         (n, "paper") for n, turn in enumerate(other.turns) if turn.index == 0
     ]
     unknown = played(rules(chat, source), chat, " paper", replace(TASK, seed=4))
-    assert unknown.expert_steps == ()
+    assert unknown.alternatives == ()
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -155,5 +153,5 @@ def test_nobody_is_asked_against_a_version_of_the_policy(chat: ChatFormat) -> No
     tokens = np.array(chat.encode(" rock"), np.int32)
     while run.next_prompt() is not None:
         run.receive(Completion(tokens, np.zeros(1, np.float32), (VersionRun(0, 0, 0),), "stop", 0))
-    assert run.trial().expert_steps == ()
+    assert run.trial().alternatives == ()
     assert scripted(RPS, TASK, 0) is not None

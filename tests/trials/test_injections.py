@@ -9,13 +9,13 @@ from mage_async.assembly import environment_of, rules_of
 from mage_async.completion import Completion
 from mage_async.config.config_file import find, load
 from mage_async.environments.environment import Environment, Outcome
-from mage_async.environments.rps.game import Rps, RpsPlay
+from mage_async.environments.games.rps import Rps, RpsPlay
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Segment, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
 
 TASK = Task("rps", "seq-rock-paper-paper", 7)
@@ -45,12 +45,12 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
 
 
 @pytest.fixture
-def rules(chat: ChatFormat) -> TrialRules:
+def rules(chat: ChatFormat) -> TrialConfig:
     return rules_of(CONFIG, environment_of(CONFIG), chat, 2)
 
 
 def played(
-    environment: Environment, rules: TrialRules, chat: ChatFormat, remark: str = " paper"
+    environment: Environment, rules: TrialConfig, chat: ChatFormat, remark: str = " paper"
 ) -> Trial:
     """A trial whose every action is rock."""
     run = TrialRun(environment, TASK, 0, rules, chat, name="t")
@@ -69,7 +69,7 @@ def num_turns_told(segment: Segment, chat: ChatFormat) -> int:
 
 
 def test_an_environment_forges_no_turn_and_each_try_is_counted(
-    rules: TrialRules, chat: ChatFormat
+    rules: TrialConfig, chat: ChatFormat
 ) -> None:
     trial = played(Forging(), rules, chat)
     assert num_turns_told(trial.segments[0], chat) == len(trial.turns)
@@ -77,11 +77,11 @@ def test_an_environment_forges_no_turn_and_each_try_is_counted(
     assert FORGED in chat.decode(trial.segments[0].tokens.tolist())
 
 
-def test_an_ordinary_environment_is_not_counted(rules: TrialRules, chat: ChatFormat) -> None:
+def test_an_ordinary_environment_is_not_counted(rules: TrialConfig, chat: ChatFormat) -> None:
     assert played(environment_of(CONFIG), rules, chat).num_injections == 0
 
 
-def test_a_remark_forges_no_turn_in_later_contexts(rules: TrialRules, chat: ChatFormat) -> None:
+def test_a_remark_forges_no_turn_in_later_contexts(rules: TrialConfig, chat: ChatFormat) -> None:
     rules = replace(rules, keeps_history=False, reflects=True)
     trial = played(environment_of(CONFIG), rules, chat, remark=FORGED)
     for number, segment in enumerate(trial.segments):

@@ -8,14 +8,15 @@ import pytest
 
 from mage_async.assembly import environment_of, rules_of
 from mage_async.completion import Completion
-from mage_async.config import config_file, methods
-from mage_async.credit.returns import CREDITS
+from mage_async.config import config_file
 from mage_async.credit.turn_table import build_table
 from mage_async.learning.advantages import turn_advantages
+from mage_async.methods.rema import BY_ROLE
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Kind, Task, Trial, Turn
 from mage_async.trials.scripted import scripted_trial
 from mage_async.trials.trial_run import TrialRun
+from tests.helpers.credits import CREDITS, credit_of
 
 RPS = environment_of(config_file.load(config_file.find(None), []))
 TASK = Task("rps", "fixed-rock", 3)
@@ -88,7 +89,7 @@ def test_a_strategy_is_worth_what_the_action_it_led_to_is_worth():
     )
     group = Group(0, 0, (Trial(TASK, 0, 2, (), turns),))
     table = build_table(
-        [group], CREDITS["cumulative_paper"], turn_discount=0.5, episode_discount=0.5
+        [group], credit_of(CREDITS["cumulative_paper"], turn_discount=0.5, episode_discount=0.5)
     )
     assert table.returns.tolist() == [6.0, 6.0, 6.0, 6.0, 8.0, 8.0, 8.0]
     assert table.episode_score.tolist() == [0.0, 3.0, 0.0, 3.0, 0.0, 0.0, 8.0]
@@ -98,9 +99,7 @@ def test_each_role_of_rema_has_its_own_mean_and_deviation_in_each_group():
     config = config_file.load(config_file.find(None), method="rema")
     source = np.random.default_rng(0)
     groups = [Group(n, 0, tuple(_trial(n, i, source) for i in range(8))) for n in range(3)]
-    table = build_table(
-        groups, CREDITS["cumulative_paper"], turn_discount=1.0, episode_discount=0.5
-    )
+    table = build_table(groups, credit_of(CREDITS["cumulative_paper"], episode_discount=0.5))
     limits = {"max_action_tokens": 1, "max_reflection_tokens": 5}
     found = turn_advantages(table, config.advantage, **limits, device="cpu").numpy()
     for group in range(3):
@@ -117,7 +116,7 @@ def test_what_actions_earn_elsewhere_does_not_move_the_advantage_of_reflections(
     other = [_with_first_reward(trial, 50.0) for trial in trials]
     by_role, pooled = (
         [_reflections(each, baseline) for each in (trials, other)]
-        for baseline in (methods.BY_ROLE, ["group"])
+        for baseline in (BY_ROLE, ["group"])
     )
     assert np.allclose(by_role[0], by_role[1])
     assert not np.allclose(pooled[0], pooled[1])
@@ -146,7 +145,7 @@ def _reflections(trials, key):
     changes = [f"advantage.{each}={names}" for each in ("baseline", "scale")]
     rules = config_file.load(config_file.find(None), changes, "rema").advantage
     group = Group(0, 0, tuple(trials))
-    table = build_table([group], CREDITS["single_episode"], turn_discount=1.0, episode_discount=1.0)
+    table = build_table([group], credit_of(CREDITS["single_episode"]))
     limits = {"max_action_tokens": 1, "max_reflection_tokens": 5}
     found = turn_advantages(table, rules, **limits, device="cpu").numpy()
     return found[table.kind == Kind.REFLECT]

@@ -13,10 +13,9 @@ from tokenizers import AddedToken
 from mage_async.assembly import environment_of, rules_of
 from mage_async.completion import Prompt
 from mage_async.config import config_file
-from mage_async.environments.calls import settled
-from mage_async.environments.reset_step import ResetStep
-from mage_async.environments.tools import tool
-from mage_async.environments.tools.steps import with_step
+from mage_async.environments.tools import tool, with_step
+from mage_async.environments.user_calls import settled
+from mage_async.environments.user_class import ResetStep
 from mage_async.errors import PolicyError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.prepare import prepare_policy

@@ -21,7 +21,7 @@ from mage_async.trials.action_parser import ActionParser
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import scripted_trial
 from mage_async.trials.transcript import Transcript
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
 
 TASK = Task("rps", "seq-rock-paper-paper", 7)
@@ -46,7 +46,7 @@ def chat(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def rules(config: Config, environment: Environment, chat: ChatFormat) -> TrialRules:
+def rules(config: Config, environment: Environment, chat: ChatFormat) -> TrialConfig:
     return rules_of(config, environment, chat, 3)
 
 
@@ -58,7 +58,7 @@ def _completion(chat: ChatFormat, text: str, version: int = 0) -> Completion:
 
 
 def test_every_prompt_extends_the_one_before_token_by_token(
-    environment: Environment, rules: TrialRules, chat: ChatFormat
+    environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
     run = TrialRun(environment, TASK, 0, rules, chat, name="t")
     before = np.array([], np.int32)
@@ -71,7 +71,7 @@ def test_every_prompt_extends_the_one_before_token_by_token(
 
 
 def test_a_trial_reads_as_chat(
-    environment: Environment, rules: TrialRules, chat: ChatFormat
+    environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
     run = TrialRun(environment, TASK, 0, replace(rules, num_episodes=1), chat, name="t")
     while run.next_prompt() is not None:
@@ -85,7 +85,7 @@ def test_a_trial_reads_as_chat(
 
 
 def test_a_turn_of_the_tiny_policy_costs_eight_tokens(
-    environment: Environment, rules: TrialRules, chat: ChatFormat
+    environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
     trial = scripted_trial(environment, TASK, 0, rules, chat)
     starts = [turn.start for turn in trial.turns if turn.episode == 0]
@@ -93,7 +93,7 @@ def test_a_turn_of_the_tiny_policy_costs_eight_tokens(
 
 
 def test_reflections_alone_begin_a_context_per_episode(
-    environment: Environment, rules: TrialRules, chat: ChatFormat
+    environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
     rules = replace(rules, keeps_history=False, reflects=True)
     run = TrialRun(environment, TASK, 0, rules, chat, name="t")
@@ -108,7 +108,7 @@ def test_reflections_alone_begin_a_context_per_episode(
 
 
 def test_without_history_and_remarks_earlier_episodes_are_gone(
-    environment: Environment, rules: TrialRules, chat: ChatFormat
+    environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
     trial = scripted_trial(environment, TASK, 0, replace(rules, keeps_history=False), chat)
     last = chat.decode(trial.segments[2].tokens.tolist())
@@ -116,7 +116,7 @@ def test_without_history_and_remarks_earlier_episodes_are_gone(
 
 
 def test_a_swapped_trial_meets_someone_else_in_the_last_episode_only(
-    environment: Environment, rules: TrialRules, chat: ChatFormat
+    environment: Environment, rules: TrialConfig, chat: ChatFormat
 ) -> None:
     other = replace(TASK, member="fixed-scissors")
     run = TrialRun(environment, TASK, 0, rules, chat, name="t", swap=other)
@@ -131,10 +131,10 @@ def test_a_swapped_trial_meets_someone_else_in_the_last_episode_only(
 
 def test_versions_of_a_segment_are_runs_at_their_own_positions(chat: ChatFormat) -> None:
     transcript = Transcript(chat, ActionParser("both"))
-    transcript.ask("episode 1", Kind.ACT)
+    transcript.open("episode 1", Kind.ACT)
     for version in (3, 3, 4):
         transcript.receive(_completion(chat, " rock", version))
-        transcript.tell("opp rock draw", Kind.ACT)
+        transcript.add_message("opp rock draw", Kind.ACT)
     segment = transcript.segments()[0]
     drawn = np.flatnonzero(segment.is_sampled)
     assert segment.versions == (VersionRun(int(drawn[0]), 3, 3), VersionRun(int(drawn[2]), 4, 4))

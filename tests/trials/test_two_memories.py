@@ -12,15 +12,14 @@ from mage_async.completion import Completion, Prompt
 from mage_async.config.config_file import find, load
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
-from mage_async.environments.tictactoe.play import MAX_TURNS
+from mage_async.environments.games.tictactoe import MAX_TURNS
 from mage_async.errors import EnvironmentFault
 from mage_async.policy_version import VersionRun
 from mage_async.tasks.population import ITSELF
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels.begin import begin_trial, trials_of
-from mage_async.trials.duels.two_memories import TwoMemoriesRun
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.duels import TwoMemoriesRun, begin_trial, trials_of
+from mage_async.trials.trial_config import TrialConfig
 
 NAMES = ("kuhn", "rps", "tictactoe")
 OPTIONS = {"kuhn": {"opponents": "contrasts", "hands": 2, "redeals": True}}
@@ -31,13 +30,13 @@ def made(name: str) -> Environment:
     return catalogue.load(name, **OPTIONS.get(name, {}))
 
 
-def rules(name: str, chat: ChatFormat, **changes: object) -> TrialRules:
+def rules(name: str, chat: ChatFormat, **changes: object) -> TrialConfig:
     own = rules_of(load(find("kuhn"), []), made(name), chat, 3)
     return replace(own, rivals_remember=True, **changes)  # type: ignore[arg-type]
 
 
 def play(
-    task: Task, chat: ChatFormat, own: TrialRules, index: int = 0
+    task: Task, chat: ChatFormat, own: TrialConfig, index: int = 0
 ) -> tuple[tuple[Trial, ...], list[Prompt], TwoMemoriesRun]:
     """A whole trial in which everyone draws a legal word by the prompt's seed."""
     environment = made(task.environment)
@@ -46,7 +45,7 @@ def play(
     asked: list[Prompt] = []
     while (prompt := run.next_prompt()) is not None:
         asked.append(prompt)
-        duel = run._duels[run._runs[run._asked].episode]
+        duel = run._duels[run._runs[run._side_to_sample].episode]
         legal = list(duel.legal_actions()) or ["bet"]
         word = random.Random(f"{prompt.seed}/{prompt.tokens.tolist()}").choice(legal)
         ids = np.array(chat.encode(f" {word}"), np.int32)
@@ -105,7 +104,7 @@ def test_each_seat_reads_what_it_would_read_from_the_agents(chat: ChatFormat) ->
     run = begin_trial(made("tictactoe"), Task("tictactoe", ITSELF, 8, 1), 0, own, chat, name="u")
     assert isinstance(run, TwoMemoriesRun)
     while (_ := run.next_prompt()) is not None:
-        ids = np.array(chat.encode(f" {words[1 - run._asked].pop(0)}"), np.int32)
+        ids = np.array(chat.encode(f" {words[1 - run._side_to_sample].pop(0)}"), np.int32)
         logprobs = np.full(len(ids), -0.5, np.float32)
         run.receive(Completion(ids, logprobs, (VersionRun(0, 9, 9),), "stop", 0))
     turned = trials_of(run)

@@ -3,19 +3,17 @@
 import re
 import subprocess
 import sys
-import tarfile
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from mage_async.results.run_directory import RunDirectory
-from mage_services.view.index.builder import IndexBuilder
+from mage_services.view.indexer import IndexBuilder
+from tests.helpers.recorded_runs import unpack
 
 MOST_CHANGES = 200
-RECORDED = Path(__file__).parents[1] / "end_to_end" / "recorded"
 
 
 class Shown:
@@ -68,13 +66,6 @@ def shown(folder):
         process.terminate()
         process.wait(100)
         process.stdout.close()
-
-
-def unpack(name, folder):
-    """A recorded run of the quickstart's size."""
-    with tarfile.open(RECORDED / f"{name}.tar.xz") as recorded:
-        recorded.extractall(folder, filter="data")
-    return RunDirectory(folder / name)
 
 
 def build(run):

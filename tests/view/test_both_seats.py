@@ -3,14 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mage_async.pages.frame import Frame
-from mage_async.pages.group_page import group_page
-from mage_async.pages.turns import shown_trial
-from mage_async.protocol.journal_records import MAGIC, Record, first_head, write
+from mage_async.pages.templating import Frame
+from mage_async.pages.turns import group_page, shown_trial
+from mage_async.protocol.journal_records import MAGIC, Record, encode_record, first_segment_header
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import ITSELF
-from mage_services.view.index.run_reader import RunReader
+from mage_services.view.index import RunReader
 from tests.helpers.populations import trial
 from tests.view.conftest import build
 
@@ -24,7 +23,11 @@ def journal(folder: Path, *records: Record) -> RunDirectory:
     run = RunDirectory(folder)
     run.journal.mkdir(parents=True)
     run.config.write_text("")
-    written = (bytes(piece) for record in (first_head(0, 0), *records) for piece in write(record))
+    written = (
+        bytes(piece)
+        for record in (first_segment_header(0, 0), *records)
+        for piece in encode_record(record)
+    )
     (run.journal / "00000000.log").write_bytes(MAGIC + b"".join(written))
     return run
 

@@ -5,11 +5,10 @@ import json
 import pytest
 
 from mage_async.doctor import Doctor
-from mage_services.view.asked import config_of
-from mage_services.view.examined import examined
-from mage_services.view.index.run_reader import RunReader
-from mage_services.view.run_pages import _records
-from tests.view.conftest import build, unpack
+from mage_services.view.index import RunReader
+from mage_services.view.run_pages import _records, config_of, examined
+from tests.helpers.recorded_runs import unpack
+from tests.view.conftest import build
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from mage_async.protocol.journal_records import Commit
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
-from mage_services.view.index.builder import IndexBuilder
-from mage_services.view.index.index_file import FORMAT, connect, index_file
-from mage_services.view.index.run_reader import RunReader
-from tests.view.conftest import build, unpack
+from mage_services.view.index import FORMAT, RunReader, connect, index_file
+from mage_services.view.indexer import IndexBuilder
+from tests.helpers.recorded_runs import unpack
+from tests.view.conftest import build
 
 
 @pytest.fixture
@@ -78,12 +78,12 @@ def test_the_index_follows_files_that_grow(run):
 
 def test_one_slice_reads_all_files_and_then_only_looks_at_what_changed(run, monkeypatch):
     builder = IndexBuilder(run)
-    monkeypatch.setattr("mage_services.view.index.builder.SLICE_S", 60.0)
+    monkeypatch.setattr("mage_services.view.indexer.SLICE_S", 60.0)
     assert not builder.work()
     with RunReader(run) as reader:
         assert reader.progress().share == 1.0
     with monkeypatch.context() as patched:
-        patched.setattr("mage_services.view.index.builder._digest", None)  # nothing is opened
+        patched.setattr("mage_services.view.indexer._digest", None)  # nothing is opened
         assert not builder.work()
     with run.metrics.open("a") as out:
         out.write('{"step": 5, "time_s": 9.0}\n')
@@ -94,7 +94,7 @@ def test_one_slice_reads_all_files_and_then_only_looks_at_what_changed(run, monk
 
 
 def test_records_longer_than_what_is_read_at_once_are_found(run, monkeypatch):
-    monkeypatch.setattr("mage_services.view.index.builder.WINDOW_BYTES", 100)
+    monkeypatch.setattr("mage_services.view.indexer.WINDOW_BYTES", 100)
     build(run)
     with RunReader(run) as reader:
         assert len(reader.trials_between(1, 9, 1000)) == 48
@@ -105,7 +105,7 @@ CUT = """
 import os, sys
 from pathlib import Path
 from mage_async.results.run_directory import RunDirectory
-from mage_services.view.index.builder import IndexBuilder
+from mage_services.view.indexer import IndexBuilder
 
 class Cutting(IndexBuilder):
     def _take(self, segment, end, body):
@@ -131,7 +131,7 @@ def test_a_journal_that_is_cut_while_it_is_read_ends_nobody(run):
 
 def test_another_run_of_the_same_name_is_read_anew(run, tmp_path):
     build(run)
-    other = unpack("killed", tmp_path)
+    other = unpack("other", tmp_path)
     shutil.rmtree(run.journal)
     shutil.copytree(other.journal, run.journal)
     build(run)

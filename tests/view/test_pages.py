@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from mage_async.config import config_file
-from mage_async.pages.frame import Frame, progress_note
-from mage_async.pages.histogram import edges_of, histogram
-from mage_async.pages.listed import IndexProgress, ListedGroup, ListedTrial
+from mage_async.pages.charts import bin_edges, histogram
 from mage_async.pages.run_lists import differences
-from mage_async.pages.templating import fill, visible
-from mage_async.pages.trial_lists import Choice, group_rows, select
+from mage_async.pages.templating import Frame, IndexProgress, fill, progress_note, visible
+from mage_async.pages.trial_lists import ListedGroup, ListedTrial, TrialFilter, group_rows, select
 from mage_async.pages.turns import shown_tokens, shown_trial
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
@@ -30,11 +28,11 @@ def listed(group, number, rewards, invalid=0, oldest=2):
 
 @given(VALUES)
 def test_every_value_lies_in_one_bin_and_bins_are_few(values):
-    edges = edges_of(values)
+    edges = bin_edges(values)
     assert 1 <= edges.count <= 32
     assert edges.low <= min(values)
     for value in values:
-        place = edges.place(value)
+        place = edges.bin_of(value)
         assert edges.low + place * edges.width <= value + 1e-6 * max(1, edges.width)
     bars = histogram(values, None, str, "reward")
     counts = [int(re.search(r": ([\d,]+) of", bar.title)[1].replace(",", "")) for bar in bars.bins]
@@ -48,30 +46,32 @@ def test_whole_rewards_have_a_bin_each():
 
 
 def test_a_choice_is_read_back_from_its_address():
-    choice = Choice(first=3, last=9, bin=0, member="a&b=<c>", text="?#", only_invalid=True)
+    choice = TrialFilter(first=3, last=9, bin=0, member="a&b=<c>", text="?#", only_invalid=True)
     base, _, query = choice.address("runs/x/trials").partition("?")
     assert base == "runs/x/trials"
     assert dict(parse_qsl(query)) == {
         "first": "3", "last": "9", "bin": "0", "member": "a&b=<c>", "text": "?#",
         "only_invalid": "1",
     }  # fmt: skip
-    assert Choice().address("runs/x/trials") == "runs/x/trials"
+    assert TrialFilter().address("runs/x/trials") == "runs/x/trials"
 
 
 def test_a_selection_keeps_what_was_chosen():
     rewards = ([0.0, 2.0], [1.0, 3.0], [2.0, 2.0])
     trials = [listed(1, n, each, invalid=int(n == 1)) for n, each in enumerate(rewards)]
-    last = select(trials, Choice(bin=0), "page")
+    last = select(trials, TrialFilter(bin=0), "page")
     assert [trial.number for trial in last.trials] == [0, 2]
-    first = select(trials, Choice(bin=0, episode=1), "page")
+    first = select(trials, TrialFilter(bin=0, episode=1), "page")
     assert first.trials == trials[:1]
-    assert select(trials, Choice(only_invalid=True), "page").trials == trials[1:2]
+    assert select(trials, TrialFilter(only_invalid=True), "page").trials == trials[1:2]
     assert last.histogram.bins[0].address == "page"  # the chosen bin leads back to all
 
 
 def test_a_group_says_its_spread_and_how_stale_it_was():
     group = ListedGroup(1, 2, "rock", 0, "5", "actor-0", 0, 2, 4, None)
-    (row,) = group_rows([group], [listed(1, 0, [1.0]), listed(1, 1, [3.0], oldest=1)], Choice())
+    (row,) = group_rows(
+        [group], [listed(1, 0, [1.0]), listed(1, 1, [3.0], oldest=1)], TrialFilter()
+    )
     assert (row.mean, row.spread, row.staleness) == (2.0, 1.0, 2)
 
 
@@ -117,7 +117,7 @@ def test_a_turn_knows_the_versions_of_its_tokens(chat):
     assert [token.version for token in tokens[:3]] == [None, 2, 3]
     assert [token.staleness for token in tokens[:3]] == [None, 2, 1]
     assert (tokens[2].kv, tokens[2].provenance) == (1, "segment")
-    (shown,) = shown_trial(trial, chat.decode, 5).episodes[0]
+    (shown,) = shown_trial(trial, chat.decode, 5).episodes[0].turns
     assert shown.staleness == 2
     assert shown.logprob == -0.5 * (len(ids) - 1)
     assert shown.info == '{"hidden": 3}'

@@ -5,7 +5,8 @@ import urllib.parse
 
 import pytest
 
-from tests.view.conftest import shown, unpack
+from tests.helpers.recorded_runs import unpack
+from tests.view.conftest import shown
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mage_async.policy import beside_training as module
-from mage_async.policy.beside_training import beside_training, on_host
-from mage_async.policy.places import Place
-from mage_async.policy.snapshot import Snapshot
+from mage_async.policy import snapshot as module
+from mage_async.policy.snapshot import Place, Snapshot, beside_training, on_host
 
 MADE: Any = "the event"
 BYTES = torch.arange(200, dtype=torch.uint8)

@@ -1,14 +1,22 @@
-"""What digests of samples and spots see, and what they let pass."""
+"""Which faults sums of samples and row checksums reveal, and which they let pass."""
 
 import numpy as np
 import pytest
 import torch
 
-from mage_async.completion import EXPLOITER
-from mage_async.config.sections.policy import Lora
-from mage_async.inference.receipts.receipt import MERGED_SPOTS, Receipt, mismatch
-from mage_async.inference.receipts.spots import joined, row_of, spots_of
-from mage_async.inference.receipts.tensor_sums import BLOCK_BYTES, SAMPLED, sample_digest
+from mage_async.completion import SECOND_ROLE
+from mage_async.config.policy import Lora
+from mage_async.inference.weight_fingerprint import (
+    BLOCK_BYTES,
+    MERGED_ROW_TOLERANCES,
+    SAMPLED,
+    WeightFingerprint,
+    checked_row,
+    joined,
+    mismatch,
+    row_checksums_of,
+    sample_digest,
+)
 from mage_async.learning.adapters import base_tensors, merged_tensors, trained_tensors
 from mage_async.policy.lora import add_adapters
 from mage_async.policy.snapshot import Snapshot
@@ -41,59 +49,64 @@ def test_a_small_body_is_digested_whole_in_every_version(length: int) -> None:
         body[place] ^= 1
 
 
-def spots(tensors: dict[str, torch.Tensor], version: int) -> dict[str, float | None]:
-    rows = {name: row_of(tensor, version) for name, tensor in tensors.items()}
-    return spots_of([*rows], [len(row) for row in rows.values()], joined(rows.values()))
+def row_checksums(tensors: dict[str, torch.Tensor], version: int) -> dict[str, float | None]:
+    rows = {name: checked_row(tensor, version) for name, tensor in tensors.items()}
+    return row_checksums_of([*rows], [len(row) for row in rows.values()], joined(rows.values()))
 
 
-def receipt(tensors: dict[str, torch.Tensor], version: int) -> Receipt:
+def fingerprint(tensors: dict[str, torch.Tensor], version: int) -> WeightFingerprint:
     """An engine's."""
-    found = spots(tensors, version)
-    return Receipt(version=version, precision="float32", tensors={}, spots=found, logprobs=())
+    found = row_checksums(tensors, version)
+    return WeightFingerprint(
+        version=version, precision="float32", tensors={}, row_checksums=found, logprobs=()
+    )
 
 
-def test_a_spot_is_a_rows_weighted_sum_over_its_elements_sizes() -> None:
+def test_a_row_checksum_is_a_rows_weighted_sum_over_its_elements_sizes() -> None:
     tensors = {
         "a": torch.tensor([[1.0, 0.0], [0.0, -2.0]]),
         "b": torch.tensor([0.0, 0.25], dtype=torch.bfloat16),
         "none": torch.zeros(4),
         "nan": torch.tensor([1.0, torch.nan]),
     }
-    first, second = spots({"a": torch.eye(2)}, 0)["a"], spots({"a": torch.eye(2)}, 1)["a"]
+    first, second = (
+        row_checksums({"a": torch.eye(2)}, 0)["a"],
+        row_checksums({"a": torch.eye(2)}, 1)["a"],
+    )
     assert first == -1023 / 1024
-    assert spots(tensors, 0) == {"a": first, "b": second, "none": 0.0, "nan": None}
-    assert spots(tensors, 1)["a"] == -second
+    assert row_checksums(tensors, 0) == {"a": first, "b": second, "none": 0.0, "nan": None}
+    assert row_checksums(tensors, 1)["a"] == -second
 
 
-@pytest.mark.parametrize("has_roles", [False, True])
+@pytest.mark.parametrize("roles", [None, ("first", "second")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_spots_of_merged_rows_are_those_of_merged_tensors_but_for_rounding(
-    dtype: torch.dtype, has_roles: bool
+def test_checksums_of_merged_rows_are_those_of_merged_tensors_but_for_rounding(
+    dtype: torch.dtype, roles: tuple[str, str] | None
 ) -> None:
     model = random_model("Qwen3", initializer_range=0.2).to(dtype)
-    add_adapters(model, Lora(rank=4, alpha=8.0), 0, has_roles=has_roles)
+    add_adapters(model, Lora(rank=4, alpha=8.0), 0, roles=roles)
     source = torch.Generator().manual_seed(1)
     for tensor in trained_tensors(model).values():
         tensor.normal_(0.0, 0.3, generator=source)
     merged = {name: tensor.clone() for name, tensor in merged_tensors(model)}
     for version in range(20):
-        published = Snapshot.of(model, version).receipt()
-        assert published.spots_apart == MERGED_SPOTS[published.precision]
-        assert mismatch(published, receipt(merged, version)) == ""
+        published = Snapshot.of(model, version).fingerprint()
+        assert published.row_tolerance == MERGED_ROW_TOLERANCES[published.precision]
+        assert mismatch(published, fingerprint(merged, version)) == ""
         left = [name for name in merged if f"layers.{version % 3}." in name and "_proj" in name]
-        base = {name: base_tensors(model)[name.removeprefix(EXPLOITER)] for name in left}
-        assert "_proj" in mismatch(published, receipt(merged | base, version))
+        base = {name: base_tensors(model)[name.removeprefix(SECOND_ROLE)] for name in left}
+        assert "_proj" in mismatch(published, fingerprint(merged | base, version))
 
 
 @torch.no_grad()
 def test_without_adapters_one_changed_bit_of_a_row_is_seen() -> None:
     model = random_model("Qwen3", initializer_range=0.2)
     tensors = {name: tensor.clone() for name, tensor in base_tensors(model).items()}
-    published = Snapshot.of(model, 0).receipt()
-    assert mismatch(published, receipt(tensors, 0)) == ""
+    published = Snapshot.of(model, 0).fingerprint()
+    assert mismatch(published, fingerprint(tensors, 0)) == ""
     tensors["model.norm.weight"].view(torch.int32)[5] ^= 1
-    reason = mismatch(published, receipt(tensors, 0))
+    reason = mismatch(published, fingerprint(tensors, 0))
     assert reason == "a row of model.norm.weight is not the learner's"
 
 
@@ -101,8 +114,8 @@ def test_without_adapters_one_changed_bit_of_a_row_is_seen() -> None:
 def test_weights_that_have_become_nan_arrive_as_nan() -> None:
     model = random_model("Qwen3", initializer_range=0.2)
     model.model.norm.weight[3] = torch.nan
-    published = Snapshot.of(model, 0).receipt()
+    published = Snapshot.of(model, 0).fingerprint()
     tensors = base_tensors(model)
-    assert mismatch(published, receipt(tensors, 0)) == ""
+    assert mismatch(published, fingerprint(tensors, 0)) == ""
     healthy = tensors | {"model.norm.weight": torch.ones(32)}
-    assert mismatch(published, receipt(healthy, 0)) != ""
+    assert mismatch(published, fingerprint(healthy, 0)) != ""

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from mage_async.errors import PolicyError
-from mage_async.inference.receipts.spots import joined
-from mage_async.policy.places import Place
-from mage_async.policy.snapshot import Snapshot
+from mage_async.inference.weight_fingerprint import joined
+from mage_async.policy.snapshot import Place, Snapshot
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest, on_disk
 from mage_services.weights.weight_sender import WeightSender, buckets_of
 

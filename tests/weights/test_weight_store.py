@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from mage_async.errors import RunError
-from mage_async.policy.places import Place
-from mage_async.policy.snapshot import Snapshot
+from mage_async.policy.snapshot import Place, Snapshot
 from mage_async.protocol.journal_records import Published
-from mage_services.learner.publisher import Publisher
-from mage_services.weights.weight_files import WeightFiles
-from mage_services.weights.weight_store import WeightStore
+from mage_services.learner.training_loop import Publisher
+from mage_services.weights.weight_store import WeightFiles, WeightStore
 from tests.helpers.coordinator_site import Site, publication
 from tests.helpers.memory_channels import MemoryJournal
 

@@ -16,14 +16,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from mage_async.config.sections.policy import Lora
+from mage_async.config.policy import Lora
 from mage_async.learning.adapters import ADAPTER, adapted_layers, base_tensors
 from mage_async.learning.attention import NAME
 from mage_async.policy import snapshot as snapshots
-from mage_async.policy.check_tokens import check_logprobs
 from mage_async.policy.load import export_hf
 from mage_async.policy.lora import add_adapters
 from mage_async.policy.snapshot import Snapshot
+from mage_async.policy.weight_digest import probe_logprobs
 from tests.helpers.random_models import random_model
 
 Tensors = dict[str, torch.Tensor]
@@ -62,7 +62,7 @@ class Site:
     def publish(self, version: int = 1) -> Path:
         """Publish the model as a learner does."""
         file = self.folder / f"v{version:06d}.safetensors"
-        Snapshot.of(self.model, version, check_logprobs(self.model)).write(file)
+        Snapshot.of(self.model, version, probe_logprobs(self.model)).write(file)
         return file
 
 

@@ -50,8 +50,8 @@ SETTING = (
 CONTROL = "scripts"
 ARMS = {
     CONTROL: (),
-    "a third in both seats": ("population.both_seats=0.33",),
-    "all in both seats": ("population.both_seats=1.0",),
+    "a third in both seats": ("methods.both_seats.share=0.33",),
+    "all in both seats": ("methods.both_seats.share=1.0",),
 }
 MEASURES = (
     "exploitability at first",

@@ -13,14 +13,13 @@ import torch
 from transformers import PreTrainedModel
 
 from mage_async.completion import Completion
-from mage_async.environments.kuhn.opponents import CARDS
-from mage_async.environments.kuhn.play import FACING, OPEN
+from mage_async.environments.games.kuhn import CARDS, FACING, OPEN
 from mage_async.learning.attention import Boundaries
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.transcript import Transcript
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.trial_config import TrialConfig
 
 NASH_VALUE = -1 / 18
 """What the seat that speaks first earns where both play an equilibrium."""
@@ -30,7 +29,7 @@ then `p` for each pass and `b` for each bet.
 """
 
 
-def first_hand(model: PreTrainedModel, chat: ChatFormat, rules: TrialRules) -> Hand:
+def first_hand(model: PreTrainedModel, chat: ChatFormat, rules: TrialConfig) -> Hand:
     """How a policy plays the first hand of the first episode."""
     hand: dict[str, float] = {}
     for number, card in enumerate(CARDS):
@@ -38,7 +37,7 @@ def first_hand(model: PreTrainedModel, chat: ChatFormat, rules: TrialRules) -> H
         checked = _asked(chat, rules, opens)
         hand[f"{number}"] = _chance(model, chat, checked, OPEN)
         checked.receive(_says(chat, "check"))
-        checked.tell("opp bet", Kind.ACT)
+        checked.add_message("opp bet", Kind.ACT)
         hand[f"{number}pb"] = _chance(model, chat, checked, FACING)
         hand[f"{number}p"] = _chance(model, chat, _asked(chat, rules, f"{answers} opp check"), OPEN)
         hand[f"{number}b"] = _chance(model, chat, _asked(chat, rules, f"{answers} opp bet"), FACING)
@@ -73,9 +72,9 @@ def _table(hand: Hand) -> pyspiel.TabularPolicy:
     return pyspiel.TabularPolicy({name: [(0, 1 - p), (1, p)] for name, p in hand.items()})
 
 
-def _asked(chat: ChatFormat, rules: TrialRules, said: str) -> Transcript:
+def _asked(chat: ChatFormat, rules: TrialConfig, said: str) -> Transcript:
     transcript = Transcript(chat, rules.parser)
-    transcript.ask(rules.prompts.opening(0, said, ()), Kind.ACT)
+    transcript.open(rules.prompts.opening(0, said, ()), Kind.ACT)
     return transcript
 
 

@@ -1,1 +1,1 @@
-"""The Triton kernels, one a file, with what launches them; imported only where they run."""
+"""The Triton kernels and their launches; imported only where they run."""

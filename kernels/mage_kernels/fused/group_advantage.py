@@ -1,8 +1,8 @@
-"""Kernels: values compared within cells, and scaled within cells, in fp64.
+"""The Triton kernels of group-normalised advantages, in fp64; see `mage_kernels.advantage`.
 
-One program takes one cell and goes over its turns in passes of a fixed order, which lie side by
-side after a sort. Programs share nothing, so nothing waits and two runs give the same bits. What
-each pass reads again comes from L2.
+Turns are sorted by cell, and one program computes one cell: it goes over the cell's turns several
+times in a fixed order, so two runs give the same bits. Programs share nothing, and repeated reads
+come from L2.
 
 Shapes: `N` turns, `K` cells.
 """
@@ -20,7 +20,7 @@ OPTIONS = {"num_warps": 4}
 
 @triton.jit
 def weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS: tl.constexpr):
-    """What each turn counts in a mean, 0 outside the cell."""
+    """Return the weight of each turn in a mean; 0 outside the cell."""
     weight = tl.where(is_turn, 1.0, 0.0).to(tl.float64)
     if COUNTS_PARTS:
         start = tl.load(part_starts_ptr + at, mask=is_turn, other=0)
@@ -31,7 +31,7 @@ def weight_of(part_starts_ptr, part_stops_ptr, at, is_turn, COUNTS_PARTS: tl.con
 
 @triton.jit
 def part_sums(values_ptr, part_starts_ptr, part_stops_ptr, at, is_turn, first):
-    """Each lane walks over the part of its turn: its size, and its sum relative to `first`."""
+    """Return the size of each turn's part, and the sum of its values minus `first`."""
     start = tl.load(part_starts_ptr + at, mask=is_turn, other=0)
     stop = tl.load(part_stops_ptr + at, mask=is_turn, other=0)
     size = stop - start
@@ -149,7 +149,7 @@ def over_rms_kernel(
 def fused_minus_baseline(
     values: Tensor, cells: Cells, leave_one_out: bool, keep_lone: bool, divide_by_std: bool
 ) -> Tensor:
-    """See `mage_kernels.advantage.minus_baseline`."""
+    """Compute `mage_kernels.advantage.minus_baseline`."""
     order, *bounds = sorted_bounds(cells)
     out = torch.empty_like(values)
     if cells.num_cells:
@@ -170,7 +170,7 @@ def fused_minus_baseline(
 
 
 def fused_over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: float) -> Tensor:
-    """See `mage_kernels.advantage.over_rms`."""
+    """Compute `mage_kernels.advantage.over_rms`."""
     order, *bounds = sorted_bounds(cells)
     out = torch.empty_like(values)
     if cells.num_cells:
@@ -190,11 +190,12 @@ def fused_over_rms(values: Tensor, cells: Cells, magnitudes: Tensor, epsilon: fl
 
 
 def sorted_bounds(cells: Cells) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Turns side by side with those of their cell, and of their part: on the device, unawaited.
+    """Sort turns by cell, and within a cell by part, without waiting for the device.
 
     Returns:
-        the turns in that order `[N]`; where each cell starts in it, and the last one stops
-        `[K + 1]`; where the part of each turn in it starts and stops `[N]`. int64.
+        The turns in that order, `[N]`; the index where each cell starts, and the end, `[K + 1]`;
+        the indices where the part of each sorted turn starts and stops, `[N]` each, or None without
+        parts. All int64.
     """
     order = (cells.ids if cells.parts is None else cells.parts).argsort(stable=True)
     edges = torch.arange(cells.num_cells + 1, device=order.device)

@@ -1,8 +1,8 @@
-"""Kernel: each token's policy loss, its derivatives, and block sums of what is reported.
+"""The Triton kernel of the token-level policy loss: loss, derivatives, and sums for metrics.
 
-The same terms as `mage_kernels.surrogate.token_terms`, with their derivatives worked out by hand; a
-test holds them against autograd. The loss's numbers are constants of the kernel: as run-time
-arguments, Python floats would carry the arithmetic into fp64.
+It computes the terms of `mage_kernels.surrogate.token_terms`, with derivatives derived by hand; a
+test compares them with autograd. The parameters of the loss are compile-time constants, because
+Python floats as run-time arguments would promote the arithmetic to fp64.
 """
 
 import torch
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mage_kernels.fused.launching import row_vectors
+from mage_kernels.fused.head_kernels import row_vectors
 from mage_kernels.surrogate import MAX_LOG_RATIO, SUMS, Surrogate, TokenData
 
 BLOCKS = {"BLOCK_T": 256}
@@ -19,7 +19,7 @@ OPTIONS = {"num_warps": 4}
 
 @triton.jit
 def k3(d):
-    """`e^d - d - 1`, by its series where that cancels."""
+    """Compute `e^d - d - 1`, near 0 by its series, where the formula cancels."""
     series = d * d * (0.5 + d * (1.0 / 6 + d * (1.0 / 24 + d * (1.0 / 120))))
     return tl.where(tl.abs(d) < 0.125, series, tl.exp(d) - d - 1.0)
 
@@ -97,7 +97,7 @@ def surrogate_gradient_kernel(
     drift = logprob - behaviour
     behaviour_k3 = k3(tl.minimum(tl.maximum(drift, -MAX_LOG_RATIO), MAX_LOG_RATIO))
     one = tl.zeros_like(logprob) + 1.0
-    # in the order of mage_kernels.surrogate.SUMS
+    # In the order of mage_kernels.surrogate.SUMS.
     at = sums_ptr + tl.program_id(0) * 13
     tl.store(at, tl.sum(tl.where(is_token, one, 0.0), 0))
     tl.store(at + 1, tl.sum(tl.where(is_token, loss, 0.0), 0))
@@ -117,10 +117,14 @@ def surrogate_gradient_kernel(
 def surrogate_gradient(
     logprob: Tensor, entropy: Tensor, data: TokenData, loss: Surrogate, inverse_normaliser: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Block sums `[blocks, len(SUMS)]`, and the loss's derivatives by log-prob and entropy `[T]`.
+    """Return sums of each block, `[blocks, len(SUMS)]`, and derivatives by log-prob and entropy,
+    `[T]`.
 
-    Every row counts (masked ones have been left out before); `inverse_normaliser` is a scalar
-    tensor.
+    `data.mask` is not read: masked rows have been removed before. The derivative by the entropy is
+    None if `entropy_coefficient` is 0.
+
+    Args:
+        inverse_normaliser: fp32 `[1]`.
     """
     num_rows = len(logprob)
     num_blocks = triton.cdiv(num_rows, BLOCKS["BLOCK_T"])

@@ -1,27 +1,132 @@
-"""`agentgym:URL`: an environment that a server of AgentGym offers over HTTP.
+"""`agentgym:URL`: an environment on a server of AgentGym, over HTTP.
 
-Every episode has an environment of its own on the server, and closes it. A task is the number
-of a data item, which `reset` is sent.
+Every episode creates its own environment on the server, and closes it. A task is the number of a
+data item, which `reset` sends.
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mage_async.environments.environment import Split
-from mage_async.environments.loaders.agentgym_messages import Handle, Reader, handle_of
-from mage_async.environments.loaders.loaded import HELDOUT_SHARE, TURNS, declared, library
-from mage_async.environments.loaders.remote import Observed, address_of
+from mage_async.environments.loaders.loader import (
+    HELDOUT_SHARE,
+    TURNS,
+    Observed,
+    address_of,
+    declared,
+    library,
+    texts_of,
+)
 from mage_async.environments.options import check_whole
 from mage_async.errors import CapacityReached, EnvironmentFault
 
+# AgentGym's messages: JSON over HTTP, one POST each, about one environment of the server.
+#
+# POST     request                          answer
+# create   {"id": 7}                        {"id": 0}, or the bare number
+# reset    {"id": 0, "data_idx": 7}         {"observation": …, "score": 0, "done": false, …}
+# step     {"id": 0, "action": "go east"}   {"observation": …, "reward": 1, "score": 1, "done": …}
+# close    {"id": 0}                        true
+#
+# An error is `{"error": …}`. Servers differ in names: if `create` returns a bare number, its name
+# is `env_idx`; `reset` may return the bare text, and an observation may be called `state`. From
+# AgentGym at 3ef9235, `agentenv-*/agentenv_*/server.py`.
+
 _RULES = "You act in an environment step by step; what it says tells you what to do."
 _FULL, _UNKNOWN = 503, (404, 405)
+"""HTTP statuses of a server without room, and of one that does not know a request."""
+
+_TASK = {
+    "id": ("data_idx", "game", "seed"),
+    "env_idx": ("session_id", "item_id", "idx", "id"),
+}
+"""For each name of the environment's number, the names under which servers expect the task's number
+in `reset`. All are sent, as servers ignore fields that they do not know.
+"""
 _MOST_SHOWN = 80
 
 
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """One environment of a server."""
+
+    name: str
+    """Name of its number: `id` or `env_idx`."""
+    number: int
+
+    def reset(self, task: int) -> dict[str, Any]:
+        """Return the body of `reset`."""
+        return {**dict.fromkeys(_TASK[self.name], task), self.name: self.number}
+
+    def step(self, action: str) -> dict[str, Any]:
+        """Return the body of `step`."""
+        return {self.name: self.number, "action": action}
+
+    def close(self) -> dict[str, Any]:
+        """Return the body of `close`."""
+        return {self.name: self.number}
+
+
+class Reader:
+    """Reads the answers of an episode.
+
+    Attributes:
+        score: sum of all rewards so far, as the server counts it.
+    """
+
+    def __init__(self) -> None:
+        self.score = 0.0
+
+    def begun(self, answer: Any) -> Observed:
+        """Read the answer to `reset`: a text, a list that begins with one, or fields.
+
+        Raises:
+            EnvironmentFault: the environment failed, or there is no observation.
+        """
+        if isinstance(answer, list) and answer:
+            answer = answer[0]
+        fields = {"observation": answer} if isinstance(answer, str) else answer
+        seen = self.stepped(fields)
+        self.score = float(fields.get("score") or 0.0)
+        description = fields.get("task_description")
+        text = (
+            f"{description}\n{seen.text}"
+            if isinstance(description, str) and description
+            else seen.text
+        )
+        return Observed(text, 0.0, seen.is_done, True, seen.legal_actions)
+
+    def stepped(self, answer: Any) -> Observed:
+        """Read the answer to `step`. If there is a score, the reward is its increase.
+
+        Raises:
+            EnvironmentFault: the environment failed, or there is no observation.
+        """
+        if not isinstance(answer, Mapping):
+            raise EnvironmentFault(f"the server answered no object: {_short(answer)}")
+        if "error" in answer:
+            raise EnvironmentFault(f"the server's environment failed: {_short(answer['error'])}")
+        text = answer.get("observation", answer.get("state"))
+        if not isinstance(text, str):
+            raise EnvironmentFault(f"the server answered without an observation: {_short(answer)}")
+        info = answer.get("info")
+        is_valid = not isinstance(info, Mapping) or bool(info.get("is_valid", True))
+        legal = texts_of(answer.get("available_actions")) or ()
+        return Observed(text, self._reward(answer), bool(answer.get("done")), is_valid, legal)
+
+    def _reward(self, answer: Mapping[str, Any]) -> float:
+        if (score := answer.get("score")) is None:
+            reward = float(answer.get("reward") or 0.0)
+            self.score += reward
+            return reward
+        before, self.score = self.score, float(score)
+        return round(self.score - before, 12)  # what is left of 0.3 - 0.2 is no reward
+
+
 class Episode:
-    """One episode, and the environment of the server that it is played in; see `load`."""
+    """One episode, and its environment on the server."""
 
     url: str
     num_tasks: int
@@ -35,7 +140,7 @@ class Episode:
         self.legal_actions: tuple[str, ...] = ()
 
     def members(self, split: Split) -> range:
-        """Numbers of data items; the last fifth of them is held out."""
+        """Return the numbers of data items; the last fifth of them is held out."""
         first_heldout = self.num_tasks - self.num_tasks // HELDOUT_SHARE
         return range(first_heldout) if split == "train" else range(first_heldout, self.num_tasks)
 
@@ -44,52 +149,52 @@ class Episode:
         aiohttp = library("aiohttp", "agentgym")
         no_limit = aiohttp.ClientTimeout(total=None)  # environment.step_deadline_s is the limit
         self._http = aiohttp.ClientSession(timeout=no_limit)
-        self._handle = handle_of(await self._posted("create", {"id": task, **self.more["create"]}))
-        asked = {**self._handle.reset(task), **self.more["reset"]}
-        return self._shown(self._reader.begun(await self._posted("reset", asked))).said
+        self._handle = handle_of(await self._post("create", {"id": task, **self.more["create"]}))
+        body = {**self._handle.reset(task), **self.more["reset"]}
+        return self._note_actions(self._reader.begun(await self._post("reset", body))).text
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Send an action."""
         assert self._handle is not None, "reset comes first"
-        answer = await self._posted("step", self._handle.step(action))
-        seen = self._shown(self._reader.stepped(answer))
-        return seen.said, seen.reward, seen.is_done, False, {"is_valid": seen.is_valid}
+        answer = await self._post("step", self._handle.step(action))
+        seen = self._note_actions(self._reader.stepped(answer))
+        return seen.text, seen.reward, seen.is_done, False, {"is_valid": seen.is_valid}
 
     async def close(self) -> None:
-        """Close the environment; servers that know no `close` keep it until they end."""
+        """Close the environment; a server without `close` keeps it until the server ends."""
         try:
             if self._handle is not None:
-                await self._posted("close", self._handle.close(), may_be_unknown=True)
+                await self._post("close", self._handle.close(), may_be_unknown=True)
         finally:
             if self._http is not None:
                 await self._http.close()
 
-    def _shown(self, seen: Observed) -> Observed:
+    def _note_actions(self, seen: Observed) -> Observed:
         self.legal_actions = seen.legal_actions
         return seen
 
-    async def _posted(self, path: str, asked: Any, *, may_be_unknown: bool = False) -> Any:
-        """The answer to a request, as JSON.
+    async def _post(self, path: str, body: Any, *, may_be_unknown: bool = False) -> Any:
+        """Send a request and return the JSON of its answer.
 
         Raises:
             CapacityReached: the server has no room for another environment.
             EnvironmentFault: the server does not know the request, failed, or answered no JSON.
         """
         address = f"{self.url}{path}"
-        async with self._http.post(address, json=asked) as answer:
-            said = await answer.text()
+        async with self._http.post(address, json=body) as answer:
+            text = await answer.text()
         if answer.status == _FULL:
-            raise CapacityReached(f"{address} has no room: {said!r:.{_MOST_SHOWN}}")
+            raise CapacityReached(f"{address} has no room: {text!r:.{_MOST_SHOWN}}")
         if may_be_unknown and answer.status in _UNKNOWN:
             return None
         if answer.status != 200:
             raise EnvironmentFault(
-                f"{address} answered {answer.status} {answer.reason}: {said!r:.{_MOST_SHOWN}}"
+                f"{address} answered {answer.status} {answer.reason}: {text!r:.{_MOST_SHOWN}}"
             )
         try:
-            return json.loads(said)
+            return json.loads(text)
         except ValueError:
-            raise EnvironmentFault(f"{address} answered no JSON: {said!r:.{_MOST_SHOWN}}") from None
+            raise EnvironmentFault(f"{address} answered no JSON: {text!r:.{_MOST_SHOWN}}") from None
 
 
 def load(
@@ -102,14 +207,14 @@ def load(
     create: Mapping[str, Any] | None = None,
     reset: Mapping[str, Any] | None = None,
 ) -> type:
-    """A class of episodes.
+    """Return a class of episodes.
 
     Args:
         url: of the server, such as `http://127.0.0.1:36001`.
-        turns: most steps of an episode.
-        tasks: data items, from 0; the last fifth of them is held out.
+        turns: largest number of steps in an episode.
+        tasks: number of data items; the last fifth of them is held out.
         rules: in words; AgentGym has those of its servers in `agentenv/envs`.
-        create: sent with every `create`, beside the task.
+        create: sent with every `create`, in addition to the task.
         reset: sent with every `reset`, such as `world_type` to ALFWorld.
 
     Raises:
@@ -129,3 +234,38 @@ def load(
         max_turns=turns,
         rules=rules,
     )
+
+
+def handle_of(answer: Any) -> Handle:
+    """Return the environment from the answer to `create`.
+
+    Raises:
+        EnvironmentFault: there is none.
+    """
+    named = answer if isinstance(answer, Mapping) else {"env_idx": answer}
+    for name in _TASK:
+        if isinstance(number := named.get(name), int):
+            return Handle(name, number)
+    raise EnvironmentFault(f"create was answered without an environment: {_short(answer)}")
+
+
+def answer_of(seen: Observed, score: float, **more: Any) -> dict[str, Any]:
+    """Return the answer that carries an observation.
+
+    Args:
+        score: sum of all rewards of the episode.
+        more: further fields, such as `task_description`.
+    """
+    return {
+        "observation": seen.text,
+        "reward": seen.reward,
+        "score": score,
+        "done": seen.is_done,
+        "available_actions": list(seen.legal_actions),
+        "info": {"is_valid": seen.is_valid},
+        **more,
+    }
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.{_MOST_SHOWN}}"

@@ -1,7 +1,8 @@
 """`gymnasium:ID`: any registered environment of Gymnasium whose spaces have a text form.
 
-A task is a seed of Gymnasium's own: the same task begins, and goes on, the same way in all
-episodes of a trial.
+A task is a seed of Gymnasium's: the same task starts and continues the same way in all episodes of
+a trial. Observations and actions are converted between values and text; Gymnasium's toy text
+environments are described in words.
 """
 
 import inspect
@@ -10,62 +11,75 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mage_async.environments.loaders.loaded import TURNS, ListedActions, declared, library
+import numpy as np
+
+from mage_async.environments.loaders.loader import TURNS, ListedActions, declared, library
 from mage_async.environments.options import check_whole
-from mage_async.environments.user_code import own_code
+from mage_async.environments.user_calls import own_code
 from mage_async.errors import ConfigError
 
+spaces = library("gymnasium.spaces", "gymnasium")
 _HIGHLIGHTED = re.compile(r"\x1b\[[0-9;]*4[0-9]m(.)\x1b\[0m")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ANSI = "ansi"
 
+MOST_NUMBERS = 64
+"""Largest number of numbers in an observation."""
+MOST_ACTIONS = 1000
+"""Largest number of actions that are listed."""
+_ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
+Say = Callable[[Any], str]
+"""Maps an observation to text."""
+Read = Callable[[str], Any]
+"""Maps a text to an action; `None` if the text is none."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """What all episodes share."""
+class _Shared:
+    """Data shared by all episodes."""
 
     identity: str
     options: Mapping[str, Any]
     renders: bool
     read: Callable[[str], Any]
-    """What a text means; None where it is no action."""
+    """Maps a text to an action; `None` if the text is none."""
     say: Callable[[Any, Any], str]
-    """The environment without wrappers, and an observation."""
+    """Maps the environment without wrappers and an observation to text."""
 
     def make(self, task: int) -> Any:
-        """A new environment, with the options of a task."""
+        """Create an environment with the options of a task."""
         return _make(self.identity, self.options, task, self.renders)
 
 
 class Episode(ListedActions):
-    """One episode; see `load`."""
+    """One episode."""
 
-    made: _Made
+    shared: _Shared
     _own: Any = None
 
     def reset(self, seed: int, task: int) -> str:
-        """Make the environment, and reset it with the task as Gymnasium's seed."""
-        self._own = self.made.make(task)
+        """Create the environment, and reset it with the task as Gymnasium's seed."""
+        self._own = self.shared.make(task)
         observation, _ = self._own.reset(seed=task)
-        return self._said(observation)
+        return self._text(observation)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Step by what the text means; what means nothing is answered, and changes nothing."""
-        meant = self.made.read(action)
-        if meant is None:
-            told = f"{action!r:.60} is no action of {self._own.action_space!r:.100}"
-            return told, 0.0, False, False, {"is_valid": False}
-        observation, reward, terminated, truncated, _ = self._own.step(meant)
-        return self._said(observation), float(reward), bool(terminated), bool(truncated), {}
+        """Take the action of a text; a text that is no action is refused and changes nothing."""
+        value = self.shared.read(action)
+        if value is None:
+            refusal = f"{action!r:.60} is no action of {self._own.action_space!r:.100}"
+            return refusal, 0.0, False, False, {"is_valid": False}
+        observation, reward, terminated, truncated, _ = self._own.step(value)
+        return self._text(observation), float(reward), bool(terminated), bool(truncated), {}
 
     def close(self) -> None:
-        """Close the environment, where it was made."""
+        """Close the environment."""
         if self._own is not None:
             self._own.close()
 
-    def _said(self, observation: Any) -> str:
-        said = self.made.say(self._own.unwrapped, observation)
-        return f"{said}\n{_drawn(self._own.render())}" if self.made.renders else said
+    def _text(self, observation: Any) -> str:
+        text = self.shared.say(self._own.unwrapped, observation)
+        return f"{text}\n{_drawn(self._own.render())}" if self.shared.renders else text
 
 
 def load(
@@ -78,24 +92,20 @@ def load(
     render: bool = False,
     make: Mapping[str, Any] | None = None,
 ) -> type:
-    """A class of episodes.
+    """Return a class of episodes.
 
     Args:
         identity: as registered, such as `Taxi-v4`; `module:ID` imports the module first.
-        turns: most steps of an episode.
-        actions: words for the actions of a `Discrete` space, by number.
-        rules: in words; by default the environment's own first words.
-        render: also show what the environment draws as text, where it can.
+        turns: largest number of steps in an episode.
+        actions: words for the actions of a `Discrete` space, in order of their numbers.
+        rules: in words; by default the first paragraph of the environment's docstring.
+        render: whether observations also show what the environment draws as text.
         make: arguments of `gymnasium.make`.
 
     Raises:
         ConfigError: there is no such environment, it has no text form, or Gymnasium is missing.
     """
     name = f"gymnasium:{identity}"
-    library("gymnasium", "gymnasium")
-    from mage_async.environments.loaders.spaces import reader, sayer
-    from mage_async.environments.loaders.toy_text import TOYS
-
     check_whole(name, "turns", turns, 1, 100_000)
     options = dict(make or {})
     with own_code(name):
@@ -109,16 +119,14 @@ def load(
     return declared(
         Episode,
         name,
-        made=_Made(identity, options, render, read, say),
+        shared=_Shared(identity, options, render, read, say),
         max_turns=turns,
         legal_actions=legal,
-        rules=rules or f"{toy.rules if toy else _own_words(own)} {_asked(legal, probe)}",
+        rules=rules or f"{toy.rules if toy else _own_words(own)} {_instruction(legal, probe)}",
     )
 
 
 def _make(identity: str, options: Mapping[str, Any], task: int, renders: bool) -> Any:
-    from mage_async.environments.loaders.toy_text import made_with
-
     mode = {"render_mode": _ANSI} if renders else {}
     gymnasium = library("gymnasium", "gymnasium")
     return gymnasium.make(identity, disable_env_checker=True, **mode, **made_with(options, task))
@@ -128,19 +136,193 @@ def _without_own(say: Callable[[Any], str]) -> Callable[[Any, Any], str]:
     return lambda _, observation: say(observation)
 
 
-def _asked(legal: Sequence[str], probe: Any) -> str:
+def _instruction(legal: Sequence[str], probe: Any) -> str:
     if legal:
         return f"Answer with one of: {', '.join(legal)}."
     return f"Answer with an action of {probe.action_space!r:.200}, its numbers parted by spaces."
 
 
 def _own_words(own: Any) -> str:
-    """The first paragraph of the environment's docstring, or the name of its class."""
+    """Return the first paragraph of the environment's docstring, or the name of its class."""
     lines = (inspect.getdoc(type(own)) or "").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#")).strip()
     return " ".join(text.partition("\n\n")[0].split()) or type(own).__name__
 
 
 def _drawn(text: str) -> str:
-    """A drawing without colours; what a colour marked stands in brackets."""
+    """Return a drawing without colours; coloured backgrounds become brackets."""
     return _COLOUR.sub("", _HIGHLIGHTED.sub(r"[\1]", text)).strip("\n")
+
+
+# Gymnasium's spaces as text.
+
+
+def sayer(name: str, space: Any) -> Say:
+    """Return the function that writes observations of a space as text. Numbers have four digits.
+
+    Raises:
+        ConfigError: the space has no sensible text form, such as an image.
+    """
+    if isinstance(space, spaces.Text):
+        return str
+    if isinstance(space, spaces.Discrete):
+        return _number
+    if isinstance(space, _ARRAYS) and len(space.shape) <= 2:
+        if np.prod(space.shape) <= MOST_NUMBERS:
+            return _array
+    elif isinstance(space, spaces.Tuple):
+        return _tuple_sayer([sayer(name, each) for each in space.spaces])
+    elif isinstance(space, spaces.Dict):
+        return _dict_sayer({key: sayer(name, each) for key, each in space.spaces.items()})
+    raise ConfigError(
+        f"environment {name!r}: its observations, {_short(space)}, have no text form: numbers in "
+        f"at most two dimensions, {MOST_NUMBERS} of them at most, and text have one"
+    )
+
+
+def reader(name: str, space: Any, words: tuple[str, ...]) -> tuple[tuple[str, ...], Read]:
+    """Return the texts that are actions, empty if they cannot be listed, and the function that
+    reads a text.
+
+    Args:
+        words: one for each action of a `Discrete` space; empty: their numbers.
+
+    Raises:
+        ConfigError: the space has no text form, or the words do not fit.
+    """
+    if isinstance(space, spaces.Discrete) and space.n <= MOST_ACTIONS:
+        numbers = range(int(space.start), int(space.start + space.n))
+        texts = words or tuple(str(number) for number in numbers)
+        if len(texts) != len(numbers):
+            raise ConfigError(
+                f"environment {name!r}: `actions` must be {len(numbers)} words, got {len(texts)}"
+            )
+        return texts, dict(zip(texts, numbers, strict=True)).get
+    if words:
+        raise ConfigError(
+            f"environment {name!r}: `actions` are words for a Discrete space, not {_short(space)}"
+        )
+    if isinstance(space, spaces.Text):
+        return (), lambda text: text if space.contains(text) else None
+    if isinstance(space, _ARRAYS) and len(space.shape) == 1 and space.shape[0] <= MOST_NUMBERS:
+        return (), lambda text: _read_array(space, text)
+    raise ConfigError(
+        f"environment {name!r}: its actions, {_short(space)}, have no text form: a choice of at "
+        f"most {MOST_ACTIONS}, one row of numbers, and text have one"
+    )
+
+
+def _number(value: Any) -> str:
+    return f"{float(value):.4g}" if isinstance(value, float | np.floating) else str(int(value))
+
+
+def _array(value: Any) -> str:
+    rows = np.atleast_2d(value)
+    return "\n".join(" ".join(_number(each) for each in row) for row in rows)
+
+
+def _tuple_sayer(sayers: list[Say]) -> Say:
+    return lambda value: ", ".join(say(each) for say, each in zip(sayers, value, strict=True))
+
+
+def _dict_sayer(sayers: Mapping[str, Say]) -> Say:
+    return lambda value: "\n".join(f"{key}: {say(value[key])}" for key, say in sayers.items())
+
+
+def _read_array(space: Any, text: str) -> Any:
+    try:
+        numbers = np.array(text.replace(",", " ").split(), dtype=np.float64)
+    except ValueError:
+        return None
+    action = numbers.astype(space.dtype)
+    is_whole = np.issubdtype(space.dtype, np.floating) or bool((action == numbers).all())
+    return action if is_whole and space.contains(action) else None
+
+
+def _short(space: Any) -> str:
+    return f"{space!r:.100}"
+
+
+# Gymnasium's toy text environments in words.
+
+
+_TILES = {b"S": "the start", b"F": "ice", b"H": "a hole", b"G": "the goal"}
+_PLACES = ("Red", "Green", "Yellow", "Blue", "in the taxi")
+
+
+@dataclass(frozen=True, slots=True)
+class Toy:
+    """A toy environment in words: its own observations and actions are numbers without a meaning to
+    a reader.
+    """
+
+    rules: str
+    actions: tuple[str, ...]
+    """In order of their numbers."""
+    say: Callable[[Any, Any], str]
+    """Maps the environment without wrappers and an observation to text."""
+
+
+def made_with(options: Mapping[str, Any], task: int) -> dict[str, Any]:
+    """Return the arguments with which an environment is created.
+
+    `desc = "random"` means FrozenLake's own random map, the same for a task in all its episodes.
+    """
+    made = dict(options)
+    if made.get("desc") == "random":
+        frozen_lake = library("gymnasium.envs.toy_text.frozen_lake", "gymnasium")
+        size = 8 if made.pop("map_name", "4x4") == "8x8" else 4
+        made["desc"] = frozen_lake.generate_random_map(size=size, seed=task)
+    return made
+
+
+def _say_taxi(taxi: Any, state: Any) -> str:
+    row, column, passenger, destination = taxi.decode(state)
+    at = _PLACES[passenger]
+    return f"taxi at row {row}, column {column}; passenger {at}; to {_PLACES[destination]}"
+
+
+def _say_lake(lake: Any, state: Any) -> str:
+    row, column = divmod(int(state), lake.ncol)
+    return f"row {row}, column {column}: {_TILES[bytes(lake.desc[row, column])]}"
+
+
+def _say_cliff(cliff: Any, state: Any) -> str:
+    row, column = divmod(int(state), cliff.shape[1])
+    return f"row {row}, column {column}"
+
+
+def _say_blackjack(_: Any, observed: Any) -> str:
+    mine, dealer, has_ace = (int(each) for each in observed)
+    ace = "a usable ace" if has_ace else "no usable ace"
+    return f"your sum {mine}, {ace}; the dealer shows {dealer}"
+
+
+TOYS = {
+    "TaxiEnv": Toy(
+        "A taxi drives on 5 × 5 squares with walls. Bring the passenger from Red (row 0, column "
+        "0), Green (row 0, column 4), Yellow (row 4, column 0) or Blue (row 4, column 3) to one of "
+        "the others: +20 there, -1 a step, -10 for a pickup or dropoff that is not possible.",
+        ("south", "north", "east", "west", "pickup", "dropoff"),
+        _say_taxi,
+    ),
+    "FrozenLakeEnv": Toy(
+        "Cross a frozen lake from the start in row 0, column 0 to the goal in the last row and "
+        "column, which pays 1. A hole ends the episode. The ice may be slippery: a move may then "
+        "lead to the side.",
+        ("left", "down", "right", "up"),
+        _say_lake,
+    ),
+    "CliffWalkingEnv": Toy(
+        "Walk on 4 × 12 squares from row 3, column 0 to row 3, column 11. The squares between the "
+        "two in row 3 are a cliff: -100, and back to the start. A step costs 1.",
+        ("up", "right", "down", "left"),
+        _say_cliff,
+    ),
+    "BlackjackEnv": Toy(
+        "Blackjack: come closer to 21 than the dealer, and not above. A win pays 1, a loss -1.",
+        ("stick", "hit"),
+        _say_blackjack,
+    ),
+}
+"""By the name of the class."""

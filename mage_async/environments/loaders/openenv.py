@@ -1,32 +1,87 @@
-"""`openenv:URL`: an environment that a server offers over OpenEnv's WebSocket.
+"""`openenv:URL`: an environment on a server that speaks OpenEnv's WebSocket protocol.
 
-Every episode has a session of its own, which ends with it; a session that breaks costs its group
-alone. A task is the seed that `reset` is sent.
+Every episode has its own session, which ends with it; a broken session costs only its group. A task
+is the seed that `reset` sends.
 """
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from mage_async.environments.loaders.loaded import TURNS, declared, library
-from mage_async.environments.loaders.openenv_messages import ActionForm, form_of, observed
-from mage_async.environments.loaders.remote import Observed, address_of
+from mage_async.environments.loaders.loader import (
+    TURNS,
+    Observed,
+    address_of,
+    declared,
+    library,
+    texts_of,
+)
 from mage_async.environments.options import check_whole
-from mage_async.errors import SessionClosed
+from mage_async.errors import CapacityReached, EnvironmentFault, SessionClosed
 
 HEARTBEAT_S = 20.0
-"""After so long without a word the server is pinged; one that does not answer has gone."""
+"""Seconds of silence after which the server is pinged; a server that does not answer the ping has
+gone.
+"""
 _RULES = "You act in an environment step by step; what it says tells you what to do."
+METADATA = "metadata"
+"""A field of every action and every observation that agents neither write nor read."""
+_READERS = {"string": str, "integer": int, "number": float, "boolean": json.loads}
+"""Converters from text, by JSON type."""
+
+ErrorCode = Literal[
+    "INVALID_JSON",
+    "UNKNOWN_TYPE",
+    "VALIDATION_ERROR",
+    "EXECUTION_ERROR",
+    "CAPACITY_REACHED",
+    "SESSION_ERROR",
+]
+"""OpenEnv's error codes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionForm:
+    """Conversion of an action's text into the action's fields."""
+
+    fields: Mapping[str, Mapping[str, Any]]
+    """JSON schemas by name."""
+
+    def read(self, text: str) -> dict[str, Any] | None:
+        """Return the fields; `None` if the text does not have the form."""
+        try:
+            if (field := self._only()) is not None:
+                return {field: _READERS[self.fields[field]["type"]](text)}
+            found = json.loads(text)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
+    def instruction(self) -> str:
+        """Return the required form in words; empty if any text is valid."""
+        if (field := self._only()) is None:
+            return f"Answer with a JSON object: {json.dumps(self.fields)}"
+        kind = self.fields[field]["type"]
+        return "" if kind == "string" else f"Answer with the {field}: {kind}."
+
+    def _only(self) -> str | None:
+        """Return the field that a text fills, if the action has only one field."""
+        if len(self.fields) != 1:
+            return None
+        (name,) = self.fields
+        return name if self.fields[name].get("type") in _READERS else None
 
 
 class Episode:
-    """One episode, and the session it is played in; see `load`."""
+    """One episode, and its session."""
 
     url: str
     more: Mapping[str, Any]
     """Sent with every `reset`."""
     form: ActionForm | None = None
-    """Of the server's actions; asked once."""
+    """Form of the server's actions; requested once per class."""
 
     def __init__(self) -> None:
         self._http: Any = None
@@ -42,36 +97,38 @@ class Episode:
             async with self._http.get("schema", raise_for_status=True) as answer:
                 kind.form = form_of(await answer.json())
         self._socket = await self._http.ws_connect("ws", heartbeat=HEARTBEAT_S)
-        seen = await self._asked({"type": "reset", "data": {"seed": task, **self.more}})
-        return f"{seen.said}\n{kind.form.asked()}".strip()
+        seen = await self._request({"type": "reset", "data": {"seed": task, **self.more}})
+        return f"{seen.text}\n{kind.form.instruction()}".strip()
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Send an action; one that does not have the form of the server's is answered here."""
+        """Send an action; an action without the server's form is refused here."""
         assert self.form is not None, "reset comes first"
         fields = self.form.read(action)
         if fields is None:
-            return self.form.asked(), 0.0, False, False, {"is_valid": False}
-        seen = await self._asked({"type": "step", "data": fields})
-        return seen.said, seen.reward, seen.is_done, False, {"is_valid": seen.is_valid}
+            return self.form.instruction(), 0.0, False, False, {"is_valid": False}
+        seen = await self._request({"type": "step", "data": fields})
+        return seen.text, seen.reward, seen.is_done, False, {"is_valid": seen.is_valid}
 
     async def close(self) -> None:
-        """End the session, and wait until the server has ended it too: its place is free then."""
+        """End the session, and wait until the server has ended it too: only then its place
+        is free.
+        """
         try:
             if self._socket is not None:
-                await self._sent({"type": "close"})
+                await self._send({"type": "close"})
                 await self._socket.receive()
                 await self._socket.close()
         finally:
             if self._http is not None:
                 await self._http.close()
 
-    async def _asked(self, request: dict[str, Any]) -> Observed:
-        """The answer to a request.
+    async def _request(self, request: dict[str, Any]) -> Observed:
+        """Send a request and return its answer.
 
         Raises:
             SessionClosed: the connection is closed.
         """
-        await self._sent(request)
+        await self._send(request)
         message = await self._socket.receive()
         if not isinstance(message.data, str):
             raise SessionClosed(f"{self.url} has closed the session ({message.type.name})")
@@ -79,8 +136,8 @@ class Episode:
         self.legal_actions = seen.legal_actions
         return seen
 
-    async def _sent(self, request: dict[str, Any]) -> None:
-        """Send; where the server has just closed, what it said before that is still to be read."""
+    async def _send(self, request: dict[str, Any]) -> None:
+        """Send a request. If the server has just closed, its last message can still be read."""
         with suppress(ConnectionResetError):
             await self._socket.send_json(request)
 
@@ -93,13 +150,13 @@ def load(
     rules: str = _RULES,
     reset: Mapping[str, Any] | None = None,
 ) -> type:
-    """A class of episodes.
+    """Return a class of episodes.
 
     Args:
         url: of the server, such as `http://127.0.0.1:8000`.
-        turns: most steps of an episode.
+        turns: largest number of steps in an episode.
         rules: in words; the server's `GET /metadata` may have some.
-        reset: sent with every `reset`, beside the seed.
+        reset: sent with every `reset`, in addition to the seed.
 
     Raises:
         ConfigError: it is no such address, or aiohttp is missing.
@@ -116,3 +173,90 @@ def load(
         max_turns=turns,
         rules=rules,
     )
+
+
+# OpenEnv's messages: JSON over a WebSocket, one answer to each request but `close`.
+#
+# request                                    answer
+# {"type": "reset", "data": {"seed": 7}}     {"type": "observation", "data": {"observation": {…},
+# {"type": "step", "data": {action}}          "reward": 1.0, "done": false, "metadata": {…}}}
+# {"type": "state"}                          {"type": "state", "data": {…}}
+# {"type": "close"}                          –
+#                                            {"type": "error", "data": {"message": …, "code": …}}
+#
+# `GET /schema` describes the fields of an action. From `openenv` 0.10, `core/env_server/types.py`.
+
+
+def form_of(schema: Mapping[str, Any]) -> ActionForm:
+    """Return the form of a server's actions, from its answer to `GET /schema`.
+
+    Raises:
+        EnvironmentFault: the actions have no fields, as where tools are called over MCP.
+    """
+    fields = dict(schema.get("action", {}).get("properties", {}))
+    fields.pop(METADATA, None)
+    if not fields:
+        raise EnvironmentFault("the server's actions have no fields that a text could fill")
+    return ActionForm(fields)
+
+
+def observed(answer: Mapping[str, Any]) -> Observed:
+    """Read an answer. An action that the server refuses becomes an observation.
+
+    Raises:
+        CapacityReached: the server has no room for another session.
+        SessionClosed: the server has ended the session.
+        EnvironmentFault: the environment failed.
+    """
+    data = answer.get("data", {})
+    if answer.get("type") == "error":
+        return _refused(data)
+    fields = {key: value for key, value in data["observation"].items() if key != METADATA}
+    if (legal := texts_of(fields.get("legal_actions"))) is not None:
+        del fields["legal_actions"]
+    metadata = data.get(METADATA) or {}
+    return Observed(
+        _fields_text(
+            {key: value for key, value in fields.items() if value not in (None, "", [], {})}
+        ),
+        float(data.get("reward") or 0.0),
+        bool(data.get("done")),
+        bool(metadata.get("is_valid", True)),
+        legal or (),
+    )
+
+
+def _refused(data: Mapping[str, Any]) -> Observed:
+    code, message = data.get("code"), str(data.get("message", ""))
+    if code == "CAPACITY_REACHED":
+        raise CapacityReached(
+            f"{message}: let the server hold as many sessions as trials are played at once"
+        )
+    if code == "SESSION_ERROR":
+        raise SessionClosed(message)
+    if code != "VALIDATION_ERROR":
+        raise EnvironmentFault(f"{code}: {message}")
+    return Observed("This is no valid action.", 0.0, is_done=False, is_valid=False)
+
+
+def _fields_text(fields: Mapping[str, Any]) -> str:
+    """Return a single text as it is, several fields as one line each."""
+    texts = {
+        key: each if isinstance(each, str) else json.dumps(each) for key, each in fields.items()
+    }
+    if len(texts) == 1:
+        return next(iter(texts.values()))
+    return "\n".join(f"{key}: {text}" for key, text in texts.items())
+
+
+def observation_answer(seen: Observed) -> dict[str, Any]:
+    """Return the message that carries an observation."""
+    fields = {"text": seen.text, "legal_actions": list(seen.legal_actions)}
+    metadata = {"is_valid": seen.is_valid}
+    data = {"observation": {**fields, METADATA: metadata}, "reward": seen.reward}
+    return {"type": "observation", "data": {**data, "done": seen.is_done, METADATA: metadata}}
+
+
+def error_answer(code: ErrorCode, message: str, **more: Any) -> dict[str, Any]:
+    """Return the message that carries an error."""
+    return {"type": "error", "data": {"message": message, "code": code, **more}}

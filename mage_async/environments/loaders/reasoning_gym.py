@@ -1,7 +1,7 @@
-"""`reasoning-gym:DATASET`: an episode is a question of a dataset, scored by the dataset itself.
+"""`reasoning-gym:DATASET`: an episode is one question of a dataset, scored by the dataset itself.
 
 A task is an index of the dataset. Both methods are coroutines that never wait, because some
-datasets draw from the global random state: all coroutines share one thread.
+datasets draw from the global random state and all coroutines share one thread.
 """
 
 from collections.abc import Mapping
@@ -9,42 +9,42 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mage_async.environments.environment import Split
-from mage_async.environments.loaders.loaded import HELDOUT_SHARE, declared, library
+from mage_async.environments.loaders.loader import HELDOUT_SHARE, declared, library
 from mage_async.environments.options import check_whole
-from mage_async.environments.text_games.text_game import OwnLuck
-from mage_async.environments.user_code import own_code
+from mage_async.environments.random_state import IsolatedRandomState
+from mage_async.environments.user_calls import own_code
 from mage_async.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """What all episodes share."""
+class _Shared:
+    """Data shared by all episodes."""
 
     dataset: Any
     size: int
 
 
 class Episode:
-    """One question; see `load`."""
+    """One question."""
 
-    made: _Made
+    shared: _Shared
 
     def members(self, split: Split) -> range:
-        """Indices of the questions."""
-        num_train = self.made.size - self.made.size // HELDOUT_SHARE
-        return range(num_train) if split == "train" else range(num_train, self.made.size)
+        """Return the indices of a split's questions."""
+        num_train = self.shared.size - self.shared.size // HELDOUT_SHARE
+        return range(num_train) if split == "train" else range(num_train, self.shared.size)
 
     async def reset(self, seed: int, task: int) -> str:
-        """Ask the question of an index."""
-        self._luck = OwnLuck(task)
-        with self._luck:
-            self._entry = self.made.dataset[task]
+        """Return the question."""
+        self._random_state = IsolatedRandomState(task)
+        with self._random_state:
+            self._entry = self.shared.dataset[task]
         return self._entry["question"]
 
     async def step(self, action: str) -> tuple[str, float, bool]:
         """Score an answer."""
-        with self._luck:
-            score = float(self.made.dataset.score_answer(action, self._entry))
+        with self._random_state:
+            score = float(self.shared.dataset.score_answer(action, self._entry))
         return f"Score: {score:.2f}", score, True
 
 
@@ -57,11 +57,11 @@ def load(
     rules: str = "Answer the question. An answer is scored from 0 to 1.",
     config: Mapping[str, Any] | None = None,
 ) -> type:
-    """A class of questions.
+    """Return a class of questions.
 
     Args:
         dataset: a name of reasoning-gym's, such as `chain_sum`.
-        size: questions of both splits.
+        size: number of questions of both splits.
         seed: of the dataset.
         rules: in words.
         config: of the dataset, such as `min_terms`.
@@ -77,7 +77,9 @@ def load(
     return declared(
         Episode,
         name,
-        made=_Made(_dataset(name, dataset, {"size": size, "seed": seed, **(config or {})}), size),
+        shared=_Shared(
+            _dataset(name, dataset, {"size": size, "seed": seed, **(config or {})}), size
+        ),
         rules=rules,
         max_turns=1,
         min_return=0.0,
@@ -99,5 +101,5 @@ def _dataset(name: str, dataset: str, config: Mapping[str, Any]) -> Any:
             f"environment {name!r}: `config` has the unknown key {unknown[0]!r}; the dataset's "
             f"keys: {', '.join(keys)}"
         )
-    with own_code(name), OwnLuck(0):
+    with own_code(name), IsolatedRandomState(0):
         return factory.create_dataset(dataset, **config)

@@ -1,16 +1,16 @@
-"""`textarena:GAME`: games of TextArena for one player, by an allow-list of those that were tried.
+"""`textarena:GAME`: one-player games of TextArena, from a list of games that were tried.
 
-A task is a seed. TextArena draws from the global random state, which is its own here while it runs;
+A task is a seed. TextArena draws from the global random state, which is isolated while it runs;
 both methods are coroutines that never wait, because all coroutines share one thread.
 """
 
 import itertools
 from typing import Any
 
-from mage_async.environments.loaders.loaded import TURNS, ListedActions, declared, library
+from mage_async.environments.loaders.loader import TURNS, ListedActions, declared, library
 from mage_async.environments.options import check_whole
-from mage_async.environments.text_games.text_game import OwnLuck
-from mage_async.environments.user_code import own_code
+from mage_async.environments.random_state import IsolatedRandomState
+from mage_async.environments.user_calls import own_code
 from mage_async.errors import ConfigError
 
 TITLES = (
@@ -29,53 +29,57 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "Mastermind-v0": tuple(f"[{' '.join(code)}]" for code in itertools.permutations("123456", 4)),
     "TowerOfHanoi-v0": tuple(f"[{a} {b}]" for a, b in itertools.permutations("ABC", 2)),
 }
-"""What may be answered, where that is a short list; any text goes to the other games."""
+"""Legal actions of the games that have a short list; the others take any text."""
 
 _WORD_LISTS = (
     *("Wordle", "Hangman", "WordSearch", "WordLadder", "WordChains", "SpellingBee"),
     *("Codenames", "LetterAuction", "DontSayIt"),
 )
+"""Games that download word lists."""
 _JUDGED = ("Debate", "TwentyQuestions", "GuessWho", "ScenarioPlanning")
+"""Games that ask a language model over the network."""
 
 
 class Episode(ListedActions):
-    """One game; every call of the engine has the game's own luck. See `load`."""
+    """One game; every call of the engine uses the game's own random state."""
 
     identity: str
 
     async def reset(self, seed: int, task: int) -> str:
-        """Begin the game of a seed."""
-        self._luck = OwnLuck(task)
-        with self._luck:
+        """Start the game of a seed."""
+        self._random_state = IsolatedRandomState(task)
+        with self._random_state:
             self._game = _arena().make(self.identity)
             self._game.reset(num_players=1, seed=task)
-            said, _ = self._heard()
-        return said
+            text, _ = self._read_messages()
+        return text
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Answer; the game pays at its end."""
-        with self._luck:
+        """Send an answer; the game pays at its end."""
+        with self._random_state:
             is_over, _ = self._game.step(action)
-            said, is_valid = self._heard()
+            text, is_valid = self._read_messages()
         reward = float(self._game.state.rewards[0]) if is_over else 0.0
-        return said, reward, bool(is_over), False, {"is_valid": is_valid}
+        return text, reward, bool(is_over), False, {"is_valid": is_valid}
 
-    def _heard(self) -> tuple[str, bool]:
-        """What the game has said since the last turn, and whether it took that turn's action."""
+    def _read_messages(self) -> tuple[str, bool]:
+        """Return the game's messages since the last turn, and whether it accepted that turn's
+        action.
+        """
         _, messages = self._game.get_observation()
         refusal = _arena().ObservationType.GAME_ADMIN
         is_refused = any(kind is refusal for _, _, kind in messages)
         ends_by_it = self._game.state.game_info[0]["invalid_move"]
-        said = "\n".join(text for sender, text, _ in messages if sender < 0)
-        return said, not (is_refused or ends_by_it)
+        text = "\n".join(message for sender, message, _ in messages if sender < 0)
+        return text, not (is_refused or ends_by_it)
 
 
 def load(game: str, /, *, turns: int = TURNS) -> type:
-    """A class of games; its hidden beginning is what a trial has to find out.
+    """Return a class of games; a game's hidden initial state is its task variant.
 
     Args:
         game: a version of one of `TITLES`, such as `Mastermind-v0`.
-        turns: most turns of an episode.
+        turns: largest number of steps in an episode.
 
     Raises:
         ConfigError: the game is not on the list, or TextArena is not installed.
@@ -84,7 +88,7 @@ def load(game: str, /, *, turns: int = TURNS) -> type:
     check_whole(name, "turns", turns, 1, 100_000)
     if title not in TITLES:
         raise ConfigError(f"environment {name!r} {_why_not(title)}; there are {', '.join(TITLES)}")
-    with own_code(name), OwnLuck(0):
+    with own_code(name), IsolatedRandomState(0):
         _arena().make(f"{game}-raw")
     return declared(
         Episode,
@@ -98,7 +102,7 @@ def load(game: str, /, *, turns: int = TURNS) -> type:
 
 
 def _why_not(title: str) -> str:
-    """Why a game is not on the list."""
+    """Return why a game is not on the list."""
     if title in _WORD_LISTS:
         return "fetches word lists from the network (python -m nltk.downloader words)"
     if title in _JUDGED:

@@ -1,15 +1,11 @@
-"""The actor: plays every group it is granted, concurrently, on one engine whose weights change as
-it plays.
+"""The actor: plays the groups that it is granted, concurrently, on one engine whose weights change.
 
 task        waits for                       then
 receive     the learner's next message      loads weights, starts a group, forgets a trial
-group N     weights as new as its grant     plays its trials, each a task, or until the learner says
-                                            that they are no longer its own
-trial N.i   its turn on the engine          sends the result, keeps it until acknowledged
-heartbeat   the clock                       tells the learner what the engine has done
-
-The engine is made in a thread, and heartbeats go on meanwhile: reading and arranging the weights of
-a large model takes longer than a silence after which an actor is taken for dead.
+group N     weights as new as its grant     plays its trials, each a task, until they end or the
+                                            learner takes the group away
+trial N.i   completions of the engine       sends the result, keeps it until acknowledged
+heartbeat   the clock                       sends the learner the engine's counters
 """
 
 import asyncio
@@ -18,14 +14,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from mage_async.assembly import environment_of, experts_of, rules_of
+from mage_async.assembly import environment_of, rules_of
 from mage_async.config.schema import Config
 from mage_async.errors import RunError, TrialFault, WireError
 from mage_async.inference.chat_files import load_chat
+from mage_async.methods.method import Methods
+from mage_async.protocol.limits import MAX_REASON_CHARS
 from mage_async.protocol.messages import (
-    MAX_REASON_CHARS,
     Acknowledge,
     Goodbye,
     GroupDrop,
@@ -40,64 +37,89 @@ from mage_async.protocol.messages import (
     Unwanted,
     Welcome,
 )
-from mage_async.tasks.seats import plays
+from mage_async.tasks.task_stream import plays
 from mage_async.trajectory import Task
-from mage_async.trials.duels.begin import trials_of
-from mage_services.actor.heartbeats import beating
+from mage_async.trials.duels import trials_of
 from mage_services.actor.rollout import Stage, play_trial
-from mage_services.engines.accepting import loaded
-from mage_services.engines.choice import make_engine
-from mage_services.engines.engine import Engine
+from mage_services.engines.engine import Engine, make_engine
+from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.workers import Workers
-from mage_services.processes.priority import ACTOR, give_way
-from mage_services.processes.process import Status, run_process
-from mage_services.processes.startup import Startup, read_startup
-from mage_services.processes.time_accounting import TimeAccounting
-from mage_services.processes.wanted_files import WantedFiles
+from mage_services.processes.process import (
+    ACTOR,
+    Status,
+    TimeAccounting,
+    give_way,
+    run_process,
+    ticks,
+)
+from mage_services.processes.startup import RunFiles, Startup, read_startup
 from mage_services.transport.authentication import actor_keys, keys_in
-from mage_services.transport.peer_channel import PeerChannel
+from mage_services.transport.channels import PeerChannel
+
+T = TypeVar("T")
+
+HEARTBEAT_S = 1.0
+"""Seconds between the heartbeats that tell the learner that an actor or the evaluator lives."""
 
 
 @dataclass(slots=True)
 class Weights:
-    """The version the engine draws with, and the tasks that wait for a newer one."""
+    """The version the engine samples with, and the tasks that wait for a newer one."""
 
     version: int = -1
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def announce(self, version: int) -> None:
-        """The engine draws with `version` from here on."""
+        """Record that the engine samples with `version` from here on."""
         async with self._changed:
             self.version = version
             self._changed.notify_all()
 
     async def wait_for(self, version: int) -> None:
-        """Wait until the engine draws with `version` or newer. Cancellation leaves nothing."""
+        """Wait until the engine samples with `version` or newer. Cancellation leaves nothing."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.version >= version)
 
 
 class Channel(Protocol):
-    """What an actor needs of `PeerChannel`."""
+    """The methods of `PeerChannel` that an actor uses."""
 
     async def receive(self) -> Message:
-        """The learner's next message. Cancellation leaves every message where it was."""
+        """Return the learner's next message. Cancellation loses no message."""
 
     async def send(self, message: Message) -> None:
-        """Hand a message on. Cancellation while waiting leaves it unsent."""
+        """Send a message. Cancellation while waiting leaves it unsent."""
+
+
+async def beating(channel: Channel, heartbeat: Callable[[], Heartbeat], work: Awaitable[T]) -> T:
+    """Await `work`, sending a heartbeat each second, and return its result.
+
+    Cancellation cancels the work; a thread that it waits for goes on unnoticed.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        beat = tasks.create_task(_beat(channel, heartbeat), name="heartbeat")
+        done = await work
+        beat.cancel()
+    return done
+
+
+async def _beat(channel: Channel, heartbeat: Callable[[], Heartbeat]) -> None:
+    """Send heartbeats until cancelled."""
+    async for _ in ticks(HEARTBEAT_S):
+        await channel.send(heartbeat())
 
 
 async def here(path: Path) -> Path:
-    """A file that is on this machine already."""
+    """Return the path of a file that is on this machine already."""
     return path
 
 
 class Actor:
-    """One actor's life. `run` ends with the learner's goodbye.
+    """Plays groups until the learner's goodbye.
 
     Args:
-        played: is called after each group that was played to its end.
-        bring: brings weights to this machine.
+        played: called after each group that was played to its end.
+        bring: copies a file of the run to this machine, and returns its path there.
     """
 
     def __init__(
@@ -116,10 +138,12 @@ class Actor:
         self.time = TimeAccounting("no grant")
 
     async def run(self, first: Message) -> str:
-        """Take the learner's first message, then serve until the learner says goodbye; returns its
-        reason.
+        """Serve the learner until its goodbye, whose reason is returned.
 
         Cancellation abandons every trial; the learner grants their groups again.
+
+        Args:
+            first: the learner's first message.
         """
         async with asyncio.TaskGroup() as tasks:
             return await beating(self._channel, self._heartbeat, self._receive(first, tasks))
@@ -154,7 +178,10 @@ class Actor:
                 raise RunError(f"an actor cannot take {type(message).__name__}")
 
     async def _welcome(self, welcome: Welcome) -> None:
-        """Taken in, perhaps anew: what the learner may not have is sent again."""
+        """Answer a learner that has accepted this actor, perhaps after a restart.
+
+        Results that it may not have are sent again.
+        """
         if welcome.weights_path is not None and welcome.version > self._weights.version:
             await self._load(welcome.version, Path(welcome.weights_path))
         elif self._weights.version >= 0:
@@ -168,16 +195,16 @@ class Actor:
         await self._channel.send(loaded(version, receipt))
 
     async def _group(self, grant: GroupGrant) -> None:
-        """Play one group. The learner keeps its deadline, and says when the group is taken away.
+        """Play one group; the learner enforces its deadline.
 
-        Cancellation abandons its trials that are not finished.
+        Cancellation abandons the trials that are not finished.
         """
         await self._wait_for_weights(grant.version)
         await self._play(grant)
 
     async def _wait_for_weights(self, version: int) -> None:
         self._num_waiting += 1
-        self._note()
+        self._account()
         try:
             await self._weights.wait_for(version)
         finally:
@@ -185,7 +212,7 @@ class Actor:
 
     async def _play(self, grant: GroupGrant) -> None:
         self._num_playing += 1
-        self._note()
+        self._account()
         try:
             async with self._held(grant.rival):
                 await self._trials(grant)
@@ -194,13 +221,13 @@ class Actor:
             await self._give_up(grant, str(faults.exceptions[0]))
         finally:
             self._num_playing -= 1
-            self._note()
+            self._account()
 
     @asynccontextmanager
     async def _held(self, rival: Rival | None) -> AsyncIterator[None]:
-        """Have the engine hold the opponent's weights, where it is a version of the policy.
+        """Have the engine hold the weights of the opponent, where it is a past policy.
 
-        Cancellation lets them go.
+        Cancellation releases them.
         """
         if rival is None:
             yield
@@ -212,8 +239,8 @@ class Actor:
         finally:
             engine.let_go(rival.version)
 
-    def _note(self) -> None:
-        """Book the time: playing, or waiting for one of two things."""
+    def _account(self) -> None:
+        """Enter the state of the time accounting: playing, or what is waited for."""
         idle = "no fresh weights" if self._num_waiting else "no grant"
         self.time.enter("playing" if self._num_playing else idle)
 
@@ -230,7 +257,7 @@ class Actor:
                 )
 
     def _played(self, grant: GroupGrant) -> set[int]:
-        """Trials that the learner has, or will have when it takes what was sent."""
+        """Return the trials of a group that the learner has, or that were sent to it."""
         sent = {index for number, index in self._unacknowledged if number == grant.grant}
         return sent | set(grant.held)
 
@@ -239,8 +266,7 @@ class Actor:
         Cancellation abandons it, unless it was finished.
 
         Raises:
-            TrialFault: it holds what no message may, as a policy that has collapsed writes. Were
-                that to end the actor, the next one would be granted the same seeds, and end too.
+            TrialFault: the trial does not fit a message, as of a policy that has collapsed.
         """
         name = f"{grant.grant}.{grant.epoch}.{index}"
         run = stage.begin(task, index, name)
@@ -251,6 +277,8 @@ class Actor:
         try:
             await self._channel.send(result)
         except WireError as fault:
+            # a fault of the trial, not of the actor: were the actor to end, the next one would be
+            # granted the same seeds, and end too
             del self._unacknowledged[grant.grant, index]
             raise TrialFault(f"trial {index} cannot be sent: {fault}") from fault
 
@@ -265,7 +293,9 @@ class Actor:
         return Heartbeat(name=self._name, counters=statistics.counters(), blocked_s=seconds)
 
     def _shares(self, engine_s: float) -> dict[str, float]:
-        """Seconds by state; playing is the engine's forward and, for the rest, the environment."""
+        """Return seconds by state; playing is split into the engine's forward passes and the rest,
+        which is the environment.
+        """
         seconds = self.time.seconds()
         playing = seconds.pop("playing", 0.0)
         engine_s = min(engine_s, playing)
@@ -278,18 +308,18 @@ def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 
 async def main(startup: Startup, status: Status) -> None:
-    """Connect, wait to be taken in, play, and end with the learner."""
+    """Connect to the learner, play, and end with the learner."""
     config = startup.config
     hello = Hello(
         role="actor",
         name=startup.name,
         build=startup.build,
         config_digest=startup.config_digest,
-        credits=config.engine.max_contexts // config.admission.trials_per_group,
+        group_quota=config.engine.max_contexts // config.admission.trials_per_group,
     )
     keys = keys_in(actor_keys, startup.keys)
     with PeerChannel(startup.address, hello, keys=keys) as channel:
-        files = WantedFiles(status, startup.asks)
+        files = RunFiles(status, startup.asks)
         reason = await play(channel, config, startup.run.policy, startup.name, status, files.bring)
     status.send("done", reason=reason)
 
@@ -302,9 +332,12 @@ async def play(
     status: Status,
     bring: Callable[[Path], Awaitable[Path]] = here,
 ) -> str:
-    """Wait to be taken in, then play until the learner says goodbye; returns its reason.
+    """Wait until the learner accepts this actor, then play until its goodbye, whose reason is
+    returned. Cancellation abandons every trial.
 
-    `policy` is the directory of the model. Cancellation abandons every trial.
+    Args:
+        policy: directory of the model.
+        bring: copies a file of the run to this machine, and returns its path there.
     """
     welcome = await channel.receive()
     unready = partial(Heartbeat, name=name, counters={}, blocked_s={})
@@ -312,21 +345,26 @@ async def play(
     environment = environment_of(config)
     chat = load_chat(policy, thinking=config.transcript.thinking)
     stops = config.trial.stop_on_success
-    told = {"stops_on_success": stops, "expert": experts_of(config)}
-    rules = rules_of(config, environment, chat, config.trial.episodes, **told)
+    advisers = Methods(config, environment).advisers()
+    episodes = config.trial.episodes
+    rules = rules_of(config, environment, chat, episodes, stops_on_success=stops, advisers=advisers)
+    # In a thread, while heartbeats go on: reading and arranging the weights of a large model takes
+    # longer than the silence after which the learner takes an actor for dead.
     made = await beating(channel, unready, asyncio.to_thread(make_engine, config, policy, name))
     own = Workers.of(config.environment)
     async with made as engine, own as workers, asyncio.TaskGroup() as tasks:
-        introduction = tasks.create_task(_introduce(engine, status), name="introduction")
+        engine_report = tasks.create_task(_report_engine(engine, status), name="engine report")
         stage = Stage(environment, rules, chat, engine, workers)
         actor = Actor(channel, stage, name, partial(status.send, "played"), bring)
         reason = await actor.run(welcome)
-        introduction.cancel()
+        engine_report.cancel()
     return reason
 
 
-async def _introduce(engine: Engine, status: Status) -> None:
-    """Say what serves as soon as it does. Cancellation leaves it unsaid."""
+async def _report_engine(engine: Engine, status: Status) -> None:
+    """Send the supervisor a description of the engine as soon as it serves. Cancellation sends
+    nothing.
+    """
     facts = await engine.describe()
     status.send("ready")
     status.send("fact", text=facts)
@@ -334,4 +372,4 @@ async def _introduce(engine: Engine, status: Status) -> None:
 
 if __name__ == "__main__":
     give_way(ACTOR)
-    run_process(lambda status: main(read_startup("An actor of a run."), status))
+    run_process(lambda status: main(read_startup("An actor of a run.", status), status))

@@ -1,18 +1,15 @@
-"""The evaluator: plays frozen versions against fixed sets of tasks, and never blocks the training.
+"""The evaluator: plays published versions on fixed sets of tasks, and never blocks the training.
 
-During training the evaluator adds a point to the curve (train and held-out) for every version it is
-sent. At the end it plays the final sets with two causal controls: `blind` (earlier episodes are not
-in the context) and `swapped` (from the last episode on, another member is hidden). Adaptation is
-what the controls take away.
-
-Its engine, with a copy of the weights, is made when the evaluator has something to play: where
-`evaluation.every` is 0, after the training.
+During training it adds a point to the curve (train and held-out) for every version it is sent. At
+the end it plays the final sets with two causal controls: `blind` (earlier episodes are not in the
+context) and `swapped` (from the last episode on, another task variant is hidden). The return that a
+control takes away is adaptation. Where `evaluation.every` is 0, the engine is made after training.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,39 +21,59 @@ from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment, Split
 from mage_async.errors import RunError
 from mage_async.inference.chat_files import load_chat
+from mage_async.methods.method import Methods, overriding
 from mage_async.protocol.messages import Goodbye, Heartbeat, Hello, Loaded, Publication, Welcome
+from mage_async.results.diversity import Diversity, diversity
 from mage_async.results.durable_files import write_whole
-from mage_async.results.known_values import by_environment, references
 from mage_async.results.run_directory import RunDirectory
-from mage_async.results.run_files import read_document
-from mage_async.results.score import Score, environment_returns, score
+from mage_async.results.run_files import read_document, read_lines
+from mage_async.results.score import Score, by_environment, environment_returns, references, score
 from mage_async.tasks.task_stream import CURVE_SEED, FINAL_SEED, evaluation_tasks, swapped
-from mage_async.trajectory import Task, Trial
+from mage_async.trajectory import Guidance, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels.begin import Run
+from mage_async.trials.duels import Run
 from mage_async.trials.trial_as_dict import trial_as_dict
-from mage_services.actor.heartbeats import beating
-from mage_services.actor.recollection import Recall, recall_of, told_nothing
+from mage_services.actor.actor import beating
 from mage_services.actor.rollout import Stage, play_all
-from mage_services.engines.accepting import loaded
-from mage_services.engines.choice import make_engine
-from mage_services.engines.engine import Engine
+from mage_services.engines.engine import Engine, make_engine
+from mage_services.engines.weight_acceptance import loaded
 from mage_services.environments.workers import Workers
-from mage_services.processes.json_lines import append_lines
-from mage_services.processes.priority import EVALUATOR, give_way
-from mage_services.processes.process import Status, run_process
+from mage_services.processes.process import (
+    EVALUATOR,
+    Status,
+    TimeAccounting,
+    append_lines,
+    give_way,
+    run_process,
+)
 from mage_services.processes.startup import Startup, read_startup
-from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.transport.authentication import actor_keys, keys_in
-from mage_services.transport.peer_channel import PeerChannel
+from mage_services.transport.channels import PeerChannel
 from mage_services.weights.weight_group import on_disk
 
+GuidanceOf = Callable[[Task], Guidance | None]
+
+
+def no_guidance(task: Task) -> None:
+    """Return no guidance: the trial begins without text from a method."""
+
+
+def recorded_guidance(run: RunDirectory, config: Config, version: int) -> GuidanceOf:
+    """Return the guidance of evaluated trials, by the states of methods at a version.
+
+    The learner records the states before it announces the version, so they belong to the weights.
+    """
+    lines = [line for line in read_lines(run.memory) if line["version"] == version]
+    methods, records = Methods(config), {line["method"]: line for line in lines}
+    return lambda task: methods.evaluation_guidance(task, records)
+
+
 MORE_FIGURES = ("diversity", "harder")
-"""Parts of an evaluation that are measured where they are asked for."""
+"""Parts of an evaluation that `mage evaluate` measures on request."""
 
 
 class Evaluator:
-    """Plays sets of trials with whatever weights its engine holds."""
+    """Plays sets of trials with the weights that its engine holds."""
 
     def __init__(
         self,
@@ -73,28 +90,28 @@ class Evaluator:
         blind = replace(rules, keeps_history=False, reflects=False)
         self._blind = Stage(environment, blind, chat, engine, workers)
         self._at_once = config.engine.max_contexts
-        self._has_memory = config.graph_memory.strategies > 0
-        self.recall: Recall = told_nothing
-        """What each trial is told of earlier tasks."""
+        self._is_guided = bool(overriding(config, "evaluation_guidance"))
+        self.guidance: GuidanceOf = no_guidance
+        """The text with which each trial begins."""
         self._num_sets = 0
 
     async def curve(self, num_trials: int) -> dict[str, Score]:
-        """Train and held-out tasks of the curve's fixed set. Cancellation abandons them."""
+        """Play the train and held-out tasks of the curve. Cancellation abandons them."""
         return {
             split: await self.play(split, num_trials, CURVE_SEED) for split in ("train", "heldout")
         }
 
     async def final(self, num_trials: int) -> dict[str, Score]:
-        """The final sets with both controls; where there is a graph memory, also without what it
-        tells. Cancellation abandons them.
+        """The final sets with both controls; where a method guides trials, also without its
+        guidance. Cancellation abandons them.
         """
         sets = {
             split: await self.play(split, num_trials, FINAL_SEED) for split in ("train", "heldout")
         }
         sets["heldout_blind"] = await self.play("heldout", num_trials, FINAL_SEED, blind=True)
         sets["heldout_swapped"] = await self.play("heldout", num_trials, FINAL_SEED, swap=True)
-        if self._has_memory:
-            self.recall = told_nothing
+        if self._is_guided:
+            self.guidance = no_guidance
             sets["heldout_unguided"] = await self.play("heldout", num_trials, FINAL_SEED)
         return sets
 
@@ -105,11 +122,12 @@ class Evaluator:
         trials = await self._trials(split, num_trials, seed, blind=blind, swap=swap)
         return score(trials, self._environment)
 
-    async def repeated(self, num_tasks: int, repeats: int) -> list[list[Trial]]:
-        """Held-out tasks, each played so often with luck of the policy's own. Cancellation abandons
-        them.
+    async def diversity(self, num_trials: int, repeats: int) -> Diversity:
+        """Play held-out tasks `repeats` times each, about `num_trials` trials in all, and measure
+        how different the trajectories of a task are. Cancellation abandons the trials.
         """
         self._num_sets += 1
+        num_tasks = max(1, num_trials // repeats)
         tasks = evaluation_tasks(self._environment, "heldout", num_tasks, FINAL_SEED)
         runs = [
             self._begin(self._stage, task, repeat, f"e{self._num_sets}.{number}.{repeat}")
@@ -117,10 +135,12 @@ class Evaluator:
             for repeat in range(repeats)
         ]
         trials = await play_all(runs, self._engine, self._stage.workers, self._at_once)
-        return [trials[start : start + repeats] for start in range(0, len(trials), repeats)]
+        return diversity(
+            [trials[start : start + repeats] for start in range(0, len(trials), repeats)]
+        )
 
     async def samples(self, split: Split, count: int, version: int) -> list[dict[str, Any]]:
-        """A few whole trials to read."""
+        """Return a few whole trials as plain data, for people to read."""
         trials = await self._trials(split, count, FINAL_SEED, blind=False, swap=False)
         return [trial_as_dict(trial, self._chat, version) for trial in trials]
 
@@ -141,7 +161,7 @@ class Evaluator:
     def _begin(
         self, stage: Stage, task: Task, index: int, name: str, swap: Task | None = None
     ) -> Run:
-        return stage.guided(self.recall(task)).begin(task, index, name, swap)
+        return stage.guided(self.guidance(task)).begin(task, index, name, swap)
 
     def _swap(self, task: Task, split: Split, wanted: bool) -> Task | None:
         return swapped(task, self._environment, split) if wanted else None
@@ -155,11 +175,11 @@ def write_evaluation(
     blocked_s: dict[str, float],
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the final evaluation beside the reference values, and where its process's time went.
+    """Write the final evaluation, with reference values and the time accounting of its process.
 
     Args:
-        more: "diversity" and "harder", where they were measured; what an earlier evaluation of the
-            same version measured of them stays.
+        more: "diversity" and "harder", where they were measured. Where they were not, those of an
+            earlier evaluation of the same version stay.
     """
     earlier = read_document(run.evaluation)
     kept = {} if earlier.get("version") != version else earlier
@@ -177,8 +197,8 @@ def write_evaluation(
     write_whole(run.evaluation, json.dumps(document, indent=2))
 
 
-class Follower:
-    """Follows a run: a curve while it trains, the final sets at its end."""
+class CurveEvaluator:
+    """Evaluates a run: points of the curve while it trains, the final sets at its end."""
 
     def __init__(self, startup: Startup, status: Status, channel: PeerChannel) -> None:
         self._run, self._config, self._name = startup.run, startup.config, startup.name
@@ -187,7 +207,7 @@ class Follower:
         self.time = TimeAccounting("preparing")
 
     async def begin(self, evaluator: Evaluator, version: int) -> None:
-        """The curve's first point, and trials to read beside those of the end."""
+        """Measure the curve's first point, and write sample trials of the untrained policy."""
         self.time.enter("playing")
         if version == 0:
             await self._sample(evaluator, version)
@@ -196,18 +216,17 @@ class Follower:
     async def follow(
         self, evaluator: Evaluator, engine: Engine, environment: Environment, version: int
     ) -> None:
-        """Evaluate each version that is sent, in order, until goodbye; then the final sets.
+        """Evaluate each version that the learner sends until its goodbye, then the final sets.
 
-        Cancellation loses the evaluation under way.
+        Cancellation loses the current evaluation.
         """
         curve = self._curve(evaluator, engine, version)
         version = await beating(self._channel, self._heartbeat, curve)
         await self.finish(evaluator, environment, version)
 
     async def wait_for_end(self, version: int) -> None:
-        """Take what the learner sends until its goodbye, and load nothing.
-
-        Cancellation leaves nothing.
+        """Receive messages until the learner's goodbye, and load nothing. Cancellation leaves
+        nothing.
         """
         self.time.enter("no version")
         await beating(self._channel, self._heartbeat, self._load_nothing(version))
@@ -216,10 +235,12 @@ class Follower:
         while not isinstance(message := await self._channel.receive(), Goodbye):
             if isinstance(message, Publication | Welcome):
                 version = max(version, message.version)
-                await self._channel.send(Loaded(version=version))  # it need not be kept for us
+                await self._channel.send(
+                    Loaded(version=version)
+                )  # so that the learner may delete it
 
     async def _curve(self, evaluator: Evaluator, engine: Engine, version: int) -> int:
-        """Points of the curve until goodbye; returns the version that is loaded in the end."""
+        """Measure points of the curve until the learner's goodbye; return the last version."""
         self.time.enter("no version")
         while not isinstance(message := await self._channel.receive(), Goodbye):
             match message:
@@ -229,7 +250,7 @@ class Follower:
                     self.time.enter("playing")
                     await self._point(evaluator, version)
                 case Welcome() if message.weights_path and message.version > version:
-                    version = message.version  # of a restarted learner
+                    version = message.version  # the learner was restarted
                     await self.load(engine, version, Path(message.weights_path))
                 case Welcome():
                     await self._channel.send(Loaded(version=version))
@@ -239,34 +260,34 @@ class Follower:
         return version
 
     async def load(self, engine: Engine, version: int, path: Path) -> None:
-        """Draw with other weights, and say so: older ones need not be kept for us."""
+        """Load weights, and tell the learner, which may then delete older ones."""
         self.time.enter("loading")
         receipt = await engine.load(version, on_disk(path))
         await self._channel.send(loaded(version, receipt))
 
     def _heartbeat(self) -> Heartbeat:
-        """A restarted learner knows only the peers that have spoken to it."""
+        # a restarted learner knows only the peers that have sent it something
         return Heartbeat(name=self._name, counters={}, blocked_s=self.time.seconds())
 
     async def finish(self, evaluator: Evaluator, environment: Environment, version: int) -> None:
-        """The final sets with the last weights. Cancellation loses them."""
+        """Play the final sets with the last weights. Cancellation loses them."""
         self._status.send("evaluating", version=version)
         self.time.enter("playing")
-        evaluator.recall = recall_of(self._run, self._config, version)
+        evaluator.guidance = recorded_guidance(self._run, self._config, version)
         await self._sample(evaluator, version)
         sets = await evaluator.final(self._config.evaluation.final_trials)
         write_evaluation(self._run, sets, environment, version, self.time.seconds())
 
     async def _sample(self, evaluator: Evaluator, version: int) -> None:
-        """Write a few held-out trials down; the same tasks for the first and the last version."""
+        """Write a few held-out trials, of the same tasks for the first and the last version."""
         lines = await evaluator.samples("heldout", 6, version)
         append_lines(self._run.samples, (line | {"split": "heldout"} for line in lines))
 
     async def _point(self, evaluator: Evaluator, version: int) -> None:
-        """One point of the curve; the last version is measured by the final sets instead."""
+        """Measure a point of the curve; the final sets measure the last version instead."""
         if version == self._config.learner.steps or not self._config.evaluation.every:
             return
-        evaluator.recall = recall_of(self._run, self._config, version)
+        evaluator.guidance = recorded_guidance(self._run, self._config, version)
         sets = await evaluator.curve(self._config.evaluation.trials)
         line = {
             "version": version,
@@ -283,24 +304,24 @@ class Follower:
 
 
 async def main(startup: Startup, status: Status) -> None:
-    """Connect, measure what is sent, and end with the run."""
+    """Connect to the learner, evaluate its versions, and end with the run."""
     config = startup.config
     hello = Hello(
         role="evaluator",
         name=startup.name,
         build=startup.build,
         config_digest=startup.config_digest,
-        credits=0,
+        group_quota=0,
     )
     keys = keys_in(actor_keys, startup.keys)
     with PeerChannel(startup.address, hello, keys=keys) as channel:
-        follower = Follower(startup, status, channel)
+        curve_evaluator = CurveEvaluator(startup, status, channel)
         finished = _finished(startup)
         version, weights = finished or await _welcome(channel)
         is_idle = not finished and not config.evaluation.every
         if is_idle:
             status.send("ready")
-            await follower.wait_for_end(version)
+            await curve_evaluator.wait_for_end(version)
         environment = environment_of(config)
         chat = load_chat(startup.run.policy, thinking=config.transcript.thinking)
         made = await asyncio.to_thread(make_engine, config, startup.run.policy, startup.name)
@@ -309,20 +330,20 @@ async def main(startup: Startup, status: Status) -> None:
             episodes = config.evaluation.episodes
             evaluator = Evaluator(config, environment, chat, engine, workers, episodes)
             if finished is None and not is_idle:
-                await follower.load(engine, version, weights)
+                await curve_evaluator.load(engine, version, weights)
             if finished is None:
-                await follower.begin(evaluator, version)
+                await curve_evaluator.begin(evaluator, version)
             if finished is None and not is_idle:
-                await follower.follow(evaluator, engine, environment, version)
+                await curve_evaluator.follow(evaluator, engine, environment, version)
             else:
                 version, weights = finished or _last(startup)
                 await engine.load(version, weights)
-                await follower.finish(evaluator, environment, version)
+                await curve_evaluator.finish(evaluator, environment, version)
     status.send("done", reason="evaluated")
 
 
 async def _welcome(channel: PeerChannel) -> tuple[int, Path]:
-    """What the learner welcomes with. Cancellation leaves nothing."""
+    """Return the version and weights of the learner's welcome. Cancellation leaves nothing."""
     welcome = await channel.receive()
     if not isinstance(welcome, Welcome) or welcome.weights_path is None:
         raise RunError(f"expected to be welcomed with weights, got {type(welcome).__name__}")
@@ -330,8 +351,9 @@ async def _welcome(channel: PeerChannel) -> tuple[int, Path]:
 
 
 def _finished(startup: Startup) -> tuple[int, Path] | None:
-    """The last version, where training is over: an evaluator that was restarted since then has no
-    learner to welcome it.
+    """Return the last version and its weights where training is over, else None.
+
+    An evaluator that is restarted after the training has no learner to connect to.
     """
     run, steps = startup.run, startup.config.learner.steps
     if not run.learner.is_file() or json.loads(run.learner.read_text())["version"] != steps:
@@ -340,14 +362,14 @@ def _finished(startup: Startup) -> tuple[int, Path] | None:
 
 
 def _last(startup: Startup) -> tuple[int, Path]:
-    """The last version of a run whose learner has said goodbye."""
+    """Return the last version of a run whose learner has sent its goodbye."""
     if (last := _finished(startup)) is None:
         raise RunError("the learner said goodbye before its last step")
     return last
 
 
 def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path:
-    """A checkpoint of the run as a model directory; adapters are merged with what they adapt."""
+    """Return a checkpoint as a model directory, with adapters merged into the weights."""
     if config.policy.lora is None:
         return checkpoint
     from mage_async.policy.checkpoint import whole_policy  # brings transformers along
@@ -357,4 +379,4 @@ def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path
 
 if __name__ == "__main__":
     give_way(EVALUATOR)
-    run_process(lambda status: main(read_startup("The evaluator of a run."), status))
+    run_process(lambda status: main(read_startup("The evaluator of a run.", status), status))

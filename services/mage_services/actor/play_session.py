@@ -1,42 +1,48 @@
-"""A trial that a person sits in or watches: of which task, by which policy, under which rules."""
+"""A trial outside of training, which a person plays or watches: `mage play`, and `mage view`."""
 
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mage_async.assembly import environment_of, rules_of
+from mage_async.completion import Completion, Prompt
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
-from mage_async.environments.mix.parts import part_of
+from mage_async.environments.mix import component_of
+from mage_async.environments.user_calls import Call
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_async.tasks.population import version_of
-from mage_async.trajectory import Task
+from mage_async.tasks.population import name_of, version_of
+from mage_async.trajectory import Task, Trial
+from mage_async.trials.duels import PastPolicySide
+from mage_async.trials.human_play import HumanPlay, HumanPrompt, human_play
+from mage_services.environments.workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mage_async.trials.chat_format import ChatFormat
     from mage_services.actor.rollout import Stage
+    from mage_services.weights.weight_store import WeightFiles
 
 
 @dataclass(frozen=True, slots=True)
 class PlaySession:
-    """All that a trial outside of training needs."""
+    """A task, the policy that plays it, and how to make the engine."""
 
     environment: Environment
     task: Task
     chat: "ChatFormat"
     version: int
-    """Of the policy that plays."""
+    """Version of the policy."""
     make: "Callable[[], Stage]"
-    """Makes the stage, with an engine of its own."""
+    """Makes the stage with an engine of its own."""
 
 
 def check_policy(run: RunDirectory) -> None:
-    """Refuse a directory that is no run with a policy.
+    """Check that a directory is a run with a policy.
 
     Raises:
         RunError: it has no configuration, or no policy.
@@ -50,12 +56,12 @@ def check_policy(run: RunDirectory) -> None:
 def prepare(
     run: RunDirectory, member: str | None, seed: int | None, episodes: int | None
 ) -> PlaySession:
-    """The newest policy of a run and a task for it.
+    """Return a session of a run's newest policy and a task.
 
     Args:
-        member: that is played against; None: any held-out one.
-        seed: of the task's luck; None: a new one.
-        episodes: of the trial; None: as in training.
+        member: task variant; None: any held-out one.
+        seed: seed of the task; None: a new one.
+        episodes: episodes of the trial; None: as in training.
 
     Raises:
         RunError: the run has no policy.
@@ -67,18 +73,17 @@ def prepare(
     if member is not None:
         _check_member(environment, member)
 
-    # imported last: a wrong member is refused before torch is imported, which takes seconds
+    # imported here, so that a wrong member is refused before torch is imported, which takes seconds
     from mage_async.inference.chat_files import load_chat
     from mage_services.actor.rollout import Stage
-    from mage_services.engines.choice import make_engine
-    from mage_services.environments.workers import Workers
+    from mage_services.engines.engine import make_engine
 
     task = drawn_task(environment, member, seed)
     policy, version = newest(run, config)
     chat = load_chat(policy, thinking=config.transcript.thinking)
     rules = rules_of(config, environment, chat, episodes or config.trial.episodes)
 
-    def make() -> Stage:
+    def make() -> "Stage":
         engine, workers = make_engine(config, policy, "play"), Workers.of(config.environment)
         return Stage(environment, rules, chat, engine, workers)
 
@@ -92,17 +97,17 @@ def _check_member(environment: Environment, member: str) -> None:
 
 
 def drawn_task(environment: Environment, member: str | None, seed: int | None) -> Task:
-    """A held-out task, or the one asked for; a seed decides what was not."""
+    """Return a task of `member`, or of a held-out variant drawn by the seed."""
     seed = random.SystemRandom().getrandbits(31) if seed is None else seed
     source = random.Random(seed)
     chosen = member or source.choice(environment.members("heldout"))
-    seats = part_of(environment, chosen).seats()
+    seats = component_of(environment, chosen).seats()
     return Task(environment.facts.name, chosen, seed, source.choice(seats))
 
 
 def newest(run: RunDirectory, config: Config) -> tuple[Path, int]:
-    """The newest checkpoint as a model directory and its version, or the policy the run began
-    from.
+    """Return the newest checkpoint as a model directory, and its version; without a checkpoint, the
+    policy that the run began with, and 0.
     """
     found = sorted(run.checkpoints.glob("step_*"))
     if not found:
@@ -110,3 +115,71 @@ def newest(run: RunDirectory, config: Config) -> tuple[Path, int]:
     from mage_services.actor.evaluator import model_directory
 
     return model_directory(run, config, found[-1]), int(found[-1].name.removeprefix("step_"))
+
+
+Ask = Callable[[HumanPrompt], str]
+"""Shows the person the possible actions, and returns the answer; it blocks the event loop."""
+Tell = Callable[[str], None]
+"""Shows the person a text."""
+
+
+async def play_by_person(
+    play: HumanPlay,
+    ask: Ask,
+    complete: Callable[[Prompt], Awaitable[Completion]],
+    workers: Workers,
+    tell: Tell = print,
+) -> list[float]:
+    """Let a person play a trial; return the reward of each episode. Cancellation leaves nothing.
+
+    Args:
+        complete: samples the turns of an opponent that is a past policy.
+        workers: make the calls of an environment that waits.
+    """
+    wanted = next(play)
+    while True:
+        try:
+            if isinstance(wanted, Call):
+                wanted = play.send(await workers.perform(wanted))
+            elif isinstance(wanted, Prompt):
+                wanted = play.send(await complete(wanted))
+            else:
+                tell(wanted.text)
+                wanted = play.send(ask(wanted).strip() if wanted.is_question else "")
+        except StopIteration as end:
+            return end.value
+
+
+async def play_person_and_agent(
+    make: "Callable[[], Stage]",
+    task: Task,
+    weights: "WeightFiles",
+    ask: Ask | None = None,
+    tell: Tell = print,
+) -> tuple[list[float], Trial]:
+    """Have a person play a task, unless `ask` is None, and then the agent.
+
+    Cancellation abandons both.
+
+    Returns: the person's reward of each episode, and the agent's trial.
+
+    Raises:
+        RunError: the opponent is a past policy whose weights the run has not kept.
+    """
+    from mage_services.actor.rollout import play_trial
+
+    version, stage, rewards, meet = version_of(task.member), make(), list[float](), None
+    environment, rules = stage.environment, stage.rules
+    async with stage.engine as engine, stage.workers:
+        if version is not None:
+            if not (file := weights.file(version)).is_file():
+                kept = ", ".join(map(name_of, weights.versions()))
+                raise RunError(f"{file} is not there: the run has kept {kept}")
+            await engine.hold(version, file)
+            given = {"config": rules, "chat": stage.chat, "name": "person", "version": version}
+            meet = partial(PastPolicySide, environment, task, **given)
+        if ask is not None:
+            tell(component_of(environment, task.member).rules())
+            play = human_play(environment, task, rules.num_episodes, meet)
+            rewards = await play_by_person(play, ask, engine.complete, stage.workers, tell)
+        return rewards, await play_trial(stage.begin(task, 0, "play"), engine, stage.workers)

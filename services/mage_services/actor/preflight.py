@@ -1,59 +1,84 @@
-"""A look at a pretrained policy before a run's processes start, in a process of its own.
+"""What is checked before a run's processes start: that the policy fits the machine, and can play.
 
-The supervisor imports no torch. The process that does loads the policy once, plays a few turns,
-prints one line of JSON and ends, and its memory is free again before the run begins.
+A process of its own loads a pretrained policy once and plays a few turns, because the supervisor
+imports no torch; its memory is free again before the run begins.
 """
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from mage_async.config import config_file
-from mage_async.config.policy_source import local_policy
+from mage_async.config.policy import local_policy
 from mage_async.config.schema import Config, Pretrained, Tiny
-from mage_async.errors import DeterministicFailure, MageError
-from mage_async.preflight.files import Contexts, check_files, check_outline
-from mage_async.preflight.size import Size, check_size, tiny_size, with_deadlines
-from mage_async.trials.duels.begin import Run
+from mage_async.errors import ConfigError, DeterministicFailure, MageError
+from mage_async.plan.does_it_fit import (
+    Contexts,
+    Size,
+    check_files,
+    check_outline,
+    check_size,
+    tiny_size,
+    with_deadlines,
+)
+from mage_async.trials.duels import Run
 from mage_services.environments.workers import Workers
-from mage_services.processes.hardware import check_gpu
+from mage_services.processes.child_process import (
+    BlockingChannel,
+    BlockingChild,
+    die_with_parent,
+    inherited_socket,
+    last_line,
+    module_command,
+)
+
+if TYPE_CHECKING:
+    from mage_async.plan.plan import Device
 
 MODULE = "mage_services.actor.preflight"
 
 
 def look_at_policy(config: Config, num_actors: int, say: Callable[[str], None]) -> Config:
-    """Refuse what cannot work, say what the policy answers, and raise deadlines it would not keep.
+    """Check the policy of a run, play its first turns, and raise deadlines that it would miss.
+
+    Args:
+        say: takes lines for a person.
+
+    Returns: the configuration, with longer deadlines where they are needed.
 
     Raises:
         ConfigError, PolicyError: the policy cannot be trained or served as configured.
-        DeterministicFailure: the process that loads the policy found why not.
+        DeterministicFailure: the policy cannot be loaded or played.
     """
     if isinstance(config.policy, Tiny):
         _check_size(config, tiny_size(config.policy), num_actors)
         return config
     assert isinstance(config.policy, Pretrained)
     directory = local_policy(config.policy.source)
-    if directory is not None:  # what the files say needs no process
+    if directory is not None:  # files on this machine are checked without a process
         _check(config, directory, num_actors)
     say("policy: loading it once, to play its first turns")
     seen = _played(config, num_actors)
-    contexts = Contexts(**seen["contexts"])
+    contexts = seen.contexts
+    assert contexts is not None
     if contexts.longest > config.engine.max_tokens:
         say(
             f"policy: a trial may take up to {contexts.longest} tokens, more than "
             f"engine.max_tokens = {config.engine.max_tokens}: what outgrows that costs its group"
         )
-    if "sentence" not in seen:
+    if not seen.sentence:
         return config
-    turn_s = seen["turn_s"]
-    say(f"policy: {seen['sentence']}")
+    turn_s = seen.turn_s
+    say(f"policy: {seen.sentence}")
     say(f"policy: a turn of {config.admission.trials_per_group} trials took {turn_s:.1f} s")
     config, notes = with_deadlines(config, turn_s=turn_s, num_turns=contexts.num_turns)
     for note in notes:
@@ -72,70 +97,150 @@ def _check_size(config: Config, size: Size, num_actors: int) -> None:
     check_size(config, size, num_actors=num_actors, memory_bytes=memory)
 
 
-def _played(config: Config, num_actors: int) -> dict:
-    """What the process printed. Ctrl-C ends it, and this process."""
-    environment = os.environ | {
-        "PYTHONSAFEPATH": "1",
-        "OMP_NUM_THREADS": str(config.engine.threads),
-    }
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-m", MODULE, str(num_actors)],
-            input=config_file.dump(config),
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=False,
+class Look(msgspec.Struct, frozen=True):
+    """Ask the process to look at a policy."""
+
+    tables: dict[str, Any]
+    """The resolved configuration, as `config_file.as_tables` returns it."""
+    num_actors: int
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What the process found."""
+
+    failed: str = ""
+    """Why the policy cannot be used; "" where it can."""
+    contexts: Contexts | None = None
+    sentence: str = ""
+    """The first turns in words; "" where none was played."""
+    turn_s: float = 0.0
+    """Seconds of a turn of all trials of a group."""
+
+
+def _played(config: Config, num_actors: int) -> Seen:
+    """Have a process load the policy and play its first turns. Ctrl-C ends it, and this process."""
+    with TemporaryDirectory(prefix="mage-preflight-") as folder:
+        log = Path(folder) / "log"
+        child = BlockingChild[Seen](
+            module_command(MODULE),
+            Seen,
+            variables={"OMP_NUM_THREADS": str(config.engine.threads)},
+            log=log,
         )
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    lines = ended.stdout.splitlines()
-    if ended.returncode or not lines:
-        reason = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
-        raise DeterministicFailure(
-            f"the policy could not be loaded to play its first turns: {reason}"
-        )
-    seen = json.loads(lines[-1])
-    if "failed" in seen:
-        raise DeterministicFailure(seen["failed"])
+        try:
+            child.channel.send(Look(config_file.as_tables(config), num_actors))
+            seen = child.channel.receive()
+            code = child.process.wait()
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+        finally:
+            child.kill()
+        if seen is None or code:
+            raise DeterministicFailure(
+                "the policy could not be loaded to play its first turns: "
+                f"{last_line(log) or f'exit code {code}'}"
+            )
+    if seen.failed:
+        raise DeterministicFailure(seen.failed)
     return seen
 
 
-def _look(config: Config, num_actors: int) -> dict:
+def _look(config: Config, num_actors: int) -> Seen:
+    from mage_async.plan.first_turns import play_first_turns
     from mage_async.policy.prepare import source_directory
-    from mage_async.preflight.first_turns import play_first_turns
 
     assert isinstance(config.policy, Pretrained), "a tiny policy is not looked at"
     if config.learner.device != "cpu":
         check_gpu(config, num_actors)
     directory = source_directory(config.policy.source)
-    found: dict = {"contexts": asdict(_check(config, directory, num_actors))}
+    contexts = _check(config, directory, num_actors)
     with asyncio.Runner() as runner:
         workers = Workers.of(config.environment)
 
         def settle(run: Run) -> None:
             runner.run(_settle(run, workers))
 
-        seen = play_first_turns(config, directory, time.monotonic, settle)
+        turns = play_first_turns(config, directory, time.monotonic, settle)
         runner.run(workers.close())
-    if seen is not None:
-        found |= {"sentence": seen.sentence(), "turn_s": seen.turn_s}
-    return found
+    if turns is None:
+        return Seen(contexts=contexts)
+    return Seen(contexts=contexts, sentence=turns.sentence(), turn_s=turns.turn_s)
 
 
 async def _settle(run: Run, workers: Workers) -> None:
-    """Make the calls that a trial waits for."""
+    """Make the environment calls that a trial waits for."""
     while (call := run.next_call()) is not None:
         run.answer(await workers.perform(call))
 
 
+def device_for(config: Config, memory_gb: float = 0.0) -> "Device":
+    """Return the device on which a configuration's learner computes.
+
+    Args:
+        memory_gb: memory in 10^9 bytes, instead of what the device has; 0: what it has.
+
+    Raises:
+        ConfigError: the learner computes on a GPU that is neither here nor named.
+    """
+    from mage_async.plan.plan import GB, Device, device_of
+
+    if config.learner.device == "cpu":
+        own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Device("this machine", round(memory_gb * GB) or own)
+    named = config.hardware.gpu
+    if memory_gb:
+        return device_of(named, memory_gb)
+    return _own_gpu(config) or device_of(named)
+
+
+def check_gpu(config: Config, num_actors: int) -> None:
+    """Check that the learner fits the GPU on which it is to compute.
+
+    Raises:
+        ConfigError: it does not fit, or there is no GPU here; with the key to change.
+    """
+    from mage_async.plan.plan import plan_of
+
+    own = _own_gpu(config)
+    if own or config.hardware.gpu:
+        plan_of(config, device_for(config), num_actors).check()
+    if own is None:
+        raise ConfigError(
+            f'learner.device = "{config.learner.device}", but PyTorch finds no GPU here: set '
+            'learner.device = "cpu", or start the run where there is one'
+        )
+
+
+def _own_gpu(config: Config) -> "Device | None":
+    """Return the GPU of this machine on which the learner is to compute; None without one."""
+    import torch
+
+    from mage_async.plan.plan import GPUS, Device
+
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(torch.device(config.learner.device))
+    named = GPUS.get(config.hardware.gpu, Device("", 0))
+    has_bfloat16 = found.major >= 8
+    return replace(
+        named, name=found.name, memory_bytes=found.total_memory, has_bfloat16=has_bfloat16
+    )
+
+
 def main() -> None:
-    """Read a configuration from stdin, and print what was seen as the last line."""
+    """Receive a configuration, and send what was found."""
+    die_with_parent()
+    end = inherited_socket()
+    assert end is not None, "`mage train` starts this process"
+    parent: BlockingChannel[Look] = BlockingChannel(end, Look)
+    order = parent.receive()
+    if order is None:
+        return
     try:
-        found = _look(config_file.loads(sys.stdin.read()), int(sys.argv[1]))
+        seen = _look(config_file.from_tables(order.tables), order.num_actors)
     except MageError as error:
-        found = {"failed": str(error)}
-    print(json.dumps(found))
+        seen = Seen(failed=str(error))
+    parent.send(seen)
 
 
 if __name__ == "__main__":

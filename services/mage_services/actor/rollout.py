@@ -1,4 +1,8 @@
-"""Rollouts: trials played on an engine. The core says what to sample; this file waits for it."""
+"""Rollouts: trials played on an engine.
+
+A trial (`Run`) says which prompt to sample next; the coroutines here wait for the engine and the
+environment.
+"""
 
 import asyncio
 import math
@@ -12,48 +16,54 @@ from mage_async.environments.environment import Environment
 from mage_async.errors import CallFault, ContextFull, TurnOverdue
 from mage_async.trajectory import Guidance, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
-from mage_async.trials.duels.begin import Run, begin_trial
-from mage_async.trials.trial_rules import TrialRules
+from mage_async.trials.duels import Run, begin_trial
+from mage_async.trials.trial_config import TrialConfig
 from mage_services.engines.engine import Engine
 from mage_services.environments.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """All that trials of one kind share."""
+    """What trials of one kind share: environment, rules, chat format, engine."""
 
     environment: Environment
-    rules: TrialRules
+    rules: TrialConfig
     chat: ChatFormat
     engine: Engine
     workers: Workers = field(default_factory=Workers)
-    """Make the calls of a slow environment."""
+    """Workers that call environments whose methods may block."""
 
     def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> Run:
-        """A trial about to be played; against a version of the policy where that is its member."""
+        """Return a trial that is ready to be played.
+
+        Args:
+            index: of the trial in its group.
+            name: begins the names of its sequences on the engine.
+            swap: the task from the last episode on, for the `swapped` control.
+        """
         return begin_trial(
             self.environment, task, index, self.rules, self.chat, name=name, swap=swap
         )
 
     def under(self, num_episodes: int, max_turns: int) -> "Stage":
-        """The same with another horizon."""
-        rules = self.rules.under(self.environment, num_episodes, max_turns)
+        """Return a copy with another horizon: episodes of a trial and turns of an episode."""
+        rules = self.rules.with_horizon(self.environment, num_episodes, max_turns)
         return replace(self, rules=rules)
 
     def guided(self, guidance: Guidance | None) -> "Stage":
-        """The same for trials that are told strategies of earlier tasks, or of none."""
-        return replace(self, rules=self.rules.guided(guidance))
+        """Return a copy whose prompts hold strategies of earlier tasks; None: no strategies."""
+        return replace(self, rules=self.rules.with_guidance(guidance))
 
 
 async def play_trial(run: Run, engine: Engine, workers: Workers) -> Trial:
     """Play a trial to its end.
 
-    Cancellation aborts the turn being sampled; in every case the engine forgets the trial's
-    contexts, and what its environment holds is closed.
+    Cancellation aborts the turn being sampled. In every case the engine releases the trial's
+    sequences, and the objects of its environment are closed.
 
     Raises:
-        TurnOverdue: a turn was not drawn by its deadline, and aborted.
-        CallFault: a slow environment raised, took too long, or returned what it may not.
+        TurnOverdue: a turn was not sampled by its deadline, and was aborted.
+        CallFault: a call of the environment raised, took too long, or returned a wrong value.
     """
     began = time.monotonic()
     try:
@@ -62,6 +72,7 @@ async def play_trial(run: Run, engine: Engine, workers: Workers) -> Trial:
             run.receive(await _complete(prompt, engine))
             await _settle(run, workers)
     finally:
+        # After a normal end nothing is left to abandon.
         workers.close_behind(run.abandon())
         for context in run.contexts():
             engine.release(context)
@@ -69,13 +80,13 @@ async def play_trial(run: Run, engine: Engine, workers: Workers) -> Trial:
 
 
 async def _settle(run: Run, workers: Workers) -> None:
-    """Make the calls that a run waits for. Cancellation abandons the one under way."""
+    """Make the environment calls that a trial waits for. Cancellation abandons the current one."""
     while (call := run.next_call()) is not None:
         run.answer(await workers.perform(call))
 
 
 async def _complete(prompt: Prompt, engine: Engine) -> Completion:
-    """Draw a turn within its deadline. Cancellation aborts it."""
+    """Sample a turn within its deadline. Cancellation aborts it."""
     try:
         async with asyncio.timeout(None if math.isinf(prompt.deadline_s) else prompt.deadline_s):
             return await engine.complete(prompt)
@@ -86,10 +97,10 @@ async def _complete(prompt: Prompt, engine: Engine) -> Completion:
 async def play_all(
     runs: Sequence[Run], engine: Engine, workers: Workers, at_once: int
 ) -> list[Trial]:
-    """Play trials concurrently, at most `at_once` of them; results in the order of `runs`.
+    """Play trials concurrently, at most `at_once` of them; return them in the order of `runs`.
 
-    One that outgrows the engine's context, or whose slow environment fails, ends there and says so
-    (`Trial.cut_at`): it counts among the others. Cancellation aborts all of them.
+    A trial that outgrows the engine's context, or whose environment fails, ends there
+    (`Trial.cut_at`) and is returned like the others. Cancellation aborts all of them.
     """
     room = asyncio.Semaphore(at_once)
 

@@ -1,20 +1,76 @@
 """The `mage` command line: one tree of commands, and the one place where an error is shown.
 
-Without a command `mage` trains: `mage --config scout` is `mage train --config scout`, and `launch`
-is an older name of `train`. Building the tree imports no torch, so that help is quick; a command
-imports what it computes with when it runs.
+Without a command `mage` trains: `mage --config scout` is `mage train --config scout`. Building the
+tree imports no torch, so that help is quick; a command imports what it computes with when it runs.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from mage_async.errors import MageError, RunFailed
-from mage_services.cli.commands import COMMANDS
+from mage_services.cli import (
+    ablate,
+    completion,
+    config,
+    doctor,
+    evaluate,
+    journal,
+    keys,
+    plan,
+    play,
+    replay,
+    report,
+    serve_environment,
+    sweep,
+    track,
+    train,
+    view,
+)
+
+
+class Command(Protocol):
+    """A command of `mage`, which is a module."""
+
+    HELP: str
+    """One sentence for `mage --help`."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the arguments of the command; the parser has `HELP` as its description."""
+        ...
+
+    def run(self, given: argparse.Namespace) -> int:
+        """Carry out the command, and return the exit status.
+
+        Raises:
+            RunFailed: work had begun, and failed.
+            MageError: the command cannot be carried out.
+        """
+        ...
+
+
+COMMANDS: dict[str, Command] = {
+    "train": train,
+    "evaluate": evaluate,
+    "play": play,
+    "view": view,
+    "report": report,
+    "doctor": doctor,
+    "replay": replay,
+    "journal": journal,
+    "track": track,
+    "sweep": sweep,
+    "ablate": ablate,
+    "keys": keys,
+    "serve-environment": serve_environment,
+    "plan": plan,
+    "config": config,
+    "completion": completion,
+}
+
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
-OLDER_NAMES = {"launch": "train"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,8 +84,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name, and return its exit status.
 
-    A `MageError` becomes one line on stderr; the status is 1 where something that had begun failed,
-    and 2 where nothing could begin.
+    A `MageError` becomes one line on stderr. The status is then 1 where work had begun, else 2.
     """
     given = command_tree().parse_args(_with_command(arguments))
     status = EXIT_USAGE
@@ -44,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def command_tree() -> argparse.ArgumentParser:
-    """The parser of all commands; a parsed command line has its `command` and what to `run`."""
+    """Return the parser of all commands; it sets `command` and the function to `run`."""
     tree = Parser(
         prog="mage",
         description="Train a language agent that learns to learn, and look at what it has learned.",
@@ -61,8 +116,6 @@ def command_tree() -> argparse.ArgumentParser:
 
 def _with_command(arguments: Sequence[str]) -> list[str]:
     first = arguments[0] if arguments else ""
-    if first in OLDER_NAMES:
-        return [OLDER_NAMES[first], *arguments[1:]]
     is_option = first.startswith("-") and first not in ("-h", "--help")
     return ["train", *arguments] if is_option or not first else list(arguments)
 

@@ -1,1 +1,1 @@
-"""Runs on the nodes of a Ray cluster: placed, started, kept, provided with files, and examined."""
+"""Runs on a Ray cluster: placing processes on nodes, bringing them files, examining nodes."""

@@ -1,4 +1,4 @@
-"""The connection of this process to a Ray cluster, and the nodes that the cluster has."""
+"""The connection of this process to a Ray cluster, and the cluster's nodes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,23 +11,23 @@ from mage_async.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that lives."""
+    """A living node of the cluster."""
 
     id: str
-    """Of Ray's, in hex."""
+    """Ray's id of the node, in hex."""
     address: str
     cores: float
     gpus: float
 
     @property
     def name(self) -> str:
-        """What people call it; the start of its id tells nodes of one machine apart."""
+        """Its name for people. The start of the id distinguishes nodes of one machine."""
         return f"{self.address} ({self.id[:6]})"
 
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Be a driver of a cluster: what is started in it ends with this context.
+    """Connect as a driver of a cluster. Ray actors started within the context end with it.
 
     Args:
         address: "auto" for the cluster of this machine, or HOST:PORT of its head node.
@@ -59,7 +59,7 @@ def joined(address: str) -> Iterator[None]:
 
 
 def nodes() -> list[Node]:
-    """The nodes that live, by address."""
+    """Return the living nodes, sorted by address."""
     import ray
 
     found = [_node(facts) for facts in ray.nodes() if facts["Alive"]]
@@ -67,7 +67,7 @@ def nodes() -> list[Node]:
 
 
 def own_node() -> Node:
-    """The node that this process runs on."""
+    """Return the node that this process runs on."""
     import ray
 
     own = ray.get_runtime_context().get_node_id()
@@ -81,7 +81,7 @@ def _node(facts: dict[str, Any]) -> Node:
 
 
 def on(node: Node) -> Any:
-    """Ray's way to say: on this node and on no other."""
+    """Return Ray's scheduling strategy for this node and no other."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node.id, soft=False)

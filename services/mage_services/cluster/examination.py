@@ -1,7 +1,19 @@
-"""What `mage doctor --cluster` finds out: a probe on every node, all asked at once."""
+"""The facts that `mage doctor --cluster` collects, by a probe on every node, all at once.
 
+The sentences about them are made in `mage_async/doctor/cluster_faults.py`.
+"""
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from mage_async.config.schema import Config, Pretrained
@@ -9,19 +21,122 @@ from mage_async.doctor.cluster_faults import ClusterFacts, Needs, NodeFacts
 from mage_async.errors import ConfigError
 from mage_services.cluster.connection import Node, joined, nodes, on, own_node
 from mage_services.cluster.placement import Bundles, port_of
-from mage_services.cluster.probe import Probe, model_digest
+from mage_services.processes.startup import build_digest
+
+LIBRARIES = ("torch", "transformers", "pyzmq", "msgpack", "safetensors", "ray")
+CONNECT_S = 3.0
+BLOCK_BYTES, MOST_BLOCKS = 1 << 16, 64
+"""Size and largest number of the blocks read of a file, evenly spread. A part is enough, because
+training changes every tensor."""
+
+
+class Probe:
+    """Ray actor that looks at one node before a run is started there, and returns plain data.
+
+    A probe that listens on a port does so until it ends.
+    """
+
+    def __init__(self) -> None:
+        self._listener: socket.socket | None = None
+
+    def now(self) -> float:
+        """Return the node's clock, in seconds since 1970."""
+        return time.time()
+
+    def facts(self, source: str) -> dict[str, Any]:
+        """Return the fields of `NodeFacts` that do not depend on other nodes.
+
+        Args:
+            source: `policy.source`; "" if the policy is built anew.
+        """
+        digest, _ = model_digest(source)
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        return {
+            "versions": _versions(),
+            "free_bytes": free,
+            "gpus": _num_gpus(),
+            "model": digest,
+        }
+
+    def listen(self, host: str, port: int) -> tuple[int, str]:
+        """Listen as the learner will; return the port, and why listening failed or ""."""
+        listener = socket.socket()
+        try:
+            listener.bind((host, port))
+        except OSError as fault:
+            return port, fault.strerror or str(fault)
+        listener.listen()
+        self._listener = listener
+        return listener.getsockname()[1], ""
+
+    def reaches(self, host: str, port: int) -> str:
+        """Connect to an address; return why that failed, or ""."""
+        try:
+            with socket.create_connection((host, port), timeout=CONNECT_S):
+                return ""
+        except OSError as fault:
+            return fault.strerror or str(fault)
+
+
+def model_digest(source: str) -> tuple[str, int]:
+    """Return a digest of the model that `policy.source` names on this machine, and its bytes.
+
+    The digest is "" if this machine has no such model. Large files are read in part, so this takes
+    seconds for a model of any size.
+    """
+    folder = _folder_of(source) if source else None
+    if folder is None:
+        return "", 0
+    state, num_bytes = blake2b(digest_size=6), 0
+    for file in sorted(each for each in folder.iterdir() if each.is_file()):
+        size = file.stat().st_size
+        num_bytes += size
+        state.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as opened:
+            for start in range(0, size, max(BLOCK_BYTES, size // MOST_BLOCKS)):
+                opened.seek(start)
+                state.update(opened.read(BLOCK_BYTES))
+    return state.hexdigest(), num_bytes
+
+
+def _folder_of(source: str) -> Path | None:
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+
+
+def _versions() -> dict[str, str]:
+    found = {"Python": sys.version.split()[0], "mage_async": build_digest()}
+    for library in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[library] = version(library)
+    return found
+
+
+def _num_gpus() -> int:
+    """Count the GPUs that NVIDIA's driver lists. Never run on a GPU."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return len(listed.stdout.splitlines())
+
 
 ANSWER_S = 30.0
-"""For a node to start its probe, and to say what it has."""
+"""Seconds for a node to start its probe and to answer."""
 NUM_CLOCK_CALLS = 5
-"""The shortest of them says most."""
+"""The fastest call gives the best estimate of a clock's offset."""
 
 
 def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts, Needs]:
-    """Look at every node of a cluster.
+    """Look at every node of a cluster, and say what a run of this configuration needs.
 
-    The learner is taken to run on this machine's node, as it does where the run's directory is seen
-    from no other.
+    The learner is assumed to run on this machine's node, which has the run's directory.
 
     Raises:
         ConfigError: there is no such cluster, or this machine's own node does not answer.
@@ -31,11 +146,11 @@ def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts
         probes = {node: _probe(node) for node in found}
         source = _source_of(config)
         answers = _answers({node: probe.facts.remote(source) for node, probe in probes.items()})
-        said = {node: facts for node, facts in answers.items() if not isinstance(facts, str)}
-        clocks = {node: _clock(probes[node]) for node in said}
-        if own not in said:
+        answered = {node: facts for node, facts in answers.items() if not isinstance(facts, str)}
+        clocks = {node: _clock(probes[node]) for node in answered}
+        if own not in answered:
             raise ConfigError(f"this machine's own node {own.name} does not answer: {answers[own]}")
-        where, unreached = _reached(config, own, {node: probes[node] for node in said})
+        where, unreached = _reached(config, own, {node: probes[node] for node in answered})
         described = {
             node: NodeFacts(
                 node.name,
@@ -44,7 +159,7 @@ def examine(address: str, config: Config, num_actors: int) -> tuple[ClusterFacts
                 unreached=unreached.get(node, ""),
                 **facts,
             )
-            for node, facts in said.items()
+            for node, facts in answered.items()
         }
     silent = [(node.name, why) for node, why in answers.items() if isinstance(why, str)]
     facts = ClusterFacts(
@@ -63,13 +178,13 @@ def _probe(node: Node) -> Any:
     return ray.remote(Probe).options(num_cpus=0, scheduling_strategy=on(node)).remote()
 
 
-def _answers(asked: dict[Node, Any]) -> dict[Node, Any]:
-    """What each node answers; a sentence where it cannot, or does not within `ANSWER_S`."""
+def _answers(references: dict[Node, Any]) -> dict[Node, Any]:
+    """Return each node's answer, or a sentence if it fails or takes longer than `ANSWER_S`."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
     due, answers = time.monotonic() + ANSWER_S, dict[Node, Any]()
-    for node, reference in asked.items():
+    for node, reference in references.items():
         try:
             answers[node] = ray.get(reference, timeout=max(0.0, due - time.monotonic()))
         except GetTimeoutError:
@@ -80,7 +195,7 @@ def _answers(asked: dict[Node, Any]) -> dict[Node, Any]:
 
 
 def _clock(probe: Any) -> float:
-    """How far a node's clock is ahead of this process's, in seconds."""
+    """Return how far a node's clock is ahead of this process's, in seconds."""
     import ray
 
     offsets = list[tuple[float, float]]()
@@ -93,15 +208,19 @@ def _clock(probe: Any) -> float:
 
 
 def _reached(config: Config, own: Node, probes: dict[Node, Any]) -> tuple[str, dict[Node, str]]:
-    """Listen where the learner would, and connect from every node; the address, and what failed."""
+    """Listen where the learner would, and connect from every node.
+
+    Returns:
+        The address, and why nodes could not connect, by node.
+    """
     import ray
 
     port, fault = ray.get(probes[own].listen.remote(own.address, port_of(config)))
     address = f"tcp://{own.address}:{port}"
     if fault:
         return address, {own: fault}
-    asked = {node: probe.reaches.remote(own.address, port) for node, probe in probes.items()}
-    return address, {node: why for node, why in _answers(asked).items() if why}
+    references = {node: probe.reaches.remote(own.address, port) for node, probe in probes.items()}
+    return address, {node: why for node, why in _answers(references).items() if why}
 
 
 def _needs(config: Config, num_actors: int, has_gpus: bool) -> Needs:
@@ -113,5 +232,5 @@ def _needs(config: Config, num_actors: int, has_gpus: bool) -> Needs:
 
 
 def _source_of(config: Config) -> str:
-    """`policy.source`; "" where the policy is built anew."""
+    """Return `policy.source`, or "" if the policy is built anew."""
     return config.policy.source if isinstance(config.policy, Pretrained) else ""

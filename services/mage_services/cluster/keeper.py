@@ -1,16 +1,16 @@
-"""Ray's actor around one process of a run: starts it, relays its status lines, brings it files.
+"""A Ray actor around one process of a run (`Keeper`), and one that serves the run's files to it.
 
-The process is the one that a supervisor starts on its own machine, by the same `Child`. A keeper is
-scheduled into the bundle that was reserved for its process, so Ray has chosen the node, and the
-GPUs that the process sees. A keeper ends with its node, and the process with its keeper.
-
-A process whose run directory is on another machine lives in a folder of its keeper's. What it asks
-for comes through Ray's object store, once a node, from `served_files.py`.
+A keeper starts the process as a supervisor would (`SupervisedProcess`), relays its status lines,
+and brings it files. Ray schedules the keeper into the bundle reserved for the process, and so
+chooses the node and the GPUs that the process sees. A keeper ends with its node, and the process
+with its keeper. If the run's directory is on another machine, the process works in a temporary
+folder of the keeper's; `ServedFiles` sends it the files through Ray's object store.
 """
 
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +19,17 @@ from typing import Any
 
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cluster.connection import own_node
-from mage_services.processes.child import Child, Spec
+from mage_services.processes.startup import BroughtFile
+from mage_services.processes.supervised_process import ProcessSpec, SupervisedProcess
 
 KEPT_WEIGHTS = 4
-"""Versions on a node's disk: an engine's, its next one, and opponents that are about to be read."""
+"""Versions of the weights kept on a node's disk: the engine's, its next, and opponents' soon to be
+read."""
 ACTOR_KEYS = ("learner.key", "actor.key_secret")
 LOG_BYTES = 1 << 20
-"""Of what a process printed, the end that the run keeps."""
+"""Length of the end of a process's output that is copied into the run's log."""
 ENDED = "ended"
-"""The last event of a life; its fields are those of `End`."""
+"""Name of the last event of a process; it carries an `End`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +40,37 @@ class End:
     epitaph: str
     was_silent: bool
     printed: str
-    """The end of its log, where that is not in the run's directory."""
+    """The end of its log, if the log is not in the run's directory."""
 
 
 class Keeper:
-    """See the module.
+    """Ray actor that keeps one process of a run.
 
     Args:
-        root: the run's directory, where that is.
-        keys: the directory of its keys, where that is.
-        source: Ray's handle of a `ServedFiles`; None: both are on this node.
+        root: the run's directory, on the run's machine.
+        keys: the directory of its keys, on the run's machine.
+        source: Ray handle of a `ServedFiles`; None: this node is the run's machine.
     """
 
     def __init__(self, root: Path, keys: Path, source: Any | None) -> None:
         self._root, self._keys, self._source = root, keys, source
-        self._child: Child | None = None
+        self._child: SupervisedProcess | None = None
         self._weights: list[Path] = []
 
     async def node(self) -> str:
-        """What people call the node. The first call returns when Ray has placed the keeper."""
+        """Return the node's name; the first call returns once Ray has placed the keeper."""
         return own_node().name
 
-    async def live(self, spec: Spec, silence_s: float) -> AsyncIterator[dict[str, Any]]:
-        """One life of a process: its status lines, and at last its end.
+    async def live(self, spec: ProcessSpec, silence_s: float) -> AsyncIterator[dict[str, Any]]:
+        """Start the process, and yield its status lines and finally its end.
 
         Raises:
-            OSError: its files cannot be written to this node.
+            OSError: the process's files cannot be written to this node.
         """
         with TemporaryDirectory(prefix="mage-node-") as folder:
             if self._source is not None:
                 spec = await self._settled(spec, Path(folder))
-            self._child = child = await Child.start(spec, dict(os.environ))
+            self._child = child = await SupervisedProcess.start(spec)
             async for event in child.events(silence_s):
                 if event["event"] == "wants":
                     child.answer(await self._answer(Path(event["path"]), Path(folder)))
@@ -80,41 +82,43 @@ class Keeper:
         yield {"event": ENDED, "end": end}
 
     async def signal(self, number: int) -> None:
-        """Ask the process to end, or end it; one that has not begun does not hear of it."""
+        """Send SIGTERM or SIGKILL to the process, if it has been started."""
         if self._child is not None:
             self._child.terminate() if number == signal.SIGTERM else self._child.kill()
 
     async def ended(self) -> int:
-        """Wait for the end of the process; its exit code."""
+        """Wait for the end of the process and return its exit code."""
         return 0 if self._child is None else await self._child.wait()
 
-    async def _settled(self, spec: Spec, folder: Path) -> Spec:
-        """The process as it starts in a folder of its own, which has the configuration and keys."""
+    async def _settled(self, spec: ProcessSpec, folder: Path) -> ProcessSpec:
+        """The process as it starts in a folder of its own, which has the keys."""
         run = RunDirectory(folder)
         run.logs.mkdir()
-        wanted = {run.config: self._root / run.config.name}
-        wanted |= {folder / "keys" / name: self._keys / name for name in ACTOR_KEYS}
+        wanted = {folder / "keys" / name: self._keys / name for name in ACTOR_KEYS}
         for target, source in wanted.items():
             if reason := await self._bring(source, target):
                 raise OSError(f"{source} cannot be brought to this node: {reason}")
         arguments = (str(folder), *spec.arguments[1:], "--keys", str(folder / "keys"), "--asks")
-        return replace(spec, arguments=arguments, log=run.log_of(spec.name), asks=True)
+        return replace(spec, arguments=arguments, log=run.log_of(spec.name))
 
-    async def _answer(self, asked: Path, folder: Path) -> dict[str, str]:
-        """Bring what the process asks for: of its own folder what is missing there, or weights by
-        the path that the learner announces.
+    async def _answer(self, asked: Path, folder: Path) -> BroughtFile:
+        """Bring a file that the process requests.
+
+        Args:
+            asked: a path below the process's own folder, or the path of weights that the learner
+                announced.
         """
         if asked.is_relative_to(folder):
             source, target = self._root / asked.relative_to(folder), asked
         else:
             source, target = asked, folder / "weights" / asked.name
         if reason := await self._bring(source, target):
-            return {"path": str(asked), "reason": reason}
+            return BroughtFile(str(asked), reason=reason)
         self._keep(target)
-        return {"path": str(asked), "local": str(target)}
+        return BroughtFile(str(asked), local=str(target))
 
     async def _bring(self, source: Path, target: Path) -> str:
-        """Copy a file, or a folder of files, from the run's node; why not, or ""."""
+        """Copy a file or a folder from the run's machine; return why that failed, or ""."""
         assert self._source is not None
         parts = await self._source.read.remote(source)
         if isinstance(parts, str):
@@ -124,7 +128,7 @@ class Keeper:
         return ""
 
     def _keep(self, file: Path) -> None:
-        """Remember weights, and remove those that were brought long before."""
+        """Remember brought weights, and remove all but the last `KEPT_WEIGHTS`."""
         if file.parent.name != "weights":
             return
         self._weights = [*(each for each in self._weights if each != file), file]
@@ -134,7 +138,7 @@ class Keeper:
 
 
 def _write(file: Path, content: Any) -> None:
-    """Write a file for its owner only, under its name when it is whole."""
+    """Write a file with mode 0600; it gets its name once it is whole."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = file.with_name(f"{file.name}.part")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
@@ -146,3 +150,60 @@ def _end_of(log: Path) -> str:
     with log.open("rb") as printed:
         printed.seek(max(0, log.stat().st_size - LOG_BYTES))
         return printed.read().decode(errors="replace")
+
+
+KEPT_ANSWERS = 2
+"""Answers whose objects stay in Ray's store: while a version is new, every node requests it."""
+Answer = list[tuple[str, Any]] | str
+_Stamp = tuple[Path, int]
+
+
+class ServedFiles:
+    """Ray actor on the learner's node that sends files of the run to keepers on other nodes.
+
+    A file is put into Ray's object store, which copies it to a node once for all its processes.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[_Stamp, Answer] = {}
+
+    def read(self, path: Path) -> Answer:
+        """Return the content of a file, or of each file of a folder.
+
+        Returns:
+            Pairs of a name below `path` ("" for a file) and a Ray reference to an array of bytes;
+            or the reason for a failure.
+        """
+        try:
+            stamp = path, path.stat().st_mtime_ns
+            if stamp not in self._answers:
+                files = sorted(path.iterdir()) if path.is_dir() else [path]
+                answer = [(_name(file, path), _put(file)) for file in files if file.is_file()]
+                self._answers = dict([*self._answers.items(), (stamp, answer)][-KEPT_ANSWERS:])
+            return self._answers[stamp]
+        except OSError as fault:
+            return fault.strerror or "it cannot be read"
+
+    def address(self, port: int) -> str:
+        """Return the address of a learner on this node.
+
+        Args:
+            port: 0 chooses a port that is free now.
+        """
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return f"tcp://{host}:{port or probe.getsockname()[1]}"
+
+
+def _name(file: Path, path: Path) -> str:
+    return "" if file == path else file.name
+
+
+def _put(file: Path) -> Any:
+    import numpy as np
+    import ray
+
+    return ray.put(np.fromfile(file, np.uint8))

@@ -1,13 +1,14 @@
-"""Where the processes of a run lie on a cluster: what each reserves, and what starts it there.
+"""The placement of a run's processes on a Ray cluster: what each reserves, and how it is started.
 
-Two placement groups. The learner (all its ranks are one gang on one host) and the evaluator lie on
-the node of this process, for both write to the run's directory. Actors lie where there is room, on
-as few nodes as can be: each node is sent every version of the weights. When a node is lost, Ray
-reserves its part of a group elsewhere, and a process that is started again is placed there.
+There are two placement groups. The learner (all its ranks on one host) and the evaluator are placed
+on the node of this process, because both write to the run's directory. Actors are placed on as few
+nodes as possible, because each node receives every version of the weights. When a node is lost, Ray
+reserves its part of a group elsewhere, and a restarted process is placed there.
 """
 
 import asyncio
-from collections.abc import Callable
+import signal
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +17,101 @@ from mage_async.config.schema import Config
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cluster.connection import nodes, own_node
-from mage_services.cluster.keeper import Keeper
-from mage_services.cluster.kept_child import KeptChild
-from mage_services.cluster.served_files import ServedFiles
-from mage_services.processes.child import Running, Spec
+from mage_services.cluster.keeper import ENDED, End, Keeper, ServedFiles
+from mage_services.processes.supervised_process import ProcessSpec, RunningProcess
 
-PLACED_S = 600.0
-"""For nodes to come that have room, as a cluster that grows by itself starts them."""
-SAID_S = 10.0
+LOST_NODE_CODE = -signal.SIGKILL
+"""Exit code of a process whose node was lost: the supervisor restarts it as a killed child."""
+
+
+class KeptChild:
+    """A process on a node of the cluster, with the interface of a local child (`RunningProcess`).
+
+    Args:
+        keeper: Ray handle of a `Keeper` that has been placed.
+    """
+
+    def __init__(self, spec: ProcessSpec, node: str, keeper: Any) -> None:
+        self.spec, self.node = spec, node
+        self._keeper = keeper
+        self._end: End | None = None
+        self._loss = ""
+
+    @property
+    def was_silent(self) -> bool:
+        """Whether its keeper killed it for its silence."""
+        return self._end is not None and self._end.was_silent
+
+    async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:
+        """As `SupervisedProcess.events`. Cancellation leaves the process running."""
+        from ray.exceptions import RayError
+
+        loop = asyncio.get_running_loop()
+        life = self._keeper.live.options(num_returns="streaming").remote(self.spec, silence_s)
+        try:
+            async for each in life:
+                event = await each
+                if event["event"] == ENDED:
+                    self._end = event["end"]
+                else:
+                    yield event | {"at": loop.time()}
+        except RayError as fault:
+            self._loss = _sentence_of(fault)
+        if self._end is not None and self._end.printed:
+            with self.spec.log.open("a") as log:
+                log.write(self._end.printed)
+
+    async def wait(self) -> int:
+        """As `SupervisedProcess.wait`; `LOST_NODE_CODE` if the node was lost."""
+        from ray.exceptions import RayError
+
+        if self._end is not None:
+            return self._end.code
+        try:
+            return await self._keeper.ended.remote()
+        except RayError as fault:
+            self._loss = self._loss or _sentence_of(fault)
+            return LOST_NODE_CODE
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self._keeper.signal.remote(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        self._keeper.signal.remote(signal.SIGKILL)
+
+    def epitaph(self, code: int) -> str:
+        """Return one line: which process failed and why."""
+        if self._end is not None:
+            return f"{self._end.epitaph} (on {self.node})"
+        return f"{self.spec.name} was lost on {self.node}: {self._loss}"
+
+
+def _sentence_of(fault: Exception) -> str:
+    """Return the last line of an error of Ray's that has text; the first lines name Ray's parts."""
+    lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(fault).__name__
+
+
+PLACEMENT_TIMEOUT_S = 600.0
+"""How long to wait for nodes with room, which an autoscaling cluster may have to start."""
+NOTICE_S = 10.0
+"""How long to wait before people are informed of the wait."""
 MAX_PLACINGS = 5
 Bundle = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Bundles:
-    """What processes reserve, by Ray's names: CPU and GPU."""
+    """The resources that each process reserves, by Ray's names: CPU and GPU."""
 
     learner: Bundle
     actor: Bundle
 
     @staticmethod
     def of(config: Config, has_gpus: bool) -> "Bundles":
-        """A core a thread; a GPU a rank of the learner, and for each engine that needs one."""
+        """Reserve a core for each thread, and a GPU for each rank and each GPU of an engine."""
         on_gpus = has_gpus and config.engine.kind == "sglang"
         trains_on_gpus = config.learner.device.startswith("cuda")
         return Bundles(
@@ -47,15 +121,15 @@ class Bundles:
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot be run on a cluster.
+    """Refuse a configuration that cannot run on a cluster.
 
     Raises:
         ConfigError: the sentence says which key to change.
     """
-    if config.transport.weights != "disk":
+    if not config.transport.weights.is_on_disk:
         raise ConfigError(
-            f'transport.weights = "{config.transport.weights}" reaches engines of the learner\'s '
-            'host alone: with --cluster set transport.weights = "disk"'
+            f'transport.weights = "{config.transport.weights.kind}" reaches only engines of the '
+            'learner\'s host: with --cluster set transport.weights = "disk"'
         )
     if config.engine.devices or config.learner.device not in ("cpu", "cuda", "cuda:0"):
         raise ConfigError(
@@ -66,10 +140,10 @@ def check(config: Config) -> None:
 
 @dataclass(slots=True)
 class Placement:
-    """Starts processes of a run on nodes: `start` is what a supervisor is given.
+    """Starts processes of a run on nodes; the supervisor calls `start`.
 
     Args:
-        say: is told what is waited for.
+        say: shows a sentence to people.
     """
 
     run: RunDirectory
@@ -78,17 +152,17 @@ class Placement:
     keys: Path
     say: Callable[[str], None]
     address: str = ""
-    """Where the learner is reached."""
+    """The learner's address."""
     _groups: dict[bool, Any] = field(default_factory=dict)
-    """Ray's placement groups: of actors, and of the rest."""
+    """Ray's placement groups: of actors (`True`), and of the learner and evaluator (`False`)."""
     _bundles: Bundles | None = None
     _source: Any = None
 
     def reserve(self) -> None:
-        """Reserve room for all processes; waits for nodes that have it.
+        """Reserve room for all processes; wait for nodes that have it.
 
         Raises:
-            RunError: none came in time.
+            RunError: no nodes had room within `PLACEMENT_TIMEOUT_S`.
         """
         import ray
         from ray.util.placement_group import placement_group
@@ -106,12 +180,13 @@ class Placement:
         self.address = ray.get(self._source.address.remote(port_of(self.config)))
         self._await_room(True, f"{self.num_actors} actors", [engine] * self.num_actors)
 
-    async def start(self, spec: Spec) -> Running:
-        """Start a process where room is reserved for it; waits while there is none, as after the
-        loss of a node. Cancellation leaves nothing.
+    async def start(self, spec: ProcessSpec) -> RunningProcess:
+        """Start a process in its bundle; wait while the bundle has no node, as after a loss.
+
+        Cancellation leaves no process behind.
 
         Raises:
-            RunError: its keeper died again and again before it was placed.
+            RunError: its keeper died `MAX_PLACINGS` times before it was placed.
         """
         is_actor = spec.name.startswith("actor-")
         for _ in range(MAX_PLACINGS):
@@ -135,13 +210,15 @@ class Placement:
         return self._made(Keeper, is_actor, number, needs, self.run.root, self.keys, source)
 
     async def _placed(self, name: str, keeper: Any) -> str:
-        """The node of a keeper; "" where it died before: Ray placed it on a node that was lost, and
-        had not noticed. What is waited for is said. Cancellation leaves the keeper.
+        """Return the node of a keeper, or "" if the keeper died before it was placed.
+
+        That happens when Ray places it on a node that was lost unnoticed. Cancellation leaves the
+        keeper.
         """
         from ray.exceptions import RayActorError
 
         placing = asyncio.ensure_future(keeper.node.remote())
-        done, _ = await asyncio.wait([placing], timeout=SAID_S)
+        done, _ = await asyncio.wait([placing], timeout=NOTICE_S)
         if not done:
             self.say(f"{name} waits for a node of the cluster that has room")
         try:
@@ -151,19 +228,19 @@ class Placement:
 
     def _await_room(self, is_actors: bool, whose: str, bundles: list[Bundle]) -> None:
         group, needs = self._groups[is_actors], _in_words(bundles)
-        if group.wait(SAID_S):
+        if group.wait(NOTICE_S):
             return
         self.say(f"{whose} wait for nodes with room for {needs}")
-        if not group.wait(PLACED_S):
+        if not group.wait(PLACEMENT_TIMEOUT_S):
             raise RunError(
-                f"the cluster has had no room for {whose} within {PLACED_S:g} s, which is "
-                f"{needs}: add nodes, end other work, or start fewer --actors"
+                f"the cluster has had no room for {whose} within {PLACEMENT_TIMEOUT_S:g} s, which "
+                f"is {needs}: add nodes, end other work, or start fewer --actors"
             )
 
     def _made(
         self, kind: type, is_actor: bool, number: int, needs: Bundle, *args: Any, **options: Any
     ) -> Any:
-        """An actor of Ray's in a bundle."""
+        """Start a Ray actor in a bundle."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -185,6 +262,6 @@ def _in_words(bundles: list[Bundle]) -> str:
 
 
 def port_of(config: Config) -> int:
-    """That of `transport.address`; 0 where it has none. The host is that of the learner's node."""
+    """Return the port of `transport.address`, or 0. (The host is always the learner's node.)"""
     address = config.transport.address
     return int(address.rpartition(":")[2]) if address.startswith("tcp://") else 0

@@ -1,18 +1,19 @@
-"""The embedded engine, awaited: a task drives the scheduler, one worker thread computes.
+"""The embedded engine: a task drives the scheduler, and one worker thread computes.
 
-The scheduler is never touched by two threads: what arrives during a forward waits, and is handed
-over between two forwards, while the worker is idle.
+The scheduler is never used by two threads: calls that arrive during a forward are queued, and run
+between two forwards, while the worker is idle. Past versions of the policy, which play opponents'
+seats, have schedulers of their own.
 
     queue     filled by                emptied by   bounded by
-    errands   complete, release        the driver   trials: each waits for its completion
-    loads     load                     the driver   the actor: it waits for its weights
+    calls     complete, release        the driver   trials, which wait for their completions
+    loads     load                     the driver   the actor, which waits for its weights
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,22 +25,93 @@ from mage_async.completion import Completion, Prompt
 from mage_async.config.schema import Embedded as EngineRules
 from mage_async.errors import MageError, RunError
 from mage_async.inference.model import Model
-from mage_async.inference.receipts.receipt import Accepted, Receipt
-from mage_async.inference.receipts.scoring import receipted
-from mage_async.inference.scheduler import Scheduler
-from mage_async.inference.statistics import Statistics
+from mage_async.inference.scheduler import Scheduler, Statistics
+from mage_async.inference.weight_fingerprint import (
+    AcceptedWeights,
+    WeightFingerprint,
+    arrange_with_fingerprint,
+)
 from mage_async.inference.weights import Weights, read_tensors
-from mage_services.engines.accepting import read_again
-from mage_services.engines.rivals import Rivals
+from mage_services.engines.weight_acceptance import read_again
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
+
+MAX_IDLE = 4
+"""Most past versions kept without a user."""
+
+
+@dataclass(slots=True)
+class _Held:
+    scheduler: Scheduler
+    num_users: int = 0
+
+
+class PastPolicies:
+    """Past versions of the policy that are held in memory, each with a scheduler of its own.
+
+    Each version has a KV cache of its own, so a sequence never reads keys of another version. A few
+    versions that no group uses any more are kept for the next group.
+
+    Args:
+        make: reads the weights of a version; called in a thread, never twice at once.
+    """
+
+    def __init__(self, make: Callable[[int, Path], Scheduler]) -> None:
+        self._make, self._held = make, dict[int, _Held]()
+        self._reading = asyncio.Lock()
+        self._past_s = 0.0
+
+    async def hold(self, version: int, path: Path) -> None:
+        """Hold a version until `let_go`; a version that is held twice must be let go twice.
+
+        Cancellation changes nothing.
+
+        Raises:
+            PolicyError: the file cannot be used.
+        """
+        async with self._reading:
+            if version not in self._held:
+                self._held[version] = _Held(await asyncio.to_thread(self._make, version, path))
+            held = self._held.pop(version)
+            held.num_users += 1
+            self._held[version] = held  # the most recently used is the last
+
+    def let_go(self, version: int) -> None:
+        """Release a version; drop the least recently used versions without a user."""
+        self._held[version].num_users -= 1
+        idle = [each for each, held in self._held.items() if not held.num_users]
+        for each in idle[:-MAX_IDLE]:
+            self._past_s += self._held.pop(each).scheduler.statistics().forward_s
+
+    def scheduler(self, version: int) -> Scheduler:
+        """Return the scheduler of a held version.
+
+        Raises:
+            RunError: the version is not held.
+        """
+        if version not in self._held:
+            raise RunError(f"version {version} is not held beside the current one")
+        return self._held[version].scheduler
+
+    def schedulers(self) -> list[Scheduler]:
+        """Return the schedulers of all held versions."""
+        return [held.scheduler for held in self._held.values()]
+
+    def forward_s(self) -> float:
+        """Return the time spent in forwards of past versions, in seconds."""
+        own = (each.statistics().forward_s for each in self.schedulers())
+        return self._past_s + sum(own)
+
+    def cache_bytes(self) -> int:
+        """Return the memory of their KV caches, in bytes."""
+        return sum(each.statistics().cache_bytes for each in self.schedulers())
 
 
 class EmbeddedEngine:
     """Serves a model directory on the CPU cores of this process; an `Engine`.
 
     Args:
-        directory: its weights are version 0 until others are loaded.
-        name: of the process, for an error.
+        directory: model directory; its weights are version 0.
+        name: name of the process, for errors.
 
     Raises:
         PolicyError: the model cannot be served; the text says what can.
@@ -48,26 +120,30 @@ class EmbeddedEngine:
     def __init__(self, directory: Path, rules: EngineRules, name: str = "an engine") -> None:
         model = Model.load(
             directory,
-            lanes=rules.max_contexts,
+            slots=rules.max_contexts,
             max_tokens=rules.max_tokens,
             arithmetic=rules.arithmetic,
         )
         interrupts = rules.in_flight == "interrupt"
         self._scheduler = Scheduler(model, interrupts=interrupts, now=time.perf_counter)
-        self._rivals, self._rules, self._name = Rivals(self._rival), rules, name
+        self._past_policies, self._rules, self._name = (
+            PastPolicies(self._make_past_policy),
+            rules,
+            name,
+        )
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(rules.threads,)
         )
         self._tasks = asyncio.TaskGroup()
         self._driver: asyncio.Task[None] | None = None
-        self._errands: list[tuple[Callable[[], None], asyncio.Future[Any] | None]] = []
+        self._calls: list[tuple[Callable[[], None], asyncio.Future[Any] | None]] = []
         self._loads: list[tuple[int, Weights, asyncio.Future[None]]] = []
         self._receiver = Receiver()
         self._completing: dict[str, asyncio.Future[Completion]] = {}
         self._has_work = asyncio.Event()
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """Draw a completion. Cancellation aborts it; the context keeps what was computed."""
+        """Sample a completion. Cancellation aborts it; the sequence keeps its keys and values."""
         future: asyncio.Future[Completion] = self._promise()
         self._post(partial(self._submit, prompt, future), future)
         try:
@@ -76,13 +152,15 @@ class EmbeddedEngine:
             if future.cancelled():
                 self._post(partial(self._abort, prompt.context, future))
 
-    async def load(self, version: int, path: Path) -> Accepted | None:
-        """Draw with other weights; returns when the next token will be drawn by them.
+    async def load(self, version: int, path: Path) -> AcceptedWeights | None:
+        """Load weights; return when the next token will be sampled with them.
 
-        Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a
-        PolicyError, and leaves the old ones.
+        Cancellation leaves either the old weights or the new ones.
+
+        Raises:
+            PolicyError: the file cannot be used; the old weights stay.
         """
-        self._promise()  # an engine that has ended reads nothing
+        self._promise()  # raises if the engine has ended
         weights, receipt = await asyncio.to_thread(self._read, version, path)
         future: asyncio.Future[None] = self._promise()
         self._loads.append((version, weights, future))
@@ -91,31 +169,32 @@ class EmbeddedEngine:
         return receipt
 
     async def hold(self, version: int, path: Path) -> None:
-        """Hold a version beside the current one until `let_go`. Cancellation leaves it as it was.
+        """Hold a past version until `let_go`. Cancellation changes nothing.
 
-        A file that cannot be used is a PolicyError.
+        Raises:
+            PolicyError: the file cannot be used.
         """
-        await self._rivals.hold(version, path)
+        await self._past_policies.hold(version, path)
 
     def let_go(self, version: int) -> None:
-        """Release a held version; returns at once."""
-        self._rivals.let_go(version)
+        """Release a held version; return at once."""
+        self._past_policies.let_go(version)
 
     def release(self, context: str) -> None:
-        """Forget a context; returns at once."""
+        """Forget a sequence; return at once."""
         self._post(partial(self._release, context))
 
     def statistics(self) -> Statistics:
-        """A snapshot of what was done so far."""
+        """Return the statistics up to now, with those of past versions."""
         own = self._scheduler.statistics()
         return replace(
             own,
-            forward_s=own.forward_s + self._rivals.forward_s(),
-            cache_bytes=own.cache_bytes + self._rivals.cache_bytes(),
+            forward_s=own.forward_s + self._past_policies.forward_s(),
+            cache_bytes=own.cache_bytes + self._past_policies.cache_bytes(),
         )
 
     async def describe(self) -> str:
-        """What is served and what memory it takes, in one line."""
+        """Describe model and memory in one line."""
         return self._scheduler.describe()
 
     async def __aenter__(self) -> Self:
@@ -130,7 +209,7 @@ class EmbeddedEngine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End. A failure of the block is raised as it is, one of the engine as a group."""
+        """Stop. A failure of the block is raised as it is, a failure of the engine as a group."""
         assert self._driver is not None
         self._driver.cancel()
         is_cancelled = isinstance(error, asyncio.CancelledError)
@@ -140,52 +219,50 @@ class EmbeddedEngine:
             self._worker.shutdown()
 
     async def _drive(self) -> None:
-        """Compute whatever comes. Cancellation leaves a forward to end unheard."""
+        """Run forwards while there is work. Cancellation discards the result of a forward."""
         loop = asyncio.get_running_loop()
         while True:
             await self._has_work.wait()
             self._has_work.clear()
-            self._hand_over()
+            self._run_calls()
             self._swap()
             busy = [each for each in self._schedulers() if not each.is_idle]
             if not busy:
                 continue
             finished = await loop.run_in_executor(self._worker, _advance, busy)
             self._deliver(finished)
-            await self._hear_answers()
+            await self._wait_for_next_prompts()
             self._has_work.set()
 
     def _scheduler_of(self, rival: int | None) -> Scheduler:
-        return self._scheduler if rival is None else self._rivals.scheduler(rival)
+        return self._scheduler if rival is None else self._past_policies.scheduler(rival)
 
     def _schedulers(self) -> list[Scheduler]:
-        """Schedulers of the current version and of those held beside it."""
-        return [self._scheduler, *self._rivals.schedulers()]
+        """Return the schedulers of the current version and of held past versions."""
+        return [self._scheduler, *self._past_policies.schedulers()]
 
-    def _rival(self, version: int, path: Path) -> Scheduler:
-        """A version beside the current one, with room for a quarter of its contexts."""
+    def _make_past_policy(self, version: int, path: Path) -> Scheduler:
+        """Make the scheduler of a past version, with a quarter of the KV slots."""
         own, tokens = self._scheduler, self._rules.max_tokens
         shape, arithmetic = own.architecture, own.arithmetic
         weights, _ = self._read(version, path)
-        lanes = max(1, self._rules.max_contexts // 4)
-        model = Model(shape, weights, lanes=lanes, max_tokens=tokens, arithmetic=arithmetic)
+        slots = max(1, self._rules.max_contexts // 4)
+        model = Model(shape, weights, slots=slots, max_tokens=tokens, arithmetic=arithmetic)
         return Scheduler(model, now=time.perf_counter)
 
-    def _read(self, version: int, path: Path) -> tuple[Weights, Accepted | None]:
-        """Read weights and compare their receipt, in a thread beside the one that computes:
-        forwards go on meanwhile.
-        """
+    def _read(self, version: int, path: Path) -> tuple[Weights, AcceptedWeights | None]:
+        """Read weights and compare their receipt, in a thread of its own, while forwards go on."""
         return read_again(self._name, version, path, partial(self._read_once, version))
 
     def _read_once(
-        self, version: int, path: Path, published: Receipt | None
-    ) -> tuple[Weights, Receipt]:
+        self, version: int, path: Path, published: WeightFingerprint | None
+    ) -> tuple[Weights, WeightFingerprint]:
         shape, arithmetic = self._scheduler.architecture, self._scheduler.arithmetic
         is_sent = is_manifest(path)
         named = (
             self._receiver.receive(Manifest.read(path)).items() if is_sent else read_tensors(path)
         )
-        return receipted(
+        return arrange_with_fingerprint(
             version, named, shape, path, arithmetic, is_sent=is_sent, published=published
         )
 
@@ -194,25 +271,24 @@ class EmbeddedEngine:
         for version, weights, future in loads:
             if not future.done():
                 self._scheduler.swap(version, weights)
-                _settle(future, None)
+                settle(future, None)
 
-    async def _hear_answers(self) -> None:
-        """Let trials that got completions send their next prompts before the next forward."""
-        num_heard = -1
-        while num_heard != len(self._errands):
-            num_heard = len(self._errands)
+    async def _wait_for_next_prompts(self) -> None:
+        """Let trials that got a completion submit their next prompt before the next forward."""
+        num_queued = -1
+        while num_queued != len(self._calls):
+            num_queued = len(self._calls)
             await _one_pass()
 
-    def _hand_over(self) -> None:
-        errands, self._errands = self._errands, []
-        for act, _ in errands:
+    def _run_calls(self) -> None:
+        calls, self._calls = self._calls, []
+        for act, _ in calls:
             act()
 
     def _deliver(self, finished: list[tuple[str, Completion]]) -> None:
         for context, completion in finished:
             future = self._completing.pop(context)
-            if not future.done():
-                future.set_result(completion)
+            settle(future, None, completion)
 
     def _submit(self, prompt: Prompt, future: asyncio.Future[Completion]) -> None:
         if future.done():
@@ -233,12 +309,12 @@ class EmbeddedEngine:
     def _release(self, context: str) -> None:
         future = self._completing.pop(context, None)
         if future is not None:
-            _settle(future, RunError(f"context {context!r} was released while it was completed"))
+            settle(future, RunError(f"context {context!r} was released while it was completed"))
         for scheduler in self._schedulers():
             scheduler.release(context)
 
     def _post(self, act: Callable[[], None], future: asyncio.Future[Any] | None = None) -> None:
-        self._errands.append((act, future))
+        self._calls.append((act, future))
         self._has_work.set()
 
     def _promise(self) -> asyncio.Future[Any]:
@@ -249,27 +325,27 @@ class EmbeddedEngine:
     def _fail_waiting(self, driver: asyncio.Task[None]) -> None:
         """Fail every waiting call: the engine has ended."""
         error = None if driver.cancelled() else driver.exception()
-        futures = [future for _, future in self._errands if future is not None]
+        futures = [future for _, future in self._calls if future is not None]
         futures += [*self._completing.values(), *(future for _, _, future in self._loads)]
         for future in futures:
-            _settle(future, error or RunError("the engine was closed"))
+            settle(future, error or RunError("the engine was closed"))
 
 
 def _advance(schedulers: Sequence[Scheduler]) -> list[tuple[str, Completion]]:
-    """One forward for each; what they ended, by context."""
+    """Run one forward of each scheduler; return the completions, by context."""
     return [ended for scheduler in schedulers for ended in scheduler.advance()]
 
 
-def _settle(future: asyncio.Future[Any], error: BaseException | None) -> None:
+def settle(future: asyncio.Future[Any], error: BaseException | None, result: object = None) -> None:
     """Settle a future with a result or a failure, unless it is done."""
     if future.done():
         return
     if error is None:
-        future.set_result(None)
+        future.set_result(result)
     else:
         future.set_exception(error)
 
 
 async def _one_pass() -> None:
-    """Return after every ready task has run once."""
+    """Return once every ready task has run."""
     await asyncio.sleep(0)

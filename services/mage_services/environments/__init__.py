@@ -1,1 +1,1 @@
-"""Where calls into users' classes are made: threads, an event loop, and processes of their own."""
+"""Calls into environments: made in threads, on an event loop, or in worker processes."""

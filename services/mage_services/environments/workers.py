@@ -1,54 +1,256 @@
-"""Where calls into a class of the user's are made, so that the caller's event loop never waits.
+"""Calls into environments that wait, made so that the caller's event loop never blocks: `Workers`.
 
 call                 made in
-plain method         a thread; one that hangs is left behind and replaced
-whole protocol       the same; where the engine needs it, one call after another
-coroutine            one event loop in a thread of its own, shared by all coroutines: what blocks
-                     there delays other coroutines of the class, and nothing else; one that stays
-                     blocked is left behind and replaced
+plain method         a thread; one that hangs is abandoned and replaced
+whole protocol       the same; calls of an engine that needs it are made one after another
+coroutine            one event loop in a thread of its own, shared by all coroutines: one that
+                     blocks delays others of the class, and is abandoned if it stays blocked
 
-All threads are daemons: a process ends although a user's code hangs. With `environment.workers` all
-of this happens in worker processes, which may die without the actor (`pool.py`); but for the whole
-protocol, whose plays stay where scripts and filters can look at them.
+All threads are daemons, so that a process can end although a user's code hangs. With
+`environment.workers`, calls of `reset`/`step` classes are made in worker processes (`worker.py`).
 """
 
 import asyncio
 import math
 import sys
+import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import nullcontext
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from mage_async.config.sections.trials import Environment
-from mage_async.environments.calls import Call, Callee
-from mage_async.environments.hosted.user_object import Answered, Hosted, Request
+from mage_async.config.playing import Environment
+from mage_async.environments.user_calls import Answered, Call, Callee, Hosted, Request
 from mage_async.errors import CallFault, CapacityFault
-from mage_services.environments.callers import Answer, Coroutines, Handover, Made, Thread
-from mage_services.environments.leases import Leases
-from mage_services.environments.pool import Pool
+from mage_services.environments.worker import Pool
+
+BATCH = 32
+"""Results that wake an event loop together. Waking another thread costs as much as a few calls, and
+hundreds of calls often return together; with larger batches the first results would wait longer."""
+
+
+class Made(NamedTuple):
+    """What a call returned or raised."""
+
+    value: Any
+    error: BaseException | None = None
+
+
+Answer = Callable[[Made], None]
+
+
+class Handover:
+    """A queue from other threads to an event loop, which calls `take` with each item, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[..., None]) -> None:
+        self._loop, self._take = loop, take
+        self._waiting: deque[tuple[Any, ...]] = deque()
+        self._is_woken = self._is_due = False
+
+    def put(self, *parts: Any) -> None:
+        """Put an item, from any thread. A closed event loop takes nothing.
+
+        Items that another event loop puts in one iteration wake this one once for every `BATCH`.
+        """
+        self._waiting.append(parts)
+        if self._is_woken:
+            return
+        here = _running_loop()
+        if here is None or len(self._waiting) >= BATCH:
+            self._wake()
+        elif not self._is_due:
+            self._is_due = True
+            here.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._is_due = False
+        if self._waiting and not self._is_woken:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._is_woken = True
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._take_all)
+
+    def _take_all(self) -> None:
+        self._is_woken = (
+            False  # first, so that an item that is put from now on wakes the event loop again
+        )
+        while self._waiting:
+            self._take(*self._waiting.popleft())
+
+
+class Thread:
+    """A thread that makes one call after another."""
+
+    def __init__(self) -> None:
+        self._inbox: SimpleQueue[tuple[Callable[[], Any], Answer]] = SimpleQueue()
+        threading.Thread(target=self._run, name="environment", daemon=True).start()
+
+    def call(self, function: Callable[[], Any], answer: Answer) -> None:
+        """Call `function`, then `answer` with its result, both in the thread."""
+        self._inbox.put((function, answer))
+
+    def _run(self) -> None:
+        while True:
+            function, answer = self._inbox.get()
+            try:
+                made = Made(function())
+            except BaseException as error:  # foreign code, which may also call sys.exit
+                made = Made(None, error)
+            answer(made)
+            del function, answer, made
+
+
+class Coroutines:
+    """An event loop in a thread of its own, which awaits coroutines."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+        self._inbox = Handover(self.loop, self._begin)
+        threading.Thread(target=self.loop.run_forever, name="coroutines", daemon=True).start()
+
+    def call(self, key: Hashable, function: Callable[[], Any], answer: Answer) -> None:
+        """Await `function()`, then call `answer` with its result, both in the thread."""
+        self._inbox.put(key, function, answer)
+
+    def cancel(self, key: Hashable) -> None:
+        """Cancel a call that has not ended."""
+        self.loop.call_soon_threadsafe(self._cancel, key)
+
+    def _begin(self, key: Hashable, function: Callable[[], Any], answer: Answer) -> None:
+        task = self.loop.create_task(_answered(function, answer))
+        self._tasks[key] = task
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    def _cancel(self, key: Hashable) -> None:
+        if key in self._tasks:
+            self._tasks[key].cancel()
+
+
+async def _answered(function: Callable[[], Coroutine[Any, Any, Any]], answer: Answer) -> None:
+    """Await a coroutine; an exception becomes a value, so that it cannot end the event loop."""
+    try:
+        made = Made(await function())
+    except BaseException as error:  # foreign code, which may also call sys.exit
+        made = Made(None, error)
+    answer(made)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of this thread; None where none runs."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+@dataclass(slots=True)
+class Leases:
+    """Limits how many objects of a user's class are open at once, and for how long unused.
+
+    A lease lasts from before an object's `reset` to the end of its `close`. Leases are granted in
+    the order of the calls. Used on one event loop.
+    """
+
+    most_open: int
+    """Most objects at once; 0: any number."""
+    idle_s: float
+    """Seconds without a call after which an object loses its lease; 0: never."""
+    reap: Callable[[Callee], None]
+    """Closes an object whose lease has ended."""
+    _open: dict[Callee, asyncio.TimerHandle | None] = field(default_factory=dict, init=False)
+    """Open objects, and the timer of their idle time where it runs."""
+    _ended: set[Callee] = field(default_factory=set, init=False)
+    """Objects that lost their leases, of trials that have not noticed yet."""
+    _freed: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
+
+    async def begin(self, call: Call) -> None:
+        """Before a call: wait for a lease of its object, and stop its idle timer. Cancellation
+        takes no lease.
+
+        Raises:
+            CallFault: the lease has ended.
+        """
+        hosted, method = call.hosted, call.request.method
+        if method == "reset" and hosted not in self._open:
+            async with self._freed:
+                await self._freed.wait_for(self._has_room)
+                self._open[hosted] = None
+        elif method == "step" and hosted in self._ended:
+            raise CallFault(
+                f"{call.place}: the object was not called for environment.idle_s = "
+                f"{self.idle_s:g}, and was closed"
+            )
+        self._stop_clock(hosted)
+
+    async def end(self, call: Call) -> None:
+        """After a call, however it ended: restart the idle timer, or end the lease."""
+        hosted = call.hosted
+        if call.request.method == "close":
+            self._stop_clock(hosted)
+            self._ended.discard(hosted)
+            if hosted in self._open:
+                await self._free(hosted)
+        elif hosted in self._open and self.idle_s:
+            loop = asyncio.get_running_loop()
+            self._open[hosted] = loop.call_later(self.idle_s, self._expire, hosted)
+
+    async def room(self, most_s: float) -> None:
+        """Wait until an object of this process is closed, at most `most_s` seconds."""
+        try:
+            async with asyncio.timeout(most_s), self._freed:
+                await self._freed.wait()
+        except TimeoutError:
+            return
+
+    async def give_back(self, hosted: Callee) -> None:
+        """End the lease of an object that has been closed."""
+        if hosted in self._open:
+            await self._free(hosted)
+
+    def _has_room(self) -> bool:
+        return len(self._open) < (self.most_open or math.inf)
+
+    async def _free(self, hosted: Callee) -> None:
+        async with self._freed:
+            self._open.pop(hosted, None)
+            self._freed.notify_all()
+
+    def _stop_clock(self, hosted: Callee) -> None:
+        if (clock := self._open.get(hosted)) is not None:
+            clock.cancel()
+            self._open[hosted] = None
+
+    def _expire(self, hosted: Callee) -> None:
+        self._ended.add(hosted)
+        self.reap(hosted)
+
 
 CLOSING_S = 5.0
-"""As long the end of a process waits for environments to be closed."""
+"""Time that the end of a process waits for objects to be closed."""
 TRY_AGAIN_S = 1.0
-"""A `reset` that found no room is made again after so long, or when an object was closed here."""
+"""A `reset` that found no room is repeated after so long, or once an object is closed here."""
 STUCK_S = 1.0
-"""An event loop that does not answer for so long is blocked by a coroutine."""
+"""An event loop that does not answer for so long is blocked by a coroutine, and abandoned."""
 
 
 class Workers:
-    """Makes calls, each within a deadline; without calls there are no threads.
+    """Makes calls, each within a deadline. Threads are started when they are needed.
 
     Args:
-        deadline_s: of one call.
-        num_processes: 0: calls are made in threads and an event loop of this process.
-        most_open: objects at once, where it is not 0; others wait before their `reset`.
-        idle_s: an object that is not called for so long is closed, where it is not 0.
-        wait_for_room_s: as long a `reset` that finds no room is made again.
+        deadline_s: deadline of a call.
+        num_processes: worker processes; 0: calls are made in threads of this process.
+        most_open: most objects at once, others wait before their `reset`; 0: any number.
+        idle_s: seconds without a call after which an object is closed; 0: never.
+        wait_for_room_s: how long a `reset` that finds no room is repeated.
     """
 
     def __init__(
@@ -71,7 +273,7 @@ class Workers:
 
     @classmethod
     def of(cls, rules: Environment) -> Self:
-        """As a configuration has them."""
+        """Return the workers that a configuration describes."""
         return cls(
             rules.step_deadline_s,
             rules.workers,
@@ -81,8 +283,8 @@ class Workers:
         )
 
     async def perform(self, call: Call) -> Answered:
-        """What a call returned. Cancellation abandons the call: a coroutine is cancelled, and a
-        thread goes on alone until it returns.
+        """Make a call, and return its result. Cancellation abandons the call: a coroutine is
+        cancelled, and a thread goes on by itself until it returns.
 
         Raises:
             CallFault: the call raised, or took longer than the deadline.
@@ -94,7 +296,7 @@ class Workers:
             await self._leases.end(call)
 
     async def _patiently(self, call: Call) -> Answered:
-        """Make a call, and again where it found no room, as long as that may take."""
+        """Make a call, and repeat it while it finds no room, for `wait_for_room_s`."""
         began = time.monotonic()
         for number in count():
             try:
@@ -109,7 +311,7 @@ class Workers:
         raise AssertionError("unreachable")
 
     async def _within_deadline(self, call: Call) -> Answered:
-        """Make a call; where it has to wait for others of its engine, that time does not count."""
+        """Make a call within the deadline, which starts when the call has its turn."""
         if self._pool is not None and isinstance(call.hosted, Hosted):
             await self._pool.admit(call.hosted, call.request)
         async with self._turns[call.hosted.turn_of] if call.hosted.turn_of else nullcontext():
@@ -119,11 +321,11 @@ class Workers:
         try:
             async with asyncio.timeout(None if math.isinf(self._deadline_s) else self._deadline_s):
                 return await self._answer(call)
-        except TimeoutError:  # of ours: what the call raised is a `CallFault`
+        except TimeoutError:  # the deadline: an exception of the call is a `CallFault`
             if self._pool is not None and isinstance(call.hosted, Hosted):
-                self._in_background(self._pool.look_after(call.hosted), "looking after a process")
+                self._in_background(self._pool.kill_if_stuck(call.hosted), "checking a process")
             elif call.is_async:
-                self._in_background(self._leave_if_stuck(), "looking after coroutines")
+                self._in_background(self._leave_if_stuck(), "checking coroutines")
             raise call.overdue(self._deadline_s) from None
 
     async def _answer(self, call: Call) -> Answered:
@@ -141,7 +343,7 @@ class Workers:
         self._in_background(self._give_back(call), "reaping")
 
     async def _give_back(self, call: Call) -> None:
-        """Close an object; its trial, which may still come, hears that its lease has ended."""
+        """Close an object; a later call of its trial fails."""
         try:
             await self._within_deadline(call)
         except CallFault as fault:
@@ -149,7 +351,7 @@ class Workers:
         await self._leases.give_back(call.hosted)
 
     def close_behind(self, calls: Iterable[Call]) -> None:
-        """Make closing calls while other things go on; what goes wrong is said in the log."""
+        """Make closing calls in the background; a failure is printed to stderr."""
         for call in calls:
             self._in_background(self._close(call), "closing")
 
@@ -162,12 +364,13 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """As `close`."""
+        """Close; see `close`."""
         await self.close()
 
     async def close(self) -> None:
-        """Wait a little for what is being closed, and end the worker processes. Cancellation leaves
-        them to end with this process.
+        """Wait up to `CLOSING_S` for objects to be closed, and end the worker processes.
+
+        Cancellation leaves them to end with this process.
         """
         if self._background:
             await asyncio.wait(self._background, timeout=CLOSING_S)
@@ -180,7 +383,7 @@ class Workers:
         task.add_done_callback(self._background.discard)
 
     async def _leave_if_stuck(self) -> None:
-        """Give up an event loop that a coroutine blocks; later calls get a new one."""
+        """Abandon an event loop that a coroutine blocks; later calls get a new one."""
         coroutines = self._coroutines
         if coroutines is None:
             return
@@ -198,14 +401,14 @@ class Workers:
             print(fault, file=sys.stderr, flush=True)
 
     async def _in_thread(self, call: Call) -> Made:
-        """Call in a thread that is idle, or in a new one."""
+        """Make a call in a thread that is idle, or in a new one."""
         thread = self._idle.pop() if self._idle else Thread()
         made, answer = self._awaited(partial(self._returned, thread, call))
         thread.call(call.function, answer)
         return await made
 
     async def _in_loop(self, function: Callable[[], Any]) -> Made:
-        """Await in the event loop of all coroutines."""
+        """Await a call in the event loop of all coroutines."""
         if self._coroutines is None:
             self._coroutines = Coroutines()
         coroutines = self._coroutines
@@ -220,10 +423,11 @@ class Workers:
     def _awaited(
         self, after: Callable[[], None] = lambda: None
     ) -> "tuple[asyncio.Future[Made], Answer]":
-        """What a call will have made, and the function that says so in whichever thread.
+        """Return a future of a call's result, and the function that sets it from any thread.
 
         Args:
-            after: is called here when it was said, though nobody may wait for it any more.
+            after: called on this event loop when the result is there, even if the future was
+                cancelled.
         """
         loop = asyncio.get_running_loop()
         if self._returns is None:
@@ -237,7 +441,7 @@ class Workers:
             made.set_result(value)
 
     def _returned(self, thread: Thread, call: Call) -> None:
-        """A thread is idle again; what its call left open is closed."""
+        """Make a thread idle again, and close an object that an abandoned call has left open."""
         self._idle.append(thread)
         if (close := call.hosted.owed()) is not None:
             self._in_background(self._close_late(call, close), "closing late")

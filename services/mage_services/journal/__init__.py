@@ -1,1 +1,1 @@
-"""The journal on disk: written, read back, exported."""
+"""The journal on disk: write it, read it back, export its trials."""

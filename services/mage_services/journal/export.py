@@ -1,43 +1,38 @@
-"""Trials of a journal for others, by the ending of the file: see `docs/exports.md`.
+"""Export trials of a journal to a file, in the format that the file's ending names.
 
-ending    what is written                                           needs
-.jsonl    a line of JSON a trial                                    –
-.parquet  a row a trial, with every token                           the extra `export`
-.dataset  a folder for HuggingFace's `datasets`, of the same rows   the extra `export`
-.atif     a folder of trajectories, as a job of Harbor's            –
-
-A row is a trial (`mage_async/attribution/rows.py`): its group and number, the step that consumed
-it, everything a person reads of it, each turn's return, advantage and `info`, and in Parquet also
-every token with its log-prob, version, staleness and advantage. A file or folder is whole or
-absent.
+A row is a trial (`mage_async/attribution/turns.py`): its group and number, the step that consumed
+it, everything a person reads of it, and each turn's return, advantage and `info`; in Parquet also
+every token with its log-prob, version, staleness and advantage. See `docs/exports.md`.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from mage_async import __version__
-from mage_async.attribution.atif import name_of, trajectory_of
-from mage_async.attribution.rows import row_of
-from mage_async.attribution.turns import AttributedTrial
+from mage_async.attribution.atif import trajectory_name, trajectory_of
+from mage_async.attribution.turns import AttributedTrial, token_columns, trial_row
 from mage_async.errors import RunError
 from mage_async.trials.chat_format import ChatFormat
-from mage_services.journal.export_parquet import write_dataset, write_parquet
 
 
 def export(
     trials: Iterable[AttributedTrial], chat: ChatFormat, file: Path, *, run: str = "run"
 ) -> int:
-    """Write trials to `file`, by its ending; returns how many.
+    """Write trials to `file`, in the format of its ending; returns how many.
+
+    A file or folder is written whole or not at all.
 
     Args:
-        run: the name of the run, for formats that have a place for it.
+        run: Name of the run, for formats that have a field for it.
 
     Raises:
-        RunError: another ending, pyarrow is not installed, or the file cannot be written, as where
-            a folder of that name is there already.
+        RunError: the ending is unknown, pyarrow is not installed, or the file cannot be written,
+            for example because a folder of that name exists.
     """
     if file.suffix not in WRITERS:
         known = " or ".join([", ".join([*WRITERS][:-1]), [*WRITERS][-1]])
@@ -65,7 +60,7 @@ def _write_lines(trials: Iterable[AttributedTrial], chat: ChatFormat, file: Path
     count = 0
     with file.open("w") as out:
         for trial in trials:
-            out.write(json.dumps(row_of(trial, chat)) + "\n")
+            out.write(json.dumps(trial_row(trial, chat)) + "\n")
             count += 1
     return count
 
@@ -73,11 +68,11 @@ def _write_lines(trials: Iterable[AttributedTrial], chat: ChatFormat, file: Path
 def _write_trajectories(
     trials: Iterable[AttributedTrial], chat: ChatFormat, folder: Path, run: str
 ) -> int:
-    """Write a folder a trial, with the two files that Harbor's viewer looks for."""
+    """Write one folder per trial, with the two files that Harbor's viewer looks for."""
     folder.mkdir()
     count = 0
     for trial in trials:
-        name, task = name_of(trial), trial.trial.task
+        name, task = trajectory_name(trial), trial.trial.task
         agent = folder / name / "agent"
         agent.mkdir(parents=True)
         (agent / "trajectory.json").write_text(json.dumps(trajectory_of(trial, run, __version__)))
@@ -87,10 +82,91 @@ def _write_trajectories(
     return count
 
 
+def write_dataset(
+    trials: Iterable[AttributedTrial], chat: ChatFormat, folder: Path, run: str
+) -> int:
+    """Write a folder for HuggingFace's `datasets.load_dataset`, ready to be uploaded."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "README.md").write_text(CARD)
+    return write_parquet(trials, chat, folder / "data" / "train.parquet", run)
+
+
+def write_parquet(trials: Iterable[AttributedTrial], chat: ChatFormat, file: Path, run: str) -> int:
+    """Write one row per trial; returns how many.
+
+    Raises:
+        RunError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise RunError(
+            "Parquet needs pyarrow: pip install 'mage_async[export]', or export to a file that "
+            "ends in .jsonl"
+        ) from None
+    schema, trials, count = _schema(pyarrow), iter(trials), 0
+    with pyarrow.parquet.ParquetWriter(file, schema) as out:
+        while rows := [
+            trial_row(trial, chat) | token_columns(trial) for trial in islice(trials, ROWS_AT_ONCE)
+        ]:
+            out.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+            count += len(rows)
+    return count
+
+
+def _schema(pyarrow: Any) -> Any:
+    """Return the columns of the Parquet file; lists of lists are by segment and token."""
+    whole, text, real = pyarrow.int64(), pyarrow.string(), pyarrow.float64()
+    small, single, flag = pyarrow.int32(), pyarrow.float32(), pyarrow.bool_()
+    many: Callable[[Any], Any] = pyarrow.list_
+    turn = [
+        *(("episode", small), ("kind", text), ("action", text), ("reward", real)),
+        *(("is_valid", flag), ("info", text), ("return", real), ("advantage", real)),
+        *(("staleness", small), ("context", small), ("start", small), ("stop", small)),
+    ]
+    return pyarrow.schema(
+        [
+            ("grant", whole),
+            ("trial", whole),
+            ("step", whole),
+            ("version", whole),
+            ("environment", text),
+            ("member", text),
+            ("seat", small),
+            ("seed", pyarrow.uint64()),
+            ("reward_by_episode", many(real)),
+            ("turns", many(pyarrow.struct(turn))),
+            ("contexts", many(text)),
+            ("tokens", many(many(small))),
+            ("logprobs", many(many(single))),
+            ("is_sampled", many(many(flag))),
+            ("versions", many(many(small))),
+            ("staleness", many(many(small))),
+            ("advantages", many(many(single))),
+        ]
+    )
+
+
+ROWS_AT_ONCE = 1000
+CARD = """\
+---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train.parquet
+---
+
+Trials of a run of mage_async, a row each; `docs/why_a_turn.md` explains the columns.
+"""
+
 WRITERS: dict[str, Callable[[Iterable[AttributedTrial], ChatFormat, Path, str], int]] = {
     ".jsonl": _write_lines,
     ".parquet": write_parquet,
     ".dataset": write_dataset,
     ".atif": _write_trajectories,
 }
-"""By ending."""
+"""The format by ending: one line of JSON per trial; one row per trial with all its tokens; the same
+rows in a folder for HuggingFace's `datasets`; trajectories in a folder like a job of Harbor's.
+Parquet and datasets need the extra `export`."""

@@ -1,14 +1,7 @@
-"""The journal on disk: one thread appends and syncs, the loop hears what has become durable.
+"""Write the journal: one thread appends and syncs records, the event loop hears what is durable.
 
-    queue             filled by   emptied by        bound                     when it is full
-    pending records   `append`    the thread        trials that hold a slot   cannot be: no slot
-
-All records that wait when the thread comes back are written together and synced once (group
-commit). On a full disk the thread keeps its records, gives the reason, and tries again every
-`RETRY_S`; a half-written record is cut off first.
-
-Which segments may be deleted is decided by heads that are durable, so that no deletion has to wait
-for a write: a write may be waiting for the space.
+All records that wait while the thread is busy are written together and synced once (group commit).
+Nothing is promised to a peer before the callback of its record, which runs after the sync.
 """
 
 import asyncio
@@ -16,174 +9,222 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from mage_async.errors import RunError
-from mage_async.protocol.journal_records import MAGIC, Head, Record, write
-from mage_async.protocol.journal_segments import Segment, to_delete
-from mage_async.protocol.trial_header import Frame
+from mage_async.protocol.journal_records import (
+    MAGIC,
+    Record,
+    Segment,
+    SegmentHeader,
+    encode_record,
+    to_delete,
+)
+from mage_async.protocol.trial_frames import Frame
 from mage_async.results.durable_files import sync
+from mage_services.journal.reader import JournalOnDisk
+
+#     queue             filled by   emptied by   bound                        when it is full
+#     pending records   `append`    the thread   trials of groups in flight   cannot happen
+#
+# On a full disk the thread keeps its records, reports the reason, and tries again every `RETRY_S`
+# seconds. It first cuts off a record that was written in part.
+#
+# Segments are deleted by the headers that are durable already. So a deletion never waits for a
+# write, which might itself be waiting for the space.
 
 RETRY_S = 1.0
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-Then = Callable[[], None]
+Callback = Callable[[], None]
+
+
+def segment_file(folder: Path, number: int) -> Path:
+    """Return the path of a segment."""
+    return folder / f"{number:08d}.log"
+
+
+def make_durable(journal: JournalOnDisk) -> int:
+    """Cut off a torn tail and sync the rest; returns the number of bytes that were cut off.
+
+    A crash between writing and syncing leaves whole records that may not be durable. No peer has
+    heard of them, but a learner that reads them goes on from them and acknowledges their trials:
+    so they are synced before anything else happens.
+    """
+    lost = 0
+    if journal.torn is not None:
+        lost = journal.torn.stat().st_size - journal.torn_at
+        if journal.torn in journal.files:
+            os.truncate(journal.torn, journal.torn_at)
+        else:  # not even the segment's header is whole
+            journal.torn.unlink()
+            sync(journal.torn.parent)
+    # Only the last segment may lack a sync: the writer syncs a segment before it begins the next.
+    for last in journal.files[-1:]:
+        sync(last)
+        sync(last.parent)
+    return lost
 
 
 @dataclass(slots=True)
 class _Item:
-    """Something for the thread to do, in order."""
+    """Work for the thread; items are done in order."""
 
     pieces: Sequence[Frame] = ()
+    """Bytes to append."""
     opens: Path | None = None
-    """Begin this segment first."""
+    """The segment file to begin first."""
     deletes: Sequence[Path] = ()
-    """Delete these, whatever has been written."""
-    then: Then | None = None
+    """Files to delete, whether the pieces can be written or not."""
+    then: Callback | None = None
+    """Called on the event loop when the pieces, and everything before them, are durable."""
 
 
-@dataclass(slots=True, eq=False)
 class JournalFile:
-    """Appends records to the journal of a run; made inside the loop that hears of durability.
+    """The journal of a run, open for appending. Create it inside the event loop.
 
-    Raises: RunError: from `watch`, where the disk fails for another reason than space.
+    Args:
+        segments: The segments on disk, oldest first; a new segment is begun behind them.
+        header: The state that the new segment begins with.
+        max_bytes: Size of the whole journal at which no more trials are taken in.
+        segment_bytes: Size of a segment at which `roll` begins a new one.
     """
 
-    folder: Path
-    segments: list[Segment]
-    """What is there, oldest first; a new segment is begun behind it."""
-    head: Head
-    max_bytes: int
-    segment_bytes: int
-    _reason: str = field(default="", init=False)
-    _checkpoint: int = field(default=-1, init=False)
-    """Version of the newest one that `compact` was told of."""
-    _begun: int = field(default=0, init=False)
-    """Number of the newest segment whose head is durable."""
-    _queue: list[_Item] = field(default_factory=list, init=False)
-    _condition: threading.Condition = field(default_factory=threading.Condition, init=False)
-    _is_closing: bool = field(default=False, init=False)
-    _loop: asyncio.AbstractEventLoop = field(init=False)
-    _failure: asyncio.Future[None] = field(init=False)
-    _thread: threading.Thread = field(init=False)
-    _file: int = field(default=-1, init=False)
-    _good: int = field(default=0, init=False)
-    """Bytes of the current segment that are durable; the thread's own."""
-    num_syncs: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        segments: list[Segment],
+        header: SegmentHeader,
+        max_bytes: int,
+        segment_bytes: int = 1 << 26,
+    ) -> None:
+        self.folder, self.segments = folder, segments
+        self.max_bytes, self.segment_bytes = max_bytes, segment_bytes
+        self.num_syncs = 0
+        # Of the event loop.
         self._loop = asyncio.get_running_loop()
-        self._failure = self._loop.create_future()
-        self._begun = self.segments[-1].number if self.segments else 0
-        self._begin(self.head)
+        self._failure: asyncio.Future[None] = self._loop.create_future()
+        self._no_space_reason = ""
+        self._checkpoint_version = -1
+        """Of the newest checkpoint that `compact` heard of."""
+        self._newest_durable = segments[-1].number if segments else 0
+        """Number of the newest segment whose header is durable."""
+        # Shared with the thread, under the condition.
+        self._condition = threading.Condition()
+        self._queue: list[_Item] = []
+        self._is_closing = False
+        # Of the thread.
+        self._file = -1
+        self._durable_bytes = 0
+        """Bytes of the current segment that are durable."""
+        self._begin_segment(header)
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
 
-    def append(self, record: Record, then: Then | None = None) -> None:
-        """Write a record behind all earlier ones; `then` is called on the loop when it is durable.
+    def append(self, record: Record, then: Callback | None = None) -> None:
+        """Write a record behind all earlier ones; `then` is called on the loop once it is durable.
 
         Raises:
-            WireError: the record cannot be written.
+            WireError: the record cannot be encoded.
         """
-        pieces = write(record)
-        self._grow(sum(map(len, pieces)))
+        pieces = encode_record(record)
+        last = self.segments[-1]
+        self.segments[-1] = replace(last, num_bytes=last.num_bytes + sum(map(len, pieces)))
         self._put(_Item(pieces, then=then))
 
-    def after(self, then: Then) -> None:
-        """Call `then` on the loop when all that was appended so far is durable."""
+    def after(self, then: Callback) -> None:
+        """Call `then` on the loop once all records appended so far are durable."""
         self._put(_Item(then=then))
 
     async def durable(self, record: Record) -> None:
-        """Append a record and wait until it is durable. Cancellation leaves it to be written."""
+        """Append a record and wait until it is durable; if cancelled, it is still written."""
         self.append(record)
         await self.settled()
 
     async def settled(self) -> None:
-        """Wait until all that was appended so far is durable. Cancellation leaves nothing."""
+        """Wait until all records appended so far are durable. Safe to cancel."""
         is_durable = asyncio.Event()
         self.after(is_durable.set)
         await is_durable.wait()
 
     def why_full(self) -> str:
-        """Why no more trials may be taken in; empty while they may."""
-        if self._reason:
-            return self._reason
-        if self._num_bytes() < self.max_bytes:
+        """Return why no more trials may be taken in; empty if they may."""
+        if self._no_space_reason:
+            return self._no_space_reason
+        num_bytes = sum(segment.num_bytes for segment in self.segments)
+        if num_bytes < self.max_bytes:
             return ""
         return (
-            f"the journal has {self._num_bytes():,} bytes and journal.max_bytes is "
+            f"the journal has {num_bytes:,} bytes and journal.max_bytes is "
             f"{self.max_bytes:,}; waiting for a checkpoint to free some of them"
         )
 
-    def roll(self, head: Callable[[], Head]) -> None:
-        """Begin a new segment if this one is long enough; between two steps."""
+    def roll(self, header: Callable[[], SegmentHeader]) -> None:
+        """Begin a new segment if the current one is long enough. Call between two steps."""
         if self.segments[-1].num_bytes >= self.segment_bytes:
-            self._begin(head())
+            self._begin_segment(header())
 
     def compact(self, checkpoint_version: int) -> None:
-        """Delete what a durable checkpoint has made unnecessary, where space is short: now, when
-        later heads are durable, and, all of it, when the disk is full.
+        """Delete segments that a durable checkpoint has made unnecessary, if space is short.
+
+        Segments are deleted now, and when later headers become durable.
         """
-        self._checkpoint = checkpoint_version
-        self._free()
+        self._checkpoint_version = checkpoint_version
+        self._delete_unneeded()
 
     async def watch(self) -> None:
-        """Wait for a failure of the disk, and raise it. Cancellation leaves nothing behind."""
+        """Wait for a failure of the disk other than a lack of space. Safe to cancel.
+
+        Raises:
+            RunError: the disk has failed.
+        """
         await asyncio.shield(self._failure)
 
     def close(self) -> None:
-        """Write what is pending, up to the first that there is no space for, and end the thread."""
+        """Write what is pending, up to the first record that there is no space for, and stop."""
         with self._condition:
             self._is_closing = True
             self._condition.notify()
         self._thread.join()
         self._failure.cancel()
 
-    def _begin(self, head: Head) -> None:
+    def _begin_segment(self, header: SegmentHeader) -> None:
         number = self.segments[-1].number + 1 if self.segments else 1
-        pieces = [MAGIC, *write(head)]
+        pieces = [MAGIC, *encode_record(header)]
         size = sum(map(len, pieces))
-        self.segments.append(Segment(number, head.version, head.oldest_version(), size))
+        self.segments.append(Segment(number, header.version, header.oldest_version(), size))
         file = segment_file(self.folder, number)
-        self._put(_Item(pieces, opens=file, then=partial(self._has_begun, number)))
+        self._put(_Item(pieces, opens=file, then=partial(self._segment_is_durable, number)))
 
-    def _has_begun(self, number: int) -> None:
-        self._begun = number
-        self._free()
+    def _segment_is_durable(self, number: int) -> None:
+        self._newest_durable = number
+        self._delete_unneeded()
 
-    def _free(self) -> None:
-        most = 0 if self._reason else self.max_bytes // 2
-        begun = [segment for segment in self.segments if segment.number <= self._begun]
-        doomed = to_delete(begun, self._checkpoint, most)
-        self.segments = [segment for segment in self.segments if segment.number not in doomed]
-        if doomed:
-            self._put(_Item(deletes=[segment_file(self.folder, number) for number in doomed]))
-
-    def _grow(self, num_bytes: int) -> None:
-        last = self.segments[-1]
-        self.segments[-1] = Segment(
-            last.number, last.version, last.oldest_version, last.num_bytes + num_bytes
-        )
-
-    def _num_bytes(self) -> int:
-        return sum(segment.num_bytes for segment in self.segments)
+    def _delete_unneeded(self) -> None:
+        # What fits into half of `max_bytes` is kept for `mage replay`; nothing on a full disk.
+        most = 0 if self._no_space_reason else self.max_bytes // 2
+        durable = [segment for segment in self.segments if segment.number <= self._newest_durable]
+        numbers = to_delete(durable, self._checkpoint_version, most)
+        self.segments = [segment for segment in self.segments if segment.number not in numbers]
+        if numbers:
+            self._put(_Item(deletes=[segment_file(self.folder, number) for number in numbers]))
 
     def _put(self, item: _Item) -> None:
         with self._condition:
             self._queue.append(item)
             self._condition.notify()
 
-    # The thread's side.
+    # The methods below run in the thread.
 
     def _work(self) -> None:
         try:
             while items := self._take():
-                _delete(items)
-                if not all(self._write(part) for part in _parts(items)):
-                    return  # what follows rests on it
+                _delete_files(items)
+                if not all(self._write(part) for part in _split_at_segments(items)):
+                    return  # no space until the end; every later record rests on this one
         except OSError as error:
-            self._tell(self._fail, f"{self.folder} cannot be written: {error}")
+            self._call_on_loop(self._fail, f"{self.folder} cannot be written: {error}")
         finally:
             if self._file >= 0:
                 os.close(self._file)
@@ -195,21 +236,22 @@ class JournalFile:
         return items
 
     def _write(self, items: list[_Item]) -> bool:
-        """Make some items durable, and tell; only the first may open a segment. False where there
-        was no space until the end.
+        """Make items durable and report it; only the first may open a segment.
+
+        Waits while there is no space. Returns False if there was none until the end.
         """
         while not self._try_to_write(items):
             with self._condition:
                 if self._condition.wait_for(lambda: self._is_closing, RETRY_S):
                     return False
                 later = list(self._queue)
-            _delete(later)
+            _delete_files(later)  # deletions must not wait for this write: they make space for it
         self.num_syncs += 1
-        self._tell(self._settle, items)
+        self._call_on_loop(self._report_durable, items)
         return True
 
     def _try_to_write(self, items: list[_Item]) -> bool:
-        """Whether there was space."""
+        """Write and sync items; returns False if there is no space."""
         try:
             if items[0].opens is not None:
                 self._open(items[0].opens)
@@ -217,14 +259,15 @@ class JournalFile:
             if data:
                 _write_all(self._file, data)
                 os.fdatasync(self._file)
-                self._good += len(data)
+                self._durable_bytes += len(data)
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
             if self._file >= 0:
-                os.ftruncate(self._file, self._good)
-                os.lseek(self._file, self._good, os.SEEK_SET)
-            self._tell(self._say, f"{self.folder}: {error.strerror}")
+                # A part may have been written: the next attempt begins at the durable end.
+                os.ftruncate(self._file, self._durable_bytes)
+                os.lseek(self._file, self._durable_bytes, os.SEEK_SET)
+            self._call_on_loop(self._report_no_space, f"{self.folder}: {error.strerror}")
             return False
         return True
 
@@ -233,37 +276,32 @@ class JournalFile:
             os.close(self._file)
             self._file = -1
         self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        self._good = 0
-        sync(self.folder)
+        self._durable_bytes = 0
+        sync(self.folder)  # the file's name has to be durable too
 
-    def _tell(self, what: Callable[..., None], *args: object) -> None:
+    def _call_on_loop(self, call: Callable[..., None], *args: object) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(what, *args)
+            self._loop.call_soon_threadsafe(call, *args)
 
-    # The loop's side of what the thread tells.
+    # The methods below run on the event loop, called by the thread.
 
-    def _settle(self, items: list[_Item]) -> None:
-        self._reason = ""
+    def _report_durable(self, items: list[_Item]) -> None:
+        self._no_space_reason = ""
         for item in items:
             if item.then is not None:
                 item.then()
 
-    def _say(self, reason: str) -> None:
-        self._reason = reason
-        self._free()
+    def _report_no_space(self, reason: str) -> None:
+        self._no_space_reason = reason
+        self._delete_unneeded()
 
     def _fail(self, reason: str) -> None:
         if not self._failure.done():
             self._failure.set_exception(RunError(reason))
 
 
-def segment_file(folder: Path, number: int) -> Path:
-    """Where a segment lies."""
-    return folder / f"{number:08d}.log"
-
-
-def _parts(items: list[_Item]) -> list[list[_Item]]:
-    """Cut before each item that opens a segment."""
+def _split_at_segments(items: list[_Item]) -> list[list[_Item]]:
+    """Split items into lists of which only the first item may open a segment."""
     parts: list[list[_Item]] = [[]]
     for item in items:
         if item.opens is not None and parts[-1]:
@@ -272,8 +310,8 @@ def _parts(items: list[_Item]) -> list[list[_Item]]:
     return parts
 
 
-def _delete(items: list[_Item]) -> None:
-    """Delete what they name; some of it may be gone, deleted while a write before them waited."""
+def _delete_files(items: list[_Item]) -> None:
+    """Delete the files that items name; some may be gone already, deleted while a write waited."""
     for item in items:
         for file in item.deletes:
             file.unlink(missing_ok=True)

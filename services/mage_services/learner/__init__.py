@@ -1,1 +1,1 @@
-"""The learner process: inbox, coordinator, trainer thread, run log."""
+"""The learner process: coordinator, training loop, trainer thread, run log, ranks."""

@@ -1,162 +1,267 @@
-"""The coordinator: decides on each message at once, without waiting, and answers it.
+"""The coordinator: answers each message of a peer at once, grants groups, collects their trials.
 
-The coordinator owns the ledger of slots and knows the peers. The learner calls `take` for each
-message, `tick` now and then, and `announce` for new weights; `arrived` is set whenever a batch may
-have become complete.
-
-    peer's message   the coordinator
-    Hello            Welcome now, or when the policy is ready; then grants
-    TrialResult      journal, then Acknowledge; perhaps the batch is complete. Unwanted where its
-                     group was never granted
-    GroupDrop        frees the slot, counts the reason
-    Loaded           frees older weights; where there are newer ones, a Publication
-    Heartbeat        remembers it; a peer that stops beating is away: its groups are granted again,
-                     and when it is back a new Welcome says which it may go on with; in the end it
-                     is forgotten, and the weights that it may read with it
-    Goodbye          the same, for good
-    (unknown peer's) WhoAreYou, so that it says hello; a result is taken all the same
-
-`peer_registry.py` has the peers, `grants.py` what is granted, `arrivals.py` what is taken in.
-
-What a peer is told follows from what the journal holds durably: a grant or an acknowledgement
-leaves when its record, and with it every earlier one, is on disk. While the journal has no space no
-result is taken in and nothing granted; afterwards each actor is welcomed again, and sends again
-what was not acknowledged.
+A peer is an actor or the evaluator. The learner calls `take` for each message, `tick` about twice a
+second, and `announce` for new weights; none of them waits. The event `arrived` is set whenever a
+batch may have become complete.
 """
 
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, Self
+
+import msgspec
 
 from mage_async.admission.concurrency import Concurrency
-from mage_async.admission.counts import LedgerCounts
-from mage_async.admission.groups_in_flight import OVER_AGE
-from mage_async.admission.ledger import SlotLedger
-from mage_async.graph_memory.memory import GraphMemory
-from mage_async.protocol.journal_records import Dropped, Head, Published
+from mage_async.admission.ledger import OVER_AGE, Accepted, Ledger, LedgerCounts, Unknown
+from mage_async.admission.staleness_metrics import TrialDurations
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.errors import DeterministicFailure
+from mage_async.methods.method import Methods
+from mage_async.protocol.journal_records import (
+    Dropped,
+    LoadedWeights,
+    Published,
+    Record,
+    SegmentHeader,
+)
 from mage_async.protocol.messages import (
+    Acknowledge,
     Goodbye,
     GroupDrop,
+    GroupGrant,
     Heartbeat,
     Hello,
     Loaded,
     Message,
     Publication,
+    Rival,
     TrialResult,
+    Unwanted,
+    Welcome,
     WhoAreYou,
 )
 from mage_async.tasks.population import League, version_of
-from mage_async.trajectory import Group
-from mage_services.learner.arrivals import Arrivals
-from mage_services.learner.coordinator_rules import CoordinatorRules, Journal, Tasks, head_of
-from mage_services.learner.grants import Grants
-from mage_services.learner.peer_registry import SILENCE_S, PeerRegistry, RegisteredPeer
-from mage_services.transport.access import Peer
-from mage_services.transport.learner_channel import LearnerChannel
-from mage_services.weights.weight_store import EARLIER, WeightStore
+from mage_async.trajectory import Group, Task
+from mage_services.transport.channels import LearnerChannel, Peer, PeerGone
+from mage_services.weights.weight_store import EARLIER, WeightStore, is_measured
 
+#     message of a peer   answer of the coordinator
+#     Hello               Welcome, once there are weights, and then the peer's grants
+#     TrialResult         journal the trial, then Acknowledge; Unwanted if it was never granted
+#     GroupDrop           drop the group
+#     Loaded              release older weights; announce newer ones with Publication
+#     Heartbeat           note that the peer lives
+#     Goodbye             forget the peer; its groups are granted again
+#     any, if unknown     WhoAreYou, so that the peer says Hello; a result is taken in all the same
+#
+# Durability. A grant is sent, and a trial is acknowledged, only after the journal has made its
+# record durable, and with it every earlier record. So whatever a peer has heard of survives a crash
+# of the learner. While the journal's disk is full, no result is taken in and no group is granted;
+# afterwards every actor is welcomed again and sends again what was not acknowledged.
+
+SILENCE_S = 4.0
+"""An actor that sends nothing for so long is away: its groups are granted again."""
+FIRST_HEARTBEAT_S = 60.0
+"""The same before an actor's first heartbeat: it loads its engine first."""
+LOST_INTERVALS = 30
+"""An actor is forgotten after so many times the silence above: after two minutes, by when the
+supervisor has ended a local actor, or after half an hour while it loads its engine."""
+MAX_FAULTS = 20
 STALL_S = 2.0
-"""Where so long passes between two ticks, it was this process that did not run."""
+"""If two ticks are further apart, this process itself did not run."""
+
+
+class Journal(Protocol):
+    """What the coordinator needs of `JournalFile`."""
+
+    def append(self, record: Record, then: Callable[[], None] | None = None) -> None:
+        """Write a record behind all earlier ones; call `then` when it is durable."""
+
+    def after(self, then: Callable[[], None]) -> None:
+        """Call `then` when all records appended so far are durable."""
+
+    async def settled(self) -> None:
+        """Wait until all records appended so far are durable. Safe to cancel."""
+
+    def why_full(self) -> str:
+        """Return why no more trials may be taken in; empty if they may."""
+
+    def roll(self, header: Callable[[], SegmentHeader]) -> None:
+        """Begin a new segment if the current one is long enough. Call between two steps."""
+
+
+class TaskSource(Protocol):
+    """Decides the task of each group: a `TaskStream`, or a `Matchmaker` over one."""
+
+    def task(self, number: int) -> Task:
+        """Return the task of the `number`-th group."""
+        ...
+
+
+MAX_DROPS_IN_A_ROW = 50
+"""Number of groups dropped in a row, without one trained, that ends the run with the reason. No
+batch of a healthy run loses so many, and a run that trains on nothing stops within minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """What the coordinator needs of the configuration."""
+
+    num_episodes: int
+    deadline_s: float
+    """Seconds after which an incomplete group is granted to another actor."""
+    max_drops_in_a_row: int
+    evaluate_every: int
+    """Steps between evaluations; 0: only the last version is evaluated."""
+    last_version: int
+    config: str = ""
+    """The whole configuration as TOML, for the journal."""
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the coordinator's part of a configuration."""
+        return cls(
+            config.trial.episodes,
+            config.admission.grant_deadline_s,
+            MAX_DROPS_IN_A_ROW,
+            config.evaluation.every,
+            config.learner.steps,
+            config_file.dump(config),
+        )
+
+
+def segment_header(
+    ledger: Ledger, config: CoordinatorConfig, league: League, methods: Methods
+) -> SegmentHeader:
+    """Return the state that a new segment of the journal begins with."""
+    return msgspec.structs.replace(
+        ledger.segment_header(config.config, config.deadline_s),
+        population=league.table() if league.is_on else None,
+        methods=methods.states(),
+    )
+
+
+@dataclass(slots=True)
+class KnownPeer:
+    """A peer that has said Hello."""
+
+    hello: Hello
+    last_heard: float
+    heartbeat: Heartbeat | None = None
+    """The last one."""
+    is_away: bool = False
+    """Silent for too long: it is granted nothing until it sends a message."""
+
+    @property
+    def is_actor(self) -> bool:
+        """Whether the peer plays groups; otherwise it is the evaluator."""
+        return self.hello.role == "actor"
+
+    def patience_s(self) -> float:
+        """Return the seconds for which the peer may be silent."""
+        return FIRST_HEARTBEAT_S if self.heartbeat is None else SILENCE_S
+
+    def is_newly_silent(self, now: float) -> bool:
+        """Whether an actor has been silent for too long and is not marked as away yet."""
+        is_expected = self.is_actor and not self.is_away
+        return is_expected and now - self.last_heard > self.patience_s()
+
+    def is_lost(self, now: float) -> bool:
+        """Whether an actor has been away for so long that it is forgotten."""
+        return self.is_away and now - self.last_heard > LOST_INTERVALS * self.patience_s()
 
 
 @dataclass(slots=True)
 class Coordinator:
-    """See the module. `clock` gives seconds that never go back."""
+    """Knows the peers and owns the ledger. `clock` returns seconds that never go back."""
 
     channel: LearnerChannel
-    ledger: SlotLedger
+    ledger: Ledger
     journal: Journal
-    tasks: Tasks
-    rules: CoordinatorRules
+    tasks: TaskSource
+    config: CoordinatorConfig
     clock: Callable[[], float]
     weights: WeightStore
     league: League = field(default_factory=League)
-    """Versions of the policy that sit in opponents' seats, and ratings."""
-    memory: GraphMemory = field(default_factory=GraphMemory)
-    """What groups are told of earlier tasks."""
-    pace: Concurrency | None = None
-    """Age-aware concurrency; None: as many groups in play as the ledger's rule admits."""
+    """Past versions of the policy that play opponents' seats, and ratings."""
+    methods: Methods = field(default_factory=Methods)
+    """The active methods, with their states; they may shorten a group or add guidance to it."""
+    concurrency: Concurrency | None = None
+    """Limits the incomplete groups by the age of tokens; None: only the ledger's policy does."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set whenever a batch may have become complete."""
     greeted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    """Set whenever a peer says hello."""
-    registry: PeerRegistry = field(init=False)
-    grants: Grants = field(init=False)
-    arrivals: Arrivals = field(init=False)
+    """Set whenever a peer says Hello."""
+    peers: dict[Peer, KnownPeer] = field(default_factory=dict, init=False)
+    faults: list[str] = field(default_factory=list, init=False)
+    """Sentences about what went wrong, for people, oldest first, at most `MAX_FAULTS`."""
+    durations: TrialDurations = field(default_factory=TrialDurations, init=False)
+    """Durations of trials since this process began."""
+    _loaded: list[LoadedWeights] = field(default_factory=list, init=False)
+    """Records since `take_loaded`."""
+    _actors: dict[int, str] = field(default_factory=dict, init=False)
+    """The name of the actor that completed each group, by grant."""
     _is_full: bool = field(default=False, init=False)
-    """The journal had no space when it was last looked at."""
+    """Whether the journal had no space when it was last asked."""
     _opened_at: float = field(default=0.0, init=False)
     _ticked_at: float | None = field(default=None, init=False)
     _is_closed: bool = field(default=False, init=False)
 
-    def __post_init__(self) -> None:
-        self.registry = PeerRegistry(self.channel, self.ledger, self.journal, self.weights)
-        self.grants = Grants(
-            self.registry,
-            self.ledger,
-            self.journal,
-            self.tasks,
-            self.rules,
-            self.clock,
-            self.weights,
-            self.memory,
-            self.arrived,
-        )
-        self.arrivals = Arrivals(
-            self.registry, self.ledger, self.journal, self.clock, self.pace, self.arrived
-        )
-
-    @property
-    def peers(self) -> dict[Peer, RegisteredPeer]:
-        """Those that are let in."""
-        return self.registry.peers
-
-    @property
-    def faults(self) -> list[str]:
-        """Sentences about what peers did wrong, oldest first."""
-        return self.registry.faults
+    # What the learner calls.
 
     def take(self, peer: Peer, message: Message) -> None:
-        """Decide on one message.
+        """Decide on one message of a peer.
 
         Raises:
             DeterministicFailure: too many groups were dropped in a row.
         """
         known = self.peers.get(peer)
-        if not self.registry.hear(peer, self.clock()) and not isinstance(message, Hello | Goodbye):
-            self.registry.send(peer, WhoAreYou())
+        if known is not None:
+            self._note_sign_of_life(peer, known)
+        elif not isinstance(message, Hello | Goodbye):
+            self._send(peer, WhoAreYou())
         match message:
             case Hello():
-                self._greet(peer, message)
+                self._take_hello(peer, message)
             case TrialResult():
-                if not self._look_for_space():  # otherwise the result stays with its peer
-                    self.arrivals.take(peer, message)
+                if not self._look_for_space():  # otherwise the peer keeps the result
+                    self._take_result(peer, message)
             case GroupDrop():
-                self.grants.drop(message)
+                if self.ledger.drop(message.grant, message.epoch, message.reason):
+                    self._record_drop(message.grant, message.reason)
+                    self._check_drops()
             case Loaded():
-                self._loaded(peer, message)
+                self._take_loaded(peer, message)
             case Heartbeat():
                 if known is not None:
-                    known.beat = message
+                    known.heartbeat = message
             case Goodbye():
-                self.registry.remove(peer)
+                self._remove(peer)
             case _:
-                self.registry.note(f"{peer}: a learner cannot take {type(message).__name__}")
+                self.note(f"{peer}: a learner cannot take {type(message).__name__}")
         self._grant()
 
     def tick(self) -> None:
-        """What only time tells: deadlines passed, peers fallen silent."""
+        """Notice what only time tells: missed deadlines and silent peers.
+
+        Raises:
+            DeterministicFailure: too many groups were dropped in a row.
+        """
         now = self.clock()
         self._forgive_stall(now)
         for sentence in self.channel.take_notes():
-            self.registry.note(sentence)
-        self.registry.look_after(now)
-        self._forget_strangers(now)
-        self.grants.expire(now)
+            self.note(sentence)
+        self._look_after_peers(now)
+        self._forget_peers_of_earlier_process(now)
+        self._expire(now)
         self._look_for_space()
         self._grant()
 
     def announce(self, publication: Publication) -> None:
-        """The weights of a version are there to be read: journal that, and tell the peers."""
+        """Journal that the weights of a version can be read, and announce them to the peers."""
         version, is_open = publication.version, self.weights.is_open
         if is_open or self.league.wants(version):
             self.journal.append(
@@ -169,130 +274,370 @@ class Coordinator:
             self.open(*self.weights.lagging(version), publication)
 
     def publish(self, publication: Publication) -> None:
-        """Announce new weights to every peer, then grant what they free.
+        """Announce new weights to every peer, then grant the groups that may be granted now.
 
-        An actor that is still loading hears of the newest when it has done so.
+        An actor that is still loading hears of the newest weights when it is done.
         """
         self.weights.add(publication)
+        config = self.config
         for peer, known in list(self.peers.items()):
             if known.is_actor:
-                self.registry.bring_up(peer)
-            elif self.rules.is_measured(publication.version):
-                self.registry.announce(peer, publication)
+                self._announce_newest(peer)
+            elif is_measured(
+                publication.version, every=config.evaluate_every, last=config.last_version
+            ):
+                self._announce(peer, publication)
         self._grant()
 
     def open(self, *publications: Publication) -> None:
-        """The first weights are there: welcome the peers that waited.
+        """Welcome the peers that waited for the first weights.
 
-        Several, oldest first, where a restarted learner has lagging actors.
+        Args:
+            publications: Oldest first; several if a restarted learner's actors lag.
         """
         self.weights.open(*publications)
         self._opened_at = self.clock()
         for peer in list(self.peers):
-            self._welcome(peer)
+            self._welcome_and_repeat_grants(peer)
         self._grant()
 
-    def unused(self, versions: Collection[int]) -> list[int]:
-        """The versions among these that hold no lease and are no opponent."""
-        return self.weights.unused(versions, self.rivals())
-
-    def rivals(self) -> set[int]:
-        """Versions that groups play against, or will.
-
-        A complete group needs none, in training or not: to a restarted learner groups that were in
-        training are in flight again, and it must not miss weights that were removed meanwhile.
-        """
-        playing = {version_of(member) for member in self.ledger.members_in_play()}
-        return self.league.kept() | {version for version in playing if version is not None}
-
     def take_batch(self) -> list[Group] | None:
-        """The next step's groups, if they are all there."""
+        """Return the groups of the next step, if they are complete."""
         return self.ledger.take_batch()
 
     def trained(self, version: int) -> None:
-        """The oldest batch taken has become `version`, and the journal says so durably."""
+        """End the oldest batch in training: the journal holds its step `version` durably."""
         for grant in self.ledger.trained(version):
             self.journal.append(Dropped(grant=grant, reason=OVER_AGE))
-        self.journal.roll(self.head)
+        self.journal.roll(
+            lambda: segment_header(self.ledger, self.config, self.league, self.methods)
+        )
 
-    def head(self) -> Head:
-        """All a new segment of the journal has to begin with."""
-        return head_of(self.ledger, self.rules, self.league, self.memory)
+    def limit_concurrency(self, step_s: float) -> None:
+        """Set how many groups may be incomplete; the last step kept the trainer busy `step_s`."""
+        if self.concurrency is not None:
+            self.concurrency.trained(step_s)
+            self.ledger.max_concurrent_groups = self.concurrency.limit
+
+    def unused(self, versions: Collection[int]) -> list[int]:
+        """Return the versions whose weights no peer and no opponent needs."""
+        return self.weights.unused(versions, self.rivals())
+
+    def rivals(self) -> set[int]:
+        """Return the versions of the policy that are opponents of groups, now or later."""
+        # A complete group needs its opponent no longer, in training or not. After a restart, groups
+        # that were in training are in flight again; they must not need weights that were removed.
+        playing = {version_of(member) for member in self.ledger.incomplete_members()}
+        return self.league.kept() | {version for version in playing if version is not None}
 
     def close(self) -> None:
-        """Grant nothing more; what is played is still taken in."""
+        """Grant nothing more; results are still taken in."""
         self._is_closed = True
 
     def has_heard_all(self) -> bool:
-        """Whether the evaluator and everyone who plays a group has said hello, since the learner's
-        restart too: they can be said goodbye to.
+        """Whether the evaluator and every peer that plays a group have said Hello.
+
+        After a restart of the learner this takes a while; then they can be sent a Goodbye.
         """
         roles = {known.hello.role for known in self.peers.values()}
-        return "evaluator" in roles and self.ledger.owners() <= self.peers.keys()
+        return "evaluator" in roles and self.ledger.playing_peers() <= self.peers.keys()
 
     def dismiss(self, reason: str) -> None:
-        """Say goodbye to every peer."""
+        """Send a Goodbye to every peer."""
         for peer in list(self.peers):
-            self.registry.send(peer, Goodbye(reason=reason))
+            self._send(peer, Goodbye(reason=reason))
+
+    # What the run log reads.
 
     def counts(self) -> LedgerCounts:
-        """What became of groups and trials so far."""
+        """Return the counts of groups and trials so far."""
         return self.ledger.counts()
 
-    def _greet(self, peer: Peer, hello: Hello) -> None:
-        self.registry.greet(peer, hello, self.clock())
+    def blocked_s(self) -> dict[str, dict[str, float]]:
+        """Return the seconds that each actor spent in each state, from its last heartbeat."""
+        return {
+            known.hello.name: dict(known.heartbeat.blocked_s)
+            for known in self.peers.values()
+            if known.heartbeat is not None
+        }
+
+    def take_loaded(self) -> list[LoadedWeights]:
+        """Return the records of engines that loaded weights since the last call."""
+        taken, self._loaded = self._loaded, []
+        return taken
+
+    def take_actors(self) -> dict[int, str]:
+        """Return the name of the actor that completed each group, by grant.
+
+        Forgets the groups that are not in flight, and the durations of trials of long ago.
+        """
+        known, in_flight = self._actors, self.ledger.grants_in_flight()
+        self.durations.forget_before(min(in_flight, default=self.ledger.next_grant))
+        self._actors = {grant: actor for grant, actor in known.items() if grant in in_flight}
+        return known
+
+    def duration_metrics(self) -> dict[str, float]:
+        """Return how the policy treated long trials, and the share of playing time it wasted."""
+        in_flight = self.ledger.grants_in_flight()
+        return {
+            "length_bias": self.durations.length_bias(in_flight),
+            "wasted_share": self.durations.wasted_share(in_flight),
+        }
+
+    def note(self, sentence: str) -> None:
+        """Remember what went wrong, for people to read."""
+        self.faults = [*self.faults[1 - MAX_FAULTS :], sentence]
+
+    # Peers that come and go.
+
+    def _take_hello(self, peer: Peer, hello: Hello) -> None:
+        # A process that was started again comes with a new connection, and has lost its groups. It
+        # may have started while the learner was down: then only the ledger knows of the old one.
+        for other, known in list(self.peers.items()):
+            if known.hello.name == hello.name and other != peer:
+                self._remove(other)
+        for owner in self.ledger.playing_peers():
+            if owner.startswith(f"{hello.name}/") and owner != peer:
+                self.ledger.peer_gone(owner)
+        self.peers[peer] = KnownPeer(hello, self.clock())
+        self._set_quota(peer)
+        total, most = self.ledger.total_quota(), self.ledger.max_concurrent_groups
+        if most is not None and total - hello.group_quota <= most < total:
+            self.note(
+                f"the actors have room for {total} groups and are granted {most}, as "
+                "admission.max_groups_in_play and over_age_target say: the rest of them is idle"
+            )
         self.greeted.set()
         if self.weights.is_open:
-            self._welcome(peer)
+            self._welcome_and_repeat_grants(peer)
+
+    def _welcome_and_repeat_grants(self, peer: Peer) -> None:
+        """Welcome a peer, and repeat its grants: it may not have heard of all of them."""
+        self.peers[peer].last_heard = self.clock()  # until now the learner kept it waiting
+        self._welcome(peer)
+        deadline_s = self.config.deadline_s
+        for grant in self.ledger.renew_grants(peer, now=self.clock(), deadline_s=deadline_s):
+            self._send_when_durable(peer, self._with_rival(grant))
 
     def _welcome(self, peer: Peer) -> None:
-        """Take a peer in, and repeat its grants: it may not have heard of all."""
-        self.peers[peer].last_heard = self.clock()  # until now this process was silent itself
-        self.registry.welcome(peer)
-        self.grants.repeat(peer)
+        """Tell a peer which weights to sample with, and which groups are its own."""
+        newest = self.weights.for_role(self.peers[peer].hello.role)
+        keeps = self.ledger.played_by(peer)
+        self.weights.lease(peer, newest.version)
+        self._send(peer, Welcome(version=newest.version, weights_path=newest.path, keeps=keeps))
+
+    def _note_sign_of_life(self, peer: Peer, known: KnownPeer) -> None:
+        was_away, known.is_away = known.is_away, False
+        known.last_heard = self.clock()
+        if was_away:
+            self._set_quota(peer)
+            if self.weights.is_open:
+                self._welcome(peer)  # its groups are not its own any more
+
+    def _set_quota(self, peer: Peer) -> None:
+        """Set how many groups a peer may play: its quota for a present actor, otherwise none."""
+        known = self.peers.get(peer)
+        plays = known is not None and known.is_actor and not known.is_away
+        self.ledger.set_quota(peer, known.hello.group_quota if known and plays else 0)
+
+    def _look_after_peers(self, now: float) -> None:
+        """Mark silent peers as away, and forget those that were away for long.
+
+        Nothing is sent to a peer that is away, so no failing send tells that it has ended. A
+        machine that vanished would keep its leases on weights, and its entry, for ever.
+        """
+        for peer, known in list(self.peers.items()):
+            if self.weights.is_open and known.is_newly_silent(now):
+                self.note(f"{peer}: silent for {known.patience_s():g} s")
+                known.is_away = True
+                self._set_quota(peer)
+                self.ledger.peer_gone(peer)
+            elif known.is_lost(now):
+                silent_s = now - known.last_heard
+                self.note(f"{peer}: forgotten, it has been silent for {silent_s:.0f} s")
+                self.channel.forget(peer)
+                self._remove(peer)
+
+    def _forget_peers_of_earlier_process(self, now: float) -> None:
+        """Take groups from peers that have not come back after a restart of the learner."""
+        if self.weights.is_open and now - self._opened_at > SILENCE_S:
+            self.weights.release(EARLIER)
+            for owner in self.ledger.playing_peers() - self.peers.keys():
+                self.note(f"{owner}: has not come back after the learner's restart")
+                self.ledger.peer_gone(owner)
 
     def _forgive_stall(self, now: float) -> None:
-        """Forgive silence and lateness in a time when this process did not listen."""
+        """Forgive silence and lateness in a time in which this process did not listen."""
         gap = 0.0 if self._ticked_at is None else now - self._ticked_at
         self._ticked_at = now
         if gap > STALL_S:
-            self.registry.note(f"the learner itself did not run for {gap:.1f} s")
+            self.note(f"the learner itself did not run for {gap:.1f} s")
             self._opened_at += gap
-            self.ledger.postpone(gap, now + self.rules.deadline_s)
+            self.ledger.postpone_deadlines(gap, now + self.config.deadline_s)
             for known in self.peers.values():
                 known.last_heard = now
 
-    def _loaded(self, peer: Peer, message: Loaded) -> None:
-        """A peer draws with a version; an actor hears of newer ones now."""
-        self.registry.loaded(peer, message)
-        known = self.peers.get(peer)
-        if known is not None and known.is_actor:
-            self.registry.bring_up(peer)
+    def _remove(self, peer: Peer) -> None:
+        """Forget a peer that has ended, for good or until it says Hello again."""
+        self.peers.pop(peer, None)
+        self._set_quota(peer)
+        self.weights.release(peer)
+        self.ledger.peer_gone(peer)
+
+    def _send(self, peer: Peer, message: Message) -> None:
+        """Send at once; a peer that cannot be reached has ended."""
+        try:
+            self.channel.send(peer, message)
+        except PeerGone as gone:
+            self.note(str(gone))
+            self._remove(peer)
+
+    def _send_when_durable(self, peer: Peer, message: Message) -> None:
+        """Send once all records appended so far are durable."""
+        self.journal.after(partial(self._send, peer, message))
+
+    # Grants and drops.
+
+    def _grant(self) -> None:
+        """Grant lapsed groups, then new ones, each to the actor with the most room."""
+        if not self.weights.is_open or self._is_full or self._is_closed:
+            return
+        # The newest version becomes an opponent as soon as its weights are on disk. No group is
+        # granted until then, so that a group's opponent does not depend on the speed of the disk.
+        # `publish` calls this method again.
+        if self.league.wants(self.ledger.version):
+            return
+        while (peer := self.ledger.peer_with_most_room()) is not None:
+            if (grant := self._next_grant(peer)) is None:
+                return
+            grant = self._with_rival(grant)
+            record = self.ledger.grant_record(grant)
+            self.journal.append(record, partial(self._send, peer, grant))
+
+    def _next_grant(self, peer: Peer) -> GroupGrant | None:
+        """Grant the oldest lapsed group, or else a new one; None if no group may be granted."""
+        ledger, config = self.ledger, self.config
+        now, deadline_s = self.clock(), config.deadline_s
+        if lapsed := ledger.lapsed():
+            return ledger.grant_again(lapsed[0], peer=peer, now=now, deadline_s=deadline_s)
+        if not ledger.may_grant():
+            return None
+        played = self.methods.horizon(ledger.version, config.num_episodes)
+        number = ledger.next_grant
+        task = self.tasks.task(number)
+        return ledger.grant(
+            task,
+            num_episodes=played.num_episodes,
+            peer=peer,
+            now=now,
+            deadline_s=deadline_s,
+            max_turns=played.max_turns,
+            guidance=self.methods.guidance(number, task),
+        )
+
+    def _with_rival(self, grant: GroupGrant) -> GroupGrant:
+        """Add the path of the opponent's weights, if the opponent is a version of the policy."""
+        version = version_of(grant.member)
+        if version is None:
+            return grant
+        rival = Rival(version=version, path=str(self.weights.path(version)))
+        return msgspec.structs.replace(grant, rival=rival)
+
+    def _expire(self, now: float) -> None:
+        """Take groups from actors that missed a deadline, and tell the actors what they keep."""
+        late, dropped = self.ledger.late_peers(now), self.ledger.expire(now)
+        for peer in late & self.peers.keys():
+            if not self.peers[peer].is_away:
+                self._welcome(peer)
+        for grant in dropped:
+            self._record_drop(grant, self.ledger.expiry_reason())
+        self._check_drops()
+
+    def _record_drop(self, grant: int, reason: str) -> None:
+        self.journal.append(Dropped(grant=grant, reason=reason))
+        self.arrived.set()  # without the dropped group, later ones may be a batch
+
+    def _check_drops(self) -> None:
+        counts = self.ledger.counts()
+        if counts.drops_in_a_row >= self.config.max_drops_in_a_row:
+            raise DeterministicFailure(
+                f"{counts.drops_in_a_row} groups in a row were dropped; the last one: "
+                f"{counts.last_drop}"
+            )
+
+    # Results.
+
+    def _take_result(self, peer: Peer, result: TrialResult) -> None:
+        outcome = self.ledger.receive(result)
+        index = result.trial.index
+        if isinstance(outcome, Unknown):
+            self.note(f"{peer}: {outcome.reason}")
+            self._send(
+                peer,
+                Unwanted(
+                    grant=result.grant, epoch=result.epoch, trial=index, reason=outcome.reason
+                ),
+            )
+            return
+        self.durations.arrived(result.grant, index, result.trial.duration_s)
+        is_first = isinstance(outcome, Accepted)
+        answer = Acknowledge(
+            grant=result.grant, epoch=result.epoch, trial=index, is_duplicate=not is_first
+        )
+        if is_first:
+            self.journal.append(result, partial(self._send, peer, answer))
+        else:
+            # The first result for this trial may not be durable yet.
+            self._send_when_durable(peer, answer)
+        if is_first and outcome.is_complete:
+            self._note_complete(peer, result.grant)
+
+    def _note_complete(self, peer: Peer, grant: int) -> None:
+        if (known := self.peers.get(peer)) is not None:
+            self._actors[grant] = known.hello.name
+        if self.concurrency is not None:
+            self.concurrency.completed(*self.ledger.playing_time(grant, self.clock()))
+        self.arrived.set()
 
     def _look_for_space(self) -> bool:
-        """Whether the journal is full; when it is no longer, ask for what was not taken in."""
+        """Return whether the journal is full; once it has space again, welcome all actors.
+
+        The actors then send again the results that were not taken in.
+        """
         was_full, reason = self._is_full, self.journal.why_full()
         self._is_full = bool(reason)
         if reason and not was_full:
-            self.registry.note(f"nothing is taken in or granted: {reason}")
-            self.arrived.set()  # a checkpoint may make space
+            self.note(f"nothing is taken in or granted: {reason}")
+            self.arrived.set()  # the training loop may free space with a checkpoint
         if was_full and not reason:
             for peer, known in list(self.peers.items()):
                 if known.is_actor and self.weights.is_open:
-                    self._welcome(peer)
+                    self._welcome_and_repeat_grants(peer)
         return self._is_full
 
-    def _forget_strangers(self, now: float) -> None:
-        """Forget owners from before a restart that have not come back."""
-        if self.weights.is_open and now - self._opened_at > SILENCE_S:
-            self.weights.release(EARLIER)
-            for owner in self.ledger.owners() - self.peers.keys():
-                self.registry.note(f"{owner}: has not come back after the learner's restart")
-                self.ledger.peer_gone(owner)
+    # Weights.
 
-    def _grant(self) -> None:
-        """Grant what may be granted."""
-        if not self.weights.is_open or self._is_full or self._is_closed:
-            return
-        if not self.league.wants(self.ledger.version):  # otherwise `publish` comes back here
-            self.grants.hand_out()
+    def _take_loaded(self, peer: Peer, message: Loaded) -> None:
+        """Release older weights, journal the engine's fingerprint, and announce newer weights."""
+        self.weights.loaded(peer, message.version)
+        if message.digest:
+            record = LoadedWeights(peer=peer, **msgspec.structs.asdict(message))
+            self.journal.append(record)
+            self._loaded.append(record)
+            if message.num_retries:
+                self.note(
+                    f"{peer}: read weights of version {message.version} twice, others at first"
+                )
+        known = self.peers.get(peer)
+        if known is not None and known.is_actor:
+            self._announce_newest(peer)
+
+    def _announce_newest(self, peer: Peer) -> None:
+        """Announce weights to an actor, unless it has the newest or is loading some."""
+        if (publication := self.weights.next_for(peer)) is not None:
+            self._announce(peer, publication)
+
+    def _announce(self, peer: Peer, publication: Publication) -> None:
+        """Announce weights to a peer; they are kept until the peer has loaded newer ones."""
+        self.weights.lease(peer, publication.version)
+        self._send(peer, publication)

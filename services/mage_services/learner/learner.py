@@ -1,77 +1,66 @@
-"""The learner: an inbox on the event loop, a trainer in a thread, and the coordinator between them.
+"""The learner process: takes in trials, trains on them, and publishes weights.
 
-    task      consumes                waits for               unblocks
-    inbox     peers' messages         the socket              train, by `coordinator.arrived`
-    clock     -                       half a second           lapsed grants, the supervisor's view
-    ranks     -                       the end of a follower   the end of the learner
-    train     batches of groups       `coordinator.arrived`   publish, by a snapshot of the weights
-    publish   snapshots               a snapshot              actors, by announcing the version
-
-The trainer never waits for an actor but for the batch itself: it copies its weights and goes on,
-and `publisher.py` writes and announces the copy meanwhile.
-
-A step is committed to the journal, durably, before anyone hears of its version. A learner that
-begins brings the newest checkpoint up to date from the journal, and its ledger of groups with it.
+`main` resumes the run from its checkpoint and journal, and then runs five tasks on one event loop.
+Training itself runs in one thread beside the loop.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from mage_async.admission.ledger import SlotLedger
+from mage_async.admission.concurrency import Concurrency
+from mage_async.admission.ledger import Ledger
+from mage_async.admission.policies import POLICIES
 from mage_async.assembly import environment_of
-from mage_async.graph_memory.memory import GraphMemory
+from mage_async.config.schema import Config
+from mage_async.errors import DeterministicFailure
+from mage_async.methods.method import Methods
 from mage_async.policy.warm_start import Progress
+from mage_async.protocol.journal_records import SegmentHeader
 from mage_async.results.durable_files import sync
 from mage_async.tasks.population import League
+from mage_async.tasks.task_stream import MatchedTasks, TaskStream
 from mage_services.journal.writer import JournalFile
-from mage_services.learner.coordinator import Coordinator
-from mage_services.learner.coordinator_rules import head_of
-from mage_services.learner.parts import (
-    check_rivals,
-    coordinator_rules_of,
-    journal_of,
-    ledger_of,
-    matchmaker_of,
-    pace_of,
-    weight_store_of,
-)
+from mage_services.learner.coordinator import Coordinator, CoordinatorConfig, segment_header
 from mage_services.learner.ranks.gang import Gang
-from mage_services.learner.resume import Begun, Replayed, begin
+from mage_services.learner.resume import Prepared, ReplayedStep, prepare
 from mage_services.learner.run_log import RunLog
+from mage_services.learner.training import TrainerThread
 from mage_services.learner.training_loop import TrainingLoop
-from mage_services.learner.worker import Worker
-from mage_services.processes.process import Status, run_process, ticks
+from mage_services.processes.process import Status, TimeAccounting, run_process, ticks
 from mage_services.processes.startup import Startup, read_startup
-from mage_services.processes.time_accounting import TimeAccounting
 from mage_services.transport.authentication import keys_in, learner_keys
-from mage_services.transport.learner_channel import LearnerChannel
+from mage_services.transport.channels import LearnerChannel
+from mage_services.weights.weight_store import WeightStore
+
+#     task      takes                   waits for                 lets others go on
+#     inbox     messages of peers       the socket                train, by `coordinator.arrived`
+#     clock     -                       half a second             lapsed groups, the terminal
+#     journal   -                       a failure of the disk     the end of the learner
+#     ranks     -                       the end of a rank         the end of the learner
+#     publish   snapshots of weights    a snapshot                actors, by announcing the version
+#
+# Beside them, `TrainingLoop.train` takes batches of groups. It waits for actors only through the
+# batch itself: it copies the weights and goes on, and the task `publish` writes and announces them.
+#
+# A step is committed durably to the journal before any peer hears of its version. So a learner that
+# was killed can compute every announced version again.
 
 TICK_S = 0.5
 
 
-async def _inbox(channel: LearnerChannel, coordinator: Coordinator) -> None:
-    """Hand every message to the coordinator. Cancellation loses none."""
-    while True:
-        coordinator.take(*await channel.receive())
-
-
-async def _clock(coordinator: Coordinator, run_log: RunLog, status: Status) -> None:
-    async for _ in ticks(TICK_S):
-        coordinator.tick()
-        status.send("view", **run_log.view())
-
-
 async def main(startup: Startup, status: Status) -> None:
-    """Bind, prepare the policy while peers arrive, train, and end.
+    """Bind the socket, prepare the policy and the ledger, train, and end.
 
-    Until the policy and the ledger are as they were, what peers say waits in the socket.
+    Peers may connect at once: until the ledger is ready, their messages wait in the socket.
     """
-    config, time_accounting, worker = startup.config, TimeAccounting("preparing"), Worker()
-    ledger, rules = ledger_of(config), coordinator_rules_of(config)
+    config, time_accounting = startup.config, TimeAccounting("preparing")
+    trainer_thread = TrainerThread()
     environment = environment_of(config)
-    league, memory = League(config.population, environment.facts), GraphMemory(config, environment)
+    ledger = _new_ledger(config)
+    methods = Methods(config, environment)
+    league = League(config.population, environment.facts, methods.self_play_share())
     with (
         LearnerChannel(
             startup.address,
@@ -82,77 +71,97 @@ async def main(startup: Startup, status: Status) -> None:
         Gang(startup.run, config) as gang,
     ):
         began = time.monotonic()
-        begun = await _begin(startup, status, worker, ledger, league, memory, gang)
-        warm_start_s, training = time.monotonic() - began, begun.training
-        journal = journal_of(startup, begun, head_of(ledger, rules, league, memory))
-        ledger.resume(time.monotonic())
-        weights = weight_store_of(startup, begun)
+        prepared = await _prepare(startup, status, trainer_thread, ledger, league, methods, gang)
+        warm_start_s = time.monotonic() - began
+        coordinator_config = CoordinatorConfig.of(config)
+        header = segment_header(ledger, coordinator_config, league, methods)
+        journal = open_journal_file(startup, prepared, header)
+        ledger.restart_timers(time.monotonic())
+        weights = WeightStore(
+            config.transport.weights.open(startup.run, config),
+            lag=config.admission.lag,
+            digests=prepared.training.digests,
+        )
+        tasks = MatchedTasks(
+            TaskStream(environment, config.seed).task,
+            environment,
+            league,
+            config.population,
+            seed=config.seed,
+            groups_per_step=config.admission.groups_per_step,
+        )
         coordinator = Coordinator(
             channel,
             ledger,
             journal,
-            matchmaker_of(config, league),
-            rules,
+            tasks,
+            coordinator_config,
             time.monotonic,
             weights,
             league,
-            memory,
-            pace_of(config),
+            methods,
+            _new_concurrency(config),
         )
         check_rivals(coordinator.rivals(), weights)
         status.send("fact", text=weights.describe())
         run_log = RunLog(
-            startup, coordinator, league, training, worker, warm_start_s, time_accounting
+            startup, coordinator, prepared.training, trainer_thread, warm_start_s, time_accounting
         )
-        loop = TrainingLoop(startup, status, coordinator, league, journal, begun, worker, run_log)
+        loop = TrainingLoop(
+            startup, status, coordinator, journal, prepared, trainer_thread, run_log
+        )
         try:
-            await _live(channel, coordinator, loop, journal, gang, status, begun.replayed)
+            await _run_tasks(coordinator, loop, journal, gang, status, prepared.replayed)
         finally:
             journal.close()
             weights.close()
-        worker.close()
+        trainer_thread.close()
         channel.close(linger_s=2.0)
     status.send("done", reason="the run is complete")
 
 
-async def _begin(
+async def _prepare(
     startup: Startup,
     status: Status,
-    worker: Worker,
-    ledger: SlotLedger,
+    trainer_thread: TrainerThread,
+    ledger: Ledger,
     league: League,
-    memory: GraphMemory,
+    methods: Methods,
     gang: Gang,
-) -> Begun:
-    """The policy and the ledger as they were, or new. Cancellation leaves what is written."""
+) -> Prepared:
+    """Prepare the policy, or resume the run from its checkpoint and journal.
+
+    If cancelled, what was written stays.
+    """
     began = time.monotonic()
-    _announce(startup, status)
-    begun = await worker.call(begin, startup, _reporter(status), ledger, league, memory, gang)
-    if startup.run.checkpoints.exists():  # who was killed may not have come to it
-        await worker.call(sync, startup.run.checkpoints)
-    status.send("fact", text=begun.training.describe())
-    status.send("policy", origin=begun.origin, warm_start_s=time.monotonic() - began)
-    if begun.lost_bytes:
-        status.send("note", text=f"journal: a torn tail of {begun.lost_bytes} bytes was cut")
-    return begun
+    report, warm_start = _progress_reporter(status), startup.config.warm_start
+    if warm_start and not startup.run.policy.exists():
+        # Shown at once: before its first step, a warm start collects its data.
+        report(Progress(0, warm_start.steps, math.nan, math.nan))
+    prepared = await trainer_thread.call(prepare, startup, report, ledger, league, methods, gang)
+    if startup.run.checkpoints.exists():
+        # A learner that was killed may have written a checkpoint without making its name durable.
+        await trainer_thread.call(sync, startup.run.checkpoints)
+    status.send("fact", text=prepared.training.describe())
+    status.send("policy", origin=prepared.origin, warm_start_s=time.monotonic() - began)
+    if prepared.lost_bytes:
+        status.send("note", text=f"journal: a torn tail of {prepared.lost_bytes} bytes was cut")
+    return prepared
 
 
-async def _live(
-    channel: LearnerChannel,
+async def _run_tasks(
     coordinator: Coordinator,
     loop: TrainingLoop,
     journal: JournalFile,
     gang: Gang,
     status: Status,
-    replayed: list[Replayed],
+    replayed: list[ReplayedStep],
 ) -> None:
-    """Train to the end beside inbox, clock, and the watch of journal and ranks. Cancellation ends
-    all.
-    """
-    await loop.run_log.complete(replayed)
+    """Train to the last step, concurrently with the other tasks. Cancellation ends all of them."""
+    await loop.run_log.write_replayed(replayed)
     async with asyncio.TaskGroup() as tasks:
         others = [
-            tasks.create_task(_inbox(channel, coordinator), name="inbox"),
+            tasks.create_task(_inbox(coordinator), name="inbox"),
             tasks.create_task(_clock(coordinator, loop.run_log, status), name="clock"),
             tasks.create_task(journal.watch(), name="journal"),
             tasks.create_task(gang.watch(), name="ranks"),
@@ -161,17 +170,68 @@ async def _live(
         parity = await loop.train()
         for other in others:
             other.cancel()
-    await loop.run_log.write_end(parity)  # again: now nothing is taken in any more
+    await loop.run_log.write_end(parity)  # once more: now the counts cannot change
 
 
-def _announce(startup: Startup, status: Status) -> None:
-    """Say that a warm start may follow: its data take a moment."""
-    warm = startup.config.warm_start
-    if warm and not startup.run.policy.exists():
-        _reporter(status)(Progress(0, warm.steps, math.nan, math.nan))
+async def _inbox(coordinator: Coordinator) -> None:
+    """Hand every message to the coordinator. If cancelled, no message is lost."""
+    while True:
+        coordinator.take(*await coordinator.channel.receive())
 
 
-def _reporter(status: Status) -> Callable[[Progress], None]:
+async def _clock(coordinator: Coordinator, run_log: RunLog, status: Status) -> None:
+    async for _ in ticks(TICK_S):
+        coordinator.tick()
+        status.send("view", **run_log.view())
+
+
+def _new_ledger(config: Config) -> Ledger:
+    admission = config.admission
+    return Ledger(
+        admission.groups_per_step,
+        admission.max_staleness,
+        admission.trials_per_group,
+        policy=POLICIES[admission.rule],
+        lag=admission.lag,
+        max_concurrent_groups=admission.max_groups_in_play,
+    )
+
+
+def _new_concurrency(config: Config) -> Concurrency:
+    admission = config.admission
+    return Concurrency(
+        admission.max_groups_in_play,
+        admission.groups_per_step,
+        admission.max_staleness,
+        admission.over_age_target,
+    )
+
+
+def open_journal_file(startup: Startup, prepared: Prepared, header: SegmentHeader) -> JournalFile:
+    """Begin a new segment of the journal, behind those of earlier processes of the run."""
+    limits = startup.config.journal
+    journal = JournalFile(startup.run.journal, prepared.segments, header, limits.max_bytes)
+    # An earlier process may have been killed between a checkpoint and the deletion of segments.
+    journal.compact(prepared.checkpoint_version())
+    return journal
+
+
+def check_rivals(versions: Iterable[int], weights: WeightStore) -> None:
+    """Check that the weights of all opponents that the journal names are there.
+
+    Raises:
+        DeterministicFailure: some are missing.
+    """
+    files = [weights.path(version) for version in sorted(versions)]
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise DeterministicFailure(
+            f"the journal names rivals whose weights are gone: {', '.join(map(str, missing))}; "
+            "restore them, or begin the run anew"
+        )
+
+
+def _progress_reporter(status: Status) -> Callable[[Progress], None]:
     def report(progress: Progress) -> None:
         status.send(
             "warm_start",
@@ -185,4 +245,4 @@ def _reporter(status: Status) -> Callable[[Progress], None]:
 
 
 if __name__ == "__main__":
-    run_process(lambda status: main(read_startup("The learner of a run."), status))
+    run_process(lambda status: main(read_startup("The learner of a run.", status), status))

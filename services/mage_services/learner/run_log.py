@@ -1,6 +1,7 @@
-"""What a learner writes down of its run: a line a step, trials to read, and its end.
+"""The files that the learner writes about its run: metrics of each step, sample trials, a summary.
 
-Everything is read here on the loop, where nothing changes meanwhile, and written by the worker.
+All values are collected on the event loop, so that they belong together, and written to disk in the
+trainer's thread.
 """
 
 import json
@@ -11,96 +12,95 @@ from typing import Any
 import msgspec
 
 from mage_async.assembly import environment_of
-from mage_async.graph_memory.listing import listed
 from mage_async.results.durable_files import write_whole
-from mage_async.results.metrics import batch_metrics, batch_totals, check_names, trial_counts
-from mage_async.results.run_files import read_lines
-from mage_async.results.warning_metrics import (
+from mage_async.results.metrics import (
     Seconds,
+    batch_metrics,
+    batch_totals,
+    check_names,
     idle_share,
     over_bound_by_actor,
+    trial_counts,
     truncated_share,
 )
-from mage_async.tasks.population import League
+from mage_async.results.run_files import read_lines
 from mage_async.trajectory import Group
 from mage_services.learner.coordinator import Coordinator
-from mage_services.learner.resume import Replayed
-from mage_services.learner.training import Training
-from mage_services.learner.worker import Worker
+from mage_services.learner.resume import ReplayedStep
+from mage_services.learner.training import TrainerThread, Training
+from mage_services.processes.process import TimeAccounting
 from mage_services.processes.startup import Startup
-from mage_services.processes.time_accounting import TimeAccounting
 
 
 class RunLog:
-    """One learner's; those of earlier lives of the run are gone on with."""
+    """Continues the files of earlier processes of the run, if there are any."""
 
     def __init__(
         self,
         startup: Startup,
         coordinator: Coordinator,
-        league: League,
         training: Training,
-        worker: Worker,
+        trainer_thread: TrainerThread,
         warm_start_s: float,
         time_accounting: TimeAccounting,
     ) -> None:
         self._run, self._config = startup.run, startup.config
-        self._coordinator, self._league = coordinator, league
-        self._training, self._worker, self._warm_start_s = training, worker, warm_start_s
+        self._coordinator, self._training = coordinator, training
+        self._thread, self._warm_start_s = trainer_thread, warm_start_s
         self._environment = environment_of(startup.config)
         self._began = time.monotonic() - training.counters.get("train_s", 0.0)
-        self._last = time.monotonic()
-        self._heard: Seconds = {}
+        self._last_step = time.monotonic()
+        self._last_blocked_s: Seconds = {}
         self._totals: dict[str, float] = dict(training.counters.get("totals", {}))
+        """Sums over all steps of the run, by name."""
         self.time = time_accounting
 
     def elapsed_s(self) -> float:
-        """Since training began, in all lives of the run."""
+        """Return the seconds since training began, over all processes of the run."""
         return time.monotonic() - self._began
 
     def waited_s(self) -> float:
-        """Since the last step was written down."""
-        return time.monotonic() - self._last
+        """Return the seconds since the last step was written."""
+        return time.monotonic() - self._last_step
 
-    async def complete(self, replayed: list[Replayed]) -> None:
-        """Add steps that were committed and perhaps not written down."""
+    async def write_replayed(self, replayed: list[ReplayedStep]) -> None:
+        """Write the steps that were trained again, except those that were written before."""
         known = {record["step"] for record in read_lines(self._run.metrics)}
         for step in replayed:
             record = self._record(
                 step.version, step.groups, step.metrics, 0.0, step.elapsed_s, step.time_s
             )
             if step.version not in known:
-                await self._worker.call(self._training.record, self._run.metrics, record)
+                await self._thread.call(self._training.record, self._run.metrics, record)
             self._began = time.monotonic() - step.time_s
 
-    async def step(
+    async def write_step(
         self, groups: list[Group], metrics: dict[str, Any], waited_s: float
     ) -> dict[str, Any]:
-        """Write down a step that has been trained and committed; its line is returned."""
+        """Write the metrics of a step that was committed, and return them."""
         now = time.monotonic()
-        elapsed, self._last = now - self._last, now
+        elapsed, self._last_step = now - self._last_step, now
         version = self._training.trainer.version
         record = self._record(version, groups, metrics, waited_s, elapsed, now - self._began)
-        disk = await self._worker.call(shutil.disk_usage, self._run.root)
-        record |= {"disk_free_bytes": disk.free, **self._of_peers(groups, version)}
-        check_names(record)
-        await self._worker.call(self._training.record, self._run.metrics, record)
+        disk = await self._thread.call(shutil.disk_usage, self._run.root)
+        record |= {"disk_free_bytes": disk.free, **self._peer_metrics(groups, version)}
+        check_names(record, self._coordinator.methods.metric_names())
+        await self._thread.call(self._training.record, self._run.metrics, record)
         return record
 
-    async def keep_memory(self) -> None:
-        """Write down what the graph memory holds at this version, where there is a memory."""
-        memory = self._coordinator.memory
-        if memory.is_on:
-            await self._worker.call(self._training.record, self._run.memory, listed(memory))
+    async def write_method_states(self) -> None:
+        """Write the states of those methods that record theirs, at this version."""
+        for line in self._coordinator.methods.records():
+            await self._thread.call(self._training.record, self._run.memory, line)
 
-    async def keep_sample(self, groups: list[Group]) -> None:
-        """One trial of the batch as text, ten times a run, for people to read."""
+    async def write_sample(self, groups: list[Group]) -> None:
+        """Write one trial of the batch as text, ten times in a run, for people to read."""
         version, steps = self._training.trainer.version, self._config.learner.steps
         if version % max(1, steps // 10) == 0:
-            await self._worker.call(self._training.sample, groups, version)
+            await self._thread.call(self._training.sample, groups, version)
 
     def counters(self) -> dict[str, Any]:
-        """What a checkpoint has to remember."""
+        """Return the counters that a checkpoint keeps."""
         return {
             "next_grant": self._coordinator.ledger.next_grant,
             "train_s": self.elapsed_s(),
@@ -108,7 +108,7 @@ class RunLog:
         }
 
     async def write_end(self, parity: dict[str, float]) -> None:
-        """What only the learner knows of the run so far; written at checkpoints and at the end."""
+        """Write the summary of the run so far; called at checkpoints and at the end."""
         counts = self._coordinator.counts()
         end = {
             "version": self._training.trainer.version,
@@ -119,45 +119,45 @@ class RunLog:
             "trials": trial_counts(counts),
             "dropped_by_reason": dict(counts.dropped_by_reason),
             "granted_again": counts.granted_again,
-            "fates": self._coordinator.arrivals.fates(),
-            "blocked_s": self.shares(),
+            "fates": self._coordinator.duration_metrics(),
+            "blocked_s": self.blocked_s(),
         }
-        if self._league.is_on:
-            end["population"] = msgspec.to_builtins(self._league.table())
-        await self._worker.call(write_whole, self._run.learner, json.dumps(end, indent=2))
+        if self._coordinator.league.is_on:
+            end["population"] = msgspec.to_builtins(self._coordinator.league.table())
+        await self._thread.call(write_whole, self._run.learner, json.dumps(end, indent=2))
 
-    def shares(self) -> dict[str, dict[str, float]]:
-        """Seconds by state, of the learner and of every actor."""
-        return {"learner": self.time.seconds(), **self._coordinator.registry.shares()}
+    def blocked_s(self) -> dict[str, dict[str, float]]:
+        """Return the seconds that the learner and every actor spent in each state."""
+        return {"learner": self.time.seconds(), **self._coordinator.blocked_s()}
 
     def view(self) -> dict[str, Any]:
-        """What the terminal shows beside a step's metrics."""
+        """Return what the terminal shows in addition to a step's metrics."""
         return {
             "trials": trial_counts(self._coordinator.counts()),
-            "blocked_s": self.shares(),
+            "blocked_s": self.blocked_s(),
             "faults": self._coordinator.faults[-3:],
         }
 
-    def _of_peers(self, groups: list[Group], version: int) -> dict[str, Any]:
-        """What a step says of the actors and of groups that were given up, where it says any."""
+    def _peer_metrics(self, groups: list[Group], version: int) -> dict[str, Any]:
+        """Return the metrics of actors and dropped groups; those without a value are left out."""
         coordinator, rules = self._coordinator, self._config.admission
-        before, self._heard = self._heard, coordinator.registry.shares()
-        receipts = coordinator.registry.take_receipts()
-        apart = [each.difference for each in receipts]
-        found = {
-            "actors_idle_share": idle_share(before, self._heard),
-            "receipts": len(receipts) or None,
-            "receipt_retries": sum(each.num_retries for each in receipts) if receipts else None,
-            "receipt_difference": max(filter(None, apart), default=None),
+        before, self._last_blocked_s = self._last_blocked_s, coordinator.blocked_s()
+        loaded = coordinator.take_loaded()
+        differences = [record.difference for record in loaded]
+        metrics = {
+            "actors_idle_share": idle_share(before, self._last_blocked_s),
+            "receipts": len(loaded) or None,
+            "receipt_retries": sum(record.num_retries for record in loaded) if loaded else None,
+            "receipt_difference": max(filter(None, differences), default=None),
             "dropped_by_member": coordinator.ledger.take_drops(),
             "over_bound_by_actor": over_bound_by_actor(
                 groups,
-                coordinator.arrivals.take_actors(),
+                coordinator.take_actors(),
                 version=version - 1,
                 bound=rules.max_staleness + rules.lag,
             ),
         }
-        return {name: value for name, value in found.items() if value not in (None, {})}
+        return {name: value for name, value in metrics.items() if value not in (None, {})}
 
     def _record(
         self,
@@ -168,7 +168,7 @@ class RunLog:
         elapsed_s: float,
         time_s: float,
     ) -> dict[str, Any]:
-        """A step's line; the totals grow by it."""
+        """Return all metrics of a step, and add the step to the totals."""
         shape, transcript = self._config.trial, self._config.transcript
         is_closed = transcript.forced_tags == "both"
         record = {
@@ -182,7 +182,7 @@ class RunLog:
             "waiting_s": waited_s,
             "groups_in_flight": self._coordinator.counts().groups.in_flight,
         }
-        check_names(record)
+        check_names(record, self._coordinator.methods.metric_names())
         for name, value in {**batch_totals(groups), "train_s": record["train_s"]}.items():
             self._totals[name] = self._totals.get(name, 0) + value
         return record

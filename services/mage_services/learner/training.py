@@ -1,59 +1,57 @@
-"""The learner's worker thread: prepare the policy, train a step, copy weights, write checkpoints.
+"""Training in the learner: train a step, copy the weights, write checkpoints and lines of metrics.
 
-Nothing here waits for a peer. Every call runs in one thread, one after the other, so no lock is
-needed.
+All calls run in one thread, `TrainerThread`, one after the other, so no lock is needed. None of
+them waits for a peer.
 """
 
+import asyncio
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mage_async.admission.recovery import (
-    Committed,
-    first_difference,
-)
+from mage_async.admission.recovery import Committed, first_difference
 from mage_async.attribution.journal_steps import JournalStep
-from mage_async.attribution.rows import row_of
-from mage_async.attribution.turns import attributed
+from mage_async.attribution.turns import attributed, trial_row
 from mage_async.config import config_file
 from mage_async.config.schema import Config, Embedded
-from mage_async.credit.discriminator import agreement
 from mage_async.errors import DeterministicFailure, RunError
 from mage_async.inference.chat_files import load_chat
 from mage_async.learning.forward import backend_report
-from mage_async.learning.packing import Sequenced
-from mage_async.learning.ranks.orders import Adopt, Digest, Order
-from mage_async.learning.soft_actor_critic.choice import trainer_of
-from mage_async.learning.trainer import Trainer
-from mage_async.learning.training_sequences import training_sequences
-from mage_async.policy.check_tokens import check_logprobs, is_scored
-from mage_async.policy.checkpoint import (
-    restore_checkpoint,
-    save_checkpoint,
-    writing,
-)
+from mage_async.learning.packing import training_sequences
+from mage_async.learning.rank_orders import Adopt, Digest, Order
+from mage_async.learning.trainer import Trainer, trainer_of
+from mage_async.methods.method import Methods
+from mage_async.policy.checkpoint import restore_checkpoint, save_checkpoint, writing
 from mage_async.policy.load import load_frozen_beside, loads_on
 from mage_async.policy.lora import load_trained
 from mage_async.policy.snapshot import Snapshot
-from mage_async.policy.weight_digest import NEWEST, Method, overall, tensor_digests
+from mage_async.policy.weight_digest import (
+    is_scored,
+    overall,
+    probe_logprobs,
+    tensor_digests,
+)
 from mage_async.protocol.journal_records import Commit
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trajectory import Group
-from mage_services.processes.json_lines import append_lines
-from mage_services.weights.weight_files import weights_file
-from mage_services.weights.weight_transport import weights_folder
+from mage_services.processes.process import append_lines
+from mage_services.weights.weight_store import weights_file
 
 if TYPE_CHECKING:
-    from mage_services.learner.ranks.beside import Joined
-    from mage_services.learner.ranks.sharded_files import ShardedFiles, SharedSnapshot
+    from mage_services.learner.ranks.sharded_files import JoinedRank, ShardedFiles, SharedSnapshot
 
 
 class Training:
-    """The trainer of a run and its files."""
+    """The trainer of a run and the files that it writes.
+
+    On several ranks, every method that computes on the model runs on all of them: this one, of rank
+    0, sends the others an order first.
+    """
 
     def __init__(
         self,
@@ -61,38 +59,38 @@ class Training:
         run: RunDirectory,
         config: Config,
         counters: dict[str, Any],
-        joined: "Joined | None" = None,
+        joined: "JoinedRank | None" = None,
     ) -> None:
         self.trainer = trainer
         self._ranks = joined.ranks if joined else None
         self.sharded = _sharded(trainer, joined) if joined else None
-        """What writes the model's files where it lies on several ranks."""
+        """Writes the model's files if the model lies on several ranks; None on one rank."""
         self._has_published = False
         self.counters = counters
-        """What a checkpoint remembered: `next_grant`, `train_s`, `totals`."""
+        """Counters of the checkpoint: `next_grant`, `train_s`, `totals`."""
         self.digests: dict[int, str] = {}
-        """Digests of the weights after each step that was read from the journal."""
+        """Digests of the weights by version, for each step that was read from the journal."""
         self.difference = ""
-        """On a GPU: the first difference of steps that were computed again."""
+        """The first difference of steps that were trained again, where one is allowed."""
         self.run, self.own_config = run, config
         self._config = config
-        """The one it trains under: that of a step that is computed again, or the own."""
+        """The configuration in force: while a step is trained again, that of the step."""
 
     @staticmethod
     def of(
         run: RunDirectory,
         config: Config,
         checkpoint: Path | None,
-        joined: "Joined | None" = None,
+        joined: "JoinedRank | None" = None,
     ) -> "Training":
-        """A trainer at a checkpoint, or where the run began; one of a learner's ranks, if any.
+        """Load a checkpoint, or the run's prepared policy if `checkpoint` is None.
 
         Raises:
             RunError: the checkpoint is not whole.
         """
         torch.set_num_threads(config.learner.threads)
         if is_on_gpu(config):
-            torch.cuda.set_device(config.learner.device)  # where this thread's kernels are launched
+            torch.cuda.set_device(config.learner.device)  # per thread
         model = load_trained(config, run.policy, checkpoint, device=loads_on(config))
         chat = load_chat(run.policy)
         ranks = joined.ranks if joined else None
@@ -105,24 +103,27 @@ class Training:
         return training
 
     def check_whole(self, checkpoint: Path) -> None:
-        """Compare the weights with the digest that a checkpoint of several ranks has.
+        """Compare the weights with the digest in a checkpoint that several ranks wrote.
 
         Raises:
-            RunError: they are others.
+            RunError: they differ.
         """
         digest = self.counters.get("digest")
-        if digest and digest != overall(self.own_digests(NEWEST)):
+        if digest and digest != overall(self.own_digests()):
             raise RunError(
                 f"{checkpoint}: not a whole checkpoint: its weights have another digest than its "
                 "counters say; remove the folder"
             )
 
     def redo(self, committed: Committed) -> tuple[dict[str, Any], str]:
-        """Train a step of the journal again; its metrics, and where other weights come out than
-        were committed, a sentence with the first tensor that differs.
+        """Train a step of the journal again.
+
+        Returns:
+            The metrics, and a sentence about the first tensor that differs from the committed
+            weights; empty if none does.
 
         Raises:
-            DeterministicFailure: trials of the step are gone.
+            DeterministicFailure: trials of the step are missing.
         """
         commit = committed.commit
         if committed.groups is None:
@@ -131,7 +132,7 @@ class Training:
             )
         self.adopt(config_file.loads(committed.config))
         metrics = self.step(committed.groups)
-        tensors = self._digests(commit.digest_method)
+        tensors = self._digests()
         if overall(tensors) == commit.digest:
             return metrics, ""
         return metrics, (
@@ -142,9 +143,9 @@ class Training:
         )
 
     def adopt(self, config: Config) -> None:
-        """Train under another configuration from here on: a resumed run may change it."""
+        """Train under another configuration from here on: a resumed run may have changed it."""
         self._config = config
-        self._tell(Adopt(config_file.dump(config)))
+        self._send_order(Adopt(config_file.as_tables(config)))
         temperature, bound = config.sampling.temperature, _bound(config)
         load_frozen_beside(self.trainer, config, self.run.policy)
         self.trainer.adopt(
@@ -153,11 +154,11 @@ class Training:
             config.seed,
             max_staleness=bound,
             strategy_temperature=config.sampling.strategy_temperature,
-            expert=config.expert,
+            terms=Methods(config).loss_terms(),
         )
 
     def commit(self, groups: Sequence[Group], time_s: float) -> Commit:
-        """What the journal has to say of the step just trained."""
+        """Return the journal's record of the step that was just trained."""
         tensors = self._digests()
         return Commit(
             version=self.trainer.version,
@@ -165,66 +166,69 @@ class Training:
             digest=overall(tensors),
             tensors=tensors,
             time_s=time_s,
-            digest_method=NEWEST,
         )
 
     def describe(self) -> str:
-        """Model and kernels in one line."""
+        """Return the model and the kernels in one line."""
         return f"{self.trainer.describe()}; {backend_report()}"
 
     def step(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """Train one batch and publish nothing yet; returns the trainer's metrics."""
+        """Train one batch; returns its metrics."""
         began = time.monotonic()
         metrics = self.trainer.train(groups, self._config)
-        asked = agreement([trial for group in groups for trial in group.trials])
-        return metrics | asked | {"train_s": time.monotonic() - began}
+        trials = [trial for group in groups for trial in group.trials]
+        of_methods = Methods(self._config).batch_metrics(trials)
+        return metrics | of_methods | {"train_s": time.monotonic() - began}
 
     def parity(self, groups: Sequence[Group]) -> dict[str, float]:
-        """How far the engine's log-probs are from the learner's, at equal version."""
-        return self.trainer.parity(self._sequences(groups))
-
-    def _sequences(self, groups: Sequence[Group]) -> list[Sequenced]:
-        return training_sequences(groups, self._config, self.trainer.model.device)
+        """Compare the engine's log-probs with the learner's, at equal version."""
+        sequences = training_sequences(groups, self._config, self.trainer.model.device)
+        return self.trainer.parity(sequences)
 
     def snapshot(self) -> "Snapshot | SharedSnapshot":
-        """A copy of the current weights, to be published while the next step is trained; with the
-        log-probs of the check tokens where this version is scored, or is sent: of weights that are
-        sent an engine has no digests.
+        """Copy the current weights, to be published while the next step is trained.
+
+        Some versions are scored: the copy has the log-probs of the probe tokens, by which engines
+        check what they loaded.
         """
-        version, is_sent = self.trainer.version, self._config.transport.weights == "nccl"
-        has_spots = isinstance(self._config.engine, Embedded) and not self.sharded
-        scores = is_scored(version, has_spots=has_spots) or is_sent or not self._has_published
+        version, is_sent = self.trainer.version, self._config.transport.weights.is_sent
+        has_rows = isinstance(self._config.engine, Embedded) and not self.sharded
+        is_due = is_scored(version, has_row_checksums=has_rows)
+        # Weights sent over NCCL are always scored: their engines have no digests to compare.
+        scores = is_due or is_sent or not self._has_published
         self._has_published, logprobs = True, None
         if scores:
             with self.trainer.read(1) as model:
-                logprobs = check_logprobs(model)
+                logprobs = probe_logprobs(model)
         if self.sharded:
-            folder = weights_folder(self.run, self.own_config)
+            folder = self.own_config.transport.weights.folder(self.run)
             return self.sharded.snapshot(weights_file(folder, version), logprobs)
         return Snapshot.of(self.trainer.model, version, logprobs)
 
     def digest(self) -> str:
-        """Digest of the current weights, as a commit records it."""
+        """Return the digest of the current weights, as a commit records it."""
         return overall(self._digests())
 
-    def own_digests(self, method: Method) -> dict[str, str]:
-        """Digests of all tensors; of a sharded model every rank asks at once."""
+    def own_digests(self) -> dict[str, str]:
+        """Return the digest of each tensor; on several ranks, all of them must call at once."""
         if self.sharded:
-            return self.sharded.digests(method)
-        return tensor_digests(self.trainer.model, method)
+            return self.sharded.digests()
+        return tensor_digests(self.trainer.model)
 
-    def _digests(self, method: Method = NEWEST) -> dict[str, str]:
-        self._tell(Digest(method))
-        return self.own_digests(method)
+    def _digests(self) -> dict[str, str]:
+        self._send_order(Digest())
+        return self.own_digests()
 
-    def _tell(self, order: Order) -> None:
-        """Have the other ranks do the same, if there are any."""
+    def _send_order(self, order: Order) -> None:
+        """Send an order to the other ranks, if there are any."""
         if self._ranks:
-            self._ranks.tell_all(order)
+            self._ranks.send_all(order)
 
     def checkpoint(self, counters: dict[str, Any]) -> "Future[Path]":
-        """Write a checkpoint of the current version; its folder. One process has written it when
-        this returns, ranks write it beside the next steps.
+        """Write a checkpoint of the current version; returns its folder once it is durable.
+
+        One process has written it when this returns; several ranks write it while the next steps
+        are trained.
         """
         folder, keep = self.run.checkpoints, self.own_config.learner.keep_checkpoints
         if self.sharded:
@@ -240,29 +244,46 @@ class Training:
         return written
 
     def record(self, file: Path, line: dict[str, Any]) -> None:
-        """Append one line of JSON."""
+        """Append one line of JSON to a file."""
         with writing(f"a line to {file}"):
             append_lines(file, [line])
 
     def sample(self, groups: Sequence[Group], version: int) -> None:
-        """Write the first trial of a step down, for people to read."""
+        """Write the first trial of a step as text, for people to read."""
         chat = load_chat(self.run.policy)
         step = JournalStep(version, groups, self._config, is_whole=True)
-        row = row_of(next(attributed(step, chat.decode)), chat)
+        row = trial_row(next(attributed(step, chat.decode)), chat)
         self.record(self.run.samples, row | {"version": version})
 
 
-def _sharded(trainer: Trainer, joined: "Joined") -> "ShardedFiles":
-    from mage_services.learner.ranks.sharded_files import ShardedFiles  # takes a second
+def _sharded(trainer: Trainer, joined: "JoinedRank") -> "ShardedFiles":
+    from mage_services.learner.ranks.sharded_files import (
+        ShardedFiles,  # imports torch.distributed: a second
+    )
 
     return ShardedFiles(trainer, joined)
 
 
 def is_on_gpu(config: Config) -> bool:
-    """Whether the learner computes on one."""
+    """Whether the learner computes on a GPU."""
     return torch.device(config.learner.device).type == "cuda"
 
 
 def _bound(config: Config) -> int:
-    """The largest staleness that the rule of admission means to allow, in steps."""
+    """Return the largest staleness that the admission policy aims at, in steps."""
     return config.admission.max_staleness + config.admission.lag
+
+
+class TrainerThread:
+    """The one thread of the learner that computes; runs one call after the other."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+
+    async def call(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Run `work` in the thread. If cancelled, work that has begun is finished."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args))
+
+    def close(self) -> None:
+        """End the thread; calls that have not begun are dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

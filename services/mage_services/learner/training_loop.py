@@ -1,8 +1,4 @@
-"""The training loop of a learner: batches in, versions out, until the last step.
-
-Each step waits for a batch, trains it in the worker's thread, commits it to the journal, and leaves
-a copy of the weights to the publisher. The loop waits for actors only through the batch itself.
-"""
+"""The training loop of the learner: takes batches, trains and commits them, publishes weights."""
 
 import asyncio
 import time
@@ -10,66 +6,79 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mage_async.policy.snapshot import Snapshot
 from mage_async.protocol.journal_records import Commit
-from mage_async.tasks.population import League
 from mage_async.trajectory import Group
 from mage_services.journal.writer import JournalFile
 from mage_services.learner.coordinator import Coordinator
-from mage_services.learner.parts import newest_checkpoint
-from mage_services.learner.publisher import Publisher
-from mage_services.learner.resume import Begun
+from mage_services.learner.resume import Prepared
 from mage_services.learner.run_log import RunLog
-from mage_services.learner.worker import Worker
+from mage_services.learner.training import TrainerThread
 from mage_services.processes.process import Status
 from mage_services.processes.startup import Startup
+from mage_services.weights.weight_store import WeightStore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-HEARD_S = 5.0
-"""Seconds to wait, at the end, for a hello of every peer that a restarted learner knows of."""
+# The order of a step, and why:
+#
+#     1. train                   in the trainer's thread; actors go on playing
+#     2. wait for the publisher  the version before must be announced: the journal's records of
+#                                publications are in order of version
+#     3. commit                  the journal holds the digests of the weights, durably; from here on
+#                                a restarted learner computes the version again
+#     4. copy the weights        the publisher writes and announces the copy while the loop goes on;
+#                                since the commit is durable, every announced version can be
+#                                computed again
+#     5. end the batch           its groups are no longer in flight, so new ones can be granted
+#     6. checkpoint              every `checkpoint_every` steps; when it is durable, earlier
+#                                segments of the journal may be deleted
+
+GOODBYE_PATIENCE_S = 5.0
+"""Seconds to wait, at the end, for a Hello of every peer that a restarted learner knows of."""
 PARITY_PATIENCE_S = 5.0
-"""How long to wait, after the last step, for groups drawn by the last weights."""
+"""Seconds to wait, after the last step, for a group sampled with the last weights."""
 
 
 class TrainingLoop:
-    """One learner's life, from the first batch to the goodbye."""
+    """Trains from the first batch to the last, and says goodbye."""
 
     def __init__(
         self,
         startup: Startup,
         status: Status,
         coordinator: Coordinator,
-        league: League,
         journal: JournalFile,
-        begun: Begun,
-        worker: Worker,
+        prepared: Prepared,
+        trainer_thread: TrainerThread,
         run_log: RunLog,
     ) -> None:
-        self._startup, self._status, self._coordinator = startup, status, coordinator
-        self._journal, self._league = journal, league
+        self._config, self._status, self._coordinator = startup.config, status, coordinator
+        self._journal, self._training = journal, prepared.training
+        self._thread, self.run_log = trainer_thread, run_log
         self.publisher = Publisher(coordinator.weights, coordinator)
-        self._training, self._worker, self.run_log = begun.training, worker, run_log
-        self._checkpointed = newest_checkpoint(begun)
-        self._begun: tuple[Future[Path], int] | None = None
+        self._checkpoint_version = prepared.checkpoint_version()
+        """Version of the newest durable checkpoint; 0 before the first."""
+        self._pending_checkpoint: tuple[Future[Path], int] | None = None
         """The checkpoint that is being written, and its version."""
         self._enter = run_log.time.enter
 
     async def train(self) -> dict[str, float]:
-        """Train until the configured version, then measure parity, which is returned, and say
-        goodbye. Cancellation leaves what the journal has.
+        """Train to the last step; returns the parity of engine and learner.
+
+        If cancelled, the journal holds every step that was committed.
         """
-        config = self._startup.config
         opened = asyncio.get_running_loop().time()
         if not self._coordinator.weights.is_lag_complete(self._training.trainer.version):
             text = "actors begin with newer weights than admission.lag says"
             self._status.send("note", text=text)
-        await self.run_log.keep_memory()
-        await self._publish(await self._worker.call(self._training.digest))
+        await self.run_log.write_method_states()
+        await self._publish(await self._thread.call(self._training.digest))
         await self.publisher.wait_until_announced()
         self._enter("batch not full")
-        while self._training.trainer.version < config.learner.steps:
+        while self._training.trainer.version < self._config.learner.steps:
             await self._step()
         await self.publisher.wait_until_announced()
         parity = await self._parity()
@@ -77,111 +86,174 @@ class TrainingLoop:
         await self._checkpoint()
         await self._wait_until_checkpointed()
         await self.run_log.write_end(parity)
-        await self._hear_all(opened + HEARD_S)
+        await self._wait_for_peers(opened + GOODBYE_PATIENCE_S)
         self._coordinator.dismiss("the run is complete")
         return parity
-
-    async def _hear_all(self, due: float) -> None:
-        """Wait until every peer can be dismissed, but not beyond `due`, in the loop's time."""
-        self._enter("peer gone")
-        try:
-            async with asyncio.timeout_at(due):
-                while not self._coordinator.has_heard_all():
-                    self._coordinator.greeted.clear()
-                    await self._coordinator.greeted.wait()
-        except TimeoutError:
-            self._status.send("note", text="somebody did not come back to hear the goodbye")
 
     async def _step(self) -> None:
         groups = await self._batch()
         waited_s, began = self.run_log.waited_s(), time.monotonic()
         self._enter("training")
-        metrics = await self._worker.call(self._training.step, groups)
+        metrics = await self._thread.call(self._training.step, groups)
         self._enter("publishing")
-        await self.publisher.wait_until_announced()  # the journal has versions in their order
+        await self.publisher.wait_until_announced()
         self._enter("journal sync")
-        commit = await self._worker.call(self._training.commit, groups, self.run_log.elapsed_s())
-        self._league.trained(groups)  # as a restarted learner does where it reads the commit
-        commit = self._learned(commit, groups)
+        commit = await self._thread.call(self._training.commit, groups, self.run_log.elapsed_s())
+        # League and methods learn at the commit: a replay of the journal updates them there too.
+        self._coordinator.league.trained(groups)
+        commit = self._with_method_digests(commit, groups)
         await self._journal.durable(commit)
         self._enter("publishing")
-        await self.run_log.keep_memory()  # before the evaluator hears of the version
+        await self.run_log.write_method_states()  # before the evaluator hears of the version
         await self._publish(commit.digest)
-        self._coordinator.arrivals.keep_pace(time.monotonic() - began)
-        self._coordinator.arrivals.lengths.trained(commit.grants)
+        self._coordinator.limit_concurrency(time.monotonic() - began)
+        self._coordinator.durations.trained(commit.grants)
         self._coordinator.trained(commit.version)
-        record = await self.run_log.step(groups, metrics, waited_s)
-        if commit.version % self._startup.config.learner.checkpoint_every == 0:
+        record = await self.run_log.write_step(groups, metrics, waited_s)
+        if commit.version % self._config.learner.checkpoint_every == 0:
             await self._checkpoint()
             await self.run_log.write_end({})
-        await self._compact()
-        await self.run_log.keep_sample(groups)
+        await self._finish_checkpoint()
+        await self.run_log.write_sample(groups)
         self._enter("batch not full")
         self._status.send("step", metrics=record, **self.run_log.view())
 
-    def _learned(self, commit: Commit, groups: list[Group]) -> Commit:
-        """Let the graph memory learn from a batch; the commit says what it remembers then."""
-        memory = self._coordinator.memory
-        memory.trained(groups)
-        return msgspec.structs.replace(commit, memory=memory.digest())
-
-    async def _publish(self, digest: str) -> None:
-        """Copy the weights and leave the rest to the publisher."""
-        await self.publisher.offer(await self._worker.call(self._training.snapshot), digest)
-
     async def _batch(self) -> list[Group]:
-        """The next batch in order of grant. Cancellation leaves it in the ledger."""
+        """Wait for the next batch. If cancelled, the batch stays in the ledger."""
         while (groups := self._coordinator.take_batch()) is None:
-            if self._journal.why_full() and self._checkpointed < self._training.trainer.version:
+            if (
+                self._journal.why_full()
+                and self._checkpoint_version < self._training.trainer.version
+            ):
+                # No trial is taken in until there is space. A checkpoint may make some segments
+                # unnecessary.
                 await self._checkpoint()
-                await self._wait_until_checkpointed()  # it may make segments unnecessary
+                await self._wait_until_checkpointed()
                 continue
             self._coordinator.arrived.clear()
             await self._coordinator.arrived.wait()
         return groups
 
+    def _with_method_digests(self, commit: Commit, groups: list[Group]) -> Commit:
+        """Let the methods learn from a batch, and add the digests of their states to the commit."""
+        methods = self._coordinator.methods
+        methods.learn(groups)
+        return msgspec.structs.replace(commit, methods=methods.digests())
+
+    async def _publish(self, digest: str) -> None:
+        """Copy the weights, and leave writing and announcing them to the publisher."""
+        await self.publisher.offer(await self._thread.call(self._training.snapshot), digest)
+
+    # Checkpoints. One process writes a checkpoint at once; several ranks write it while the next
+    # steps are trained.
+
     async def _checkpoint(self) -> None:
-        """Begin a checkpoint, which ranks write beside the next steps. Cancellation leaves the one
-        before.
-        """
+        """Begin a checkpoint. If cancelled, the checkpoint before it stays."""
         await self._wait_until_checkpointed()
         self._enter("checkpoint")
         version, counters = self._training.trainer.version, self.run_log.counters()
-        self._begun = await self._worker.call(self._training.checkpoint, counters), version
-        await self._compact()
+        written = await self._thread.call(self._training.checkpoint, counters)
+        self._pending_checkpoint = written, version
+        await self._finish_checkpoint()
 
-    async def _compact(self) -> None:
-        """Let go of what the journal has for the checkpoint before, where one has been written."""
-        if self._begun is not None and self._begun[0].done():
+    async def _finish_checkpoint(self) -> None:
+        """If the pending checkpoint is durable, free the space that it makes unnecessary."""
+        if self._pending_checkpoint is not None and self._pending_checkpoint[0].done():
             await self._wait_until_checkpointed()
 
     async def _wait_until_checkpointed(self) -> None:
-        """Wait until the checkpoint that was begun is durable. Cancellation leaves it to its
-        thread.
+        """Wait until the pending checkpoint is durable. If cancelled, it is still written.
 
         Raises:
             RunError: it cannot be written.
         """
-        if self._begun is None:
+        if self._pending_checkpoint is None:
             return
-        written, version = self._begun
+        written, version = self._pending_checkpoint
         self._enter("checkpoint")
         await asyncio.shield(asyncio.wrap_future(written))
-        self._begun, self._checkpointed = None, version
+        self._pending_checkpoint, self._checkpoint_version = None, version
         self._journal.compact(version)
 
+    # The end of the run.
+
     async def _parity(self) -> dict[str, float]:
-        """Log-probs of groups drawn by the last weights: granted, played, and never trained."""
+        """Compare the log-probs of engine and learner on groups sampled with the last weights.
+
+        These groups are granted and played as usual, and never trained.
+        """
         version = self._training.trainer.version
         parity: dict[str, float] = {}
-        if self._startup.config.admission.lag:
+        if self._config.admission.lag:
             return parity  # actors never have the last weights
         self._enter("parity")
         try:
             async with asyncio.timeout(PARITY_PATIENCE_S):
                 while parity.get("equal_version_tokens", 0) == 0 and version > 0:
                     groups = await self._batch()
-                    parity = await self._worker.call(self._training.parity, groups)
+                    parity = await self._thread.call(self._training.parity, groups)
         except TimeoutError:
             self._status.send("note", text="no group was drawn by the last weights in time")
         return parity
+
+    async def _wait_for_peers(self, deadline: float) -> None:
+        """Wait until every peer can be sent a Goodbye, at most until `deadline` on the loop."""
+        self._enter("peer gone")
+        try:
+            async with asyncio.timeout_at(deadline):
+                while not self._coordinator.has_heard_all():
+                    self._coordinator.greeted.clear()
+                    await self._coordinator.greeted.wait()
+        except TimeoutError:
+            self._status.send("note", text="somebody did not come back to hear the goodbye")
+
+
+class Publisher:
+    """Writes and announces weights while the next step is trained. `run` is its task.
+
+    The training loop waits here only while the version before is still being written, never for an
+    actor.
+    """
+
+    def __init__(self, weights: WeightStore, coordinator: Coordinator) -> None:
+        self._weights, self._coordinator = weights, coordinator
+        self._offered: tuple[Snapshot, str] | None = None
+        self._changed = asyncio.Condition()
+
+    async def wait_until_announced(self) -> None:
+        """Wait until every version offered so far is announced. Safe to cancel."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._offered is None)
+
+    async def offer(self, snapshot: Snapshot, digest: str) -> None:
+        """Hand over a version for publication; the version before must be announced."""
+        async with self._changed:
+            assert self._offered is None, "two versions are being published at once"
+            self._offered = snapshot, digest
+            self._changed.notify_all()
+
+    async def run(self) -> None:
+        """Publish what is offered. If cancelled, a write that has begun is finished.
+
+        Raises:
+            RunError: weights could not be written.
+        """
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._offered is not None)
+            assert self._offered is not None
+            await self._publish(*self._offered)
+            async with self._changed:
+                self._offered = None
+                self._changed.notify_all()
+
+    async def _publish(self, snapshot: Snapshot, digest: str) -> None:
+        weights, coordinator = self._weights, self._coordinator
+        is_rival = coordinator.league.takes(snapshot.version)
+        await weights.write(snapshot, is_durable=is_rival)
+        coordinator.announce(weights.publication(snapshot.version, digest))
+        if unused := coordinator.unused(await weights.versions()):
+            # A restarted learner needs the weights of every opponent that its journal names. So
+            # weights are removed only after the records that make them unnecessary are durable.
+            await coordinator.journal.settled()
+            await weights.remove(unused)

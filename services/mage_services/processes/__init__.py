@@ -1,1 +1,1 @@
-"""Processes of a run: started, watched, restarted, ended, and where their time goes."""
+"""Processes of a run: how they are started, supervised, restarted and ended."""

@@ -1,62 +1,110 @@
-"""What every child process has in common: its start, its status lines, its end.
+"""What every process of a run has in common: its start and end, status events, priority, times,
+and appending to files of JSON lines.
 
-A child speaks to the supervisor in lines of JSON on a pipe it inherits; the pipe also carries its
-heartbeat. It ignores Ctrl-C (the supervisor decides), dies with its parent, and turns every failure
-into one line.
+A process sends status events to its supervisor, a heartbeat each second among them. It ignores
+Ctrl-C, which the supervisor handles, dies with its parent, and turns every failure into one event,
+one line of its log and an exit code.
 """
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
 import uvloop
 
 from mage_async.errors import MageError
-from mage_services.processes.parent_death_signal import die_with_parent
+from mage_services.processes.child_process import (
+    BlockingChannel,
+    die_with_parent,
+    inherited_socket,
+)
+from mage_services.processes.startup import ToProcess
+
+# The trainer is one thread on the critical path of a run: a delay of the trainer delays every step,
+# while an actor that waits a little still has its groups played before they are needed. So actors
+# give way to the learner, and the evaluator to both, as do processes that only look at a run: its
+# trackers, and the index of `mage view`. With enough cores priorities change nothing.
+ACTOR, EVALUATOR, WATCHER = 10, 15, 15
+"""Niceness. Of two processes on one core, the one that is nicer by 10 gets a tenth of it."""
+_AUTOGROUP = Path("/proc/self/autogroup")
+
+
+def give_way(niceness: int) -> None:
+    """Raise the niceness of this process to at least `niceness`.
+
+    With `sched_autogroup` Linux shares CPU time between sessions, not processes, so that niceness
+    alone has no effect between sessions. If this process leads its session, the session gets the
+    same niceness.
+    """
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, own))
+    _weigh_session(os.getpriority(os.PRIO_PROCESS, 0))
+
+
+def give_way_no_more() -> None:
+    """Reset the niceness of this process's session, where Linux weighs sessions. The niceness of
+    the process itself cannot be lowered without privileges.
+    """
+    _weigh_session(0)
+
+
+def _weigh_session(niceness: int) -> None:
+    if sys.platform.startswith("linux") and os.getsid(0) == os.getpid():
+        with suppress(OSError):  # a kernel without it, or a file system that may not be written
+            _AUTOGROUP.write_text(str(niceness))
+
 
 E = TypeVar("E", bound=BaseException)
 
-STATUS_FD = "MAGE_STATUS_FD"
 BEAT_S = 1.0
 EXIT_FAILED, EXIT_BUG = 2, 1
+"""Exit codes: 2 for a `MageError`, 1 for any other exception."""
 EXIT_DETERMINISTIC = 3
-"""The process failed of what would fail again; the supervisor does not start the process again."""
-EXIT_TOLD = 128 + signal.SIGTERM
-"""Not 0: a process that was ended from outside has not done its work, and is started again."""
+"""The process would fail again in the same way, so the supervisor does not restart it."""
+EXIT_TERMINATED = 128 + signal.SIGTERM
+"""Not 0: a process that was terminated has not done its work, and is restarted."""
 
 
 class Status:
-    """The way to the supervisor: lines of JSON, or nowhere when the process was started by hand."""
+    """The channel to the supervisor, which takes status events; a process that was started by hand
+    has none, and its events are discarded.
+    """
 
     def __init__(self) -> None:
-        number = os.environ.get(STATUS_FD)
-        self._file = None if number is None else os.fdopen(int(number), "w", buffering=1)
+        end = inherited_socket()
+        self.channel: BlockingChannel[ToProcess] | None = (
+            None if end is None else BlockingChannel(end, ToProcess)
+        )
 
     def send(self, event: str, **fields: Any) -> None:
-        """Say something; a supervisor that is gone is no error, for its end is ours."""
-        if self._file is None:
+        """Send a status event. A supervisor that has ended is no error: this process ends too."""
+        if self.channel is None:
             return
         try:
-            self._file.write(json.dumps({"event": event, **fields}) + "\n")
-        except BrokenPipeError:
-            with suppress(BrokenPipeError):  # closing writes what is left, and closes all the same
-                self._file.close()
-            self._file = None
+            self.channel.send({"event": event, **fields})
+        except OSError:
+            self.channel.close()
+            self.channel = None
 
 
 def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
-    """Run a child to its end; its failures become one status line, an exit code and a log."""
-    _die_with_parent()
+    """Run `main` as a process of a run; a failure becomes a status event and an exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
+    die_with_parent()
     status = Status()
-    is_told = False
+    is_terminated = False
     try:
-        is_told = uvloop.run(_until_told(main, status))
+        is_terminated = uvloop.run(_until_terminated(main, status))
     except* MageError as group:
         error = first_failure(group)
         _fail(status, EXIT_DETERMINISTIC if error.is_deterministic else EXIT_FAILED, error)
@@ -65,15 +113,15 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     ) as group:  # the outermost main: a bug becomes a line and a traceback in the log
         traceback.print_exception(group)
         _fail(status, EXIT_BUG, first_failure(group))
-    if is_told:
-        sys.exit(EXIT_TOLD)
+    if is_terminated:
+        sys.exit(EXIT_TERMINATED)
 
 
 async def ticks(seconds: float) -> AsyncIterator[float]:
-    """Yield the loop's time every `seconds`, by the clock and not by waiting after the work; what
-    was missed, as by a stopped process, is not made up for.
+    """Yield the event loop's time every `seconds`, however long the work between takes. Ticks that
+    were missed, as by a stopped process, are skipped.
 
-    Cancellation leaves nothing behind.
+    Cancellation also cancels the timer.
     """
     loop = asyncio.get_running_loop()
     due = loop.time()
@@ -92,26 +140,28 @@ def _wake(waiter: asyncio.Future[float]) -> None:
         waiter.set_result(asyncio.get_running_loop().time())
 
 
-async def _until_told(main: Callable[[Status], Awaitable[None]], status: Status) -> bool:
-    """Run `main` beside the heartbeat; SIGTERM cancels both. Whether it did."""
+async def _until_terminated(main: Callable[[Status], Awaitable[None]], status: Status) -> bool:
+    """Run `main` and the heartbeat until `main` returns or SIGTERM cancels both; return whether
+    SIGTERM did.
+    """
     task = asyncio.current_task()
     assert task is not None
-    is_told = asyncio.Event()
+    is_terminated = asyncio.Event()
 
-    def tell() -> None:
-        is_told.set()
+    def terminate() -> None:
+        is_terminated.set()
         task.cancel()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, tell)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
     try:
         async with asyncio.TaskGroup() as tasks:
             beat = tasks.create_task(_beat(status), name="heartbeat")
             await main(status)
             beat.cancel()
     except asyncio.CancelledError:
-        if not is_told.is_set():
+        if not is_terminated.is_set():
             raise
-    return is_told.is_set()
+    return is_terminated.is_set()
 
 
 async def _beat(status: Status) -> None:
@@ -119,16 +169,8 @@ async def _beat(status: Status) -> None:
         status.send("beat")
 
 
-def _die_with_parent() -> None:
-    """End with the supervisor, and leave Ctrl-C to it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.environ.get("MAGE_PARENT")
-    if parent is not None:
-        die_with_parent(int(parent))
-
-
 def first_failure(group: BaseExceptionGroup[E]) -> E:
-    """The first failure of a tree of them."""
+    """Return the first exception in a tree of exception groups."""
     error: E | BaseExceptionGroup[E] = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -140,3 +182,46 @@ def _fail(status: Status, code: int, error: BaseException) -> None:
     status.send("failed", reason=reason)
     print(reason, file=sys.stderr, flush=True)
     sys.exit(code)
+
+
+class TimeAccounting:
+    """Wall time of a process by state. One state at a time, so that the shares sum to 100 %."""
+
+    def __init__(self, state: str) -> None:
+        self._state, self._since = state, time.monotonic()
+        self._booked: dict[str, float] = defaultdict(float)
+
+    def enter(self, state: str) -> None:
+        """End the current state and begin another."""
+        now = time.monotonic()
+        self._booked[self._state] += now - self._since
+        self._state, self._since = state, now
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds by state until now; they sum to the age of the process."""
+        booked = dict(self._booked)
+        booked[self._state] = booked.get(self._state, 0.0) + time.monotonic() - self._since
+        return booked
+
+
+def append_lines(file: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Append each record as a JSON line to a file of the run. Waits while another process appends.
+
+    An unfinished last line, which a full disk or a kill leaves, is cut off first: appended to it,
+    the next line could not be read.
+    """
+    data = "".join(json.dumps(record) + "\n" for record in records).encode()
+    with file.open("ab+") as out:
+        fcntl.flock(out, fcntl.LOCK_EX)  # held until the file is closed
+        out.truncate(_end_of_lines(out))
+        out.write(data)
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """Return the number of bytes up to the end of the last finished line."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read() in (b"", b"\n"):
+        return size
+    file.seek(0)
+    return file.read().rfind(b"\n") + 1

@@ -1,9 +1,7 @@
-"""The lock of a run: one process at a time, from before its configuration is written to its end.
+"""The lock of a run, which keeps two `mage train` processes from running the same directory.
 
-The kernel holds the lock (`flock`) while its file is open, so it ends with its process, however
-that ends. `mage train` takes it and then supervises the run. Children are not given it: one that
-outlived a killed supervisor by a moment would stand in the way of the next. Reading a run needs no
-lock.
+`mage train` takes the lock before it writes the configuration and holds it to its end. The kernel
+releases it (`flock`) when the process ends, however that happens. Reading a run needs no lock.
 """
 
 import fcntl
@@ -15,9 +13,10 @@ from mage_async.results.run_directory import RunDirectory
 
 
 def take_lock(run: RunDirectory) -> int:
-    """Hold a run's lock; as `hold`.
+    """Take a run's lock, and return its descriptor; see `hold`.
 
-    Raises: RunError: another process runs this run.
+    Raises:
+        RunError: another process runs this run.
     """
     return hold(
         run.lock,
@@ -27,12 +26,13 @@ def take_lock(run: RunDirectory) -> int:
 
 
 def hold(file: Path, refusal: str) -> int:
-    """The descriptor that holds the lock of a file until it is closed; not inheritable.
+    """Lock a file, and return the descriptor that holds the lock until it is closed.
 
     Raises:
-        RunError: another process holds it: `refusal`.
+        RunError: another process holds the lock; `refusal` is its sentence.
         OSError: the directory cannot be written, or its file system has no locks.
     """
+    # not inheritable: a child that outlived a killed supervisor by a moment would keep the lock
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,8 +43,8 @@ def hold(file: Path, refusal: str) -> int:
 
 
 def is_held(file: Path) -> bool | None:
-    """Whether a process of this machine holds the lock of a file, which is not touched; None where
-    the system does not list locks.
+    """Return whether a process of this machine holds the lock of a file, without touching the file;
+    None where the system does not list locks.
     """
     locks = Path("/proc/locks")
     if not locks.is_file() or not file.is_file():
@@ -54,5 +54,7 @@ def is_held(file: Path) -> bool | None:
 
 
 def _is_of(fields: list[str], node: str) -> bool:
-    """Whether a line such as `1: FLOCK ADVISORY WRITE 815 fe:01:1311 0 EOF` is of a file."""
+    """Return whether a line of /proc/locks, such as `1: FLOCK ADVISORY WRITE 815 fe:01:1311 0 EOF`,
+    is of an inode.
+    """
     return len(fields) > 5 and fields[1] == "FLOCK" and fields[5].split(":")[-1] == node

@@ -1,22 +1,17 @@
 """The supervisor: starts, watches, restarts and ends the processes of a run. It imports no torch.
 
-process     ends well when            ends badly: started again within a budget; at once where it
-                                      was killed, with back-off where it failed; never where its
-                                      error is deterministic
-learner     all steps are trained     alone: from checkpoint and journal; its peers wait for it
-actor N     the learner's goodbye     alone; its groups are granted again
-evaluator   the final sets are played alone
+process     ends well when              when it fails
+learner     all steps are trained       resumes from checkpoint and journal; its peers wait
+actor N     it receives a goodbye       the learner grants its groups to others
+evaluator   the final sets are played   starts again at the newest version
 
-Failures count against the budget until a later life of the process has made progress: a step
-committed, a group played, a point of the curve measured. Living long is none: a warm start that
-fails after minutes would be started for ever.
-
-The supervisor's own time is accounted to `view` (drawing status lines) and to what it waits for
-otherwise: `process starting` (a process has not sent its first line), `back-off` before a restart,
-`processes` (all processes live and there is nothing to do), and at the end `ending`.
+A process that was killed is restarted at once, one that failed after a back-off, and one whose
+error is deterministic never. Failures count against `supervision.max_restarts` until a later life
+of the process makes progress: a step committed, a group played, a point of the curve measured.
 """
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -28,33 +23,33 @@ from mage_async.config.schema import Config, Pretrained
 from mage_async.doctor import Doctor
 from mage_async.errors import DeterministicFailure, Halted, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.processes.child import Child, Running, Spec
-from mage_services.processes.process import EXIT_DETERMINISTIC
-from mage_services.processes.time_accounting import TimeAccounting
+from mage_services.processes.process import EXIT_DETERMINISTIC, TimeAccounting, append_lines
+from mage_services.processes.supervised_process import (
+    ProcessSpec,
+    RunningProcess,
+    SupervisedProcess,
+)
 from mage_services.terminal.view import View
 
 LEAVE_S = 3.0
-"""After the learner's end, for actors to end by themselves."""
+"""Time for actors to end by themselves after the learner."""
 GRACE_S = 3.0
-"""From SIGTERM to SIGKILL, when the run is ended early."""
+"""Time from SIGTERM to SIGKILL where a run is ended early."""
 BACK_OFF_S = (0.0, 0.5, 2.0, 5.0)
 HEALTHY_S = 120.0
-"""A process that has lived so long, and made progress, failed for a new reason: earlier failures
-are forgotten."""
+"""Where a process failed after so long a life with progress, earlier failures are forgotten: the
+reason is a new one."""
+# a long life alone is no progress: else a warm start that fails after minutes is restarted for ever
 PROGRESS = {"step", "played", "curve"}
-"""Events of a process that has made progress."""
+"""Status events of a process that has made progress."""
 
 LARGE_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "4000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
-"""For glibc, in bytes, where a pretrained model is trained. Its own thresholds grow with what is
-freed: activations, whose sizes change with every pass, then tear holes into a heap that never
-shrinks (17 GB where 6 are in use). The first one is what a large activation has, so that each of
-them is mapped apart and given back; the second keeps up to 1 GB of smaller ones, because fetching
-fresh pages for them took a quarter of a step (`bench/models/step_memory.py`)."""
-
-
-async def start_here(spec: Spec) -> Running:
-    """Start a process on this machine. Cancellation is as of `Child.start`."""
-    return await Child.start(spec, dict(os.environ))
+"""Thresholds of glibc's allocator, in bytes, for a learner that trains a pretrained model."""
+# glibc raises its own thresholds as memory is freed. Activations, whose sizes change with every
+# micro-batch, then fragment a heap that never shrinks (17 GB where 6 are in use). With the first
+# threshold each large activation is mapped apart and given back. The second keeps up to 1 GB of
+# smaller ones, because fetching fresh pages for them took a quarter of a step
+# (`bench/models/step_memory.py`).
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +57,11 @@ class BadEnd:
     """The end of a process that had not done its work."""
 
     epitaph: str
-    """One line that says how."""
+    """One line that says which process ended, and how."""
     is_from_outside: bool
-    """A signal from outside the run killed the process."""
+    """Whether a signal from outside the run killed the process."""
     is_deterministic: bool
-    """Started again, the process would end in the same way."""
+    """Whether the process would fail again in the same way."""
     made_progress: bool
 
 
@@ -81,28 +76,29 @@ class Supervisor:
     view: View
     resume: bool = False
     doctor: Doctor | None = None
-    """Asked after every step; None: no step is looked at."""
-    start: Callable[[Spec], Awaitable[Running]] = start_here
-    """Starts a process, here or on another machine."""
-    _children: set[Running] = field(default_factory=set)
+    """Examines every step; None: no step is examined."""
+    start: Callable[[ProcessSpec], Awaitable[RunningProcess]] = SupervisedProcess.start
+    """Starts a process, on this machine or on another."""
+    _children: set[RunningProcess] = field(default_factory=set)
     _is_over: bool = False
-    """The learner has ended well, and actors had time to do so too."""
+    """Whether the learner has ended well, and actors had `LEAVE_S` to do so too."""
     _num_restarts: dict[str, int] = field(default_factory=dict)
     _num_starting: int = 0
-    """Processes that have not said a word."""
+    """Processes that have not sent an event yet."""
     _num_backing_off: int = 0
     time: TimeAccounting = field(default_factory=lambda: TimeAccounting("process starting"))
+    """Wall time by state: `view` draws events, `process starting` waits for a first event,
+    `back-off` for a restart, `processes` for any event, and `ending` for processes to end."""
 
     async def supervise(self) -> None:
-        """Run to the end.
+        """Supervise the run to its end.
 
         Cancellation ends every process within `GRACE_S` and leaves none.
 
         Raises:
-            DeterministicFailure: a process failed of what would fail again.
-            RunError: a process failed more often than its budget allows. Either sentence says
-                which process and why.
-            Halted: the doctor found what `doctor.halt` names.
+            DeterministicFailure: a process would fail again in the same way.
+            RunError: a process failed more often than `supervision.max_restarts`.
+            Halted: the doctor found a fault that `doctor.halt` names.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -115,11 +111,11 @@ class Supervisor:
             self.time.enter("ending")
             await self._end_all()
 
-    async def _keep(self, spec: Spec) -> None:
-        """Start a process, and again while its budget lasts, until it ends well."""
+    async def _keep(self, spec: ProcessSpec) -> None:
+        """Start a process, and restart it within its budget, until it ends well."""
         began = time.monotonic()
         while (end := await self._live(spec)) is not None:
-            if self._is_for_nobody(spec):
+            if self._is_not_needed(spec):
                 return
             if end.is_deterministic:
                 raise DeterministicFailure(end.epitaph)
@@ -129,19 +125,19 @@ class Supervisor:
             if count > self.config.supervision.max_restarts:
                 raise RunError(end.epitaph)
             self._show("supervisor", {"event": "restarting", "text": end.epitaph})
-            if not end.is_from_outside:  # what killed it is over; what it failed of may not be
+            if not end.is_from_outside:  # the cause of a failure may last; that of a kill is over
                 await self._back_off(count)
-            if self._is_for_nobody(spec):
+            if self._is_not_needed(spec):
                 return
             began = time.monotonic()
 
-    def _is_for_nobody(self, spec: Spec) -> bool:
-        """An actor after the learner's end."""
+    def _is_not_needed(self, spec: ProcessSpec) -> bool:
+        """Return whether a process is an actor whose learner has ended."""
         return self._is_over and spec.name.startswith("actor-")
 
     async def _end_actors(self, kept: dict[str, asyncio.Task[None]]) -> None:
-        """When the learner has ended well, end the actors that have not heard its goodbye, and wait
-        no longer for those that no node has had room for.
+        """After the learner has ended well, end the actors that did not receive its goodbye, and
+        stop waiting for those that still have no room on a node.
         """
         await asyncio.wait([kept["learner"]])
         actors = [task for name, task in kept.items() if name.startswith("actor-")]
@@ -155,8 +151,8 @@ class Supervisor:
             if name.startswith("actor-") and name not in living:
                 task.cancel()
 
-    async def _live(self, spec: Spec) -> BadEnd | None:
-        """One life of a process; None where it ended well."""
+    async def _live(self, spec: ProcessSpec) -> BadEnd | None:
+        """Run one life of a process; return None where it ended well."""
         self._num_starting += 1
         is_starting, made_progress = True, False
         try:
@@ -195,15 +191,16 @@ class Supervisor:
             self._book()
 
     def _show(self, process: str, event: dict[str, Any]) -> None:
-        """Draw what happened, and book the time that takes."""
+        """Show an event, and account for the time that takes."""
         self.time.enter("view")
         self.view.event(process, event)
         self._book()
 
     def _examine(self, metrics: dict[str, Any]) -> None:
-        """Ask the doctor about a step, and show what is found.
+        """Have the doctor examine a step, and show its findings.
 
-        Raises: Halted: the run is to end of it.
+        Raises:
+            Halted: a finding is one of `doctor.halt`.
         """
         for finding in self.doctor.step(metrics) if self.doctor else ():
             self._show("doctor", {"event": "finding", "text": finding.sentence()})
@@ -211,12 +208,12 @@ class Supervisor:
                 raise Halted(f"the doctor halted the run: {finding.sentence()}")
 
     def _book(self) -> None:
-        """Say what is waited for from here on."""
+        """Enter the state of the time accounting that names what is waited for."""
         living = "process starting" if self._num_starting else "processes"
         self.time.enter("back-off" if self._num_backing_off else living)
 
     async def _end_all(self) -> None:
-        """End every process that still runs: ask, wait, insist."""
+        """End every process that still runs: terminate, wait for `GRACE_S`, kill."""
         children, self._children = self._children, set()
         for child in children:
             child.terminate()
@@ -227,7 +224,7 @@ class Supervisor:
             child.kill()
         await asyncio.gather(*ending)
 
-    def _specs(self) -> Sequence[Spec]:
+    def _specs(self) -> Sequence[ProcessSpec]:
         threads, devices_of = self.config.engine.threads, self.config.engine.devices_of
         specs = [
             self._spec("learner", "mage_services.learner.learner", self.config.learner.threads)
@@ -239,31 +236,104 @@ class Supervisor:
         specs.append(self._spec("evaluator", "mage_services.actor.evaluator", threads, own))
         return specs
 
-    def _spec(self, name: str, module: str, threads: int, devices: tuple[int, ...] = ()) -> Spec:
+    def _spec(
+        self, name: str, module: str, threads: int, devices: tuple[int, ...] = ()
+    ) -> ProcessSpec:
         arguments = (str(self.run.root), "--name", name, "--address", self.address)
         if self.resume:
             arguments = (*arguments, "--resume")
         trains_large = name == "learner" and isinstance(self.config.policy, Pretrained)
         variables = LARGE_TENSORS if trains_large else {}
-        return Spec(name, module, arguments, self.run.log_of(name), threads, devices, variables)
+        log = self.run.log_of(name)
+        return ProcessSpec(
+            name, module, arguments, log, threads, devices, variables, config=self.config
+        )
 
 
 async def until_signalled(supervisor: Supervisor) -> int | None:
-    """Supervise until the end or until SIGINT or SIGTERM, whose number is returned."""
+    """Supervise until the end of the run, or until SIGINT, SIGTERM or SIGHUP; return the signal's
+    number, or None.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    told: list[int] = []
+    received: list[int] = []
 
-    def tell(number: int) -> None:
-        if not told:
-            told.append(number)
+    def end(number: int) -> None:
+        if not received:
+            received.append(number)
             task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, tell, number)
+        loop.add_signal_handler(number, end, number)
     try:
         await supervisor.supervise()
     except asyncio.CancelledError:
-        if not told:
+        if not received:
             raise
-    return told[0] if told else None
+    return received[0] if received else None
+
+
+# The files in which `mage view` reads what the processes of a run do. `events.jsonl` grows by a
+# line whenever a process starts, ends, fails or sends a note. `times.json` says where the learner's
+# time goes.
+
+TIMES_S = 1.0
+"""`times.json` is replaced at most once in so many seconds."""
+RECORDED = {"started", "ready", "done", "failed", "restarting", "note", "policy", "evaluating"}
+"""Status events that are written to `events.jsonl`."""
+RECORDED_FIELDS = ("event", "text", "reason", "version", "node")
+
+
+class RecordedView:
+    """A view of a run whose events are also written to files. A full disk is reported once."""
+
+    def __init__(
+        self, view: View, run: RunDirectory, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._view, self._run, self._clock = view, run, clock
+        self._known_faults: set[str] = set()
+        """Faults that were written; the learner repeats the latest ones."""
+        self._times_at = 0.0
+        self._can_write = True
+
+    def event(self, process: str, event: dict[str, Any]) -> None:
+        """Write and show a status event of a process."""
+        if self._can_write:
+            try:
+                self._record(process, event)
+            except OSError as error:
+                self._can_write = False
+                self.line(f"{self._run.events} cannot be written: {error.strerror}")
+        self._view.event(process, event)
+
+    def line(self, text: str) -> None:
+        """Show a sentence that stays on the screen."""
+        self._view.line(text)
+
+    def close(self, summary: dict[str, Any] | None) -> None:
+        """Close the view."""
+        self._view.close(summary)
+
+    def _record(self, process: str, event: dict[str, Any]) -> None:
+        whose = {"at": self._clock(), "process": process}
+        if event["event"] in RECORDED:
+            content = {key: event[key] for key in RECORDED_FIELDS if key in event}
+            append_lines(self._run.events, [whose | content])
+        elif "blocked_s" in event:
+            faults = [fault for fault in event["faults"] if fault not in self._known_faults]
+            self._known_faults.update(faults)
+            notes = [whose | {"event": "note", "text": fault} for fault in faults]
+            if notes:
+                append_lines(self._run.events, notes)
+            if whose["at"] - self._times_at >= TIMES_S:
+                self._write_times(whose["at"], event)
+
+    def _write_times(self, now: float, event: dict[str, Any]) -> None:
+        """Replace `times.json`."""
+        self._times_at = now
+        times = {"at": now, "trials": event["trials"], "blocked_s": event["blocked_s"]}
+        working = self._run.times.with_suffix(".part")
+        # replaced, so that a reader finds a whole file; not synced, because after a crash the times
+        # are of no use
+        working.write_text(json.dumps(times))
+        os.replace(working, self._run.times)

@@ -1,8 +1,9 @@
 """A server of one environment over AgentGym's HTTP: `create` opens a session, `close` ends it.
 
-Fields are those of AgentGym's BabyAI and SciWorld servers, so programs written for those play here.
-A data item is a member: first those to train on, then the held-out ones, and so on around. HTTP has
-no connection that could break, so a session without a request for `idle_s` is closed.
+Fields are those of AgentGym's BabyAI and SciWorld servers, so that programs written for those work
+here. A data item is a task variant: first those to train on, then the held-out ones, and cyclically
+so on. HTTP has no connection that could break, so a session without a request for `idle_s` is
+closed.
 """
 
 import asyncio
@@ -14,35 +15,35 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from mage_async.environments.environment import Environment
-from mage_async.environments.loaders.agentgym_messages import answer_of
+from mage_async.environments.loaders.agentgym import answer_of
 from mage_async.errors import EnvironmentFault
 from mage_services.environments.workers import Workers
-from mage_services.serving.serve import Limits, refuse_other_sites
+from mage_services.serving.http_server import Limits, refuse_other_sites
 from mage_services.serving.session import BadRequest, Json, Session, whole
 
 MAX_REQUEST_BYTES = 2**20
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenSession:
     """An open session."""
 
     session: Session
     closes: asyncio.TimerHandle
-    """Closes the session, where no request comes before."""
+    """Closes the session if no request comes before."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Requests are answered one after the other."""
+    """Held while a request is answered: requests of a session are answered one after the other."""
     observation: str = ""
 
 
 class AgentGymServer:
-    """Answers requests; its `application` is run by `serve`."""
+    """Answers requests; `serve` runs its `application`."""
 
     def __init__(self, environment: Environment, limits: Limits, workers: Workers) -> None:
         self._environment, self._limits, self._workers = environment, limits, workers
         self._members = (*environment.members("train"), *environment.members("heldout"))
         self._numbers = itertools.count()
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenSession] = {}
         self.application = web.Application(
             middlewares=[_guarded], client_max_size=MAX_REQUEST_BYTES
         )
@@ -63,52 +64,56 @@ class AgentGymServer:
 
     async def _create(self, _: web.Request) -> web.Response:
         if len(self._open) >= self._limits.sessions:
-            said = f"all {self._limits.sessions} sessions are open"
-            return web.json_response({"error": said}, status=503)
+            message = f"all {self._limits.sessions} sessions are open"
+            return web.json_response({"error": message}, status=503)
         number = next(self._numbers)
         session = Session(self._environment, self._workers)
-        self._open[number] = _Open(session, self._alarm(number))
+        self._open[number] = _OpenSession(session, self._alarm(number))
         return web.json_response({"id": number})
 
     async def _reset(self, request: web.Request) -> web.Response:
-        asked = await _fields(request)
-        item, found = whole(asked, "data_idx"), self._found(asked)
+        fields = await _fields(request)
+        item, opened = whole(fields, "data_idx"), self._find(fields)
         member = self._members[item % len(self._members)]
-        async with found.turn:
-            seen = await found.session.reset({"seed": item, "task": member})
-            found.observation = seen.said
+        async with opened.turn:
+            seen = await opened.session.reset({"seed": item, "task": member})
+            opened.observation = seen.text
         rules = self._environment.rules()
         return web.json_response(answer_of(seen, 0.0, task_description=rules))
 
     async def _step(self, request: web.Request) -> web.Response:
-        asked = await _fields(request)
-        found = self._found(asked)
-        async with found.turn:
-            seen = await found.session.step(asked)
-            found.observation = seen.said
-        return web.json_response(answer_of(seen, found.session.score))
+        fields = await _fields(request)
+        opened = self._find(fields)
+        async with opened.turn:
+            seen = await opened.session.step(fields)
+            opened.observation = seen.text
+        return web.json_response(answer_of(seen, opened.session.score))
 
     async def _close(self, request: web.Request) -> web.Response:
-        asked = await _fields(request)
-        number = asked.get("id")
+        fields = await _fields(request)
+        number = fields.get("id")
         if is_open := number in self._open:
             self._end(number)
         return web.json_response(is_open)
 
     async def _observation(self, request: web.Request) -> web.Response:
         number = request.query.get("id", "")
-        found = self._found({"id": int(number) if number.isdigit() else number})
-        return web.json_response(found.observation)
+        opened = self._find({"id": int(number) if number.isdigit() else number})
+        return web.json_response(opened.observation)
 
-    def _found(self, asked: Json) -> _Open:
-        """The session that is asked; it is kept from being idle."""
-        number = asked.get("id")
+    def _find(self, fields: Json) -> _OpenSession:
+        """Return the session of a request, and restart its idle timer.
+
+        Raises:
+            BadRequest: the session was closed.
+        """
+        number = fields.get("id")
         if not isinstance(number, int) or number not in self._open:
             raise BadRequest(f"there is no environment {number!r:.60}: it was closed, or was idle")
-        found = self._open[number]
-        found.closes.cancel()
-        found.closes = self._alarm(number)
-        return found
+        opened = self._open[number]
+        opened.closes.cancel()
+        opened.closes = self._alarm(number)
+        return opened
 
     def _alarm(self, number: int) -> asyncio.TimerHandle:
         loop = asyncio.get_running_loop()
@@ -135,7 +140,7 @@ class AgentGymServer:
 async def _guarded(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Refuse pages of other sites; what is wrong is answered as AgentGym's servers do."""
+    """Refuse pages of other sites; answer errors as AgentGym's servers do."""
     refuse_other_sites(request)
     try:
         return await handler(request)
@@ -144,10 +149,10 @@ async def _guarded(
 
 
 async def _fields(request: web.Request) -> Json:
-    """The fields of a request.
+    """Return the fields of a request.
 
     Raises:
-        BadRequest: it is no object.
+        BadRequest: the request is no object.
     """
     try:
         fields = json.loads(await request.read())

@@ -1,31 +1,30 @@
-"""One session of a served environment: one episode after another, each from a `reset`."""
+"""One session of a served environment: one episode after another, each started by a `reset`."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from mage_async.environments.calls import SlowPlay
 from mage_async.environments.environment import PENDING, Environment, Outcome, Play, Split
-from mage_async.environments.loaders.remote import Observed
-from mage_async.environments.whole_play import begun
+from mage_async.environments.loaders.loader import Observed
+from mage_async.environments.user_calls import SlowPlay, begun
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
-from mage_async.trials.environment_faults import environment_speaking
+from mage_async.trials.trial_run import environment_code
 from mage_services.environments.workers import Workers
 
 Json = dict[str, Any]
 
 
 class BadRequest(Exception):
-    """A request that cannot be read; its message is answered."""
+    """A request that cannot be read; its message is sent to the client."""
 
 
 class Session:
-    """Plays what it is asked; whoever asks waits for one answer before the next request.
+    """Plays the requests of one client, which waits for each answer before the next request.
 
     Attributes:
-        episode_id: what the client calls the episode.
-        num_steps: of the episode, so far.
-        score: the sum of the episode's rewards, so far.
+        episode_id: the client's name for the episode.
+        num_steps: steps of the episode so far.
+        score: sum of the episode's rewards so far.
     """
 
     def __init__(self, environment: Environment, workers: Workers) -> None:
@@ -37,10 +36,10 @@ class Session:
         self.episode_id: str | None = None
 
     async def reset(self, data: Json) -> Observed:
-        """Begin an episode.
+        """Start an episode.
 
         Args:
-            data: `task`, `split`, `seed`, `episode` and `episode_id`, all of which may be missing.
+            data: `task`, `split`, `seed`, `episode` and `episode_id`, all optional.
 
         Raises:
             BadRequest: there is no such task.
@@ -50,17 +49,17 @@ class Session:
         self.end()
         self._task, self.num_steps, self.score, self._is_done = task, 0, 0.0, True
         self.episode_id = data.get("episode_id")
-        with environment_speaking(task):
+        with environment_code(task):
             self._play = begun(self._environment, task, episode)
         await self._settled()
         self._is_done = False
         return Observed(self._play.observation, 0.0, False, True, self._legal())
 
     async def step(self, data: Json) -> Observed:
-        """Take `action`.
+        """Take the action in `data`.
 
         Raises:
-            BadRequest: it is no text.
+            BadRequest: the action is no text.
             EnvironmentFault: the environment failed, or there is no episode to step in.
         """
         action = data.get("action")
@@ -69,7 +68,7 @@ class Session:
         if self._play is None or self._task is None or self._is_done:
             raise EnvironmentFault("there is no episode to step in: send a reset first")
         self._is_done = True
-        with environment_speaking(self._task):
+        with environment_code(self._task):
             answered = self._play.act(action)
         outcome = await self._settled() if answered is PENDING else answered
         assert outcome is not None, "a call answers an action that waits"
@@ -81,20 +80,22 @@ class Session:
         )
 
     def end(self) -> None:
-        """Close what the environment holds."""
+        """Close the environment's objects."""
         if isinstance(self._play, SlowPlay) and (call := self._play.closing()) is not None:
             self._workers.close_behind([call])
         self._play = None
 
     async def _settled(self) -> Outcome | None:
-        """Make the calls that a slow environment waits for; the outcome of the last action."""
+        """Make the calls that a slow environment waits for; return the outcome of the last
+        action.
+        """
         outcome = None
         while isinstance(self._play, SlowPlay) and (call := self._play.next_call()) is not None:
             outcome = call.take(await self._workers.perform(call))
         return outcome
 
     def _legal(self) -> tuple[str, ...]:
-        """What may be done, where all of it can be listed."""
+        """Return the legal actions, if all of them can be listed."""
         if self._play is None or self._is_done:
             return ()
         legal = self._play.legal_actions()
@@ -102,10 +103,10 @@ class Session:
 
 
 def task_of(environment: Environment, data: Mapping[str, Any]) -> Task:
-    """The task that a `reset` asks for: `task` by name, or one of `split` by `seed`.
+    """Return the task of a `reset` request: `task` by name, or one of `split` by `seed`.
 
     Raises:
-        BadRequest: there is none.
+        BadRequest: there is no such task.
     """
     seed, split = whole(data, "seed"), data.get("split", "train")
     splits: tuple[Split, Split] = ("train", "heldout")
@@ -120,7 +121,11 @@ def task_of(environment: Environment, data: Mapping[str, Any]) -> Task:
 
 
 def whole(data: Mapping[str, Any], name: str) -> int:
-    """A whole number from 0, by default 0."""
+    """Return a whole number from 0; 0 by default.
+
+    Raises:
+        BadRequest: the value is none.
+    """
     value = data.get(name)
     if value is None:
         return 0

@@ -1,6 +1,5 @@
-"""The final table of a run: what it reached, beside what is possible."""
+"""The final table of a run: its returns with the controls and references, and what it cost."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,136 +9,104 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-SETS = {
-    "heldout": "held-out",
-    "heldout_blind": "  blind: no memory",
-    "heldout_swapped": "  swapped: new last",
-    "heldout_unguided": "  unguided: no earlier tasks",
-    "train": "train",
-}
-"""Evaluation sets in the order and the words of the table."""
+from mage_async.results.return_rows import (
+    SETS,
+    EpisodeRow,
+    diversity_row,
+    environment_rows,
+    harder_rows,
+    probe_rows,
+    reference_rows,
+    set_rows,
+)
+
+SET_STYLES = {"heldout": "bold green", "train": ""}
+"""Styles of evaluation sets; controls are yellow."""
+
+
+def print_final(console: Console, summary: dict[str, Any], report: Path) -> None:
+    """Print the table in the characters that the console can encode, then the path of the report.
+
+    The path is never broken into lines, so that it can be copied.
+    """
+    table = final_table(summary, ascii_only=console.options.ascii_only)
+    console.print(table, highlight=False)
+    console.out(f"report: {report}", highlight=False)
 
 
 def final_table(summary: dict[str, Any], *, ascii_only: bool = False) -> RenderableType:
-    """Return of each episode in every set with its 95 % interval, the references, the costs."""
-    evaluation = summary.get("evaluation", {})
-    parts: list[RenderableType] = []
-    if evaluation:
-        parts.append(_returns(summary, "+-" if ascii_only else "±"))
-    else:
-        parts.append(Text.from_markup(_title(summary), style="bold"))
-    parts += [Text(line, style="dim") for line in _facts(summary)]
-    return Group(*parts)
+    """Return the table with the costs below it, or the title if the run was not evaluated."""
+    is_evaluated = bool(summary.get("evaluation"))
+    head: RenderableType = (
+        _ReturnTable(summary, "+-" if ascii_only else "±").table
+        if is_evaluated
+        else Text.from_markup(_title(summary), style="bold")
+    )
+    return Group(head, *(Text(line, style="dim") for line in _costs(summary)))
 
 
-def _returns(summary: dict[str, Any], plus_minus: str) -> Table:
-    evaluation = summary["evaluation"]
-    shown = _shown(len(next(iter(evaluation.values()))["return_by_episode"]))
-    table = Table(title=_title(summary), title_justify="left", title_style="bold", box=ROUNDED)
-    table.add_column("return per unit", no_wrap=True)
-    for episode in shown:
-        table.add_column(f"episode {episode + 1}", justify="right", no_wrap=True)
-    for name, label in SETS.items():
-        if name in evaluation:
-            cells = _with_interval(evaluation[name], plus_minus)
-            table.add_row(label, *(cells[k] for k in shown), style=_style(name))
-    table.add_section()
-    for name, cells in _references(summary, plus_minus).items():
-        table.add_row(name, *(cells[k] for k in shown), style="dim")
-    _add_environments(table, summary, shown, plus_minus)
-    _add_probes(table, evaluation, shown)
-    _add_harder(table, summary, shown, plus_minus)
-    _add_diversity(table, summary, shown, plus_minus)
-    return table
+class _ReturnTable:
+    """Fills the table of returns in, section by section."""
 
+    def __init__(self, summary: dict[str, Any], plus_minus: str) -> None:
+        scores = summary["evaluation"]
+        every = list(range(len(next(iter(scores.values()))["return_by_episode"])))
+        self._plus_minus = plus_minus
+        # A terminal is narrow: of many episodes it shows the first and the last three.
+        self._shown = every if len(every) <= 4 else [0, *every[-3:]]
+        self.table = Table(
+            title=_title(summary), title_justify="left", title_style="bold", box=ROUNDED
+        )
+        self.table.add_column("return per unit", no_wrap=True)
+        for episode in self._shown:
+            self.table.add_column(f"episode {episode + 1}", justify="right", no_wrap=True)
+        self._add_sets(summary)
+        self._add_environments(summary)
+        self._add_measures(summary)
 
-def _add_harder(
-    table: Table, summary: dict[str, Any], shown: Sequence[int], plus_minus: str
-) -> None:
-    """Held-out returns of tasks that are harder than those trained on."""
-    for place, rung in enumerate(summary.get("harder", {}).get("rungs", [])):
-        if place == 0:
-            table.add_section()
-            continue  # as trained: the table begins with it
-        cells = _with_interval(rung["score"], plus_minus)
-        table.add_row(f"harder: {escape(rung['label'])}", *(cells[k] for k in shown))
+    def _add_sets(self, summary: dict[str, Any]) -> None:
+        for name, row in set_rows(summary["evaluation"]).items():
+            note = SETS[name].short_note
+            label = f"  {row.label}: {note}" if note else row.label
+            self._add(row, label, SET_STYLES.get(name, "yellow"))
+        self.table.add_section()
+        for row in reference_rows(summary):
+            self._add(row)
 
+    def _add_environments(self, summary: dict[str, Any]) -> None:
+        for environment in environment_rows(summary):
+            if "heldout" in environment.sets:
+                self.table.add_section()
+                self._add(environment.sets["heldout"], environment.label, "bold green")
+                for row in environment.references:
+                    self._add(row, f"  {row.label}")
 
-def _add_diversity(
-    table: Table, summary: dict[str, Any], shown: Sequence[int], plus_minus: str
-) -> None:
-    """Entropy of distinct trajectories, of at most so many nats."""
-    if found := summary.get("diversity"):
-        table.add_section()
-        label = f"diversity, nats of {found['most']:.2f}"
-        pairs = zip(found["entropy_by_episode"], found["ci95_by_episode"], strict=True)
-        cells = [f"{entropy:.3f} {plus_minus}{half:.3f}" for entropy, half in pairs]
-        table.add_row(label, *(cells[k] for k in shown))
-
-
-def _add_environments(
-    table: Table, summary: dict[str, Any], shown: Sequence[int], plus_minus: str
-) -> None:
-    """Of a mix, held-out returns of each environment, with the best that is known of them."""
-    heldout = summary["evaluation"].get("heldout", {}).get("parts", {}).get("environment", {})
-    for name, part in heldout.items():
-        known = summary["environments"][name]
-        table.add_section()
-        label = name if known["is_trained_on"] else f"{name} (not trained on)"
-        cells = _with_interval(part, plus_minus)
-        table.add_row(label, *(cells[k] for k in shown), style="bold green")
-        for reference, cells in _references(known, plus_minus).items():
-            table.add_row(f"  {reference}", *(cells[k] for k in shown), style="dim")
-
-
-def _shown(num_episodes: int) -> list[int]:
-    """All episodes, or of many the first and the last three: a terminal is narrow."""
-    every = list(range(num_episodes))
-    return every if num_episodes <= 4 else [0, *every[-3:]]
-
-
-def _add_probes(table: Table, evaluation: dict[str, Any], shown: Sequence[int]) -> None:
-    """Where the environment knows actions that only gather information."""
-    probing = {name: score["probes_by_episode"] for name, score in evaluation.items()}
-    if any(map(any, probing.values())):
-        table.add_section()
+    def _add_measures(self, summary: dict[str, Any]) -> None:
+        probes = probe_rows(summary["evaluation"])
+        if probes:
+            self.table.add_section()
         for name in ("heldout", "train"):
-            if name in probing:
-                shares = [f"{probing[name][k]:.0%}       " for k in shown]
-                table.add_row(f"probes, {SETS[name]}", *shares)
+            if name in probes:
+                shares = [f"{probes[name].values[k]:.0%}       " for k in self._shown]
+                self.table.add_row(f"probes, {probes[name].label}", *shares)
+        if "harder" in summary:
+            self.table.add_section()
+            _, *harder = harder_rows(summary["harder"])  # the table begins with tasks as trained
+            for row in harder:
+                self._add(row, f"harder: {escape(row.label)}")
+        if "diversity" in summary:
+            self.table.add_section()
+            self._add(diversity_row(summary["diversity"]), sign="")
 
-
-def _with_interval(score: dict[str, Any], plus_minus: str) -> list[str]:
-    return _between(score["return_by_episode"], score["ci95_by_episode"], plus_minus)
-
-
-def _between(means: Sequence[float], halves: Sequence[float], plus_minus: str) -> list[str]:
-    pairs = zip(means, halves, strict=True)
-    return [f"{_return(mean)} {plus_minus}{half:.3f}" for mean, half in pairs]
-
-
-def _references(known: dict[str, Any], plus_minus: str) -> dict[str, list[str]]:
-    """Cells of each reference by name; sampled ones have an interval, exact ones none."""
-    errors = known.get("reference_ci95", {}).get("heldout", {})
-    return {
-        name.replace("_", " "): _between(values, errors[name], plus_minus)
-        if name in errors
-        else _aligned(values)
-        for name, values in known.get("references", {}).get("heldout", {}).items()
-    }
-
-
-def _aligned(values: Sequence[float]) -> list[str]:
-    return [f"{_return(value)}       " for value in values]
-
-
-def _return(value: float) -> str:
-    """With its sign, and no minus before zero."""
-    return f"{round(value, 3) + 0.0:+.3f}"
-
-
-def _style(name: str) -> str:
-    return {"heldout": "bold green", "train": ""}.get(name, "yellow")
+    def _add(self, row: EpisodeRow, label: str = "", style: str = "", sign: str = "+") -> None:
+        cells = [f"{round(value, 3) + 0.0:{sign}.3f}" for value in row.values]  # no -0.000
+        halves = row.half_widths
+        intervals = [
+            "       " if halves is None else f" {self._plus_minus}{halves[k]:.3f}"
+            for k in range(len(cells))
+        ]
+        shown = (cells[k] + intervals[k] for k in self._shown)
+        self.table.add_row(label or row.label, *shown, style="dim" if row.is_reference else style)
 
 
 def _title(summary: dict[str, Any]) -> str:
@@ -148,7 +115,8 @@ def _title(summary: dict[str, Any]) -> str:
     return f"{name}  seed {summary['seed']}  {summary['steps']} steps{done}"
 
 
-def _facts(summary: dict[str, Any]) -> list[str]:
+def _costs(summary: dict[str, Any]) -> list[str]:
+    """Return lines on time, staleness, the prefix cache, and trials that were lost."""
     rates, trials = summary.get("throughput", {}), summary.get("trials", {})
     staleness, cache = summary.get("staleness", {}), summary.get("prefix_cache", {})
     lines = [f"wall {summary['wall_s']:.1f} s"]
@@ -163,14 +131,13 @@ def _facts(summary: dict[str, Any]) -> list[str]:
         lines.append(f"staleness mean {staleness['mean']:.2f}, max {staleness['max']:g}")
     if cache:
         lines[-1] += f"; prefix cache hit {cache['hit_rate']:.1%}, reuse {cache['reuse_rate']:.1%}"
-    cut = summary.get("evaluation", {}).get("heldout", {}).get("cut_short", 0.0)
-    if cut:
+    if cut := summary.get("evaluation", {}).get("heldout", {}).get("cut_short", 0.0):
         lines.append(
             f"{cut:.1%} of held-out trials outgrew engine.max_tokens, or had a call that failed, "
             "and count as lost"
         )
     for source, count in summary.get("injections", {}).items():
-        lines.append(f"{count} observations of {source} held special tokens, told as plain text")
+        lines.append(f"{count} observations of {source} held special tokens, shown as plain text")
     if trials:
         lines.append(
             f"trials: {trials['granted']} granted = {trials['trained']} trained"
@@ -180,10 +147,3 @@ def _facts(summary: dict[str, Any]) -> list[str]:
         reason, count = max(reasons.items(), key=lambda item: item[1])
         lines.append(f"{count} of {sum(reasons.values())} dropped groups: {reason}")
     return lines
-
-
-def print_final(console: Console, summary: dict[str, Any], report: Path) -> None:
-    """Print the table in what the console's encoding has, then the report's path unbroken."""
-    table = final_table(summary, ascii_only=console.options.ascii_only)
-    console.print(table, highlight=False)
-    console.out(f"report: {report}", highlight=False)

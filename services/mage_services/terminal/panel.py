@@ -1,4 +1,4 @@
-"""The live panel: everything known of a run, in the space of a small terminal."""
+"""The live panel: the state of a run in the space of a small terminal."""
 
 import itertools
 import math
@@ -13,8 +13,87 @@ from rich.text import Text
 
 from mage_async.results.metrics import returns_by_environment
 from mage_async.results.run_directory import RunDirectory
-from mage_services.terminal.process_rows import processes
 from mage_services.terminal.run_state import RunState
+
+# Where the time of each process goes: a line with a bar and its largest parts.
+
+STATE_STYLES = {
+    "training": "spring_green3",
+    "engine": "spring_green3",
+    "environment": "deep_sky_blue3",
+    "publishing": "medium_purple2",
+    "checkpoint": "orchid3",
+    "parity": "plum3",
+}
+"""Work is coloured, waiting is grey and amber."""
+WAIT_STYLES = {"batch not full": "orange3", "no grant": "orange3", "no fresh weights": "gold3"}
+MAX_ACTOR_LINES = 6
+
+
+def processes(state: RunState, width: int) -> RenderableType:
+    """Return a line for each process on its last seconds; many actors share a line."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(min_width=9)
+    grid.add_column()
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    bar_width = max(10, (width - 56) // 2)
+    for name, shares, life in _process_rows(state):
+        grid.add_row(
+            _title(name, state.nodes.get(name)),
+            _bar(shares, bar_width),
+            _causes(shares) if shares else Text(life, "dim"),
+        )
+    return grid
+
+
+def _title(name: str, node: str | None) -> Text:
+    return Text(name) if node is None else Text.assemble(name, (f" {node}", "dim"))
+
+
+def _process_rows(state: RunState) -> list[tuple[str, dict[str, float], str]]:
+    shares = state.shares()
+    rows = [(name, shares.get(name, {}), life) for name, life in state.processes.items()]
+    actors = [row for row in rows if row[0].startswith("actor")]
+    if len(actors) <= MAX_ACTOR_LINES:
+        return rows
+    others = [row for row in rows if row not in actors]
+    mean = _mean_shares([row[1] for row in actors if row[1]])
+    ready = sum(row[2] != "starting" for row in actors)
+    num_nodes = len({state.nodes[row[0]] for row in actors if row[0] in state.nodes})
+    where = f" on {num_nodes} nodes" if num_nodes > 1 else ""
+    together = (f"{len(actors)} actors{where}", mean, f"{ready} ready")
+    return sorted([*others, together], key=lambda row: row[0] == "evaluator")
+
+
+def _mean_shares(all_shares: Sequence[dict[str, float]]) -> dict[str, float]:
+    states = {state for shares in all_shares for state in shares}
+    means = {s: sum(shares.get(s, 0.0) for shares in all_shares) / len(all_shares) for s in states}
+    return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def _bar(shares: dict[str, float], width: int) -> Text:
+    """Return shares as one bar of `width` cells."""
+    bar, filled, until = Text(), 0, 0.0
+    for state, share in shares.items():
+        until += share
+        cells = round(until * width) - filled
+        bar.append("█" * cells, state_style(state))
+        filled += cells
+    return bar.append("·" * (width - filled), "grey35")
+
+
+def _causes(shares: dict[str, float]) -> Text:
+    text = Text()
+    for state, share in list(shares.items())[:3]:
+        if share >= 0.005:
+            text.append(f"{share:3.0%} ", "default").append(f"{state}  ", state_style(state))
+    return text
+
+
+def state_style(state: str) -> str:
+    """Return the style of a state; unknown states are grey."""
+    return (STATE_STYLES | WAIT_STYLES).get(state, "grey62")
+
 
 MAX_WIDTH = 120
 EPISODE_STYLES = ("grey62", "deep_sky_blue3", "turquoise2", "bold spring_green2")
@@ -22,7 +101,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def panel(state: RunState, run: RunDirectory, now: float, width: int) -> RenderableType:
-    """The state of a run as a panel of `width` columns."""
+    """Return the state of a run as a panel of `width` columns."""
     parts: list[RenderableType] = [_progress(state, now), Text()]
     if state.steps or state.curve:
         parts += [_returns(state, width), *_environments(state), Text(), _figures(state), Text()]
@@ -46,7 +125,10 @@ def panel(state: RunState, run: RunDirectory, now: float, width: int) -> Rendera
 
 
 def panel_width(terminal: int) -> int:
-    """Leaves two columns for the `^C` that a terminal echoes, lest it wrap and shift the panel."""
+    """Return the width of the panel for a terminal.
+
+    Two columns stay free for the `^C` that a terminal echoes: it would wrap and shift the panel.
+    """
     return min(MAX_WIDTH, terminal - 2)
 
 
@@ -69,13 +151,13 @@ def _progress(state: RunState, now: float) -> RenderableType:
 
 
 def _position(state: RunState) -> tuple[str, float, float | None]:
-    """What goes on, how much of it is done, and of how much."""
+    """Return the phase in words, how much of it is done, and of how much."""
     if state.phase == "warm start":
         warm = state.warm_start
         known = {name: warm[name] for name in ("loss", "gate") if math.isfinite(warm[name])}
-        said = "  ".join(f"{name} {value:.2f}" for name, value in known.items())
+        figures = "  ".join(f"{name} {value:.2f}" for name, value in known.items())
         text = f"[bold]warm start[/] {warm['step']}/{warm['steps']}"
-        return f"{text} [dim]{said}[/]", warm["step"], warm["steps"]
+        return f"{text} [dim]{figures}[/]", warm["step"], warm["steps"]
     steps = state.config.learner.steps
     if state.phase == "training":
         return f"[bold]training[/] step {state.step}/{steps}", state.step, max(1, steps)
@@ -96,7 +178,7 @@ def _times(state: RunState, now: float) -> Text:
 
 
 def _returns(state: RunState, width: int) -> RenderableType:
-    """Return of each episode: the batch of every step, and the held-out points of the curve."""
+    """Return the returns of each episode: of each step's batch, and of the held-out curve."""
     spark = max(8, (width - 50) // 2)
     grid = Table.grid(padding=(0, 1))
     grid.add_column(min_width=9)
@@ -123,11 +205,11 @@ def _returns(state: RunState, width: int) -> RenderableType:
 
 
 def _environments(state: RunState) -> list[Text]:
-    """Of a mix, the last episode's return in each environment of the last batch."""
+    """Return the last episode's return in each environment of a mix, in the last batch."""
     returns = returns_by_environment(state.last)
-    said = "  ".join(f"{name} {row[-1]:+.2f}" for name, row in returns.items())
-    line = Text(f"by environment  {said}", "dim", overflow="ellipsis", no_wrap=True)
-    return [line] if said else []
+    text = "  ".join(f"{name} {row[-1]:+.2f}" for name, row in returns.items())
+    line = Text(f"by environment  {text}", "dim", overflow="ellipsis", no_wrap=True)
+    return [line] if text else []
 
 
 def _histories(state: RunState) -> list[tuple[list[float], list[float]]]:
@@ -144,14 +226,14 @@ def _history(values: list[float], style: str, low: float, high: float, width: in
 
 
 def episode_style(episode: int, num_episodes: int) -> str:
-    """From grey for the first episode to green for the last."""
+    """Return the style of an episode, from grey for the first to green for the last."""
     if num_episodes == 1:
         return EPISODE_STYLES[-1]
     return EPISODE_STYLES[round(episode * (len(EPISODE_STYLES) - 1) / (num_episodes - 1))]
 
 
 def sparkline(values: Sequence[float], low: float, high: float, width: int) -> str:
-    """Values as blocks between `low` and `high`; means of neighbours where there are too many."""
+    """Return values as blocks between `low` and `high`; too many are averaged with neighbours."""
     if len(values) > width:
         edges = [number * len(values) // width for number in range(width + 1)]
         chunks = [values[a:b] for a, b in itertools.pairwise(edges)]
@@ -166,7 +248,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _figures(state: RunState) -> RenderableType:
-    """The last step's numbers and what became of the trials, a line each."""
+    """Return lines with the numbers of the last step and the fates of trials."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", min_width=9)
     grid.add_column(no_wrap=True, overflow="ellipsis")
@@ -200,8 +282,8 @@ def _rows(state: RunState) -> list[tuple[str, str]]:
             ),
         ]
     for source, count in state.injections().items():
-        said = f"{count:,} [dim]observations of[/] {escape(source)} [dim]held special tokens[/]"
-        rows.append(("as text", said))
+        text = f"{count:,} [dim]observations of[/] {escape(source)} [dim]held special tokens[/]"
+        rows.append(("as text", text))
     if trials := state.trials:
         rows.append(
             (

@@ -1,4 +1,4 @@
-"""The state of a living run, put together from the status lines of its processes."""
+"""The state of a running run, collected from the events of its processes."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,51 +10,54 @@ from mage_async.results.metrics import injections_by_source
 Event = dict[str, Any]
 Phase = Literal["starting", "warm start", "training", "evaluating", "done"]
 WINDOW_S = 10.0
-"""Waits are shown over the last so many seconds, and paces over the last `PACE_STEPS` steps."""
+"""Seconds over which the times of processes are shown."""
 PACE_STEPS = 20
+"""Steps over which the pace is measured."""
 MAX_STEPS_KEPT = 2000
 MAX_NOTES = 50
 
 
-def fact(process: str, event: Event) -> str | None:
-    """What is said once, in a line that stays: what a process runs on, of the actors, which are
-    alike, the first; and what the doctor found.
+def lasting_line(process: str, event: Event) -> str | None:
+    """Return the text of an event that gets a line of its own, or `None`.
+
+    These are findings of the doctor, and facts such as the device of a process. Actors are alike,
+    so only the first one prints its facts.
     """
     is_first = not process.startswith("actor-") or process == "actor-0"
-    is_said = event["event"] == "finding" or (event["event"] == "fact" and is_first)
-    return event["text"] if is_said else None
+    is_shown = event["event"] == "finding" or (event["event"] == "fact" and is_first)
+    return event["text"] if is_shown else None
 
 
 @dataclass(slots=True)
 class RunState:
-    """Plain facts; only `take` changes them. Times are the caller's, in seconds."""
+    """Everything that is shown of a run; only `take` changes it. Times are in seconds."""
 
     config: Config
     began: float
     phase: Phase = "starting"
     phase_began: float = 0.0
     warm_start: Event = field(default_factory=dict)
-    """step, steps, loss, gate; later origin and warm_start_s."""
+    """Keys `step`, `steps`, `loss`, `gate`; later `origin` and `warm_start_s`."""
     steps: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_STEPS_KEPT))
     """Metrics of each step."""
     curve: list[Event] = field(default_factory=list)
-    """version and sets: name -> return of each episode."""
+    """Points of the curve: `version`, and `sets` with the return of each episode by name."""
     evaluating: int | None = None
-    """The version whose final sets are being played."""
+    """The version whose final evaluation is being played."""
     trials: dict[str, int] = field(default_factory=dict)
     processes: dict[str, str] = field(default_factory=dict)
-    """What each process last said of its life."""
+    """Last state of each process."""
     nodes: dict[str, str] = field(default_factory=dict)
-    """Where processes run that were started on a cluster."""
+    """Nodes of processes that run on a cluster."""
     notes: list[str] = field(default_factory=list)
-    """Restarts, faults and remarks, each once, oldest first."""
+    """Restarts, faults and remarks without repetitions, oldest first."""
     _blocked: deque[tuple[float, dict[str, dict[str, float]]]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.phase_began = self.began
 
     def take(self, process: str, event: Event, now: float) -> None:
-        """Book one status line of a process."""
+        """Update the state by one event of a process."""
         match event["event"]:
             case "warm_start":
                 self.warm_start |= {key: event[key] for key in ("step", "steps", "loss", "gate")}
@@ -80,7 +83,7 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """Steps trained so far."""
+        """Number of steps trained so far."""
         return self.steps[-1]["step"] if self.steps else 0
 
     @property
@@ -89,7 +92,7 @@ class RunState:
         return self.steps[-1] if self.steps else {}
 
     def seconds_left(self, now: float) -> float | None:
-        """Until this phase ends at its present pace; None where that is not known."""
+        """Return the seconds until this phase ends at its present pace; `None` if not known."""
         if self.phase == "warm start" and (done := self.warm_start["step"]):
             return (now - self.phase_began) / done * max(0, self.warm_start["steps"] - done)
         if self.phase == "training" and len(self.steps) > 1:
@@ -99,15 +102,15 @@ class RunState:
         return None
 
     def returns(self, episode: int) -> list[float]:
-        """Mean return of an episode in each step's batch."""
+        """Return the mean return of an episode in each step's batch."""
         return [metrics["return_by_episode"][episode] for metrics in self.steps]
 
     def injections(self) -> dict[str, int]:
-        """Observations that held the text of a special token, by who wrote them; mostly none."""
+        """Count the observations that held the text of a special token, by their source."""
         return injections_by_source(self.steps, self.config.environment.name)
 
     def shares(self) -> dict[str, dict[str, float]]:
-        """The share of each process's last seconds spent in each state, largest first."""
+        """Return the share of each process's last seconds by state, the largest first."""
         if not self._blocked:
             return {}
         (_, old), (_, new) = self._blocked[0], self._blocked[-1]
@@ -127,7 +130,7 @@ class RunState:
             self._note(fault)
 
     def _live(self, process: str, event: Event) -> None:
-        """Births, deaths and remarks."""
+        """Update the states of processes, and the notes."""
         match event["event"]:
             case "started":
                 self.processes[event["text"]] = "starting"
@@ -145,7 +148,7 @@ class RunState:
                 self._note(prefix + event["text"])
 
     def _follow(self, now: float) -> None:
-        """Phases that no process announces."""
+        """Enter the phases that no process announces."""
         lives = self.processes
         if lives and all(life == "done" for life in lives.values()):
             self._enter("done", now)
@@ -162,7 +165,7 @@ class RunState:
 
 
 def _shares(old: dict[str, float], new: dict[str, float]) -> dict[str, float]:
-    """Shares of the seconds accounted since `old`; of all seconds, after a restart since."""
+    """Return the shares of the seconds since `old`; of all seconds if the process was restarted."""
     spent = {state: seconds - old.get(state, 0.0) for state, seconds in new.items()}
     if min(spent.values(), default=0.0) < 0 or sum(spent.values()) <= 0:
         spent = dict(new)

@@ -1,10 +1,11 @@
-"""What the terminal shows of a run: a live panel, or plain lines where there is no terminal.
+"""Show a run in the terminal: a live panel, or plain lines if there is no terminal.
 
-Fed by the supervisor with the status lines of its children. Nothing here waits, and no thread is
-started: the panel is drawn anew when an event comes, at most `MAX_FRAMES_PER_S` times a second.
+The supervisor passes on the events of its children. Nothing here waits, and no thread is started:
+the panel is redrawn when an event comes, at most `MAX_FRAMES_PER_S` times a second.
 """
 
 import atexit
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,28 +14,31 @@ from rich.console import Console
 from rich.live import Live
 
 from mage_async.config.schema import Config
+from mage_async.results.metrics import INJECTIONS, returns_by_environment
 from mage_async.results.run_directory import RunDirectory
 from mage_services.terminal.final_table import print_final
 from mage_services.terminal.panel import panel, panel_width
-from mage_services.terminal.plain_lines import PlainView
-from mage_services.terminal.run_state import Event, RunState, fact
+from mage_services.terminal.run_state import Event, RunState, lasting_line
 
 MAX_FRAMES_PER_S = 5.0
+# plain lines: a step is printed each so many steps, and after so many seconds
+EVERY_STEPS = 10
+EVERY_S = 5.0
 
 
 class View(Protocol):
     """Shows a run to a person."""
 
     def event(self, process: str, event: Event) -> None:
-        """Take one status line of a process; "supervisor" speaks of the processes themselves."""
+        """Handle an event of a process; events of "supervisor" are about the other processes."""
         ...
 
     def line(self, text: str) -> None:
-        """Say a sentence that stays."""
+        """Print a line that stays."""
         ...
 
     def close(self, summary: dict[str, Any] | None) -> None:
-        """End the view, with the final table where there is a summary. Twice is no error."""
+        """End the view, with the final table if there is a summary. Closing twice is allowed."""
         ...
 
 
@@ -46,7 +50,7 @@ def make_view(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> View:
-    """The view that suits where it is shown."""
+    """Return a panel for a terminal, and plain lines for anything else."""
     console = console or Console(highlight=False)
     state = RunState(config, clock())
     if is_terminal:
@@ -55,7 +59,7 @@ def make_view(
 
 
 class LiveView:
-    """A panel that is drawn over itself; the cursor it hides comes back, whatever happens."""
+    """A panel that is redrawn in place; it hides the cursor, and shows it again at any exit."""
 
     def __init__(
         self, state: RunState, run: RunDirectory, console: Console, clock: Callable[[], float]
@@ -67,10 +71,10 @@ class LiveView:
         atexit.register(self._live.stop)  # in case nobody closes the view
 
     def event(self, process: str, event: Event) -> None:
-        """Take a status line of a process, and draw if it is time to."""
+        """Handle an event of a process, and redraw the panel if it is time."""
         now = self._clock()
         self._state.take(process, event, now)
-        if (text := fact(process, event)) is not None:
+        if (text := lasting_line(process, event)) is not None:
             self.line(f"{process}: {text}")
         if not self._is_closed and now - self._drawn_at >= 1 / MAX_FRAMES_PER_S:
             self._drawn_at = now
@@ -78,11 +82,11 @@ class LiveView:
             self._live.refresh()
 
     def line(self, text: str) -> None:
-        """Say a sentence above the panel."""
+        """Print a line above the panel."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self, summary: dict[str, Any] | None) -> None:
-        """Leave the panel as it was last, or the final table in its place."""
+        """Leave the last panel, or replace it by the final table."""
         was_closed, self._is_closed = self._is_closed, True
         self._live.transient = summary is not None
         self._live.stop()
@@ -92,3 +96,106 @@ class LiveView:
 
     def _panel(self) -> Any:
         return panel(self._state, self._run, self._clock(), panel_width(self._console.width))
+
+
+class PlainView:
+    """Prints lines for logs, pipes and CI: one for each phase, point of the curve and note, and for
+    some steps. Nothing is ever overwritten.
+
+    Values are written `key=value`, so that they can be searched by grep.
+    """
+
+    def __init__(
+        self, state: RunState, run: RunDirectory, console: Console, clock: Callable[[], float]
+    ) -> None:
+        self._state, self._run, self._console, self._clock = state, run, console, clock
+        self._printed_step, self._printed_at = 0, state.began
+        self._num_points, self._notes = 0, list[str]()
+        config = state.config
+        self.line(f"environment={config.environment.name} seed={config.seed} run_dir={run.root}")
+
+    def event(self, process: str, event: Event) -> None:
+        """Handle an event of a process, and print what is worth a line."""
+        now, phase = self._clock(), self._state.phase
+        self._state.take(process, event, now)
+        if self._state.phase != phase:
+            self.line(f"phase={self._state.phase.replace(' ', '_')}{self._origin()}")
+            self._printed_step, self._printed_at = 0, now
+        if (text := lasting_line(process, event)) is not None:
+            self.line(f"{process}: {text}")
+        if "node" in event:
+            self.line(f"{event['text']} is started on {event['node']}")
+        self._print_news()
+        if event["event"] in ("warm_start", "step"):
+            self._progress(event, now)
+
+    def line(self, text: str) -> None:
+        """Print a line with the time since the start."""
+        seconds = self._clock() - self._state.began
+        self._console.out(f"[{seconds:7.1f}s] {text}", highlight=False)
+
+    def close(self, summary: dict[str, Any] | None) -> None:
+        """Print the final table, if there is a summary."""
+        if summary is not None:
+            print_final(self._console, summary, self._run.report)
+
+    def _origin(self) -> str:
+        warm = self._state.warm_start
+        if self._state.phase != "training" or "origin" not in warm:
+            return ""
+        return f" policy={warm['origin'].replace(' ', '_')} warm_start_s={warm['warm_start_s']:.1f}"
+
+    def _print_news(self) -> None:
+        """Print each new point of the curve and each new note."""
+        for note in self._state.notes:
+            if note not in self._notes:
+                self.line(f"note: {note}")
+        self._notes = list(self._state.notes)
+        for point in self._state.curve[self._num_points :]:
+            returns = " ".join(f"{name}={_numbers(row)}" for name, row in point["sets"].items())
+            self.line(f"curve version={point['version']} {returns}{_by_name(point)}")
+        self._num_points = len(self._state.curve)
+
+    def _progress(self, event: Event, now: float) -> None:
+        metrics = event.get("metrics", event)
+        step, steps = metrics["step"], event.get("steps", self._state.config.learner.steps)
+        is_due = (
+            step // EVERY_STEPS != self._printed_step // EVERY_STEPS
+            or now - self._printed_at >= EVERY_S
+        )
+        if is_due or step == steps:
+            self._printed_step, self._printed_at = step, now
+            self.line(self._warm(event) if event["event"] == "warm_start" else self._step(metrics))
+
+    def _warm(self, event: Event) -> str:
+        at = f"{event['step']}/{event['steps']}"
+        gate = f" gate={event['gate']:.2f}" if math.isfinite(event["gate"]) else ""
+        return f"warm_start step={at} loss={event['loss']:.3f}{gate}"
+
+    def _step(self, metrics: Event) -> str:
+        left = self._state.seconds_left(self._clock())
+        return (
+            f"step={metrics['step']}/{self._state.config.learner.steps}"
+            f" return={_numbers(metrics['return_by_episode'])}"
+            f"{_by_name({'environments': returns_by_environment(metrics)})}"
+            f" trials_per_s={metrics['trials_per_s']:.1f}"
+            f" tokens_per_s={metrics['generated_tokens_per_s']:.0f}"
+            f" staleness_mean={metrics['staleness_mean']:.2f}"
+            f" staleness_max={metrics['staleness_max']:.0f}"
+            f" prefix_hit_rate={metrics['prefix_hit_rate']:.3f}"
+            f" entropy={metrics['entropy']:.3f}"
+            f" valid={metrics['valid_action_share']:.1%}"
+            f" invalid={metrics['invalid_actions_per_trial']:.2f}"
+            + "".join(f" {name}={metrics[name]}" for name in INJECTIONS.values() if name in metrics)
+            + ("" if left is None else f" left_s={left:.0f}")
+        )
+
+
+def _by_name(point: Event) -> str:
+    """Format the returns of each environment of a mix."""
+    returns = point.get("environments", {})
+    return "".join(f" {name}={_numbers(row)}" for name, row in returns.items())
+
+
+def _numbers(values: list[float]) -> str:
+    return ",".join(f"{value:+.3f}" for value in values)

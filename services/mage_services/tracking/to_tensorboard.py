@@ -1,28 +1,42 @@
 """TensorBoard: a file of events for each life of a run, written by TensorBoard's own writer."""
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from mage_services.tracking.tracker import TrackedRun, Tracker
 
-from mage_async.results.tracked import Point
-from mage_services.tracking.tracker import TrackedRun
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mage_async.results.summary import Point
 
 
-class TensorBoardTracker:
-    """A folder of events, beside the run's other files."""
+class TensorBoard(Tracker, tag="tensorboard"):
+    """Write TensorBoard's events into `tracking/tensorboard` of the run. Extra `tensorboard`."""
 
-    every_s = 2.0
+    package: ClassVar[str] = "tensorboard"
+
+    def open(self, run: TrackedRun) -> "EventFile":
+        """Begin a file of events."""
+        return EventFile(run)
+
+
+class EventFile:
+    """A file of events in the run's own folder."""
 
     def __init__(self, run: TrackedRun) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
         self._began = run.began
         self._writer = EventFileWriter(str(run.folder / "tensorboard"))
-        start = SessionLog(status=SessionLog.START)  # readers forget older events from here on
+        start = SessionLog(status=SessionLog.START)  # readers forget events of later steps
         self._writer.add_event(Event(wall_time=run.began, step=run.step + 1, session_log=start))
 
-    def send(self, points: Sequence[Point]) -> None:
+    def send(self, points: "Sequence[Point]") -> None:
         """Write points to the file."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         for point in points:
             values = [
                 Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()
@@ -34,6 +48,3 @@ class TensorBoardTracker:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
-
-
-TRACKER = TensorBoardTracker

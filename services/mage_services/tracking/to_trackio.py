@@ -3,22 +3,40 @@
 Without them everything stays in a database on this machine.
 """
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-import trackio
+from mage_services.tracking.tracker import TrackedRun, Tracker
 
-from mage_async.results.tracked import Point
-from mage_services.tracking.tracker import TrackedRun
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mage_async.results.summary import Point
 
 
-class TrackioTracker:
+class Trackio(Tracker, tag="trackio"):
+    """Write metrics to trackio's database on this machine, or where its variables say. Extra
+    `trackio`."""
+
+    project: str = "mage_async"
+    """Project of the run."""
+
+    package: ClassVar[str] = "trackio"
+    every_s: ClassVar[float] = 10.0
+
+    def open(self, run: TrackedRun) -> "TrackioClient":
+        """Begin or continue the run in trackio."""
+        return TrackioClient(self.project, run)
+
+
+class TrackioClient:
     """A run of a trackio project; trackio finds a run again by its name."""
 
-    every_s = 10.0
+    def __init__(self, project: str, run: TrackedRun) -> None:
+        import trackio
 
-    def __init__(self, run: TrackedRun) -> None:
+        self._finish = trackio.finish
         self._run = trackio.init(
-            project=run.target,
+            project=project,
             name=f"{run.name}-{run.id[:6]}",
             resume="allow",
             config=dict(run.config),
@@ -27,14 +45,11 @@ class TrackioTracker:
             auto_log_cpu=False,
         )
 
-    def send(self, points: Sequence[Point]) -> None:
+    def send(self, points: "Sequence[Point]") -> None:
         """Hand points to trackio's thread."""
         for point in points:
             self._run.log(dict(point.values), step=point.step)
 
     def close(self) -> None:
         """Wait until trackio's thread has written everything."""
-        trackio.finish()
-
-
-TRACKER = TrackioTracker
+        self._finish()

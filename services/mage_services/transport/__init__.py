@@ -1,1 +1,1 @@
-"""Sockets between the learner and its peers: channels, authentication, access, limits."""
+"""ZeroMQ sockets between the learner and its peers (actors and evaluators), and CURVE keys."""

@@ -1,14 +1,14 @@
 """CURVE keys: authentication of peers on other machines.
 
-A directory of keys, as `mage keys new` makes it, in pyzmq's own format:
+A directory of keys, as `mage keys new` makes it, in pyzmq's format:
 
-    learner.key         the learner's public key: for every peer that connects
-    learner.key_secret  for the learner alone
-    actor.key           a public key the learner lets in; every further `*.key` beside it is another
-    actor.key_secret    for the actors
+    learner.key         the learner's public key, which every peer needs
+    learner.key_secret  the learner's pair
+    actor.key           public key that the learner accepts; so is every further `*.key`
+    actor.key_secret    the actors' pair
 
-An actor's machine needs `learner.key` and `actor.key_secret`. A peer without them is turned away in
-the handshake and reaches none of our code. A secret key is never printed, not even by `repr`.
+An actor's machine needs `learner.key` and `actor.key_secret`. A peer without them is refused in the
+handshake, before it reaches any of our code. A secret key is never printed, not even by `repr`.
 """
 
 import os
@@ -31,69 +31,74 @@ Keys = TypeVar("Keys", "LearnerKeys", "PeerKeys")
 
 @dataclass(frozen=True, slots=True)
 class LearnerKeys:
-    """The learner's pair, and the public keys of those it lets in (Z85)."""
+    """The learner's pair, and the public keys that it accepts, in Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
     known: frozenset[bytes]
 
-    def apply(self, made: zmq.asyncio.Socket) -> None:
-        """Before the socket is bound."""
-        made.setsockopt(zmq.CURVE_SERVER, 1)
-        made.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
-        made.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
+    def apply(self, socket: zmq.asyncio.Socket) -> None:
+        """Set the keys on a socket; call before it is bound."""
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerKeys:
-    """An actor's pair, and the learner's public key (Z85)."""
+    """An actor's pair, and the learner's public key, in Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
     learner: bytes
 
-    def apply(self, made: zmq.asyncio.Socket) -> None:
-        """Before the socket is connected."""
-        made.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
-        made.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
-        made.setsockopt(zmq.CURVE_SERVERKEY, self.learner)
+    def apply(self, socket: zmq.asyncio.Socket) -> None:
+        """Set the keys on a socket; call before it is connected."""
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, self.learner)
 
 
 class Gate(AsyncioAuthenticator):
-    """Answers zmq's question whether a key may come in: ZAP, RFC 27.
+    """Answers zmq's requests whether a public key may connect (ZAP, RFC 27).
 
-    Its task lives from `start` to `stop`, on the loop that is running then.
+    Its task lives from `start` to `stop`, on the event loop that runs `start`.
     """
 
     def __init__(
-        self, context: zmq.asyncio.Context, may_enter: Callable[[bytes, str], bool]
+        self,
+        context: zmq.asyncio.Context,
+        known: frozenset[bytes],
+        turn_away: Callable[[str], None],
     ) -> None:
-        """`may_enter(public key, address)` decides."""
+        """Let `known` keys in; call `turn_away(address)` for each connection with another key."""
         super().__init__(context)
-        self._may_enter = may_enter
+        self._known, self._turn_away = known, turn_away
         self._address = ""
         self.configure_curve_callback(_DOMAIN, self)
 
     async def handle_zap_message(self, msg: list[bytes]) -> None:
-        """One question; they are answered one after the other."""
+        """Answer one request; pyzmq handles them one after the other."""
         self._address = msg[3].decode("latin-1") if len(msg) > 3 else ""
         await super().handle_zap_message(msg)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the key may come in from where it comes."""
-        return self._may_enter(key, self._address)
+        """Return whether the key may connect."""
+        if key not in self._known:
+            self._turn_away(self._address)
+        return key in self._known
 
 
 def keys_in(read: Callable[[Path], Keys], directory: str) -> Keys | None:
-    """The keys of a configuration's `transport.keys`; None where it names no directory."""
+    """Read the keys of `transport.keys`, or return None if it names no directory."""
     return read(Path(directory)) if directory else None
 
 
 def make_keys(directory: Path) -> list[Path]:
-    """Make a learner's and an actor's pair; the files, each with mode 0600.
+    """Make a learner's and an actor's pair; return their files, each with mode 0600.
 
     Raises:
-        ConfigError: there are keys already, or the directory cannot be written.
+        ConfigError: the directory holds keys already, or cannot be written.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,10 +119,10 @@ def make_keys(directory: Path) -> list[Path]:
 
 
 def learner_keys(directory: Path) -> LearnerKeys:
-    """What a learner needs of a directory of keys.
+    """Read the learner's keys from a directory.
 
     Raises:
-        ConfigError: a file is missing, can be read by others, or is another one than its name says.
+        ConfigError: a file is missing, readable by others, or holds another key than its name says.
     """
     public, secret = _pair(directory, LEARNER)
     others = [file for file in sorted(directory.glob("*.key")) if file.stem != LEARNER]
@@ -130,10 +135,10 @@ def learner_keys(directory: Path) -> LearnerKeys:
 
 
 def actor_keys(directory: Path) -> PeerKeys:
-    """What an actor needs of a directory of keys.
+    """Read an actor's keys from a directory.
 
     Raises:
-        ConfigError: as `learner_keys`.
+        ConfigError: as for `learner_keys`.
     """
     public, secret = _pair(directory, ACTOR)
     learner = _public(directory / f"{LEARNER}.key")
@@ -151,9 +156,9 @@ def _pair(directory: Path, name: str) -> tuple[bytes, bytes]:
         raise ConfigError(f"{file} holds a public key alone: the files of the pair are swapped")
     if zmq.curve_public(secret) != public:
         raise ConfigError(f"{file}: its two keys do not belong together; make new keys")
-    beside = directory / f"{name}.key"
-    if beside.exists() and _public(beside) != public:
-        raise ConfigError(f"{file} and {beside.name} are of two pairs: make new keys")
+    public_file = directory / f"{name}.key"
+    if public_file.exists() and _public(public_file) != public:
+        raise ConfigError(f"{file} and {public_file.name} are of two pairs: make new keys")
     return public, secret
 
 

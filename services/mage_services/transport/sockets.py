@@ -1,20 +1,18 @@
-"""Addresses and options of our sockets, and how a message is taken from one.
+"""ZeroMQ sockets: their addresses and options, and sending and receiving without waiting.
 
-option            why
-LINGER 0          a process that ends decides itself how long it waits
-SNDHWM, RCVHWM    the memory that a stopped peer can cost
-MAXMSGSIZE        no frame over it is read: zmq ends the connection before it allocates
-HANDSHAKE_IVL     a connection that does not say what it is ends
-BACKLOG           connections that the kernel holds for us
-HEARTBEAT_*       a peer on another machine that has vanished is noticed, and the link made anew
+option            purpose
+LINGER 0          closing a socket never waits; the channels pass a time of their own
+SNDHWM, RCVHWM    bound the memory that a stopped peer costs
+MAXMSGSIZE        zmq ends a connection that announces a larger frame, before it allocates memory
+HANDSHAKE_IVL     ends a connection without a handshake
+BACKLOG           connections that the kernel queues
+HEARTBEAT_*       detect a vanished machine, and connect again
 """
 
-import asyncio
 import logging
 import os
 import socket
 import stat
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +22,7 @@ import zmq
 import zmq.asyncio
 
 from mage_async.errors import ConfigError, RunError
-from mage_async.protocol.trial_header import Frame
+from mage_async.protocol.trial_frames import Frame
 
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket, by the kernel's `sockaddr_un`."""
@@ -33,22 +31,20 @@ HANDSHAKE_MS = 5_000
 BACKLOG = 64
 HEARTBEAT_MS, SILENCE_MS = 5_000, 15_000
 COPIED_BYTES = 4096
-"""A frame up to this size is copied: cheaper than keeping zmq's message for it."""
-_TCP_INFO_BYTES, _RECEIVED_AT = 136, 128
-"""`tcpi_bytes_received` in Linux's `struct tcp_info`."""
-_AT_ONCE, _AT_ONCE_WITH_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+"""Frames up to this size are copied, which is cheaper than keeping zmq's message."""
+_DONTWAIT, _DONTWAIT_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 _LOOPBACK = ("127.0.0.1", "localhost")
 _LOG = logging.getLogger(__name__)
 
 
 def ipc_address(run_dir: Path) -> str:
-    """An `ipc://` address in a 0700 directory of its own, for the learner and all its peers.
+    """Return an `ipc://` address in a directory with mode 0700, for the learner and its peers.
 
-    The directory is `run_dir/sockets`; where that path is too long for a unix socket it is a new
-    one in the directory for temporary files, a warning says so, and removing it is the caller's.
+    The directory is `run_dir/sockets`. If that path is too long for a unix socket, it is a new
+    temporary directory, which is logged as a warning and which the caller must remove.
 
     Raises:
-        RunError: neither place can be written.
+        RunError: the directory cannot be written.
     """
     directory = run_dir.resolve() / "sockets"
     try:
@@ -65,10 +61,10 @@ def ipc_address(run_dir: Path) -> str:
 
 
 def check_address(address: str, *, has_keys: bool) -> None:
-    """Whether an address can be used: another machine only with keys.
+    """Refuse an address that is malformed, or that other machines can reach without keys.
 
     Raises:
-        ConfigError: it is none, or can be reached from other machines and there are no keys.
+        ConfigError: the message says what to write instead.
     """
     if address.startswith("ipc://"):
         path = address.removeprefix("ipc://")
@@ -89,12 +85,11 @@ def check_address(address: str, *, has_keys: bool) -> None:
         )
 
 
-class Line(zmq.asyncio.Socket):
-    """A socket that the event loop waits for, and that is read and written at once.
+class PolledSocket(zmq.asyncio.Socket):
+    """A socket that the event loop waits for, and that is read and written without waiting.
 
-    zmq's asyncio makes a future and asks for an option for every frame, which costs more than the
-    frame itself; so what is there is taken from the socket beneath, and what can be sent goes there
-    (`take_now`, `send_now`).
+    pyzmq's asyncio sockets create a future and query an option for every frame, which costs more
+    than the frame itself. So `take_now` and `send_now` use the plain socket beneath.
     """
 
     beneath: zmq.Socket[bytes]
@@ -106,80 +101,66 @@ class Line(zmq.asyncio.Socket):
 
 def open_socket(
     context: zmq.asyncio.Context, kind: int, address: str, max_frame_bytes: int
-) -> Line:
-    """A socket with every limit set, neither bound nor connected."""
-    made = context.socket(kind, Line)
-    made.setsockopt(zmq.LINGER, 0)
-    made.setsockopt(zmq.SNDHWM, HIGH_WATER_MESSAGES)
-    made.setsockopt(zmq.RCVHWM, HIGH_WATER_MESSAGES)
-    made.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
-    made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-    made.setsockopt(zmq.BACKLOG, BACKLOG)
+) -> PolledSocket:
+    """Open a socket with all options set, neither bound nor connected."""
+    zmq_socket = context.socket(kind, PolledSocket)
+    zmq_socket.setsockopt(zmq.LINGER, 0)
+    zmq_socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MESSAGES)
+    zmq_socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MESSAGES)
+    zmq_socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+    zmq_socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    zmq_socket.setsockopt(zmq.BACKLOG, BACKLOG)
     if address.startswith("tcp://"):
-        made.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        made.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS)
-        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
-    return made
+        zmq_socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        zmq_socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS)
+        zmq_socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    return zmq_socket
 
 
-def take_now(made: Line) -> list[zmq.Frame] | None:
-    """The next message, if one is there; it is taken only when it is returned.
+def take_now(zmq_socket: PolledSocket) -> list[zmq.Frame] | None:
+    """Return the frames of the next message, or None if there is none.
 
-    For the task that waits for the socket, which looks for more before it waits again.
+    A message is taken off the socket only by a call that returns it. The task that waits for the
+    socket must call this until it returns None before it waits again.
     """
-    take = made.beneath.recv
+    take = zmq_socket.beneath.recv
     try:
-        frames = [take(_AT_ONCE, copy=False)]
+        frames = [take(_DONTWAIT, copy=False)]
     except zmq.Again:
         return None
     while frames[-1].more:
-        frames.append(take(_AT_ONCE, copy=False))
+        frames.append(take(_DONTWAIT, copy=False))
     return frames
 
 
-def send_now(made: Line, frames: Sequence[Frame]) -> None:
-    """Send without waiting; raises `zmq.Again` where that would wait.
-
-    Any call may use up the one signal that something has come, for which another task waits: so
-    the loop is told to look for itself.
-    """
+def send_now(zmq_socket: PolledSocket, frames: Sequence[Frame]) -> None:
+    """Send without waiting; raises `zmq.Again` if the queue is full."""
     *first, last = frames
     try:
         for frame in first:
-            made.beneath.send(frame, _AT_ONCE_WITH_MORE)
-        made.beneath.send(last, _AT_ONCE)
+            zmq_socket.beneath.send(frame, _DONTWAIT_MORE)
+        zmq_socket.beneath.send(last, _DONTWAIT)
     finally:
-        made.get(zmq.EVENTS)
+        # zmq signals an arrival once, to whichever call comes next, and a task may be waiting for
+        # that signal. Reading EVENTS makes the event loop look at the socket again.
+        zmq_socket.get(zmq.EVENTS)
 
 
 def content_of(frame: zmq.Frame) -> Frame:
-    """What a frame holds: a copy, or a view that keeps zmq's message."""
+    """Return a frame's bytes: a copy, or a view that keeps zmq's message alive."""
     return frame.bytes if len(frame) <= COPIED_BYTES else frame.buffer
 
 
-async def readable(poller: zmq.asyncio.Poller, timeout_s: float | None = None) -> bool:
-    """Wait until one of the sockets has something; False where none has after `timeout_s`.
-
-    Nothing is taken here: cancellation leaves everything where it is.
-    """
-    return bool(await poller.poll(None if timeout_s is None else round(1000 * timeout_s)))
-
-
-async def let_others_run() -> None:
-    """A flood of messages must not starve the other tasks."""
-    await asyncio.sleep(0)
-
-
-def bind(made: zmq.asyncio.Socket, address: str) -> None:
-    """Bind; an address that is used stays with its user.
+def bind(zmq_socket: zmq.asyncio.Socket, address: str) -> None:
+    """Bind a socket; never take over an address in use.
 
     Raises:
-        RunError: it is in use, or cannot be bound.
+        RunError: the address is in use, or cannot be bound.
     """
     if address.startswith("ipc://"):
         _check_socket_path(Path(address.removeprefix("ipc://")))
     try:
-        made.bind(address)
+        zmq_socket.bind(address)
     except zmq.ZMQError as fault:
         if fault.errno == zmq.EADDRINUSE:
             raise RunError(
@@ -188,31 +169,8 @@ def bind(made: zmq.asyncio.Socket, address: str) -> None:
         raise RunError(f"{address} cannot be bound: {fault.strerror}") from fault
 
 
-def cut(descriptor: int) -> None:
-    """End the connection behind a descriptor of zmq's, which then closes it.
-
-    One that has ended meanwhile is no error, nor is one that has become something else: only a
-    connection can be shut down.
-    """
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
-
-
-def bytes_brought(descriptor: int) -> int:
-    """Bytes that a TCP connection of zmq has brought; 0 where it has ended or has no counter."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    except (OSError, AttributeError):  # TCP_INFO is Linux's
-        return 0
-    return int.from_bytes(facts[_RECEIVED_AT : _RECEIVED_AT + 8], sys.byteorder)
-
-
 def _check_socket_path(path: Path) -> None:
-    """Refuse a path that is used: zmq itself would unlink whatever is there, and bind anew."""
+    """Refuse a path in use; zmq itself would unlink any file there and bind anew."""
     try:
         mode = path.parent.stat().st_mode
     except OSError as fault:

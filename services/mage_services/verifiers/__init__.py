@@ -1,1 +1,1 @@
-"""`verifiers:TASKSET`: its loop owns the rollout, and asks us for each completion."""
+"""`verifiers:TASKSET`: the library's own loop runs the rollout and requests each completion."""

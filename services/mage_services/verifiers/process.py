@@ -1,37 +1,237 @@
-"""The process in which verifiers runs, and the endpoint that its rollouts ask."""
+"""The process in which verifiers runs, and the endpoint from which its rollouts request
+completions.
+
+A rollout runs in the other process and sends its whole conversation with every request. A trial's
+context only grows, so the messages since the last completion are the next observation; a rewritten
+conversation is a fault. The endpoint speaks OpenAI's protocol and passes each request to the
+trial's play, plain or streamed; every rollout has an address of its own.
+"""
 
 import asyncio
 import json
 import os
+import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+from aiohttp import web
+
 from mage_async.errors import ConfigError, EnvironmentFault
-from mage_services.verifiers.endpoint import Endpoint
-from mage_services.verifiers.rollout import Ended, Rollout
+from mage_services.processes.child_process import ChildProcess, waiting_notice
 
 IDLE_S = 120.0
 """A process without a rollout for so long is ended; the next rollout starts another."""
-MAX_LINE_BYTES = 1 << 26
-"""An error of a taskset may quote whole answers."""
 PROGRAM = Path(__file__).parent / "their_process" / "worker.py"
 
 
-class VerifiersProcess:
-    """Begins rollouts, and hears how they ended; made by `start`."""
+class Run(msgspec.Struct, frozen=True):
+    """Ask the process to begin a rollout."""
 
-    def __init__(self, endpoint: Endpoint, process: asyncio.subprocess.Process) -> None:
+    run: str
+    """Key of the rollout."""
+    task: int
+    base_url: str
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """Ask the process to give a rollout up."""
+
+    cancel: str
+    """Key of the rollout."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What the process sends: that it is ready, that it refuses to be, or the end of a rollout."""
+
+    ready: bool = False
+    refused: str = ""
+    key: str = ""
+    reward: float = 0.0
+    failed: str = ""
+    """Why a rollout has no reward; "" where it has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """The rollout waits for a completion."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The rollout is over."""
+
+    reward: float
+
+
+Message = dict[str, Any]
+
+
+class Rollout:
+    """Connects the endpoint, which receives requests, with the play, which answers them."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[CompletionRequest | Ended | EnvironmentFault] = asyncio.Queue()
+        self._known: list[tuple[str, str]] = []
+        """Roles and texts up to the last completion."""
+        self._answer: asyncio.Future[str] | None = None
+        self.is_over = False
+
+    async def next(self) -> CompletionRequest | Ended:
+        """Return the next event.
+
+        Raises:
+            EnvironmentFault: the rollout failed.
+        """
+        event = await self._events.get()
+        if isinstance(event, EnvironmentFault):
+            raise event
+        return event
+
+    def reply(self, text: str) -> None:
+        """Answer the request that the rollout waits for."""
+        assert self._answer is not None, "nothing was asked"
+        self._known.append(("assistant", text))
+        self._answer.set_result(text)
+
+    def end(self, event: Ended | EnvironmentFault) -> None:
+        """End the rollout; a waiting request is cancelled."""
+        self.is_over = True
+        self._events.put_nowait(event)
+        if self._answer is not None:
+            self._answer.cancel()
+
+    async def completion(self, messages: list[Message]) -> str:
+        """Return the answer to a request; a repeated request gets the same answer.
+
+        Raises:
+            EnvironmentFault: the request does not continue the conversation.
+        """
+        texts = [(str(message.get("role")), _text(message)) for message in messages]
+        if self._answer is not None and texts == self._known[: len(texts)]:
+            return await asyncio.shield(self._answer)
+        if self._answer is not None and not self._answer.done():
+            raise EnvironmentFault("the rollout asks for two completions at once")
+        new = texts[len(self._known) :]
+        if texts[: len(self._known)] != self._known or not new:
+            raise EnvironmentFault("the rollout has rewritten its conversation")
+        self._known = texts
+        self._answer = asyncio.get_running_loop().create_future()
+        self._events.put_nowait(CompletionRequest("\n\n".join(text for _, text in new)))
+        return await asyncio.shield(self._answer)
+
+
+def _text(message: Message) -> str:
+    """Return the text of a message.
+
+    Raises:
+        EnvironmentFault: the message holds anything else, such as an image or a tool call.
+    """
+    content = message.get("content") or ""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if message.get("tool_calls") or any(part.get("type") != "text" for part in parts):
+        raise EnvironmentFault("the rollout's messages have more than text in them")
+    return "\n".join(part["text"] for part in parts)
+
+
+MODEL = "policy"
+MAX_REQUEST_BYTES = 2**24
+
+
+class Endpoint:
+    """Answers requests on a free port of this machine."""
+
+    def __init__(self) -> None:
+        self.rollouts: dict[str, Rollout] = {}
+        self._address = ""
+        application = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        application.add_routes([web.post("/{key}/v1/chat/completions", self._answer_request)])
+        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
+
+    async def start(self) -> None:
+        """Listen."""
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0]
+        self._address = f"http://{host}:{port}"
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._runner.cleanup()
+
+    def open(self) -> tuple[str, Rollout]:
+        """Return a new rollout and its key."""
+        key, rollout = secrets.token_hex(8), Rollout()
+        self.rollouts[key] = rollout
+        return key, rollout
+
+    def base_url(self, key: str) -> str:
+        """Return the address at which a rollout finds its policy."""
+        return f"{self._address}/{key}/v1"
+
+    async def _answer_request(self, request: web.Request) -> web.Response:
+        rollout = self.rollouts.get(request.match_info["key"])
+        if rollout is None:
+            return _error(410, "this rollout is over")
+        body = await request.json()
+        try:
+            if body.get("tools"):
+                raise EnvironmentFault("the rollout offers tools, which are not passed on")
+            text = await rollout.completion(body["messages"])
+        except EnvironmentFault as fault:
+            rollout.end(fault)
+            return _error(400, str(fault))
+        return _streamed(text) if body.get("stream") else web.json_response(_whole(text))
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)
+
+
+_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+"""Placeholder: the trial counts the tokens."""
+
+
+def _whole(text: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    return {"object": "chat.completion", **_HEAD, "choices": [choice], "usage": _USAGE}
+
+
+_HEAD = {"id": "mage", "created": 0, "model": MODEL}
+
+
+def _streamed(text: str) -> web.Response:
+    """Return the completion as server-sent events, all at once."""
+    delta = {"role": "assistant", "content": text}
+    chunks = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": _USAGE},
+    ]
+    lines = [json.dumps({"object": "chat.completion.chunk", **_HEAD, **each}) for each in chunks]
+    body = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
+    return web.Response(text=body, content_type="text/event-stream")
+
+
+class VerifiersProcess:
+    """Starts rollouts, and receives their results; created by `start`."""
+
+    def __init__(self, endpoint: Endpoint, process: ChildProcess[Report]) -> None:
         self._endpoint, self._process = endpoint, process
-        self._hearing: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._ending: asyncio.TimerHandle | None = None
 
     @classmethod
     async def start(cls, python: str, given: dict[str, Any]) -> Self:
-        """Start, and wait until the taskset is loaded.
+        """Start the process, and wait until the taskset is loaded.
 
         Args:
             python: an interpreter that can import verifiers.
-            given: what `worker.py` is told.
+            given: arguments of `their_process/worker.py`.
 
         Raises:
             ConfigError: there is no such interpreter, or the taskset cannot be loaded.
@@ -40,70 +240,65 @@ class VerifiersProcess:
         await endpoint.start()
         path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", os.defpath)))
         try:
-            process = await asyncio.create_subprocess_exec(
-                python,
-                str(PROGRAM),
-                json.dumps(given),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=MAX_LINE_BYTES,
-                env=os.environ | {"PATH": path},
+            # JSON: that interpreter need not have msgspec
+            process = await ChildProcess[Report].start(
+                [python, str(PROGRAM), json.dumps(given)],
+                Report,
+                variables={"PATH": path},
+                codec=msgspec.json,
             )
         except OSError as error:
             await endpoint.close()
             raise ConfigError(f"verifiers: {python} cannot be run: {error.strerror}") from error
-        made = cls(endpoint, process)
-        first = await made._heard()
-        if first is None or "refused" in first:
+        with waiting_notice(f"verifiers to load {given['taskset']}"):
+            first = await process.receive()
+        if first is None or first.refused:
+            process.kill()
+            await process.wait()
             await endpoint.close()
-            said = first["refused"] if first else "its process ended; its log says why"
-            raise ConfigError(f"verifiers: {said}")
-        made._hearing = asyncio.create_task(made._hear(), name="verifiers")
-        return made
+            reason = first.refused if first else "its process ended; its log says why"
+            raise ConfigError(f"verifiers: {reason}")
+        started = cls(endpoint, process)
+        started._listening = asyncio.create_task(started._listen(), name="verifiers")
+        return started
 
     @property
     def is_alive(self) -> bool:
         """Whether the process can begin rollouts."""
-        has_ended = self._process.returncode is not None or self._process.stdout.at_eof()
-        return not has_ended and not self._process.stdin.is_closing()
+        return self._process.is_running and not self._process.channel.is_closing
 
     def begin(self, task: int) -> tuple[str, Rollout]:
-        """Begin a rollout of a task; its key, and itself."""
+        """Begin a rollout of a task; return its key, and the rollout."""
         if self._ending is not None:
             self._ending.cancel()
         key, rollout = self._endpoint.open()
-        self._tell({"run": key, "task": task, "base_url": self._endpoint.base_url(key)})
+        self._process.send(Run(key, task, self._endpoint.base_url(key)))
         return key, rollout
 
     def cancel(self, key: str) -> None:
         """Give up a rollout that is not over."""
         if self._endpoint.rollouts.pop(key, None) is not None and self.is_alive:
-            self._tell({"cancel": key})
-        self._rest()
+            self._process.send(Cancel(key))
+        self._end_if_idle()
 
-    def _rest(self) -> None:
-        """End in a while, where no rollout is open and none begins."""
+    def _end_if_idle(self) -> None:
+        """End the process after `IDLE_S`, where no rollout is open and none begins until then."""
         if self._ending is not None:
             self._ending.cancel()
         if not self._endpoint.rollouts:
-            self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._process.stdin.close)
+            loop = asyncio.get_running_loop()
+            self._ending = loop.call_later(IDLE_S, self._process.channel.close)
 
-    def _tell(self, line: dict[str, Any]) -> None:
-        self._process.stdin.write(json.dumps(line).encode() + b"\n")
-
-    async def _heard(self) -> dict[str, Any] | None:
-        line = await self._process.stdout.readline()
-        return json.loads(line) if line else None
-
-    async def _hear(self) -> None:
+    async def _listen(self) -> None:
         """Take the ends of rollouts, until the process ends."""
-        while (line := await self._heard()) is not None:
-            rollout = self._endpoint.rollouts.pop(line["key"], None)
+        async for report in self._process.channel.messages():
+            rollout = self._endpoint.rollouts.pop(report.key, None)
             if rollout is not None and not rollout.is_over:
-                failed = line.get("failed")
-                rollout.end(EnvironmentFault(failed) if failed else Ended(line["reward"]))
-            self._rest()
+                failed = report.failed
+                rollout.end(EnvironmentFault(failed) if failed else Ended(report.reward))
+            self._end_if_idle()
         for rollout in self._endpoint.rollouts.values():
             rollout.end(EnvironmentFault("the process of verifiers has ended"))
         self._endpoint.rollouts.clear()
+        await self._process.wait()
         await self._endpoint.close()

@@ -1,7 +1,6 @@
-"""The process that computes what steps made of turns: it has torch, which the server goes without.
+"""A process that computes the returns and advantages of a step's turns, with torch.
 
-The server names a step of a run; the answer has of every turn of its trials the return and the
-advantage, by group and trial, or says why there are none.
+The server, which does not import torch, requests a step of a run; `CreditCache` is its side.
 """
 
 import asyncio
@@ -9,34 +8,60 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from mage_async.errors import MageError, RunError
 from mage_async.results.run_directory import RunDirectory
-from mage_services.processes.line_process import LineProcess, ServerLines
-from mage_services.processes.priority import ACTOR
-from mage_services.view.index.run_reader import RunReader
+from mage_services.processes.child_process import (
+    BlockingChannel,
+    ChildProcess,
+    die_with_parent,
+    inherited_socket,
+)
+from mage_services.processes.process import ACTOR
+from mage_services.view.index import RunReader
 
 if TYPE_CHECKING:
     from mage_async.config.schema import Config
 
 Credit = dict[str, list[tuple[float, float | None]]]
-"""Return and advantage of every turn in order, by "GROUP/TRIAL"."""
-KEPT = 32
-"""Steps whose numbers the server remembers."""
+"""Return and advantage of each turn in order, by "GROUP/TRIAL"."""
+MODULE = "mage_services.view.credit_process"
+MAX_KEPT = 32
+"""Steps whose credit the server keeps."""
 
 
-class Credits:
-    """The server's side: what is known of steps so far; the rest is asked for."""
+class CreditRequest(msgspec.Struct, frozen=True):
+    """Ask the process for the credit of a step."""
 
-    def __init__(self, process: LineProcess, tell: Callable[[Path], None]) -> None:
-        self._process, self._tell = process, tell
+    run: str
+    """The run's directory."""
+    step: int
+
+
+class StepCredit(msgspec.Struct, frozen=True):
+    """The answer to a `CreditRequest`."""
+
+    run: str
+    step: int
+    credit: Credit
+    fault: str
+    """Why there is no credit; "" where there is."""
+
+
+class CreditCache:
+    """The server's side: keeps the credit of steps, and requests the credit of others."""
+
+    def __init__(self, process: ChildProcess[StepCredit], notify: Callable[[Path], None]) -> None:
+        self._process, self._notify = process, notify
         self._loop = asyncio.get_running_loop()
         self._known: OrderedDict[tuple[str, int], tuple[Credit, str]] = OrderedDict()
-        self._asked: set[tuple[str, int]] = set()
+        self._requested: set[tuple[str, int]] = set()
 
-    def ask(self, run: RunDirectory, step: int) -> tuple[Credit, str]:
-        """The numbers of a step, and why there are none yet, or at all. From any thread."""
+    def get(self, run: RunDirectory, step: int) -> tuple[Credit, str]:
+        """Return the credit of a step, and why there is none, or none yet. Thread-safe."""
         key = (str(run.root), step)
         if (known := self._known.get(key)) is not None:
             return known
@@ -44,51 +69,57 @@ class Credits:
         return {}, "Returns and advantages are being computed."
 
     def _request(self, key: tuple[str, int]) -> None:
-        if key not in self._asked:
-            self._asked.add(key)
-            self._process.say({"run": key[0], "step": key[1]})
+        if key not in self._requested:
+            self._requested.add(key)
+            self._process.send(CreditRequest(*key))
 
     def forget_faults(self, run: RunDirectory) -> None:
-        """Ask again for what could not be computed: the index has grown."""
+        """Request failed steps of a run again: its index has grown."""
         for key in [key for key, (_, fault) in self._known.items() if fault]:
             if key[0] == str(run.root):
                 del self._known[key]
 
     async def listen(self) -> None:
-        """Remember answers until the process ends. Cancellation leaves the process as it is.
+        """Keep answers until the process ends. Cancellation leaves the process as it is.
 
-        Raises: RunError: the process ended badly.
+        Raises:
+            RunError: the process failed.
         """
-        async for answer in self._process.messages():
-            key = (answer["run"], answer["step"])
-            self._asked.discard(key)
-            self._known[key] = (answer["credit"], answer["fault"])
-            while len(self._known) > KEPT:
+        async for answer in self._process.messages(MODULE):
+            key = (answer.run, answer.step)
+            self._requested.discard(key)
+            self._known[key] = (answer.credit, answer.fault)
+            while len(self._known) > MAX_KEPT:
                 self._known.popitem(last=False)
-            self._tell(Path(answer["run"]))
+            self._notify(Path(answer.run))
 
 
 def main() -> None:
     """Answer until the server ends."""
-    os.nice(ACTOR)  # and its session weighs as any other: somebody waits for the answer
-    server = ServerLines()
-    while not server.has_ended:
-        for asked in server.read(waits=True):
-            server.say(asked | _answer(RunDirectory(Path(asked["run"])), asked["step"]))
+    # Lower its priority, but no further: somebody waits for the answer.
+    os.nice(ACTOR)
+    die_with_parent()
+    end = inherited_socket()
+    assert end is not None, "`mage view` starts this process"
+    server = BlockingChannel[CreditRequest](end, CreditRequest)
+    for request in server.messages():
+        server.send(_answer(request))
 
 
-def _answer(run: RunDirectory, step: int) -> dict[str, Any]:
+def _answer(request: CreditRequest) -> StepCredit:
     try:
-        return {"credit": credit_of(run, step), "fault": ""}
+        credit = credit_of(RunDirectory(Path(request.run)), request.step)
+        return StepCredit(request.run, request.step, credit, "")
     except MageError as error:
-        return {"credit": {}, "fault": f"Without returns and advantages: {error}"}
+        reason = f"Without returns and advantages: {error}"
+        return StepCredit(request.run, request.step, {}, reason)
 
 
 def credit_of(run: RunDirectory, step: int) -> Credit:
-    """What a step made of every turn of its trials.
+    """Compute the returns and advantages of a step's turns.
 
     Raises:
-        RunError: not all of its trials are in the journal.
+        RunError: not all trials of the step are in the journal.
         ConfigError: the credit needs the environment, which cannot be made here.
     """
     from mage_async.attribution.journal_steps import JournalStep
@@ -97,7 +128,7 @@ def credit_of(run: RunDirectory, step: int) -> Credit:
     from mage_async.trajectory import Group
 
     with RunReader(run) as reader:
-        config, groups = config_file.loads(reader.config_of(step)), []
+        config, groups = config_file.loads(reader.config_of(step), imports=False), []
         _check_code(config)
         for listed in reader.groups_of(step):
             numbers = [each.number for each in reader.trials_of([listed.number])]
@@ -115,12 +146,20 @@ def credit_of(run: RunDirectory, step: int) -> Credit:
 
 
 def _check_code(config: "Config") -> None:
-    """Refuse to load a user's environment, whose code a look at a run must not execute."""
+    """Refuse to load classes of a user's own: a look at a run must not execute its code."""
     from mage_async.environments.catalogue import names
+    from mage_async.methods.method import Methods
+    from mage_async.methods.registry import METHODS
 
+    for name in config.methods:
+        if name not in METHODS:
+            raise RunError(f"the method {name} may change them, and it is not ours")
     name = config.environment.name
-    if config.credit.information_bonus and name not in names():
-        raise RunError(f"credit.information_bonus needs the environment {name}, and it is not ours")
+    if name not in names() and any(each.rewards_need_environment for each in Methods(config)):
+        raise RunError(f"a method needs the environment {name} to pay turns, and it is not ours")
+    for component in (config.credit, config.advantage):
+        if ":" in component.kind:
+            raise RunError(f"they need the class {component.kind}, and it is not ours")
 
 
 if __name__ == "__main__":

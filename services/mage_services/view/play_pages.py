@@ -1,46 +1,109 @@
-"""Playing in a page: the trials that are being played, and the pages that show them."""
+"""Pages on which a person plays a trial in the agent's place, or watches the agent play one.
+
+Each trial is played by a process of its own (`player.py`).
+"""
 
 import asyncio
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from aiohttp import web
 from markupsafe import Markup
 
 from mage_async.errors import RunError
-from mage_async.pages.frame import Frame, Link
-from mage_async.pages.play_page import Line, Played, begin_page, played_page
-from mage_services.processes.line_process import LineProcess, Message
-from mage_services.view.live import Live
+from mage_async.pages.templating import Frame, Link, fill, run_address
+from mage_services.processes.child_process import ChildProcess, module_command
+from mage_services.view.player import (
+    MODULE,
+    Answer,
+    Choices,
+    Fault,
+    FromPlayer,
+    PlayRequest,
+    Text,
+    TrialEnd,
+)
+from mage_services.view.run_watcher import RunWatcher
 
-MOST_PLAYED = 3
-"""Trials at once; each has an engine. A further one ends the oldest."""
-MOST_CHARS = 2000
+MAX_BUTTONS = 24
+"""Legal actions that have buttons; with more of them, the person types."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A text from the environment, or an answer of the person."""
+
+    text: str
+    is_answer: bool = False
+
+
+@dataclass(slots=True)
+class Played:
+    """A trial as far as it has come."""
+
+    sits: bool
+    """Whether the person plays first; otherwise only the agent plays."""
+    lines: list[Line] = field(default_factory=list)
+    choices: Sequence[str] | None = None
+    """Legal actions in the person's turn, empty if any text is legal; `None` otherwise."""
+    may: str = ""
+    """The choices in one line."""
+    trial: Mapping[str, Any] | None = None
+    """The agent's trial, a `ShownTrial` as plain data."""
+    member: str = ""
+    """The hidden member; known at the end."""
+    version: int = 0
+    rewards: Sequence[float] = ()
+    """The person's reward of each episode."""
+    fault: str = ""
+    is_over: bool = False
+
+    @property
+    def buttons(self) -> Sequence[str]:
+        """Actions to click."""
+        choices = self.choices or ()
+        return choices if len(choices) <= MAX_BUTTONS else ()
+
+
+def begin_page(frame: Frame, games: Sequence[tuple[int, Played]]) -> Markup:
+    """Return the page that begins a trial and lists those under way."""
+    return fill("play.html", frame=frame, games=games)
+
+
+def played_page(frame: Frame, played: Played, address: str) -> Markup:
+    """Return the page of a trial; `address` receives the answers."""
+    return fill("played.html", frame=frame, played=played, address=address)
+
+
+MAX_GAMES = 3
+"""Trials at a time, since each has an engine; a further one ends the oldest."""
+MAX_CHARACTERS = 2000
+"""Characters of an answer."""
 
 
 @dataclass(slots=True)
 class Game:
-    """A trial that a person plays or watches, and the process it is played in."""
+    """A trial, and the process that plays it."""
 
     run: str
-    process: LineProcess
+    process: ChildProcess[FromPlayer]
     played: Played
     task: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True)
 class PlayPages:
-    """Of one server."""
+    """The games of one server, and the handlers of their pages."""
 
     base: str
-    live: Live
+    watcher: RunWatcher
     _games: dict[int, Game] = field(default_factory=dict)
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
 
     def add_routes(self, app: web.Application) -> None:
-        """Where trials are begun and played."""
+        """Add the addresses at which trials are begun and played."""
         home = f"{self.base}runs/{{run}}/play"
         app.router.add_get(home, self._offer)
         app.router.add_post(home, self._begin)
@@ -48,45 +111,48 @@ class PlayPages:
         app.router.add_post(f"{home}/{{number:[0-9]{{1,9}}}}", self._answer)
 
     async def close(self, _: web.Application) -> None:
-        """End all that is played. Cancellation leaves what then ends with this process."""
+        """End all games. Cancellation leaves their processes, which end with this one."""
         for game in self._games.values():
             game.process.kill()
+        await asyncio.gather(*(game.task for game in self._games.values() if game.task))
 
     async def _offer(self, request: web.Request) -> web.Response:
         name = self._run(request)
         games = [(number, game.played) for number, game in self._games.items() if game.run == name]
-        return _html(begin_page(self._frame(name, "play"), games))
+        return html_response(begin_page(self._frame(name, "play"), games))
 
     async def _begin(self, request: web.Request) -> web.Response:
-        """Start the process, and lead to the page of the trial."""
+        """Start the process of a game, and redirect to its page."""
         name, given = self._run(request), await request.post()
-        asked = {"member": _text(given, "member"), "seed": _seed(given), "sits": "sit" in given}
-        while len(self._games) >= MOST_PLAYED:
+        run = str(self.watcher.runs[name].root.resolve())
+        request = PlayRequest(run, _text(given, "member"), _seed(given), "sit" in given)
+        while len(self._games) >= MAX_GAMES:
             self._games.pop(next(iter(self._games))).process.kill()
-        process = await LineProcess.start(
-            "mage_services.view.player", str(self.live.runs[name].root), json.dumps(asked)
+        process: ChildProcess[FromPlayer] = await ChildProcess.start(
+            module_command(MODULE), FromPlayer
         )
-        number, game = next(self._numbers), Game(name, process, Played(bool(asked["sits"])))
+        process.send(request)
+        number, game = next(self._numbers), Game(name, process, Played(request.sits))
         self._games[number] = game
         game.task = asyncio.create_task(self._listen(game), name=f"play {number}")
-        raise web.HTTPSeeOther(f"{self._frame(name, '').home_path}play/{number}")
+        raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
 
     async def _listen(self, game: Game) -> None:
-        """Take what the process says until it ends. Cancellation leaves the process as it is."""
+        """Handle the process's messages until it ends. Cancellation leaves the process as it is."""
         try:
-            async for message in game.process.messages():
-                _take(game.played, message)
-                self.live.tell(game.run)
+            async for message in game.process.messages(MODULE):
+                _add_message(game.played, message)
+                self.watcher.notify(game.run)
         except RunError as error:
             game.played.fault = f"the trial was ended: {error}"
         game.played.is_over = True
-        self.live.tell(game.run)
+        self.watcher.notify(game.run)
 
     async def _show(self, request: web.Request) -> web.Response:
         name, number, game = self._game(request)
-        home = self._frame(name, "").home
+        home = run_address(name)
         frame = self._frame(name, f"trial {number}", [Link("play", f"{home}play")])
-        return _html(played_page(frame, game.played, f"{home}play/{number}"))
+        return html_response(played_page(frame, game.played, f"{home}play/{number}"))
 
     async def _answer(self, request: web.Request) -> web.Response:
         name, number, game = self._game(request)
@@ -95,13 +161,13 @@ class PlayPages:
         if game.played.choices is not None and answer:
             game.played.lines.append(Line(answer, is_answer=True))
             game.played.choices = None
-            game.process.say({"answer": answer})
-        raise web.HTTPSeeOther(f"{self._frame(name, '').home_path}play/{number}")
+            game.process.send(Answer(answer))
+        raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
 
     def _run(self, request: web.Request) -> str:
         name = request.match_info["run"]
-        if name not in self.live.runs:
-            raise RunError(f"there is no run {name!r} below {self.live.root} any more")
+        if name not in self.watcher.runs:
+            raise RunError(f"there is no run {name!r} below {self.watcher.root} any more")
         return name
 
     def _game(self, request: web.Request) -> tuple[str, int, Game]:
@@ -111,26 +177,26 @@ class PlayPages:
         return name, number, self._games[number]
 
     def _frame(self, name: str, title: str, above: list[Link] | None = None) -> Frame:
-        crumbs = [Link(name, Frame("", "", name).home), *(above or [])]
+        crumbs = [Link(name, run_address(name)), *(above or [])]
         return Frame(self.base, title, name, "play", crumbs)
 
 
-def _take(played: Played, message: Message) -> None:
-    """Book what a process says."""
-    if "told" in message:
-        played.lines.append(Line(message["told"]))
-    elif "choices" in message:
-        played.choices, played.may = message["choices"], message["may"]
-    elif "trial" in message:
-        played.trial, played.member = message["trial"], message["member"]
-        played.version, played.rewards = message["version"], message["rewards"]
-    else:
-        played.fault = message["fault"]
+def _add_message(played: Played, message: FromPlayer) -> None:
+    match message:
+        case Text():
+            played.lines.append(Line(message.text))
+        case Choices():
+            played.choices, played.may = message.choices, message.in_words
+        case TrialEnd():
+            played.trial, played.member = message.trial, message.member
+            played.version, played.rewards = message.version, message.rewards
+        case Fault():
+            played.fault = message.reason
 
 
 def _text(given: Mapping[str, object], name: str) -> str:
     value = given.get(name, "")
-    return value.strip()[:MOST_CHARS] if isinstance(value, str) else ""
+    return value.strip()[:MAX_CHARACTERS] if isinstance(value, str) else ""
 
 
 def _seed(given: Mapping[str, object]) -> int | None:
@@ -140,5 +206,6 @@ def _seed(given: Mapping[str, object]) -> int | None:
     return int(text) if text else None
 
 
-def _html(page: Markup) -> web.Response:
-    return web.Response(text=str(page), content_type="text/html", charset="utf-8")
+def html_response(page: Markup, status: int = 200) -> web.Response:
+    """Return the response with a page."""
+    return web.Response(text=str(page), content_type="text/html", charset="utf-8", status=status)

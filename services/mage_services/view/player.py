@@ -1,63 +1,125 @@
-"""The process that a trial is played in, for a person who sits before a page; it has the engine.
+"""A process that plays a trial for a person at a page, with an engine of its own.
 
-Arguments: the run, and what was asked for as JSON. It says what the person is told, what may be
-answered, and in the end what the agent did on the same task; the server says the answers.
+The server sends a `PlayRequest` and then answers. The process sends observations, the legal
+actions, and in the end the agent's trial on the same task.
 """
 
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
 from mage_async.errors import MageError
 from mage_async.pages.turns import shown_trial
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trials.human_play import HumanPrompt, shown
-from mage_services.actor.play_session import prepare
-from mage_services.processes.line_process import ServerLines
+from mage_services.processes.child_process import (
+    BlockingChannel,
+    die_with_parent,
+    inherited_socket,
+)
 from mage_services.processes.process import first_failure
 
-Asked = dict[str, Any]
+MODULE = "mage_services.view.player"
+
+
+class PlayRequest(msgspec.Struct, frozen=True, tag=True):
+    """Ask the process to play a trial."""
+
+    run: str
+    """The run's directory."""
+    member: str
+    """The hidden member; "" for any held-out one."""
+    seed: int | None
+    sits: bool
+    """Whether a person plays before the agent."""
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """The person's action."""
+
+    text: str
+
+
+class Text(msgspec.Struct, frozen=True, tag=True):
+    """A text for the person."""
+
+    text: str
+
+
+class Choices(msgspec.Struct, frozen=True, tag=True):
+    """Ask the person for an action."""
+
+    choices: tuple[str, ...]
+    """Legal actions; empty if any text is legal."""
+    in_words: str
+    """The choices in one line."""
+
+
+class TrialEnd(msgspec.Struct, frozen=True, tag=True):
+    """The agent's trial, and the person's rewards."""
+
+    trial: dict[str, Any]
+    """A `ShownTrial` as plain data."""
+    member: str
+    version: int
+    rewards: list[float]
+    """The person's reward of each episode."""
+
+
+class Fault(msgspec.Struct, frozen=True, tag=True):
+    """Why the trial cannot be played."""
+
+    reason: str
+
+
+FromServer = PlayRequest | Answer
+FromPlayer = Text | Choices | TrialEnd | Fault
+Server = BlockingChannel[FromServer]
 
 
 def main() -> None:
     """Play one trial, by the person and then by the agent."""
-    server = ServerLines()
-    run, asked = RunDirectory(Path(sys.argv[1]).resolve()), json.loads(sys.argv[2])
+    die_with_parent()
+    end = inherited_socket()
+    assert end is not None, "`mage view` starts this process"
+    server = Server(end, FromServer)
+    request = server.receive()
+    if not isinstance(request, PlayRequest):  # the server has ended
+        return
     try:
-        _play(server, run, asked)
+        _play(server, request)
     except* MageError as group:
-        server.say({"fault": str(first_failure(group))})
+        server.send(Fault(str(first_failure(group))))
 
 
-def _play(server: ServerLines, run: RunDirectory, asked: Asked) -> None:
-    from mage_services.actor.human_player import play_person_and_agent
-    from mage_services.weights.weight_files import WeightFiles
+def _play(server: Server, request: PlayRequest) -> None:
+    from mage_services.actor.play_session import play_person_and_agent, prepare
+    from mage_services.weights.weight_store import WeightFiles
 
-    session = prepare(run, asked["member"] or None, asked["seed"], None)
+    run = RunDirectory(Path(request.run))
+    session = prepare(run, request.member or None, request.seed, None)
 
-    def ask(wanted: HumanPrompt) -> str:
-        server.say({"choices": wanted.choices, "may": shown(wanted.choices)})
-        answers = list(server.read(waits=True))
-        if not answers:  # the server has ended
+    def ask(prompt: HumanPrompt) -> str:
+        server.send(Choices(tuple(prompt.choices), shown(prompt.choices)))
+        answer = server.receive()
+        if not isinstance(answer, Answer):  # the server has ended
             raise SystemExit
-        return answers[0]["answer"]
+        return answer.text
 
     rewards, trial = uvloop.run(
         play_person_and_agent(
             session.make,
             session.task,
             WeightFiles(run.weights),
-            ask if asked["sits"] else None,
-            lambda text: server.say({"told": text}),
+            ask if request.sits else None,
+            lambda text: server.send(Text(text)),
         )
     )
     played = asdict(shown_trial(trial, session.chat.decode, None))
-    end = {"member": session.task.member, "version": session.version, "rewards": rewards}
-    server.say({"trial": played, **end})
+    server.send(TrialEnd(played, session.task.member, session.version, rewards))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""The server of `mage view`: pages by address, events for open pages, our own files.
+"""The server of `mage view`: pages by address, events for open pages, and static files.
 
-Every page is made in a thread, so that a slow disk delays none but its own page. What cannot be
-shown is a page of one sentence.
+A page is made in a thread, so that a slow disk delays only that page. An error is a page of one
+sentence.
 """
 
 import asyncio
 import errno
+import hmac
+import secrets
 import signal
 import socket
 import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,18 +21,65 @@ from aiohttp import web
 from markupsafe import Markup
 
 from mage_async.errors import ConfigError, RunError
-from mage_async.pages.frame import Frame
 from mage_async.pages.run_lists import runs_page
-from mage_async.pages.templating import fill
-from mage_async.report.templating import STYLE
-from mage_services.processes.line_process import LineProcess
-from mage_services.view.asked import Asked
-from mage_services.view.credit_process import Credits
-from mage_services.view.found_runs import found_runs, listed_run
-from mage_services.view.live import Live
-from mage_services.view.play_pages import PlayPages
-from mage_services.view.run_pages import PAGES
-from mage_services.view.security import Handler, harden, new_token, refusal
+from mage_async.pages.templating import STYLE, Frame, fill, run_address
+from mage_services.processes.child_process import ChildProcess, module_command
+from mage_services.view.credit_process import MODULE as CREDIT
+from mage_services.view.credit_process import CreditCache, StepCredit
+from mage_services.view.indexer import MODULE as INDEXER
+from mage_services.view.indexer import Indexed
+from mage_services.view.play_pages import PlayPages, html_response
+from mage_services.view.run_pages import PAGES, PageRequest
+from mage_services.view.run_watcher import RunWatcher, find_runs, listed_run
+
+# The server answers only requests to this machine by its own name, from its own pages, with the
+# token. A page of another site cannot read the token. Even a page that knows the token, and rebinds
+# its host name to 127.0.0.1 or posts a form, reveals itself in the headers `Host` and `Origin`,
+# which no script can change.
+
+OWN_NAMES = {"127.0.0.1", "localhost"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src-elem 'self'; "
+    "style-src-attr 'unsafe-inline'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with `no-referrer` our own forms would say `Origin: null`
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Headers of every response. Only static files may be scripts and style sheets. Style attributes
+are allowed: templates write widths and colours there, and every text of a run is escaped.
+"""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def new_token() -> str:
+    """Return a random token of 128 bits."""
+    return secrets.token_urlsafe(16)
+
+
+def refusal(request: web.Request, token: str) -> str:
+    """Return why a request is refused; "" if it is accepted."""
+    host = request.headers.get("Host", "")
+    if host.rsplit(":", 1)[0] not in OWN_NAMES:
+        return "This server answers on its own machine alone, as 127.0.0.1 or localhost."
+    if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
+        return "This server answers its own pages alone, and this request is of another site."
+    if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        return "Open the printed address by itself: links on other sites are refused."
+    given = request.path.split("/", 2)[1]
+    if not hmac.compare_digest(given.encode(), token.encode()):
+        return "Open the address that `mage view` printed, with its token."
+    return ""
+
+
+async def harden(_: web.Request, response: web.StreamResponse) -> None:
+    """Add the security headers to a response, including those of errors."""
+    response.headers.update(HEADERS)
+    response.headers["Server"] = "mage"
+
 
 HOST = "127.0.0.1"
 NUM_THREADS = 4
@@ -39,14 +88,14 @@ STATIC = Path(__file__).with_name("static")
 
 
 class Server:
-    """Answers requests; one a process."""
+    """Handles the requests of `mage view`."""
 
-    def __init__(self, live: Live, credits: Credits, token: str) -> None:
-        self._live, self._credits, self._token = live, credits, token
+    def __init__(self, watcher: RunWatcher, credits: CreditCache, token: str) -> None:
+        self._watcher, self._credits, self._token = watcher, credits, token
         self._base = f"/{token}/"
 
     def application(self) -> web.Application:
-        """The routes."""
+        """Return the application with all its routes."""
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -61,13 +110,13 @@ class Server:
         for path, make in PAGES.items():
             numbers = path.replace("}", ":[0-9]{1,15}}")
             app.router.add_get(f"{base}runs/{{run}}/{numbers}", partial(self._page, make))
-        play = PlayPages(base, self._live)
+        play = PlayPages(base, self._watcher)
         play.add_routes(app)
         app.on_shutdown.append(play.close)
         return app
 
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse strangers, and say in a sentence what cannot be shown."""
+        """Refuse requests of strangers, and turn errors into pages of one sentence."""
         if sentence := refusal(request, self._token):
             return web.Response(status=403, text=sentence)
         try:
@@ -91,34 +140,36 @@ class Server:
 
     def _sentence(self, text: str, status: int) -> web.Response:
         frame = Frame(self._base, "cannot be shown")
-        return _html(fill("sentence.html", frame=frame, sentence=text), status)
+        return html_response(fill("sentence.html", frame=frame, sentence=text), status)
 
     async def _in_thread(self, make: Callable[[], Markup]) -> web.Response:
         loop = asyncio.get_running_loop()
-        return _html(await loop.run_in_executor(self._live.threads, make))
+        return html_response(await loop.run_in_executor(self._watcher.threads, make))
 
     async def _runs(self, _: web.Request) -> web.StreamResponse:
-        runs = self._live.runs
+        runs = self._watcher.runs
         if len(runs) == 1 and (name := next(iter(runs))):
-            raise web.HTTPFound(f"{self._base}{Frame('', '', name).home}")
+            raise web.HTTPFound(f"{self._base}{run_address(name)}")
         return await self._in_thread(self._list)
 
     def _list(self) -> Markup:
-        listed = [listed_run(name, run) for name, run in self._live.runs.items()]
+        listed = [listed_run(name, run) for name, run in self._watcher.runs.items()]
         listed.sort(key=lambda run: -run.changed)
         return runs_page(Frame(self._base, "all runs"), listed)
 
-    async def _page(self, make: Callable[[Asked], Markup], request: web.Request) -> web.Response:
+    async def _page(
+        self, make: Callable[[PageRequest], Markup], request: web.Request
+    ) -> web.Response:
         name = request.match_info["run"]
-        if name not in self._live.runs:
-            raise RunError(f"there is no run {name!r} below {self._live.root} any more")
-        self._live.open(name)
+        if name not in self._watcher.runs:
+            raise RunError(f"there is no run {name!r} below {self._watcher.root} any more")
+        self._watcher.open(name)
         numbers = {key: int(text) for key, text in request.match_info.items() if key != "run"}
-        fault = self._live.faults.get(name, "")
-        asked = Asked(
-            self._base, self._live.runs, name, numbers, request.query, self._credits, fault
+        fault = self._watcher.faults.get(name, "")
+        page_request = PageRequest(
+            self._base, self._watcher.runs, name, numbers, request.query, self._credits, fault
         )
-        return await self._in_thread(partial(make, asked))
+        return await self._in_thread(partial(make, page_request))
 
     async def _static(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -128,11 +179,11 @@ class Server:
         return web.FileResponse(file)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events: a line whenever the page of a run may have changed."""
+        """Send an event whenever the open page may have changed (server-sent events)."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         queue: asyncio.Queue[str] = asyncio.Queue()
-        self._live.listeners[queue] = request.query.get("run", "")
+        self._watcher.listeners[queue] = request.query.get("run", "")
         try:
             await response.write(b": here\n\n")
             while True:
@@ -145,18 +196,14 @@ class Server:
         except ConnectionResetError:
             return response
         finally:
-            del self._live.listeners[queue]
-
-
-def _html(page: Markup, status: int = 200) -> web.Response:
-    return web.Response(text=str(page), content_type="text/html", charset="utf-8", status=status)
+            del self._watcher.listeners[queue]
 
 
 def listening(port: int) -> socket.socket:
-    """A socket of this machine alone.
+    """Return a socket that is bound to a port of this machine only.
 
     Raises:
-        RunError: the port is in use, or not ours to use.
+        RunError: the port is in use, or this user may not use it.
     """
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -173,39 +220,45 @@ def listening(port: int) -> socket.socket:
     return made
 
 
-async def serve(root: Path, port: int, told: Callable[[str], None]) -> None:
-    """Serve the runs below `root` until SIGINT or SIGTERM; `told` hears the address.
+async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
+    """Serve the runs below `root` until SIGINT or SIGTERM.
+
+    Args:
+        announce: called with the address once the server accepts requests.
 
     Raises:
-        RunError: there is no such folder, the port is in use, or a process of ours ended badly.
+        RunError: there is no such folder, the port is in use, or a child process failed.
     """
-    runs, made = found_runs(root), listening(port)
+    runs, made = find_runs(root), listening(port)
     token, done = new_token(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, done.set)
-    indexer = await LineProcess.start("mage_services.view.index.indexer")
-    crediting = await LineProcess.start("mage_services.view.credit_process")
+    indexer: ChildProcess[Indexed] = await ChildProcess.start(module_command(INDEXER), Indexed)
+    crediting: ChildProcess[StepCredit] = await ChildProcess.start(
+        module_command(CREDIT), StepCredit
+    )
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="page") as threads:
-        live = Live(root, threads, indexer, runs)
-        credits = Credits(crediting, lambda run: live.tell(live.name_of(run)))
+        watcher = RunWatcher(root, threads, indexer, runs)
+        credits = CreditCache(crediting, lambda run: watcher.notify(watcher.name_of(run)))
         runner = web.AppRunner(
-            Server(live, credits, token).application(), access_log=None, shutdown_timeout=0.5
+            Server(watcher, credits, token).application(), access_log=None, shutdown_timeout=0.5
         )
         try:
             await runner.setup()
             await web.SockSite(runner, made).start()
-            live.follow()
-            told(f"http://{HOST}:{made.getsockname()[1]}/{token}/")
-            await _until(done, _indexed(live, indexer, credits), credits.listen())
+            watcher.watch()
+            announce(f"http://{HOST}:{made.getsockname()[1]}/{token}/")
+            await _until(done, _indexed(watcher, indexer, credits), credits.listen())
         finally:
             await runner.cleanup()
             for process in (indexer, crediting):
                 process.kill()
+                await process.wait()
 
 
 async def _until(done: asyncio.Event, *listening: Coroutine[Any, Any, None]) -> None:
-    """Listen to processes until all is done."""
+    """Listen to child processes until `done` is set."""
     async with asyncio.TaskGroup() as tasks:
         listeners = [tasks.create_task(each) for each in listening]
         await done.wait()
@@ -213,11 +266,13 @@ async def _until(done: asyncio.Event, *listening: Coroutine[Any, Any, None]) -> 
             listener.cancel()
 
 
-async def _indexed(live: Live, indexer: LineProcess, credits: Credits) -> None:
-    """Tell open pages what has been read."""
-    async for said in indexer.messages():
-        if name := live.name_of(Path(said["run"])):
-            if said["fault"]:
-                live.faults[name] = said["fault"]
-            credits.forget_faults(live.runs[name])
-            live.tell(name)
+async def _indexed(
+    watcher: RunWatcher, indexer: ChildProcess[Indexed], credits: CreditCache
+) -> None:
+    """Notify the pages of each run whose index has grown."""
+    async for message in indexer.messages(INDEXER):
+        if name := watcher.name_of(Path(message.run)):
+            if message.fault:
+                watcher.faults[name] = message.fault
+            credits.forget_faults(watcher.runs[name])
+            watcher.notify(name)

@@ -27,7 +27,7 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _world
 
 from mage_async.errors import UnreadableWeights
-from mage_async.inference.receipts.receipt import Receipt, read_receipt
+from mage_async.inference.weight_fingerprint import WeightFingerprint, read_fingerprint
 
 HOST = "127.0.0.1"
 CONNECTING = timedelta(seconds=5)
@@ -51,13 +51,13 @@ class Manifest:
     receipt: str = ""
     """The learner's, as JSON."""
 
-    def published_receipt(self, file: Path) -> Receipt | None:
+    def published_fingerprint(self, file: Path) -> WeightFingerprint | None:
         """The learner's receipt; None in a manifest of an older run.
 
         Raises:
             UnreadableWeights: it cannot be read.
         """
-        return read_receipt(self.receipt, str(file)) if self.receipt else None
+        return read_fingerprint(self.receipt, str(file)) if self.receipt else None
 
     def write(self, file: Path) -> None:
         """Write it, whole or not at all."""

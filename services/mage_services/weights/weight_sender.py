@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-from mage_async.policy.beside_training import beside_training
-from mage_async.policy.places import Place
-from mage_services.weights.weight_files import AnySnapshot, WeightFiles
+from mage_async.policy.snapshot import Place, beside_training
 from mage_services.weights.weight_group import HOST, PATIENCE, SENDING, Manifest, join, store_of
+from mage_services.weights.weight_store import AnySnapshot, WeightFiles
+from mage_services.weights.weight_transport import BUCKET_BYTES
 
 FOREVER = timedelta(days=365)
 ENGINES_MAY_DIE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 """Give up what was being sent; by default NCCL's watchdog would end the whole process."""
-BUCKET_BYTES = 512 << 20
-"""What a receiver holds beside its weights."""
 
 
 class WeightSender:
@@ -69,7 +67,7 @@ class WeightSender:
             tuple((one.name, str(one.dtype).removeprefix("torch."), one.shape) for one in bucket)
             for bucket in buckets_of(snapshot.places)
         )
-        port, receipt = self._store.port, snapshot.receipt().text()
+        port, receipt = self._store.port, snapshot.fingerprint().text()
         Manifest(snapshot.version, port, self._backend, buckets, receipt).write(file)
         return file
 

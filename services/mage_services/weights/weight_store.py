@@ -1,45 +1,93 @@
-"""Published weights: which versions there are, their leases, and which one a peer draws with.
+"""Published weights: which versions there are, their leases, and which version a peer samples with.
 
-A version stays until no lease holds it (`mage_async/admission/weight_leases.py` decides), no peer
-will be told of it, and no group has it as an opponent. The publisher writes and removes versions,
-the coordinator tells peers of them; both ask here. One thread reads and writes, beside the loop.
+A version stays until no lease holds it, no peer will receive its announcement, and no group has it
+as an opponent. The publisher writes and removes versions and the coordinator announces them; both
+use this store. One thread reads and writes files while the event loop goes on.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from mage_async.admission.weight_leases import WeightLeases
+import torch
+
+from mage_async.inference.weight_fingerprint import WeightFingerprint
+from mage_async.policy.checkpoint import writing
+from mage_async.policy.snapshot import Place
 from mage_async.protocol.messages import Publication
 from mage_async.results.durable_files import sync
 
 if TYPE_CHECKING:
-    from mage_async.policy.snapshot import Snapshot
-    from mage_services.weights.weight_transport import WeightTransport
+    from mage_services.weights.weight_transport import WeightStorage
+
+
+@dataclass(slots=True)
+class WeightLeases:
+    """The published versions that each peer, a process by its name, may still read.
+
+    A peer holds leases of the version it has loaded, from which a crashed engine is restored, and
+    of every version announced to it since. Weights without a lease may be removed. The class has
+    no clock: its owner reports a peer that has gone.
+    """
+
+    _told: dict[str, list[int]] = field(default_factory=dict)
+    """By peer: versions announced and not loaded yet, oldest first."""
+    _loaded: dict[str, int] = field(default_factory=dict)
+
+    def tell(self, user: str, version: int) -> None:
+        """Give a peer a lease of a version that was announced to it."""
+        self._told.setdefault(user, []).append(version)
+
+    def loaded(self, user: str, version: int) -> None:
+        """Record that a peer has loaded a version, which ends its leases of older announcements."""
+        told = self._told.get(user, [])
+        self._told[user] = [other for other in told if other > version]
+        self._loaded[user] = version
+
+    def gone(self, user: str) -> None:
+        """End all leases of a peer that has gone."""
+        self._told.pop(user, None)
+        self._loaded.pop(user, None)
+
+    def version_of(self, user: str) -> int | None:
+        """Return the version that a peer last reported as loaded."""
+        return self._loaded.get(user)
+
+    def is_loading(self, user: str) -> bool:
+        """Return whether a user has announcements that it has not loaded."""
+        return bool(self._told.get(user))
+
+    def unused(self, versions: Iterable[int], newest: int) -> list[int]:
+        """Return the versions without a lease, except the newest, which the next peer will load."""
+        used = {newest, *self._loaded.values()}
+        used.update(version for told in self._told.values() for version in told)
+        return [version for version in versions if version not in used]
+
 
 EARLIER = "peers of an earlier life"
-"""Holds the versions published before this learner began."""
+"""Stands for all peers of the run's earlier learner process, which may still read versions."""
 
 
 def is_measured(version: int, *, every: int, last: int) -> bool:
-    """Whether the evaluator is to play with a version: every so many (0: none), and the last."""
+    """Return whether the evaluator plays with a version: each `every`-th, and the last."""
     return version == last or (every > 0 and version % every == 0)
 
 
 class WeightStore:
-    """See the module. A peer is told of one version at a time.
+    """The published versions of a run. One version at a time is announced to a peer.
 
     Args:
-        lag: actors draw with the weights of so many versions ago.
-        digests: of the versions that earlier lives of the run committed.
+        lag: versions by which the weights of actors are behind the newest.
+        digests: digest of each version that earlier lives of the run committed.
     """
 
     def __init__(
         self,
-        transport: "WeightTransport",
+        transport: "WeightStorage",
         *,
         lag: int = 0,
         digests: Mapping[int, str] | None = None,
@@ -49,26 +97,27 @@ class WeightStore:
         self._earlier = transport.versions()
         self._leases = WeightLeases()
         self._published: deque[Publication] = deque()
-        """The newest `lag + 1`, oldest first; actors draw with the first."""
+        """The newest `lag + 1` versions, oldest first; actors sample with the first."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
 
     @property
     def is_open(self) -> bool:
-        """Whether the first weights are there."""
+        """Whether the first weights are published."""
         return bool(self._published)
 
     def publication(self, version: int, digest: str) -> Publication:
-        """What peers are told of a version."""
+        """Return the announcement of a version."""
         return Publication(version=version, path=str(self.path(version)), digest=digest)
 
     def path(self, version: int) -> Path:
-        """Where a version lies, or would lie."""
+        """Return the path of a version, whether or not it is there."""
         return self._transport.file(version).resolve()
 
     def lagging(self, newest: int) -> list[Publication]:
-        """The versions that a restarted learner's actors have to draw with first, oldest first.
+        """Return the announcements of the `lag` versions before `newest`, oldest first.
 
-        Without those that the journal no longer knows, actors begin with newer weights.
+        After a restart actors begin with the oldest of them, as without the restart. If the
+        journal no longer knows some of them, actors begin with newer weights.
         """
         return [
             self.publication(version, self._digests[version])
@@ -77,53 +126,55 @@ class WeightStore:
         ]
 
     def is_lag_complete(self, newest: int) -> bool:
-        """Whether actors can begin with weights as old as `lag` says."""
+        """Return whether actors can begin with weights `lag` versions old."""
         return len(self.lagging(newest)) == len(self._lag_behind(newest))
 
     def open(self, *publications: Publication) -> None:
-        """The first weights are there; several, oldest first, where actors lag."""
+        """Record the first weights; several versions, oldest first, where actors lag."""
         for version in self._earlier:
             self._leases.tell(EARLIER, version)
         for publication in publications:
             self.add(publication)
 
     def add(self, publication: Publication) -> None:
-        """A version was published."""
+        """Record a published version."""
         self._published.append(publication)
         while len(self._published) > self.lag + 1:
             self._published.popleft()
 
     def for_role(self, role: str) -> Publication:
-        """What a peer draws with that is taken in now."""
+        """Return the version that a peer of this role begins with."""
         return self._published[0 if role == "actor" else -1]
 
     def next_for(self, actor: str) -> Publication | None:
-        """What an actor has to load; None while it is loading, or where it draws with that."""
+        """Return the version that an actor has to load; None if it is loading or has it."""
         if not self.is_open or self._leases.is_loading(actor):
             return None
         target, has = self.for_role("actor"), self._leases.version_of(actor)
         return target if has is None or has < target.version else None
 
     def lease(self, peer: str, version: int) -> None:
-        """A peer is told of a version, which stays until the peer has loaded a newer one."""
+        """Record an announcement to a peer; the version stays until it has loaded a newer one."""
         self._leases.tell(peer, version)
 
     def loaded(self, peer: str, version: int) -> None:
-        """A peer draws with a version."""
+        """Record that a peer samples with a version."""
         self._leases.loaded(peer, version)
 
     def release(self, peer: str) -> None:
-        """A peer reads nothing any more."""
+        """End all leases of a peer."""
         self._leases.gone(peer)
 
     def unused(self, versions: Collection[int], opponents: Collection[int]) -> list[int]:
-        """The versions among these without a lease that are no opponent and not to be announced."""
+        """Return those of `versions` that may be deleted: no peer has a lease of them, no group
+        plays against them, and they will not be announced again.
+        """
         kept = {publication.version for publication in self._published} | set(opponents)
         newest = max((publication.version for publication in self._published), default=0)
         return [each for each in self._leases.unused(versions, newest) if each not in kept]
 
-    async def write(self, snapshot: "Snapshot", *, is_durable: bool) -> None:
-        """Put a version where engines find it. Cancellation lets a write that has begun finish.
+    async def write(self, snapshot: "AnySnapshot", *, is_durable: bool) -> None:
+        """Write a version where engines find it. Cancellation lets a write that has begun finish.
 
         Raises:
             RunError: it cannot be written.
@@ -134,7 +185,7 @@ class WeightStore:
                 await self._call(sync, each)
 
     async def versions(self) -> list[int]:
-        """The versions that are there, oldest first. Cancellation leaves nothing."""
+        """Return the stored versions, oldest first."""
         return await self._call(self._transport.versions)
 
     async def remove(self, versions: list[int]) -> None:
@@ -142,11 +193,11 @@ class WeightStore:
         await self._call(self._transport.remove, versions)
 
     def describe(self) -> str:
-        """Where weights go, in a few words."""
+        """Return where weights go, in a few words."""
         return self._transport.describe()
 
     def close(self) -> None:
-        """Drop what has not begun."""
+        """Drop the work that has not begun."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, work: Callable[..., Any], *args: Any) -> Any:
@@ -154,3 +205,65 @@ class WeightStore:
 
     def _lag_behind(self, newest: int) -> range:
         return range(max(0, newest - self.lag), newest)
+
+
+class AnySnapshot(Protocol):
+    """A copy of a version's weights: a `Snapshot`, or a `SharedSnapshot` of several ranks."""
+
+    version: int
+    places: tuple[Place, ...]
+
+    @property
+    def data(self) -> torch.Tensor:
+        """All tensors, one after the other: uint8 [bytes]."""
+        ...
+
+    @property
+    def made(self) -> torch.cuda.Event | None:
+        """Event that is set once `data` holds the weights; None if `data` is complete already."""
+        ...
+
+    def write(self, file: Path) -> None:
+        """Write a safetensors file."""
+        ...
+
+    def fingerprint(self) -> WeightFingerprint:
+        """Return the fingerprint of the learner's weights."""
+        ...
+
+
+def weights_file(folder: Path, version: int) -> Path:
+    """Return the file of a version."""
+    return folder / f"v{version:06d}.safetensors"
+
+
+class WeightFiles:
+    """A safetensors file per version, in a folder on disk or in shared memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def write(self, snapshot: AnySnapshot) -> Path:
+        """Write a version under a temporary name, and rename it when it is complete."""
+        file = self.file(snapshot.version)
+        with writing(f"weights of version {snapshot.version} to {self._folder}"):
+            snapshot.write(file)
+        return file
+
+    def versions(self) -> list[int]:
+        """Return the stored versions, oldest first."""
+        return sorted(int(file.stem[1:]) for file in self._folder.glob("v*.safetensors"))
+
+    def remove(self, versions: list[int]) -> None:
+        """Delete versions, which have no lease."""
+        for version in versions:
+            self.file(version).unlink()
+
+    def describe(self) -> str:
+        """Return where weights go, in a few words."""
+        return f"weights are published in {self._folder}"
+
+    def file(self, version: int) -> Path:
+        """Return the file of a version."""
+        return weights_file(self._folder, version)

@@ -1,28 +1,38 @@
-"""How published weights reach the engines: files on a disk or in shared memory, or sent by NCCL."""
+"""How published weights reach the engines: a file per version, shared memory, or sent by NCCL.
+
+A transport is its configuration, `transport.weights`. To add one, copy a class and name it in
+`mage_async/config/components.py`. The configuration imports this module in processes without torch,
+so the code that moves weights is imported when a transport is opened.
+"""
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from mage_async.config.schema import Config
-from mage_async.results.run_directory import RunDirectory
-from mage_services.weights.weight_files import AnySnapshot, WeightFiles
-from mage_services.weights.weight_sender import WeightSender
-from mage_services.weights.weight_store import is_measured
+from mage_async.config.section import Variant
+from mage_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mage_async.config.schema import Config
+    from mage_async.results.run_directory import RunDirectory
+    from mage_services.weights.weight_store import AnySnapshot
+
+BUCKET_BYTES = 512 << 20
+"""Bytes of weights that are sent at once, which the receiver holds beside its own weights."""
 
 
-class WeightTransport(Protocol):
-    """Where published versions lie until no lease is left."""
+class WeightStorage(Protocol):
+    """Holds published versions until no lease is left."""
 
-    def write(self, snapshot: AnySnapshot) -> Path:
-        """Put a version there; returns the path that is announced."""
+    def write(self, snapshot: "AnySnapshot") -> Path:
+        """Store a version; return the path that is announced."""
         ...
 
     def file(self, version: int) -> Path:
-        """The path under which a version is announced."""
+        """Return the path under which a version is announced."""
         ...
 
     def versions(self) -> list[int]:
-        """The versions that are there, oldest first."""
+        """Return the stored versions, oldest first."""
         ...
 
     def remove(self, versions: list[int]) -> None:
@@ -30,29 +40,114 @@ class WeightTransport(Protocol):
         ...
 
     def describe(self) -> str:
-        """Where weights go, in a few words."""
+        """Return where weights go, in a few words."""
         ...
 
 
-def weight_transport_of(run: RunDirectory, config: Config) -> WeightTransport:
-    """What `transport.weights` asks for."""
-    match config.transport.weights:
-        case "disk" | "tensor":
-            return WeightFiles(weights_folder(run, config))
-        case "nccl":
-            backend = "nccl" if config.learner.device.startswith("cuda") else "gloo"
-            every, last = config.evaluation.every, config.learner.steps
-            return WeightSender(
-                run.weights,
-                backend,
-                lambda version: is_measured(version, every=every, last=last),
-                config.learner.device,
-                weights_folder(run, config) if config.learner.ranks > 1 else None,
+class WeightTransport(Variant):
+    """How weights reach the engines."""
+
+    is_on_disk: ClassVar[bool] = False
+    """Whether versions are files of the run's directory, which outlive the learner and which other
+    hosts may read."""
+    is_sent: ClassVar[bool] = False
+    """Whether the learner sends weights from its memory; then it keeps the newest versions only."""
+
+    def open(self, run: "RunDirectory", config: "Config") -> WeightStorage:
+        """Return the learner's side of the transport."""
+        raise NotImplementedError
+
+    def folder(self, run: "RunDirectory") -> Path:
+        """Return the folder in which ranks write a version together."""
+        return run.shared_weights
+
+    def new_weight_bytes(self, whole: int, own: int, *, is_first: bool) -> int:
+        """Return the bytes of new weights that one GPU of an engine holds beside its own ones.
+
+        Args:
+            whole: bytes of all weights.
+            own: bytes of the GPU's own part.
+            is_first: whether the GPU is the first of its engine.
+        """
+        return own
+
+
+class Disk(WeightTransport, tag="disk"):
+    """A file per version in the run's directory, for any host that sees it."""
+
+    is_on_disk: ClassVar[bool] = True
+
+    def open(self, run: "RunDirectory", config: "Config") -> WeightStorage:
+        """Return a folder of files."""
+        from mage_services.weights.weight_store import WeightFiles
+
+        return WeightFiles(self.folder(run))
+
+    def folder(self, run: "RunDirectory") -> Path:
+        """Return the run's folder of weights."""
+        return run.weights
+
+
+class SharedMemory(WeightTransport, tag="tensor"):
+    """A file per version in shared memory, for engines of the learner's host."""
+
+    def open(self, run: "RunDirectory", config: "Config") -> WeightStorage:
+        """Return a folder of files in shared memory."""
+        from mage_services.weights.weight_store import WeightFiles
+
+        return WeightFiles(self.folder(run))
+
+    def new_weight_bytes(self, whole: int, own: int, *, is_first: bool) -> int:
+        """Return the bytes of new weights: the engine's first GPU reads all of them."""
+        return whole if is_first else own
+
+
+class Nccl(WeightTransport, tag="nccl"):
+    """Sent from GPU to GPU of the learner's host; by Gloo where the learner has no GPU."""
+
+    is_sent: ClassVar[bool] = True
+
+    def open(self, run: "RunDirectory", config: "Config") -> WeightStorage:
+        """Return the sender of versions in memory."""
+        from mage_services.weights.weight_sender import WeightSender
+        from mage_services.weights.weight_store import is_measured
+
+        backend = "nccl" if config.learner.device.startswith("cuda") else "gloo"
+        every, last = config.evaluation.every, config.learner.steps
+        return WeightSender(
+            run.weights,
+            backend,
+            lambda version: is_measured(version, every=every, last=last),
+            config.learner.device,
+            self.folder(run) if config.learner.ranks > 1 else None,
+        )
+
+    def new_weight_bytes(self, whole: int, own: int, *, is_first: bool) -> int:
+        """Return the bytes of new weights: one bucket at a time."""
+        return BUCKET_BYTES
+
+    def check(self, config: Any) -> None:
+        """Refuse versions that are not kept, and engines that cannot be reached."""
+        if config.admission.lag:
+            raise ConfigError(
+                'transport.weights = "nccl" sends the newest weights only; with admission.lag = '
+                f'{config.admission.lag} set transport.weights = "disk" or "tensor"'
             )
-
-
-def weights_folder(run: RunDirectory, config: Config) -> Path:
-    """Where weights are written: on a disk, or in shared memory. Of weights that are sent, where
-    several ranks bring their parts together.
-    """
-    return run.weights if config.transport.weights == "disk" else run.shared_weights
+        if config.transport.keys:
+            raise ConfigError(
+                'transport.weights = "nccl" reaches engines of this machine only; for actors of '
+                'others set transport.weights = "disk"'
+            )
+        if not config.learner.device.startswith("cuda"):
+            return
+        if config.engine.kind == "embedded":
+            raise ConfigError(
+                'transport.weights = "nccl" with a learner on a GPU needs engines on GPUs: set '
+                'engine.kind = "sglang", or transport.weights = "tensor"'
+            )
+        own = int(config.learner.device.partition(":")[2] or 0)
+        if not config.engine.devices or own in config.engine.devices:
+            raise ConfigError(
+                f'transport.weights = "nccl": NCCL cannot send from GPU {own} to itself; name '
+                'other GPUs in engine.devices, or set transport.weights = "tensor"'
+            )

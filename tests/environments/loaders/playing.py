@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 from mage_async.assembly import check, environment_of
 from mage_async.config import config_file
-from mage_async.environments.calls import settled
 from mage_async.environments.environment import Environment, Outcome
-from mage_async.environments.reset_step import ResetStep
-from mage_async.environments.reset_step_play import ResetStepPlay
+from mage_async.environments.user_calls import settled
+from mage_async.environments.user_class import ResetStep, ResetStepPlay
 from mage_async.trajectory import Task
-from mage_services.actor.rehearsing import rehearse
+from mage_services.actor.rehearsal import rehearse
 from mage_services.environments.workers import Workers
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment
-from mage_async.environments.loaders.agentgym_messages import Handle, Reader, handle_of
+from mage_async.environments.loaders.agentgym import Handle, Reader, handle_of
 from mage_async.errors import CallFault, ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 from mage_services.environments.workers import Workers
@@ -271,7 +271,7 @@ def test_a_reward_is_what_the_score_has_grown_by() -> None:
     assert (
         reader.begun(
             {"task_description": "Boil water.", "observation": "A kitchen.", "score": 2}
-        ).said
+        ).text
         == "Boil water.\nA kitchen."
     )
     given = [{"observation": "", "reward": 5, "score": score} for score in (2, 2.1, 2.3)]

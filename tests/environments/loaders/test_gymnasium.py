@@ -5,15 +5,15 @@ import sys
 from typing import Any
 
 import pytest
+from gymnasium import spaces
 
 from mage_async.environments import catalogue
+from mage_async.environments.loaders.gymnasium import reader, sayer
 from mage_async.errors import ConfigError
 from tests.environments.loaders.playing import begin, play, rehearsed
 
 gymnasium = pytest.importorskip("gymnasium")
-from gymnasium import spaces  # noqa: E402
 
-from mage_async.environments.loaders.spaces import reader, sayer  # noqa: E402
 
 TOYS = {
     "Taxi-v4": {},

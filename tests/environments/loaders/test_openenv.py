@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mage_async.environments import catalogue
-from mage_async.environments.loaders.openenv_messages import form_of, observed
+from mage_async.environments.loaders.openenv import form_of, observed
 from mage_async.errors import CallFault, ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 from mage_services.environments.workers import Workers
@@ -202,13 +202,13 @@ def test_the_form_of_an_action_follows_the_schema() -> None:
         return form_of({"action": {"properties": {"metadata": {}, **fields}}})
 
     text, number = form(message={"type": "string"}), form(guess={"type": "integer"})
-    assert (text.read("hello"), text.asked()) == ({"message": "hello"}, "")
+    assert (text.read("hello"), text.instruction()) == ({"message": "hello"}, "")
     assert (number.read("7"), number.read("x")) == ({"guess": 7}, None)
-    assert number.asked() == "Answer with the guess: integer."
+    assert number.instruction() == "Answer with the guess: integer."
     both = form(what={"type": "string"}, where={"type": "integer"})
     assert both.read('{"what": "dig"}') == {"what": "dig"}
     assert both.read("dig") is None
-    assert both.asked().startswith('Answer with a JSON object: {"what"')
+    assert both.instruction().startswith('Answer with a JSON object: {"what"')
     with pytest.raises(EnvironmentFault, match="have no fields that a text could fill"):
         form()
 
@@ -216,7 +216,7 @@ def test_the_form_of_an_action_follows_the_schema() -> None:
 def test_an_answer_is_read() -> None:
     fields = {"echoed": "hi", "length": 2, "none": None, "metadata": {"is_secret": True}}
     seen = observed({"type": "observation", "data": {"observation": fields, "reward": None}})
-    assert (seen.said, seen.reward, seen.is_done) == ("echoed: hi\nlength: 2", 0.0, False)
+    assert (seen.text, seen.reward, seen.is_done) == ("echoed: hi\nlength: 2", 0.0, False)
     refused = observed({"type": "error", "data": {"code": "VALIDATION_ERROR", "message": "no"}})
     assert not refused.is_valid
 
@@ -234,7 +234,7 @@ def test_only_a_list_of_texts_says_which_actions_are_legal(
 ) -> None:
     fields = {"text": "it", "legal_actions": given}
     seen = observed({"type": "observation", "data": {"observation": fields}})
-    assert (seen.legal_actions, seen.said) == (listed, said)
+    assert (seen.legal_actions, seen.text) == (listed, said)
 
 
 def test_an_address_that_is_none_is_refused() -> None:

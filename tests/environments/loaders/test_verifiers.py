@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from mage_async.errors import ConfigError, EnvironmentFault
+from mage_services.verifiers.process import CompletionRequest, Ended, Endpoint, Rollout
 from tests.environments.loaders.playing import rehearsed
 
 aiohttp = pytest.importorskip("aiohttp")
 
-from mage_services.verifiers.endpoint import Endpoint  # noqa: E402
-from mage_services.verifiers.rollout import Asked, Ended, Rollout  # noqa: E402
 
 Post = Callable[..., Awaitable[tuple[int, str]]]
 
@@ -49,12 +48,12 @@ def asking(act: Callable[[Rollout, Post], Awaitable[Any]]) -> Any:
 def test_a_conversation_goes_on_turn_by_turn() -> None:
     async def act(rollout: Rollout, post: Post) -> None:
         first = asyncio.create_task(post([{"role": "system", "content": "Be brief."}, *said("a")]))
-        assert await rollout.next() == Asked("Be brief.\n\na")
+        assert await rollout.next() == CompletionRequest("Be brief.\n\na")
         rollout.reply("b")
         assert '"content": "b"' in (await first)[1]
         whole = [{"role": "system", "content": "Be brief."}, *said("a", "b", "c")]
         second = asyncio.create_task(post(whole, stream=True))
-        assert await rollout.next() == Asked("c")
+        assert await rollout.next() == CompletionRequest("c")
         rollout.reply("d")
         lines = (await second)[1].split("\n\n")
         assert '"content": "d"' in lines[0]

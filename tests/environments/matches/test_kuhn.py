@@ -12,8 +12,7 @@ from open_spiel.python import policy
 from open_spiel.python.algorithms import best_response as spiel_best_response
 from open_spiel.python.algorithms import cfr, expected_game_score, exploitability
 
-from mage_async.environments.kuhn.game import Kuhn
-from mage_async.environments.kuhn.opponents import (
+from mage_async.environments.games.kuhn import (
     ARCHETYPES_HELDOUT,
     ARCHETYPES_TRAIN,
     CONTRASTS_HELDOUT,
@@ -22,11 +21,10 @@ from mage_async.environments.kuhn.opponents import (
     FAMILY_TRAIN,
     NASH,
     UNIFORM,
+    Kuhn,
     Player,
-)
-from mage_async.environments.kuhn.play import Seen
-from mage_async.environments.kuhn.script import Reader
-from mage_async.environments.kuhn.values import (
+    Reader,
+    Seen,
     best_response,
     hindsight,
     one_episode,
@@ -106,10 +104,10 @@ def test_cards_of_a_folded_hand_stay_hidden() -> None:
         play = Kuhn().begin(Task("kuhn", "bet-queen-king-call-king", seed, seed % 2), 0)
         source = random.Random(seed)
         while play.legal_actions():
-            hand = play.hand
+            hand = play.duel.hand
             action = source.choice(play.legal_actions())
             said = play.act(action).observation
-            ended = play.hand > hand
+            ended = play.duel.hand > hand
             folds = action == "fold" or "opp fold" in said.split(" you ")[0]
             assert ("shown" in said) == (ended and not folds)
 

@@ -3,18 +3,22 @@
 import json
 import os
 import random
+import sys
 from functools import partial
 from pathlib import Path
 
 import pyspiel
 import pytest
 
-from mage_async.environments.kuhn.opponents import UNIFORM
-from mage_async.environments.kuhn.values import best_response
-from mage_async.environments.openspiel.engine import searcher
-from mage_async.environments.openspiel.game import OpenSpielGame
-from mage_async.environments.openspiel.play import OpenSpielPlay, OpenSpielScript
-from mage_async.environments.openspiel.policies import best_value, equilibrium, greedy
+from mage_async.environments.catalogue import load
+from mage_async.environments.games.kuhn import UNIFORM, best_response
+from mage_async.environments.games.openspiel import OpenSpielGame, OpenSpielPlay, OpenSpielScript
+from mage_async.environments.games.openspiel_policies import (
+    best_value,
+    equilibrium,
+    greedy,
+    searcher,
+)
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
 
@@ -163,5 +167,12 @@ def test_impossible_options_are_refused(options: dict, message: str) -> None:
 
 
 def test_nobody_else_can_be_met() -> None:
-    with pytest.raises(EnvironmentFault, match="nobody is called 'cheat'"):
+    with pytest.raises(EnvironmentFault, match="no opponent is called 'cheat'"):
         OpenSpielGame().begin(Task("openspiel", "cheat", 0), 0)
+
+
+@pytest.mark.parametrize("name", ["kuhn", "tictactoe", "openspiel"])
+def test_without_openspiel_the_extra_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspiel", None)
+    with pytest.raises(ConfigError, match=r'pip install "mage_async\[games\]"'):
+        load(name)

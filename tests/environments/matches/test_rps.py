@@ -7,18 +7,20 @@ import numpy as np
 import pytest
 
 from mage_async.environments.environment import Split
-from mage_async.environments.rps.bayes import bayes_greedy
-from mage_async.environments.rps.game import Rps
-from mage_async.environments.rps.opponents import (
+from mage_async.environments.games.rps import (
     HELDOUT,
+    NOISE,
     NUM_ROUNDS,
     TRAIN,
     Opponent,
+    Rps,
+    bayes_greedy,
     best_moves,
+    best_response,
+    one_episode,
     payoff,
     result,
 )
-from mage_async.environments.rps.values import NOISE, best_response, one_episode
 from mage_async.trajectory import Task
 
 MOVES = ("rock", "paper", "scissors")

@@ -6,14 +6,17 @@ import pyspiel
 import pytest
 
 from mage_async.environments.environment import Play
-from mage_async.environments.tictactoe.game import CELLS, MAX_TURNS, TicTacToe
-from mage_async.environments.tictactoe.opponents import taken_lightly, weights
-from mage_async.environments.tictactoe.script import TicTacToeExplorer
-from mage_async.environments.tictactoe.values import (
+from mage_async.environments.games.tictactoe import (
+    CELLS,
+    MAX_TURNS,
+    TicTacToe,
+    TicTacToeExplorer,
     Tree,
     best_response,
     random_value,
     references,
+    taken_lightly,
+    weights,
 )
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -30,7 +33,7 @@ def test_a_board_names_its_free_cells() -> None:
     assert play.observation == BOARD
     outcome = play.act("one")
     assert outcome.observation == "mine two three four theirs six seven eight nine"
-    assert play.legal_actions() == ["two", "three", "four", "six", "seven", "eight", "nine"]
+    assert play.legal_actions() == ("two", "three", "four", "six", "seven", "eight", "nine")
 
 
 def test_in_the_second_seat_the_opponent_has_moved() -> None:

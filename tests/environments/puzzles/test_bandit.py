@@ -6,10 +6,8 @@ from collections import Counter
 
 import pytest
 
-from mage_async.environments.bandit.game import Bandit
-from mage_async.environments.bandit.play import BanditScript
-from mage_async.environments.bandit.values import best_returns, chances
 from mage_async.environments.environment import Split
+from mage_async.environments.games.bandit import Bandit, BanditScript, best_returns, posterior
 from mage_async.environments.scripted_returns import scripted_returns
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -53,7 +51,7 @@ def test_beliefs_are_bayes_rule() -> None:
     """Two wins of the first arm, a loss of the second: by the likelihood of each."""
     likelihoods = [0.9 * 0.9 * 0.9, 0.1 * 0.1 * 0.1, 0.1 * 0.1 * 0.9]
     wanted = [each / sum(likelihoods) for each in likelihoods]
-    assert chances((2, -1, 0), 0.1) == pytest.approx(wanted)
+    assert posterior((2, -1, 0), 0.1) == pytest.approx(wanted)
 
 
 def test_the_best_plan_of_two_pulls_is_the_one_worked_out_by_hand() -> None:

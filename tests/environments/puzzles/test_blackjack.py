@@ -2,14 +2,33 @@
 
 import pytest
 
-from mage_async.environments.blackjack.deck import MAX_HITS, deal
-from mage_async.environments.blackjack.game import Blackjack
-from mage_async.environments.blackjack.values import best_hits, expected_return, should_hit
 from mage_async.environments.environment import Split
+from mage_async.environments.games import blackjack
+from mage_async.environments.games.blackjack import (
+    MAX_HITS,
+    Blackjack,
+    best_hits,
+    deal,
+    should_hit,
+)
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
+
+
+def expected_return() -> float:
+    """Return the expected return per hand of the best player of unknown hands."""
+    begun = [
+        (one * two * three, first + second, shows)
+        for first, one in blackjack._CARDS
+        for second, two in blackjack._CARDS
+        for shows, three in blackjack._CARDS
+    ]
+    earned = sum(chance * blackjack._value(total, shows, 0) for chance, total, shows in begun)
+    return earned / sum(
+        chance * blackjack._winnable(total, shows, 0) for chance, total, shows in begun
+    )
 
 
 def test_a_hand_is_the_same_whatever_was_done_before() -> None:

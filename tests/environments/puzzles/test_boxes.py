@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from mage_async.environments.boxes.game import Boxes
 from mage_async.environments.environment import Split
+from mage_async.environments.games.boxes import Boxes
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

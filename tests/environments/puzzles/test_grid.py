@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mage_async.environments.grid.game import Grid
+from mage_async.environments.games.grid import Grid
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -18,7 +18,10 @@ def test_an_expert_takes_as_many_steps_as_the_goal_is_far(start, first, farthest
     far = set[int]()
     for split in ("train", "heldout"):
         for member in grid.members(split):
-            play, script = grid.begin(Task("grid", member, 1, 0), 0), grid.expert(random.Random(1))
+            play, script = (
+                grid.begin(Task("grid", member, 1, 0), 0),
+                grid.best_script(random.Random(1)),
+            )
             assert play.observation.endswith(first)
             steps, reward = 0, 0.0
             while play.legal_actions():

@@ -8,9 +8,8 @@ import pytest
 
 from mage_async.environments import catalogue
 from mage_async.environments.environment import Environment, Split
-from mage_async.environments.guessing.play import GuessingScript
-from mage_async.environments.guessing.puzzle import Puzzle, in_place
-from mage_async.environments.guessing.values import random_return
+from mage_async.environments.games.game import num_equal
+from mage_async.environments.games.guessing import GuessingScript, Puzzle, random_return
 from mage_async.environments.scripted_returns import scripted_returns
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
@@ -75,7 +74,7 @@ def test_a_quarter_is_held_out_and_swaps_share_few_places(name: str) -> None:
     for member in heldout:
         assert game.swaps(member, "heldout")
         code, swaps = _code(name, member), game.swaps(member, "heldout")
-        shared = {x: in_place(code, _code(name, x)) for x in heldout if x != member}
+        shared = {x: num_equal(code, _code(name, x)) for x in heldout if x != member}
         assert {shared[x] for x in swaps} == {min(shared.values())}
 
 
@@ -89,7 +88,7 @@ def test_the_value_of_guessing_at_random_is_exact() -> None:
     puzzle = Puzzle(codes, "", lambda code, guess: "", turns=3)
     total = 0.0
     for guesses in itertools.product(codes, repeat=3):
-        placed = [in_place(codes[0], guess) for guess in guesses]
+        placed = [num_equal(codes[0], guess) for guess in guesses]
         sooner = (3 - placed.index(2)) / 3 if 2 in placed else 0.0
         total += 0.5 * max(placed) / 2 + 0.5 * sooner
     assert random_return(puzzle, codes[:1]) == pytest.approx(total / len(codes) ** 3)

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from mage_async.environments.environment import Split
-from mage_async.environments.hangman.game import Hangman, random_return
-from mage_async.environments.hangman.words import WORDS
+from mage_async.environments.games.hangman import WORDS, Hangman, random_return
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from mage_async.environments.environment import Split
-from mage_async.environments.maze.game import MazeGame
-from mage_async.environments.maze.walls import DIRECTIONS, maze_of, random_return, reward
+from mage_async.environments.games.maze import DIRECTIONS, MazeGame, maze_of, random_return, reward
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

@@ -5,12 +5,17 @@ import random
 
 import pytest
 
-from mage_async.environments.cell_sets import cells_of
 from mage_async.environments.environment import Split
-from mage_async.environments.minesweeper.board import MINE, board_of, cell_names
-from mage_async.environments.minesweeper.game import MineSweeper
-from mage_async.environments.minesweeper.play import MineSweeperPlay
-from mage_async.environments.minesweeper.script import MineSweeperScript, mine_chances
+from mage_async.environments.games.board import cells_of
+from mage_async.environments.games.minesweeper import (
+    MINE,
+    MineSweeper,
+    MineSweeperPlay,
+    MineSweeperScript,
+    board_of,
+    cell_names,
+    mine_chances,
+)
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

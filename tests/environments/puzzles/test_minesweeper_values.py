@@ -5,8 +5,7 @@ from collections import defaultdict
 import pytest
 
 from mage_async.environments.environment import Chance
-from mage_async.environments.minesweeper.board import Board, board_of, layouts
-from mage_async.environments.minesweeper.play import MineSweeperPlay
+from mage_async.environments.games.minesweeper import Board, MineSweeperPlay, board_of, layouts
 from tests.helpers.game_values import forgetful_value, knowing_value
 
 BOARDS = [board_of(3, mines) for mines in layouts(3, 2, 100)]

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from mage_async.environments.environment import Split
-from mage_async.environments.scout.game import Scout
+from mage_async.environments.games.scout import Scout
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

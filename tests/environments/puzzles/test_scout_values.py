@@ -2,8 +2,7 @@
 
 import pytest
 
-from mage_async.environments.scout.game import Scout
-from mage_async.environments.scout.values import Payoffs, cumulative_weights, solve
+from mage_async.environments.games.scout import Payoffs, Scout, cumulative_weights, solve
 from tests.helpers.game_values import (
     cumulative_threshold,
     differential_threshold,

@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from mage_async.environments.shop.game import Shop
-from mage_async.environments.shop.goals import Goal, goal_of, score
-from mage_async.environments.shop.play import ShopPlay
-from mage_async.environments.shop.products import Product, make_products, read_products
-from mage_async.environments.shop.search import Index
+from mage_async.environments.games.shop import (
+    Goal,
+    Index,
+    Product,
+    Shop,
+    ShopPlay,
+    goal_of,
+    make_products,
+    read_products,
+    score,
+)
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 

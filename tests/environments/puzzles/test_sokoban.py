@@ -1,15 +1,23 @@
 """Sokoban: its steps, and rooms that can be solved."""
 
 import random
+from collections import deque
 from dataclasses import replace
 
 import pytest
 
-from mage_async.environments.cell_sets import cells_of
 from mage_async.environments.environment import Chance
-from mage_async.environments.sokoban.game import Sokoban
-from mage_async.environments.sokoban.play import MOVES, SokobanPlay, SokobanScript
-from mage_async.environments.sokoban.room import Room, distances, push, solve
+from mage_async.environments.games.board import cells_of
+from mage_async.environments.games.sokoban import (
+    MOVES,
+    Position,
+    Room,
+    Sokoban,
+    SokobanPlay,
+    SokobanScript,
+    distances,
+    push,
+)
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -19,6 +27,34 @@ from mage_async.trajectory import Task
 #   #____#
 #   ######
 CORRIDOR = Room(6, 0b011110_011110_000000, 1 << 10, (7, 1 << 8), 2, 0)
+
+
+def solve(room: Room) -> list[int] | None:
+    """Return a shortest solution as step numbers (up, down, left, right), searched forwards; `None`
+    if there is none.
+    """
+    came: dict[Position, tuple[Position, int]] = {}
+    waiting, seen = deque([room.start]), {room.start}
+    while waiting:
+        position = waiting.popleft()
+        if position[1] == room.targets:
+            return _path(came, position)
+        for number, step in enumerate(room.steps()):
+            after = push(room, position, step)
+            if after not in seen:
+                seen.add(after)
+                came[after] = (position, number)
+                waiting.append(after)
+    return None
+
+
+def _path(came: dict[Position, tuple[Position, int]], position: Position) -> list[int]:
+    """Follow the predecessors back from a position to the start."""
+    numbers: list[int] = []
+    while position in came:
+        position, number = came[position]
+        numbers.append(number)
+    return numbers[::-1]
 
 
 def play_in(room: Room, turns: int = 7) -> SokobanPlay:

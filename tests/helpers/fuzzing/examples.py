@@ -35,7 +35,7 @@ def example_messages() -> list[messages.Message]:
     """One of each."""
     digest, path = "0123456789abcdef", "/run/weights/v000003.safetensors"
     return [
-        messages.Hello(role="actor", name="a", build="0.1+ab", config_digest="c1", credits=4),
+        messages.Hello(role="actor", name="a", build="0.1+ab", config_digest="c1", group_quota=4),
         messages.Welcome(version=3, weights_path=path),
         messages.Refusal(reason="another build"),
         messages.WhoAreYou(),
@@ -74,7 +74,7 @@ def example_records() -> list[journal_records.Record]:
     standing = Standing(rating=-12.5, groups=3, episodes=72, total=1.5, recent=0.25)
     table = Table(rivals=(0, 2), rating=12.5, standings={"policy-2": standing})
     head = msgspec.structs.replace(
-        journal_records.first_head(2, 5),
+        journal_records.first_segment_header(2, 5),
         groups=(granted,),
         dropped={"too old": 1},
         population=table,
@@ -88,7 +88,7 @@ def example_records() -> list[journal_records.Record]:
             version=3, grants=(5, 6), digest="d", tensors={"w": "e"}, time_s=1.5
         ),
         journal_records.Published(version=3, path="w", digest="d"),
-        journal_records.Receipt(
+        journal_records.LoadedWeights(
             peer="actor-0/ab", version=3, digest="e", difference=1e-6, num_retries=1
         ),
     ]

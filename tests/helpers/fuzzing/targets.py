@@ -20,7 +20,7 @@ from pathlib import Path
 from mage_async.config import config_file
 from mage_async.errors import ConfigError, WireError
 from mage_async.protocol import codec, journal_records
-from mage_async.protocol.trial_header import Frame
+from mage_async.protocol.trial_frames import Frame
 from tests.helpers.fuzzing.examples import example_messages, example_records, example_trial
 
 MAX_FRAMES = 8
@@ -90,10 +90,10 @@ def feed_journal(data: bytes) -> bool:
         if not body:  # `scan` gives none
             continue
         try:
-            record = journal_records.read(body)
+            record = journal_records.decode_record(body)
         except WireError:
             continue
-        again = b"".join(bytes(piece) for piece in journal_records.write(record))
+        again = b"".join(bytes(piece) for piece in journal_records.encode_record(record))
         assert len(journal_records.scan(journal_records.MAGIC + again).bodies) == 1, (
             "written it is not whole"
         )
@@ -117,7 +117,8 @@ def targets(config: Path) -> list[Target]:
     frames = [codec.encode(message) for message in example_messages()]
     trials = [frames[-1], codec.encode(example_trial(14)), codec.encode(example_trial(200))]
     records = [
-        b"".join(bytes(p) for p in journal_records.write(record)) for record in example_records()
+        b"".join(bytes(p) for p in journal_records.encode_record(record))
+        for record in example_records()
     ]
     bodies = [
         bytes(journal_records.scan(journal_records.MAGIC + record).bodies[0]) for record in records

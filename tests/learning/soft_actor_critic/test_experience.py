@@ -10,15 +10,15 @@ from mage_async.assembly import environment_of, rules_of
 from mage_async.completion import Completion
 from mage_async.config import config_file
 from mage_async.errors import RunError
-from mage_async.learning.soft_actor_critic.experience import (
+from mage_async.methods.sac_glam.replay_buffer import (
     action_tokens,
     experiences,
     goals_in_hindsight,
+    play_again,
 )
-from mage_async.learning.soft_actor_critic.played_again import play_again
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Group, Task
-from mage_async.trials.shortest_context import chat_in_words
+from mage_async.trials.scripted import chat_in_words
 from mage_async.trials.trial_run import TrialRun
 
 CHAT = chat_in_words()
@@ -69,7 +69,7 @@ def test_with_a_goal_that_it_reached_a_trial_reads_as_if_it_had_been_played_for_
 
 
 def test_a_trial_whose_actions_run_out_is_cut_and_its_last_value_is_unknown():
-    config = configured("sac.hindsight=0")
+    config = configured("methods.sac_glam.hindsight=0")
     trial, environment, rules = played(config, "alpha-three", ("right", "right"))
     again = play_again(environment, trial, rules, CHAT, "delta-four")
     assert again.trial.cut_at == 0
@@ -77,7 +77,7 @@ def test_a_trial_whose_actions_run_out_is_cut_and_its_last_value_is_unknown():
 
 
 def test_transitions_say_what_was_done_what_could_be_done_and_what_it_earned():
-    config = configured("sac.hindsight=0")
+    config = configured("methods.sac_glam.hindsight=0")
     trial, environment, _ = played(config, "alpha-three", ("right", "goal", "right"))
     (only,) = experiences([Group(7, 3, (trial,))], config, environment, CHAT, 0)
     ((sequence,),) = only

@@ -6,8 +6,7 @@ import random
 import numpy as np
 import torch
 
-from mage_async.learning.soft_actor_critic.experience import SoftSequence
-from mage_async.learning.soft_actor_critic.replay_buffer import ARRAYS, ReplayBuffer
+from mage_async.methods.sac_glam.replay_buffer import ARRAYS, ReplayBuffer, SoftSequence
 
 
 def sequence(number, length=2):

@@ -26,8 +26,8 @@ SMALL = (
     "learner.minibatches=2",
     "admission.groups_per_step=2",
     "admission.trials_per_group=2",
-    "sac.batch=4",
-    "sac.capacity=6",
+    "methods.sac_glam.batch=4",
+    "methods.sac_glam.capacity=6",
 )
 
 

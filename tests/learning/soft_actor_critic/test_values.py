@@ -5,17 +5,18 @@ from itertools import product
 import pytest
 import torch
 
-from mage_async.learning.soft_actor_critic.critic import Critic
-from mage_async.learning.soft_actor_critic.update import Transitions, losses
-from mage_async.learning.soft_actor_critic.values import (
+from mage_async.learning.token_loss import HeadInputs
+from mage_async.methods.sac_glam.trainer import (
+    Critic,
+    Transitions,
     actor_losses,
     critic_losses,
     entropies,
     log_policy,
+    losses,
     soft_values,
     targets,
 )
-from mage_async.learning.token_loss import HeadInputs
 
 ALPHA, LEFT, RIGHT, OFF = 0.5, 0, 1, 2
 NEXT = {(0, LEFT): 1, (0, RIGHT): 2, (1, LEFT): 2, (1, RIGHT): None, (2, LEFT): None}

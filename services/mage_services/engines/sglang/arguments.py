@@ -1,41 +1,43 @@
-"""SGLang's server arguments, made from the configuration under the names of the installed version.
+"""SGLang's server arguments from the configuration, and differences between SGLang's versions.
 
-These are chosen here; `engine.server` may override them:
+`engine.server` may override most of these arguments:
 
-    tokens in, tokens out        skip_tokenizer_init: no text, no tokenizer files
-    GPUs of an engine            tp_size: as engine.gpus_per_actor says
-    a page is one token          a context is reused to its last token
-    without a GPU                PyTorch's own attention and sampling, no graphs
+    skip_tokenizer_init    token ids in, token ids out: no tokenizer files are needed
+    tp_size                engine.gpus_per_actor
+    page_size = 1          a prefix is reused to its last token
+    without a GPU          PyTorch's own attention and sampling, no graphs
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import ConfigError, PolicyError
-from mage_async.policy.tensor_parallel import check_divisible
+from mage_async.policy.headers import check_divisible
 
 _RENAMED = {
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
     "disable_piecewise_cuda_graph": "disable_prefill_cuda_graph",
 }
-"""Names until 0.5.13, and from 0.5.14 on."""
-_OURS = ("model_path", "skip_tokenizer_init", "weight_version", "max_running_requests", "tp_size")
-"""Arguments that other keys of the configuration say."""
+"""Names until 0.5.13, with the names from 0.5.14 on."""
+_FIXED = ("model_path", "skip_tokenizer_init", "weight_version", "max_running_requests", "tp_size")
+"""Arguments that follow from other keys of the configuration."""
 
 
 def chosen(rules: EngineRules, directory: Path, *, dtype: str, has_gpu: bool) -> dict[str, Any]:
-    """Arguments for an engine, by the newest names.
+    """Make the arguments of an engine, under the newest names.
 
     Raises:
-        ConfigError: `engine.server` says what another key says.
+        ConfigError: `engine.server` holds an argument that follows from another key.
         PolicyError: the model cannot be shared over `engine.gpus_per_actor` GPUs.
     """
     if rules.gpus_per_actor > 1:
         check_divisible(_model(directory), rules.gpus_per_actor, str(directory))
-    for name in _OURS:
+    for name in _FIXED:
         if name in rules.server:
             raise ConfigError(f"engine.server: `{name}` follows from the other keys; remove it")
     machine = {} if has_gpu else _without_gpu(rules)
@@ -54,10 +56,10 @@ def chosen(rules: EngineRules, directory: Path, *, dtype: str, has_gpu: bool) ->
 
 
 def vocabulary(directory: Path) -> int:
-    """How many token ids a model knows.
+    """Read the size of a model's vocabulary.
 
     Raises:
-        PolicyError: its directory does not say it.
+        PolicyError: the directory has no config.json with it.
     """
     try:
         return _model(directory)["vocab_size"]
@@ -66,7 +68,7 @@ def vocabulary(directory: Path) -> int:
 
 
 def _model(directory: Path) -> dict[str, Any]:
-    """What a model's config.json says of its part for text."""
+    """Read config.json; of a multimodal model, the part for text."""
     try:
         config = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -75,25 +77,25 @@ def _model(directory: Path) -> dict[str, Any]:
 
 
 def known_names(arguments: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """The same arguments under the names that this SGLang knows.
+    """Rename arguments to the names that the installed SGLang knows.
 
     Raises:
-        ConfigError: it does not know one.
+        ConfigError: it has no such argument.
     """
     names = frozenset(known)
     older = {new: old for old, new in _RENAMED.items()}
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for name, value in arguments.items():
         spellings = (name, _RENAMED.get(name, name), older.get(name, name))
-        spelling = next((one for one in spellings if one in names), None)
+        spelling = next((each for each in spellings if each in names), None)
         if spelling is None:
             raise ConfigError(f"engine.server: this SGLang has no argument `{name}`")
-        found[spelling] = value
-    return found
+        renamed[spelling] = value
+    return renamed
 
 
 def _without_gpu(rules: EngineRules) -> dict[str, Any]:
-    """Arguments for CPU cores; keys of two versions of every context have room."""
+    """Make the arguments for CPU cores; the cache has room for two versions of every sequence."""
     return {
         "device": "cpu",
         "attention_backend": "torch_native",
@@ -103,3 +105,54 @@ def _without_gpu(rules: EngineRules) -> dict[str, Any]:
         "mem_fraction_static": 0.3,
         "max_total_tokens": 2 * rules.max_contexts * rules.max_tokens,
     }
+
+
+OLDEST, NEWEST = (0, 5, 12), (0, 5, 23)
+"""Range of supported versions: the engine's control interface was read or run within it."""
+
+
+def installed() -> str:
+    """Return the version of the installed SGLang.
+
+    Raises:
+        ConfigError: SGLang is not installed, or its version is not supported.
+    """
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        raise ConfigError(
+            'engine.kind = "sglang" needs SGLang, which is not installed: '
+            'pip install "mage_async[sglang]", or set engine.kind = "embedded"'
+        ) from None
+    check(found)
+    return found
+
+
+def check(found: str) -> None:
+    """Check that a version is supported.
+
+    Raises:
+        ConfigError: it is not; the text names the supported range.
+    """
+    if not OLDEST <= release(found) <= NEWEST:
+        oldest, newest = (".".join(map(str, end)) for end in (OLDEST, NEWEST))
+        raise ConfigError(
+            f"SGLang {found} is installed, and {oldest} to {newest} are supported: "
+            f'pip install "mage_async[sglang]"'
+        )
+
+
+def release(found: str) -> tuple[int, int, int]:
+    """Return the first three numbers of a version; (0, 0, 0) if it has no such numbers."""
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", found)
+    return (int(numbers[1]), int(numbers[2]), int(numbers[3])) if numbers else (0, 0, 0)
+
+
+def says_spans(found: str) -> bool:
+    """Return whether replies contain the version of each token."""
+    return release(found) >= (0, 5, 19)
+
+
+def has_sessions(found: str) -> bool:
+    """Return whether an update by tensors needs begin and end messages."""
+    return release(found) >= (0, 5, 21)

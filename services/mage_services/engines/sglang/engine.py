@@ -1,9 +1,9 @@
-"""SGLang as an engine: prompts in, completions out, while its process may die and come back.
+"""SGLang as an `Engine`, which survives the death of SGLang's process.
 
-The process (`process.py`) answers single requests. Here a turn is one request or several
-(`turn_queue.py`), and weights go to the process one version after the other (`weight_loads.py`). A
-process that has died is followed by another with the newest weights, which plays the interrupted
-turns again from their prompts.
+The process (`server.py`) answers single requests, and the watchdog (`watchdog.py`) restarts it.
+Here a turn is one request or several (`turns.py`), and weights are loaded one version after the
+other (`weight_loads.py`). After a death, the next process loads the newest weights and samples the
+interrupted turns again from their prompts.
 """
 
 import asyncio
@@ -14,15 +14,13 @@ from typing import Any, Self
 from mage_async.completion import Completion, Prompt, check_prompt
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import RunError
-from mage_async.inference.receipts.receipt import Accepted
-from mage_async.inference.statistics import Statistics
-from mage_async.inference.turn_requests import TurnRequests
+from mage_async.inference.scheduler import Statistics
+from mage_async.inference.server_prefixes import TurnRequests
+from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_services.engines.sglang import messages as say
-from mage_services.engines.sglang.arguments import chosen, vocabulary
-from mage_services.engines.sglang.keeper import Keeper
-from mage_services.engines.sglang.turn_queue import TurnQueue
-from mage_services.engines.sglang.turns import Asked, WantedWeights
-from mage_services.engines.sglang.versions import installed
+from mage_services.engines.sglang.arguments import chosen, installed, vocabulary
+from mage_services.engines.sglang.turns import PendingLoad, PendingTurn, TurnQueue
+from mage_services.engines.sglang.watchdog import EngineWatchdog
 from mage_services.engines.sglang.weight_loads import WeightLoads
 
 
@@ -30,12 +28,12 @@ class SglangEngine:
     """Serves a model directory with an SGLang of its own; an `Engine`.
 
     Args:
-        directory: its weights are version 0 until others are loaded.
-        seed: of its own random numbers; different for every engine of a run.
-        has_gpu: otherwise SGLang computes on CPU cores, with PyTorch's own operators.
-        max_deaths: so many in a row, without a completion between, are made good.
-        silence_s: an aborted request is answered within this, or the process is taken to hang.
-        name: of the process that uses it, for an error.
+        directory: model directory; its weights are version 0.
+        seed: seed of SGLang's random numbers; different for every engine of a run.
+        has_gpu: otherwise SGLang runs on CPU cores, with PyTorch's own operators.
+        max_deaths: deaths in a row, without a completion in between, after which it is restarted.
+        silence_s: time limit for the answer to an abort; a process that exceeds it hangs.
+        name: name of the actor, for errors.
 
     Raises:
         ConfigError: no SGLang of a known version is installed, or `engine.server` is wrong.
@@ -59,84 +57,86 @@ class SglangEngine:
         self._arguments = chosen(rules, directory, dtype=dtype, has_gpu=has_gpu)
         self._seed = seed
         self._directory, self._rules = directory, rules
-        self._keeper = Keeper(
-            self._start, self._hear, self._die, threads=rules.threads, max_deaths=max_deaths
+        self._watchdog = EngineWatchdog(
+            self._start, self._on_message, self._die, threads=rules.threads, max_deaths=max_deaths
         )
         self._tasks = asyncio.TaskGroup()
         self._keeping: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._facts: asyncio.Future[str] | None = None
         self._busy: set[str] = set()
-        """Contexts with a prompt under way."""
-        self._turns = TurnQueue(self._keeper, silence_s=silence_s)
-        self._loads = WeightLoads(self._keeper, self._turns, rules, directory, name)
+        """Contexts with a prompt that is being completed."""
+        self._turns = TurnQueue(self._watchdog, silence_s=silence_s)
+        self._loads = WeightLoads(self._watchdog, self._turns, rules, directory, name)
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """Draw a completion. Cancellation aborts it; the context keeps what was computed."""
+        """Sample a completion. Cancellation aborts it; the sequence keeps its keys and values."""
         self._check(prompt)
-        asked = Asked(TurnRequests(prompt, self._rules.max_tokens), self._promise())
+        pending = PendingTurn(TurnRequests(prompt, self._rules.max_tokens), self._promise())
         self._busy.add(prompt.context)
-        self._turns.ask(asked)
+        self._turns.ask(pending)
         try:
-            return await asked.future
+            return await pending.future
         finally:
             self._busy.discard(prompt.context)
-            if asked.future.cancelled():
-                self._turns.give_up(asked)
+            if pending.future.cancelled():
+                self._turns.give_up(pending)
 
-    async def load(self, version: int, path: Path) -> Accepted | None:
-        """Draw with other weights; returns when the next token will be drawn by them or by newer.
+    async def load(self, version: int, path: Path) -> AcceptedWeights | None:
+        """Load weights; return when the next token will be sampled with them or newer ones.
 
-        Cancellation leaves the old weights or the new ones, whole. A file that cannot be used is a
-        PolicyError, and leaves the old ones.
+        Cancellation leaves either the old weights or the new ones.
+
+        Raises:
+            PolicyError: the file cannot be used; the old weights stay.
         """
         self._check_runs()
-        await self._loads.have_ready(version, path)
-        weights = WantedWeights(version, path, self._promise())
+        await self._loads.prepare(version, path)
+        weights = PendingLoad(version, path, self._promise())
         self._loads.add(weights)
         return await weights.future
 
     async def hold(self, version: int, path: Path) -> None:
-        """An SGLang serves one version: always a RunError."""
+        """Raise RunError: an SGLang serves one version only."""
         raise RunError(
             f"SGLang cannot hold version {version} beside the current one: set "
             'engine.kind = "embedded", or population.rivals = 0'
         )
 
     def let_go(self, version: int) -> None:
-        """Nothing is ever held."""
+        """Do nothing: no version is ever held."""
 
     def release(self, context: str) -> None:
-        """Forget a context; its keys give way to others when room is needed."""
+        """Forget a sequence; SGLang evicts its keys when it needs room."""
         self._turns.contexts.release(context)
 
     def statistics(self) -> Statistics:
-        """What was done so far; `forward_s` is the time in which any request was under way."""
+        """Return statistics; `forward_s` is the time in which any request was under way."""
         return Statistics(**self._turns.totals() | self._loads.totals())
 
     async def describe(self) -> str:
-        """What is served and how, in one line, once it is. Cancellation leaves nothing."""
+        """Wait until the process serves, and describe it in one line."""
         assert self._facts is not None
         facts = await asyncio.shield(self._facts)
         return f"{facts}; weights {self._rules.in_flight}, keys {self._rules.cache_rule}"
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine's process, while there is one."""
-        return self._keeper.pid
+        """Process id of SGLang's process; None while there is none."""
+        return self._watchdog.pid
 
     @property
     def num_restarts(self) -> int:
-        """Processes that were started after the first."""
-        return self._keeper.num_restarts
+        """Number of processes after the first."""
+        return self._watchdog.num_restarts
 
     async def __aenter__(self) -> Self:
-        """Begin to start; calls wait until the process serves."""
+        """Start SGLang's process; calls wait until it serves."""
         await self._tasks.__aenter__()
         self._facts = asyncio.get_running_loop().create_future()
-        self._keeping = self._tasks.create_task(self._keeper.keep(), name="sglang")
+        self._keeping = self._tasks.create_task(self._watchdog.run(), name="sglang")
         self._keeping.add_done_callback(self._fail_waiting)
-        self._watching = self._tasks.create_task(self._keeper.watch(), name="watch sglang")
+        self._watching = self._tasks.create_task(self._watchdog.watch(), name="watch sglang")
         return self
 
     async def __aexit__(
@@ -145,7 +145,7 @@ class SglangEngine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End. A failure of the block is raised as it is, one of the engine as a group."""
+        """Stop. A failure of the block is raised as it is, a failure of the engine as a group."""
         assert self._keeping is not None
         assert self._watching is not None
         self._keeping.cancel()
@@ -154,11 +154,11 @@ class SglangEngine:
         await self._tasks.__aexit__(*((kind, error, trace) if is_cancelled else (None,) * 3))
 
     def _start(self, number: int) -> say.Start:
-        """What the process with this number serves; each draws from a stream of its own."""
+        """Make the first message for the process with a number; each has a seed of its own."""
         arguments = {"random_seed": (self._seed + number) % 2**31} | self._arguments
         return say.Start(directory=str(self._directory), arguments=arguments, version=0)
 
-    def _hear(self, message: say.Message) -> None:
+    def _on_message(self, message: say.Message) -> None:
         match message:
             case say.Serving():
                 self._serve(message)
@@ -182,7 +182,7 @@ class SglangEngine:
         self._loads.serve()
 
     def _die(self) -> None:
-        """The process has ended, and with it every key and what was being drawn."""
+        """Handle the process's death, which loses all keys and all requests under way."""
         self._turns.die(self._loads.die())
 
     def _check(self, prompt: Prompt) -> None:
@@ -200,9 +200,9 @@ class SglangEngine:
         if self._keeping is None or self._keeping.done():
             raise RunError("the engine does not run: use it inside its `async with`")
 
-    def _fail_waiting(self, keeper: asyncio.Task[None]) -> None:
-        """Nobody waits for an engine that has ended."""
-        error = None if keeper.cancelled() else keeper.exception()
+    def _fail_waiting(self, watchdog: asyncio.Task[None]) -> None:
+        """Fail every waiting call: the engine has ended."""
+        error = None if watchdog.cancelled() else watchdog.exception()
         reason = error or RunError("the engine was closed")
         self._turns.fail(reason)
         self._loads.fail(reason)

@@ -1,62 +1,58 @@
-"""The messages between an actor and the process of its SGLang, over a private pair of sockets.
+"""Messages between an actor and its SGLang process, over a private pair of sockets.
 
     actor                 engine's process
     Start            ->
                      <-   Serving, or Failed
     Draw             ->
-                     <-   Began, where it was asked for, with the first token
+                     <-   Began with the first token, if requested
                      <-   Drew, or Refused
     Abort            ->                      its Draw ends with Drew
     Prepare          ->
-                     <-   Prepared                while tokens are drawn
+                     <-   Prepared                while tokens are sampled
     Load             ->
                      <-   Loaded
 
-A message is msgpack of a tagged record; arrays are raw bytes in it.
+A message is a tagged record in msgpack; arrays are raw bytes in it.
 """
 
-import asyncio
 from typing import Any
 
-import msgspec
-
-from mage_async.inference.receipts.receipt import Accepted
+from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_async.protocol.messages import Fields
-from mage_services.processes import paired_process
 
 
 class Start(Fields):
-    """What to serve, and how."""
+    """Serve a model."""
 
     directory: str
     arguments: dict[str, Any]
-    """For SGLang's `ServerArgs`, by its names."""
+    """Arguments of SGLang's `ServerArgs`, by their names there."""
     version: int
     """Version of the weights in the directory."""
 
 
 class Serving(Fields):
-    """The engine takes requests."""
+    """The process takes requests."""
 
     facts: str
-    """What serves, in one line."""
+    """Description of the server in one line."""
 
 
 class Failed(Fields):
-    """The engine cannot be started, or has broken; the process ends."""
+    """SGLang cannot be started; the process ends."""
 
     reason: str
 
 
 class Draw(Fields):
-    """One request."""
+    """Run a request."""
 
     rid: str
     """32 hex digits: SGLang aborts every request whose id begins with a given one."""
     tokens: bytes
     """int32 [T]"""
     key: str
-    """Cached keys are found under this name only."""
+    """Key version: cached keys are found under this name only."""
     max_tokens: int
     temperature: float
     top_p: float
@@ -65,10 +61,11 @@ class Draw(Fields):
     stop_tokens: tuple[int, ...]
     seed: int
     says_when_it_began: bool = False
+    """Whether to send `Began`."""
 
 
 class Began(Fields):
-    """The request's prompt is computed, so others can read its keys."""
+    """The keys of a request's prompt are in the cache."""
 
     rid: str
 
@@ -76,67 +73,67 @@ class Began(Fields):
 class Drew(Fields):
     """A request has ended.
 
-    Shapes: `n` tokens drawn.
+    Shapes: `n` sampled tokens.
     """
 
     rid: str
     tokens: bytes
     """int32 [n]"""
     logprobs: bytes
-    """float32 [n]"""
+    """float32 [n], in nats."""
     spans: tuple[tuple[int, int], ...]
-    """(start, version), in order."""
+    """(first token, version) of runs of tokens, in order."""
     provenance: str
     num_cached: int
     is_aborted: bool
 
 
 class Refused(Fields):
-    """A request cannot be served, now or ever."""
+    """A request cannot be served."""
 
     rid: str
     reason: str
 
 
 class Abort(Fields):
-    """End a request with what it has drawn."""
+    """End a request; `Drew` returns its tokens so far."""
 
     rid: str
 
 
 class Prepare(Fields):
-    """Do all of a Load that can be done while tokens are drawn; the Load follows."""
+    """Do the part of a load that is possible while tokens are sampled; a `Load` follows."""
 
     version: int
     path: str
 
 
 class Prepared(Fields):
-    """The answer to a Prepare; what was wrong, if anything, the Load's answer says."""
+    """The answer to `Prepare`; an error is reported by the answer to the `Load` that follows."""
 
 
 class Load(Fields):
-    """Draw with other weights from here on."""
+    """Load other weights."""
 
     version: int
     path: str
     interrupts: bool
-    """Abort every request first; else they are paused, and go on over the keys they have."""
+    """Abort all requests first; otherwise they are paused, and go on over their keys."""
 
 
 class Loaded(Fields):
-    """The answer to a Load."""
+    """The answer to `Load`."""
 
     version: int
-    """Version of the weights that draw now."""
+    """Version of the weights that are in use now."""
     error: str = ""
-    """Why these are not the ones asked for."""
+    """Why the load failed; empty if it did not."""
     stall_s: float = 0.0
-    """From the pause to its end: nothing was drawn."""
-    receipt: Accepted | None = None
-    """The receipt of these weights; None of a model directory, or where there is an error."""
+    """Duration of the pause in generation, in seconds."""
+    receipt: AcceptedWeights | None = None
+    """Receipt of the accepted weights; None for a model directory, or after an error."""
     is_refused: bool = False
-    """Whether the error is of the receipt, or of what could not be read: twice."""
+    """Whether reading or comparison failed twice."""
 
 
 Message = (
@@ -153,21 +150,3 @@ Message = (
     | Load
     | Loaded
 )
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-packed = _ENCODER.encode
-unpacked = _DECODER.decode
-
-
-def write(writer: asyncio.StreamWriter, message: Message) -> None:
-    """Send a message; it waits in memory while the other side does not read."""
-    paired_process.write(writer, packed(message))
-
-
-async def read(reader: asyncio.StreamReader) -> Message | None:
-    """The next message; None where the other side has ended, be it within a message.
-
-    Cancellation may lose the message under way, so it is for ending only.
-    """
-    body = await paired_process.read(reader)
-    return None if body is None else unpacked(body)

@@ -1,51 +1,67 @@
-"""What an SGLang engine remembers of turns and weights that are waited for."""
+"""The queue of turns of an SGLang engine.
+
+    queue      filled by                            emptied by           bounded by
+    held       ask, while weights are loaded        open                 trials
+    warming    ask, while an equal prompt is        Began or Drew of     trials
+               computed                             the first
+
+A turn consists of one request or more. After a death of SGLang's process, the next one samples the
+interrupted turns again from their prompts.
+"""
 
 import asyncio
+import time
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
+from uuid import uuid4
 
 import numpy as np
 
 from mage_async.completion import Completion
-from mage_async.inference.kv_contexts import Opened
-from mage_async.inference.receipts.receipt import Accepted
-from mage_async.inference.turn_requests import Piece, TurnRequests
+from mage_async.errors import RunError, TurnLost
+from mage_async.inference.scheduler import Statistics
+from mage_async.inference.server_prefixes import Opened, Piece, ServerPrefixes, TurnRequests
+from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_async.policy_version import VersionRun
+from mage_services.engines.embedded import settle
+from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.messages import Draw, Drew
+from mage_services.engines.sglang.watchdog import EngineWatchdog
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """A turn, and the future that waits for it."""
+class PendingTurn:
+    """A turn, and the future of its completion."""
 
     turn: TurnRequests
     future: asyncio.Future[Completion]
     opened: Opened | None = None
-    """None until it is first asked."""
+    """None until its first request is sent."""
     key_version: int = 0
     rid: str = ""
     """Id of the request under way; empty while there is none."""
     is_warm: bool = False
-    """An equal prompt has been computed."""
+    """Whether an equal prompt has been computed since it was queued."""
     num_deaths: int = 0
-    """Processes that died while it was under way."""
+    """Number of processes that died while its request was under way."""
 
     @property
     def is_cold(self) -> bool:
-        """Whether possibly no token of its prompt has been computed."""
+        """Whether the prompt begins a sequence, and no equal one is known to be in the cache."""
         return not self.is_warm and self.opened is not None and not self.opened.num_known
 
-    def place(self) -> tuple[int, bytes]:
-        """Where keys of its prompt would be found."""
+    def cache_key(self) -> tuple[int, bytes]:
+        """Return the key under which its prompt is cached: key version and tokens."""
         return self.key_version, self.turn.prompt.tokens.tobytes()
 
     def name(self) -> str:
-        """The turn's name in an error."""
+        """Name the turn in an error."""
         return f"context {self.turn.prompt.context!r}"
 
     def request(self, *, says_when_it_began: bool) -> Draw:
-        """Its next request."""
+        """Make its next request."""
         prompt = self.turn.prompt
         return Draw(
             rid=self.rid,
@@ -62,18 +78,18 @@ class Asked:
 
 
 @dataclass(slots=True, eq=False)
-class WantedWeights:
-    """A version on disk, and the future that waits for it."""
+class PendingLoad:
+    """A version to be loaded, and the future of its receipt."""
 
     version: int
     path: Path
-    future: asyncio.Future[Accepted | None]
+    future: asyncio.Future[AcceptedWeights | None]
     num_deaths: int = 0
-    """Processes that died while they loaded it."""
+    """Number of processes that died while they loaded it."""
 
 
 def piece_of(message: Drew, key_version: int) -> Piece:
-    """What a request drew, with the versions of its tokens and of the keys they may have read."""
+    """Decode the result of a request, with the policy and key version of each token."""
     runs = tuple(
         VersionRun(start, version, min(key_version, version), message.provenance)
         for start, version in message.spans
@@ -87,11 +103,225 @@ def piece_of(message: Drew, key_version: int) -> Piece:
     )
 
 
-def settle(future: asyncio.Future[Any], error: BaseException | None, result: object = None) -> None:
-    """Settle a future with a result or a failure, unless it is done."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+T = TypeVar("T")
+
+
+class Warming(Generic[T]):
+    """Computes equal prompts once: the first goes ahead, the others wait for its keys.
+
+    A server that gets equal prompts at the same moment computes each of them. The trials of a
+    group, whose first prompts are equal, therefore wait for one of them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, list[T]] = {}
+
+    def enter(self, place: Hashable, who: T) -> bool:
+        """Return whether `who` goes first; otherwise it waits until `leave` returns it."""
+        if place not in self._waiting:
+            self._waiting[place] = []
+            return True
+        self._waiting[place].append(who)
+        return False
+
+    def leave(self, place: Hashable) -> list[T]:
+        """Return the waiting ones, after the first has computed its prompt or was aborted."""
+        return self._waiting.pop(place, [])
+
+    def clear(self) -> list[T]:
+        """Forget all prompts, and return the waiting ones."""
+        waited = [each for group in self._waiting.values() for each in group]
+        self._waiting.clear()
+        return waited
+
+
+MAX_DEATHS_OF_A_TURN = 3
+"""A turn during which the process died this often may be the cause, and is lost."""
+
+
+class TurnQueue:
+    """The turns that are held back, wait for an equal prompt, or are under way.
+
+    Args:
+        silence_s: time limit for the answer to an abort; a process that exceeds it hangs.
+    """
+
+    def __init__(self, watchdog: EngineWatchdog, *, silence_s: float) -> None:
+        self._watchdog, self._silence_s = watchdog, silence_s
+        self.contexts = ServerPrefixes()
+        self._is_open, self._version = False, 0
+        """Whether requests may be sent, and the version that they are sampled with."""
+        self._held: list[PendingTurn] = []
+        self._running: dict[str, PendingTurn] = {}
+        self._warming: Warming[PendingTurn] = Warming()
+        self._totals: dict[str, float] = dict.fromkeys(Statistics.__slots__, 0)
+        self._busy_since, self._busy_s = 0.0, 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may be sent: a process serves, and no load is under way."""
+        return self._is_open
+
+    def ask(self, pending: PendingTurn) -> None:
+        """Send a turn's next request as soon as one may be sent."""
+        if self._is_open:
+            self._submit(pending)
+        else:
+            self._held.append(pending)
+
+    def open(self, version: int) -> None:
+        """Send the held turns; the process uses weights of this version."""
+        self._is_open, self._version = True, version
+        held, self._held = self._held, []
+        for pending in held:
+            self._submit(pending)
+
+    def hold_back(self) -> None:
+        """Send nothing until `open`: weights are loaded."""
+        self._is_open = False
+
+    def began(self, rid: str) -> None:
+        """Handle `Began`: the keys of a request's prompt are in the cache."""
+        self._release_waiting(self._running.get(rid), is_warm=True)
+
+    def take(self, message: say.Drew, *, may_abort: bool) -> None:
+        """Handle `Drew`: deliver the turn's completion, or send its next request.
+
+        Args:
+            may_abort: a load is under way that aborts requests.
+        """
+        self._watchdog.answered(message.rid)
+        pending = self._end(message.rid)
+        if pending is None:
+            return
+        if message.is_aborted and not may_abort:
+            settle(pending.future, RunError(f"{pending.name()}: SGLang gave the request up"))
+            return
+        try:
+            pending.turn.receive(piece_of(message, pending.key_version))
+        except RunError as error:
+            settle(pending.future, error)
+            return
+        if pending.turn.is_done:
+            self._deliver(pending)
+        else:
+            self.ask(pending)
+
+    def refuse(self, message: say.Refused) -> None:
+        """Handle `Refused`: fail the turn."""
+        self._watchdog.answered(message.rid)
+        pending = self._end(message.rid)
+        if pending is not None:
+            settle(
+                pending.future, RunError(f"{pending.name()}: SGLang refuses it: {message.reason}")
+            )
+
+    def give_up(self, pending: PendingTurn) -> None:
+        """Abort a turn whose caller was cancelled."""
+        if pending in self._held:
+            self._held.remove(pending)
+        if pending.rid:
+            rid = pending.rid
+            del self._running[rid]
+            self._note_idle()
+            self._watchdog.expect(rid, self._silence_s)
+            self._watchdog.send(say.Abort(rid=rid))
+            self._release_waiting(pending, is_warm=False)
+
+    def die(self, newest: int) -> None:
+        """Handle the process's death: all keys and all requests under way are lost.
+
+        Args:
+            newest: version that the next process will use.
+        """
+        self._is_open = False
+        if self._running:
+            self._busy_s += time.perf_counter() - self._busy_since
+        interrupted, waiting = list(self._running.values()), self._warming.clear()
+        for pending in interrupted:
+            pending.num_deaths += 1
+            if pending.num_deaths == MAX_DEATHS_OF_A_TURN:
+                reason = (
+                    f"{pending.name()}: SGLang died {pending.num_deaths} times while it was drawn"
+                )
+                settle(pending.future, TurnLost(reason))
+        self._held = [*interrupted, *waiting, *self._held]
+        for pending in self._held:
+            pending.turn.restart()
+            pending.rid, pending.is_warm = "", False
+        self._running.clear()
+        self.contexts.lose_keys(newest)
+
+    def fail(self, reason: BaseException) -> None:
+        """Fail every turn: the engine has ended."""
+        for pending in [*self._held, *self._running.values(), *self._warming.clear()]:
+            settle(pending.future, reason)
+
+    def totals(self) -> dict[str, float]:
+        """Return totals by the names of `Statistics`."""
+        running = time.perf_counter() - self._busy_since if self._running else 0.0
+        return self._totals | {
+            "num_contexts": len(self.contexts),
+            "num_waiting": len(self._held),
+            "forward_s": self._busy_s + running,
+        }
+
+    def _submit(self, pending: PendingTurn) -> None:
+        """Send a turn's next request, unless an equal prompt is being computed."""
+        if pending.future.done():
+            return
+        self._set_key_version(pending)
+        is_cold = pending.is_cold
+        if is_cold and not self._warming.enter(pending.cache_key(), pending):
+            return
+        pending.rid = uuid4().hex
+        if not self._running:
+            self._busy_since = time.perf_counter()
+        self._running[pending.rid] = pending
+        self._watchdog.send(pending.request(says_when_it_began=is_cold))
+
+    def _set_key_version(self, pending: PendingTurn) -> None:
+        prompt = pending.turn.prompt
+        if pending.opened is None:
+            pending.opened = self.contexts.open(prompt, self._version)
+            pending.key_version = pending.opened.key_version
+        else:
+            pending.key_version = self.contexts.reopen(prompt, self._version)
+
+    def _end(self, rid: str) -> PendingTurn | None:
+        """Remove a request that has ended, and return its turn."""
+        pending = self._running.pop(rid, None)
+        if pending is not None:
+            self._note_idle()
+            self._release_waiting(pending, is_warm=True)
+            pending.rid = ""
+        return pending
+
+    def _note_idle(self) -> None:
+        """If no request is under way any more, add the busy time until now."""
+        if not self._running:
+            self._busy_s += time.perf_counter() - self._busy_since
+
+    def _release_waiting(self, pending: PendingTurn | None, *, is_warm: bool) -> None:
+        """Send the turns that waited for this one's prompt."""
+        if pending is None:
+            return
+        for other in self._warming.leave(pending.cache_key()):
+            other.is_warm = is_warm
+            self.ask(other)
+
+    def _deliver(self, pending: PendingTurn) -> None:
+        assert pending.opened is not None
+        completion = pending.turn.completion(pending.opened)
+        self.contexts.close(pending.turn.prompt, completion.tokens)
+        self._watchdog.reset_deaths()
+        for name, value in {
+            "num_completions": 1,
+            "num_prompt_tokens": len(pending.turn.prompt.tokens),
+            "num_reused_tokens": completion.num_reused,
+            "num_repeated_tokens": completion.num_repeated,
+            "num_extension_faults": not completion.is_extension,
+            "num_generated_tokens": len(completion.tokens),
+        }.items():
+            self._totals[name] += value
+        settle(pending.future, None, completion)

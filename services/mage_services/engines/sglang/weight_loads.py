@@ -1,9 +1,9 @@
-"""The weights of an SGLang engine: one version after the other, turns held back while they change.
+"""Loading weights into SGLang's process: one version at a time, while turns are held back.
 
     queue   filled by   emptied by            bounded by
-    loads   add         Loaded, newest first  the actor: it waits
+    loads   add         Loaded, newest first  the actor, which waits
 
-A process that has died is followed by another, which first loads the newest weights.
+A process that is started after a death first loads the newest weights.
 """
 
 import asyncio
@@ -11,78 +11,83 @@ from pathlib import Path
 
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import PolicyError, RunError
-from mage_services.engines.accepting import refusal
+from mage_services.engines.embedded import settle
 from mage_services.engines.sglang import messages as say
-from mage_services.engines.sglang.keeper import EVERYTHING, Keeper
-from mage_services.engines.sglang.turn_queue import TurnQueue
-from mage_services.engines.sglang.turns import WantedWeights, settle
+from mage_services.engines.sglang.turns import PendingLoad, TurnQueue
+from mage_services.engines.sglang.watchdog import EVERYTHING, EngineWatchdog
+from mage_services.engines.weight_acceptance import refusal
 from mage_services.weights.weight_group import is_manifest
 
 PREPARED = "prepared"
-"""Among answers that are owed; ids of requests are longer."""
+"""Name of the answer to `Prepare`, for the watchdog; different from every request id."""
 MAX_DEATHS_OF_A_LOAD = 2
-"""Weights under way in so many deaths may be their cause, and are given up."""
+"""A load during which the process died this often may be the cause, and fails."""
 
 
 class WeightLoads:
-    """See the module. Version 0 is the model's directory."""
+    """The queue of loads. Version 0 is the model's directory."""
 
     def __init__(
-        self, keeper: Keeper, turns: TurnQueue, rules: EngineRules, directory: Path, name: str
+        self,
+        watchdog: EngineWatchdog,
+        turns: TurnQueue,
+        rules: EngineRules,
+        directory: Path,
+        name: str,
     ) -> None:
-        self._keeper, self._turns, self._rules, self._name = keeper, turns, rules, name
-        self._loading: WantedWeights | None = None
-        self._loads: list[WantedWeights] = []
+        self._watchdog, self._turns, self._rules, self._name = watchdog, turns, rules, name
+        self._loading: PendingLoad | None = None
+        self._loads: list[PendingLoad] = []
         self._ready: asyncio.Future[None] | None = None
-        """Done when a file that is read while turns are drawn is ready."""
+        """Done once a prepared file is ready."""
         self._served = -1
-        """The version the process draws with."""
+        """Version that the process uses; -1 while there is no process."""
         self._wanted: tuple[int, Path] = (0, directory)
-        """The newest weights that were loaded."""
+        """Version and path of the newest weights that were loaded."""
         self._num_loads, self._stall_s = 0, 0.0
 
     @property
     def interrupts_turns(self) -> bool:
-        """Whether weights are being loaded, for which requests under way are aborted."""
+        """Whether a load is under way that aborts requests."""
         return self._loading is not None and self._rules.in_flight == "interrupt"
 
-    async def have_ready(self, version: int, path: Path) -> None:
-        """Have a file read while turns are drawn, so that new ones wait less. Weights that are sent
-        are not: who asks for them has to take them. Returns too when the process dies meanwhile.
+    async def prepare(self, version: int, path: Path) -> None:
+        """Read a file while tokens are sampled, which shortens the pause of the load.
 
-        Cancellation leaves them read in vain.
+        Weights that the learner sends cannot be prepared: whoever requests them must receive them.
+        Returns early if the process dies. Cancellation wastes the work, nothing else.
         """
         if not self._turns.is_open or self._ready is not None or is_manifest(path):
             return
         self._ready = asyncio.get_running_loop().create_future()
-        self._keeper.owe(PREPARED, self._rules.turn_deadline_s)
-        self._keeper.send(say.Prepare(version=version, path=str(path)))
+        self._watchdog.expect(PREPARED, self._rules.turn_deadline_s)
+        self._watchdog.send(say.Prepare(version=version, path=str(path)))
         await asyncio.shield(self._ready)
 
-    def add(self, weights: WantedWeights) -> None:
-        """Load these weights as soon as that is possible, unless newer ones come first."""
+    def add(self, weights: PendingLoad) -> None:
+        """Queue a load; it is skipped if a newer one is queued before it begins."""
         self._loads.append(weights)
         self._go_on()
 
     def serve(self) -> None:
-        """A new process serves version 0."""
+        """Note that a new process serves version 0, and load the newest weights."""
         self._served = 0
         self._go_on()
 
     def take_ready(self) -> None:
-        """What was being read is there."""
-        self._keeper.paid(PREPARED)
+        """Handle `Prepared`."""
+        self._watchdog.answered(PREPARED)
         self._settle_ready()
 
     def take_loaded(self, message: say.Loaded) -> None:
-        """Settle the newest load and those before it: nobody wants older weights any more.
+        """Handle `Loaded`: settle this load and all older ones, which are obsolete.
 
         Raises:
-            RunError: the weights that were drawn with are gone.
+            RunError: a new process could not load the weights that were in use before.
         """
         weights, self._loading = self._loading, None
         assert weights is not None
-        self._keeper.paid(EVERYTHING)
+        self._watchdog.answered(EVERYTHING)
         self._served = message.version
         index = self._loads.index(weights) + 1 if weights in self._loads else 0
         settled, self._loads = [weights, *self._loads[:index]], self._loads[index:]
@@ -93,15 +98,14 @@ class WeightLoads:
             self._num_loads += 1
             self._stall_s += message.stall_s
         error = self._error_of(message, weights)
-        for one in settled:
-            settle(one.future, error, message.receipt if one is weights else None)
+        for each in settled:
+            settle(each.future, error, message.receipt if each is weights else None)
         self._go_on()
 
     def die(self) -> int:
-        """The process has ended; the version that the next one draws with.
+        """Handle the process's death; return the version that the next process will use.
 
-        Weights under way in `MAX_DEATHS_OF_A_LOAD` deaths are given up; nobody else asks for them
-        any more.
+        A load that was under way in `MAX_DEATHS_OF_A_LOAD` deaths fails.
         """
         weights, self._loading = self._loading, None
         if weights is not None and weights in self._loads:
@@ -120,31 +124,31 @@ class WeightLoads:
             settle(weights.future, reason)
 
     def totals(self) -> dict[str, float]:
-        """What was loaded so far."""
+        """Return totals by the names of `Statistics`."""
         return {"num_loads": self._num_loads, "stall_s": self._stall_s}
 
-    def _error_of(self, message: say.Loaded, weights: WantedWeights) -> PolicyError | None:
+    def _error_of(self, message: say.Loaded, weights: PendingLoad) -> PolicyError | None:
         if message.is_refused:
             return refusal(self._name, weights.version, weights.path, message.error)
         return PolicyError(message.error) if message.error else None
 
     def _go_on(self) -> None:
-        """Load what is to be loaded, or else let turns be drawn."""
+        """Begin the newest load, or else let turns go on."""
         if self._served < 0 or self._loading is not None:
             return
         if self._loads:
             self._begin(self._loads[-1])
         elif self._served != self._wanted[0]:
             future = asyncio.get_running_loop().create_future()
-            self._begin(WantedWeights(*self._wanted, future))
+            self._begin(PendingLoad(*self._wanted, future))
         elif not self._turns.is_open:
             self._turns.open(self._served)
 
-    def _begin(self, weights: WantedWeights) -> None:
+    def _begin(self, weights: PendingLoad) -> None:
         self._turns.hold_back()
         self._loading = weights
-        self._keeper.owe(EVERYTHING, self._rules.turn_deadline_s)
-        self._keeper.send(
+        self._watchdog.expect(EVERYTHING, self._rules.turn_deadline_s)
+        self._watchdog.send(
             say.Load(
                 version=weights.version,
                 path=str(weights.path),

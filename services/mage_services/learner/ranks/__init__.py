@@ -1,1 +1,1 @@
-"""The processes among which a learner's model is sharded: rank 0 is the learner itself."""
+"""The ranks over which a learner's model is sharded; rank 0 is the learner process itself."""

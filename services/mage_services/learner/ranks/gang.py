@@ -1,82 +1,83 @@
-"""The followers of a learner, as rank 0 sees them: started, told, watched and ended together.
+"""The processes of a learner's ranks but rank 0, which starts, commands, watches and ends them.
 
-A gang lives and dies as one. Followers end when the pipe of their orders ends, and on Linux with
-their parent; a learner one of whose followers has ended ends itself, and is started again from its
-checkpoint as any learner is.
+All ranks end together. A rank ends when the connection to rank 0 ends, and on Linux with its
+parent; if a rank has ended, rank 0 ends too, and the supervisor starts the whole learner again from
+its checkpoint.
 """
 
 import os
-import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+import msgspec
 from torch import distributed
+from torch.distributed import TCPStore
 
 from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.errors import DeterministicFailure, MageError, RunError
-from mage_async.learning.ranks.orders import Begin, Order, Ranks
+from mage_async.learning.rank_orders import Begin, Order, Ranks
 from mage_async.results.run_directory import RunDirectory
-from mage_services.learner.ranks.beside import Joined, joined
-from mage_services.learner.ranks.process_group import (
-    device_type,
-    join,
-    store_of_rank_0,
-    write_order,
-)
-from mage_services.processes.parent_death_signal import PARENT
+from mage_services.learner.ranks.sharded_files import JoinedRank, joined_rank
+from mage_services.processes.child_process import BlockingChild, end_in_words, module_command
 from mage_services.processes.process import EXIT_DETERMINISTIC, first_failure, ticks
 
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
-
+MODULE = "mage_services.learner.ranks.rank_worker"
+MAX_ORDER_BYTES = 2**32 - 1
+"""A step's order holds a rank's share of a whole batch."""
 LOOK_S = 1.0
 PATIENCE_S = 1.0
-"""From the end of a follower's connection to that of its process."""
+"""Seconds from the end of a rank's connection to the end of its process."""
 END_S = 20.0
-"""For followers to end by themselves."""
-MODULE = "mage_services.learner.ranks.follower"
+"""Seconds for the ranks to end by themselves."""
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The message of a rank that has imported torch and is about to join the others."""
 
 
 class Gang:
-    """Followers with the numbers 1 to `learner.ranks` - 1; of a learner of one rank there are none.
-    Use it as a context: what ended it is then said by the follower that ended first.
+    """The ranks 1 to `learner.ranks` - 1; none if the learner has one rank.
+
+    Use it as a context manager: if a rank has ended, leaving the context raises why.
     """
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
-        """Start the processes; they load torch, and wait for `begin`."""
+        """Start the processes; they import torch, and wait for `begin`."""
         self.count = config.learner.ranks
-        """Of all ranks."""
+        """Number of ranks, rank 0 included."""
         numbers = range(1, self.count)
         self._store: TCPStore | None = store_of_rank_0() if numbers else None
-        self._joined: Joined | None = None
-        self._followers = [self._started(run, each) for each in numbers]
+        self._joined: JoinedRank | None = None
+        self._workers = [self._started(run, each) for each in numbers]
 
-    def begin(self, config: Config, checkpoint: Path | None) -> Joined | None:
-        """Have every follower load the policy; rank 0 among them, None where the learner is one
-        process.
-        """
+    def begin(self, config: Config, checkpoint: Path | None) -> JoinedRank | None:
+        """Order every rank to load the policy; returns rank 0, or None if it is the only rank."""
         if self._store is None:
             return None
-        self._tell([Begin(config_file.dump(config), str(checkpoint or ""))] * len(self._followers))
+        self._send(
+            [Begin(config_file.as_tables(config), str(checkpoint or ""))] * len(self._workers)
+        )
+        # After a rewind to a checkpoint the process group exists already.
         if not distributed.is_initialized():
-            self._hear_all()
+            self._wait_until_ready()
             join(self._store, 0, config)
-            self._joined = joined(Ranks(0, self.count, device_type(config), self._tell))
+            self._joined = joined_rank(Ranks(0, self.count, device_type(config), self._send))
         return self._joined
 
     async def watch(self) -> None:
-        """End with the first follower that does. Cancellation leaves them as they are.
+        """Wait until any rank ends, then raise an error that says how. Cancelled, the ranks go on.
 
         Raises:
-            RunError: it says which follower ended, and how.
+            RunError: says which rank ended, and how.
         """
-        if self._followers:
+        if self._workers:
             async for _ in ticks(LOOK_S):
                 self._check()
 
@@ -92,70 +93,116 @@ class Gang:
         try:
             if error is None:
                 self._end()
-            elif isinstance(error, Exception) and not _is_told(error):
+            # torch reports a rank that has ended as an unclear connection error; if a rank has
+            # ended, raise that instead.
+            elif isinstance(error, Exception) and not _explains_the_end(error):
                 self._check(PATIENCE_S)
         finally:
             self._kill()
 
-    def _started(self, run: RunDirectory, number: int) -> "subprocess.Popen[bytes]":
+    def _started(self, run: RunDirectory, number: int) -> BlockingChild[Ready]:
         assert self._store is not None
-        command = [sys.executable, "-m", MODULE, str(run.root), str(self._store.port), str(number)]
-        variables = {PARENT: str(os.getpid()), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
-        own = {key: value for key, value in os.environ.items() if key != "MAGE_STATUS_FD"}
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=own | variables)
+        arguments = (str(run.root), str(self._store.port), str(number))
+        return BlockingChild(
+            module_command(MODULE, *arguments), Ready, max_message_bytes=MAX_ORDER_BYTES
+        )
 
-    def _tell(self, orders: Sequence[Order]) -> None:
-        for follower, order in zip(self._followers, orders, strict=True):
-            write_order(follower.stdin, order)
+    def _send(self, orders: Sequence[Order]) -> None:
+        for worker, order in zip(self._workers, orders, strict=True):
+            worker.channel.send(order)
 
-    def _hear_all(self) -> None:
-        """Wait for a word of every follower: joining would wait long for one that has ended."""
-        for number, follower in enumerate(self._followers, start=1):
-            if not follower.stdout.read(1):
-                raise _failure(number, follower.wait())
+    def _wait_until_ready(self) -> None:
+        """Wait until every worker is ready: joining would wait long for one that has ended."""
+        print(f"waiting for {len(self._workers)} ranks to load torch", file=sys.stderr)
+        for number, worker in enumerate(self._workers, start=1):
+            if worker.channel.receive() is None:
+                raise _failure(number, worker.process.wait())
 
     def _check(self, patience_s: float = 0.0) -> None:
-        """Refuse to go on without a follower.
+        """Raise the end of a rank, if one has ended.
 
         Args:
-            patience_s: how long to wait for the end of one whose connection has ended.
+            patience_s: Seconds to wait for each rank to end.
         """
-        for number, follower in enumerate(self._followers, start=1):
+        for number, worker in enumerate(self._workers, start=1):
             with suppress(subprocess.TimeoutExpired):
-                follower.wait(patience_s)
-            if follower.returncode is not None:
-                raise _failure(number, follower.returncode)
+                worker.process.wait(patience_s)
+            if worker.process.returncode is not None:
+                raise _failure(number, worker.process.returncode)
 
     def _end(self) -> None:
-        """Let followers end by themselves."""
+        """Ask the ranks to end, and wait for them."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
-        for follower in self._followers:
-            follower.stdin.close()
-        for follower in self._followers:
+        for worker in self._workers:
+            worker.channel.close()
+        for worker in self._workers:
             with suppress(subprocess.TimeoutExpired):
-                follower.wait(END_S)
+                worker.process.wait(END_S)
 
     def _kill(self) -> None:
-        """End what still runs."""
-        for follower in self._followers:
-            follower.kill()
-            follower.wait()
-            for pipe in (follower.stdin, follower.stdout):
-                with suppress(BrokenPipeError):  # closing writes what is left
-                    pipe.close()
+        """Kill the ranks that still run."""
+        for worker in self._workers:
+            worker.kill()
 
 
 def _failure(number: int, code: int) -> RunError:
-    how = f"ended with exit code {code}"
-    if code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
     kind = DeterministicFailure if code == EXIT_DETERMINISTIC else RunError
-    return kind(f"rank {number} of the learner {how}; all ranks end with it")
+    return kind(f"rank {number} of the learner {end_in_words(code)}; all ranks end with it")
 
 
-def _is_told(error: Exception) -> bool:
-    """Whether an error says by itself why the learner ends."""
+def _explains_the_end(error: Exception) -> bool:
+    """Whether the message of an error says why the learner ends."""
     group = error if isinstance(error, ExceptionGroup) else ExceptionGroup("", [error])
     return isinstance(first_failure(group), MageError)
+
+
+# How ranks find one another: a TCP store of rank 0, and torch.distributed. Orders of rank 0 go over
+# the channel to each child process; tensors by torch.distributed: gloo between processor cores,
+# over the loopback interface, and NCCL between GPUs (which was never run).
+
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_HOST = "127.0.0.1"
+
+
+# torch.distributed needs the store itself: ranks exchange addresses there before any tensor, and
+# engines that receive weights join through one as well. It cannot be replaced by our channel.
+
+
+def store_of_rank_0() -> TCPStore:
+    """Create the store in which ranks find one another's addresses.
+
+    It ends with its process, however the process ends, and leaves no file.
+    """
+    return TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+
+
+def store_at(port: int) -> TCPStore:
+    """Return a connection of another rank to rank 0's store."""
+    return TCPStore(_HOST, port, is_master=False, wait_for_workers=False)
+
+
+def join(store: TCPStore, number: int, config: Config) -> None:
+    """Join the process group of the learner's ranks; waits for all of them."""
+    count, kind = config.learner.ranks, device_type(config)
+    os.environ.setdefault(_INTERFACE, _loopback())
+    backend = "nccl" if kind == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=store, rank=number, world_size=count)
+
+
+def device_type(config: Config) -> str:
+    """Return the device type of every rank: "cpu" or "cuda"."""
+    return config.learner.device.partition(":")[0]
+
+
+def on_own_device(config: Config, number: int) -> Config:
+    """Return the configuration of a rank: rank n computes on the n-th GPU after rank 0's."""
+    kind, _, first = config.learner.device.partition(":")
+    if kind == "cpu":
+        return config
+    learner = msgspec.structs.replace(config.learner, device=f"{kind}:{int(first or 0) + number}")
+    return msgspec.structs.replace(config, learner=learner)
+
+
+def _loopback() -> str:
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))

@@ -1,64 +1,121 @@
-"""What is written of a model that lies on several ranks: a publication, and a checkpoint.
+"""Publications and checkpoints of a model that is sharded over several ranks.
 
-Each rank copies its shards, which takes a moment, and writes the copies beside the training.
+Every rank copies its shards, which takes a moment, and writes the copies while it trains on. All
+ranks write into the same file, each at the offsets of its shards.
 """
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
+from torch import distributed
 from torch.distributed import ProcessGroup
 
-from mage_async.inference.receipts.receipt import Receipt
-from mage_async.learning.ranks.orders import Publish, Save
+from mage_async.inference.weight_fingerprint import WeightFingerprint
+from mage_async.learning.rank_orders import Publish, Ranks, Save
 from mage_async.learning.trainer import Trainer
 from mage_async.policy.checkpoint import SHARDS, STATE, begun, completed, writing
 from mage_async.policy.load import WEIGHTS, export_without_weights
-from mage_async.policy.places import Place, head_of
-from mage_async.policy.shards.state import copied_state, write_state
-from mage_async.policy.shards.weights import (
+from mage_async.policy.sharded_files import (
     WeightShards,
+    copied_state,
     file_places,
     mapped,
     sharded_digests,
     write_head,
+    write_state,
 )
-from mage_async.policy.snapshot import part_of, receipt_of
-from mage_async.policy.weight_digest import Method
-from mage_services.learner.ranks.beside import Joined
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+from mage_async.policy.snapshot import Place, fingerprint_of, head_of, part_of
 
 T = TypeVar("T")
+
+
+class RankGone(Exception):
+    """Another rank has ended; `Gang.watch` reports which one, and how."""
+
+
+class WriterThread:
+    """A thread that writes concurrently with the training, together with those of the other ranks.
+
+    Every rank has one for publications and one for checkpoints, so that neither waits for the
+    other, and creates them in the same order. All ranks are sent every piece of work in the same
+    order; a piece is done when all ranks have done their part.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._group = distributed.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    def begin(
+        self, what: str, work: Callable[[ProcessGroup], None], then: Callable[[], T]
+    ) -> "Future[T]":
+        """Do this rank's part in the thread, and call `then` when all ranks have done theirs.
+
+        Args:
+            what: What is written, for the message of an error.
+            work: This rank's part.
+
+        Returns:
+            The result of `then`. Its `result()` raises RunError if a file cannot be written, and
+            RankGone if a rank has ended.
+        """
+        return self._thread.submit(self._together, what, work, then)
+
+    def _together(
+        self, what: str, work: Callable[[ProcessGroup], None], then: Callable[[], T]
+    ) -> T:
+        with writing(what):
+            try:
+                work(self._group)
+                distributed.barrier(group=self._group)
+            except RuntimeError as error:  # a lost connection; a file raises OSError instead
+                raise RankGone(str(error)) from error
+            return then()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRank:
+    """A rank that has joined the others, and its writer threads."""
+
+    ranks: Ranks
+    publishing: WriterThread
+    saving: WriterThread
+
+
+def joined_rank(ranks: Ranks) -> JoinedRank:
+    """Create the writer threads of this rank. All ranks must call it at the same time."""
+    return JoinedRank(ranks, WriterThread("publish"), WriterThread("checkpoint"))
+
+
 NO_DIGEST = "0" * 16
-"""In the place of a digest, until the tensors are written."""
+"""Placeholder for a digest, of the same length, until the tensors are written."""
 
 
 @dataclass(frozen=True, eq=False)
 class SharedSnapshot:
-    """The weights of one version, which all ranks are writing; it takes a `Snapshot`'s place."""
+    """The weights of one version while all ranks write them; stands in for a `Snapshot`."""
 
     version: int
     places: tuple[Place, ...]
     start: int
-    """Where the file's tensors begin, in bytes."""
+    """Offset of the tensors in the file, in bytes."""
     logprobs: list[float]
-    """Of the check tokens, in nats; empty: not scored."""
+    """Log-probs of the probe tokens, in nats; empty: this version is not scored."""
     file: Path
-    """Where the ranks write it."""
+    """Where the weights are published."""
     written: "Future[None]"
     made: None = None
-    """What is in a file is there."""
+    """As of `Snapshot`: there is no event to wait for before `data` is read."""
 
     @property
     def data(self) -> torch.Tensor:
-        """The tensors, mapped: uint8 [bytes]. Waits for all ranks.
+        """The tensors as a memory-mapped uint8 tensor [bytes]. Waits for all ranks.
 
         Raises:
             RankGone: a rank has ended.
@@ -67,17 +124,20 @@ class SharedSnapshot:
         working = part_of(self.file)
         return mapped(working if working.exists() else self.file, self.places, self.start)
 
-    def receipt(self) -> Receipt:
-        """As of a `Snapshot`, without spots. Waits for all ranks."""
-        return self._receipt
+    def fingerprint(self) -> WeightFingerprint:
+        """Return the fingerprint, without row checksums. Waits for all ranks."""
+        return self._fingerprint
 
     @cached_property
-    def _receipt(self) -> Receipt:
-        """It may read all bytes, and stands both in the file and in a manifest."""
-        return receipt_of(self.version, self.places, self.data, self.logprobs)
+    def _fingerprint(self) -> WeightFingerprint:
+        # Cached: computing it may read all tensors, and it is written twice, in the file and in a
+        # manifest.
+        return fingerprint_of(self.version, self.places, self.data, self.logprobs)
 
     def write(self, file: Path) -> None:
-        """Wait for all ranks, and give the file its head and its name; another file is a copy.
+        """Wait for all ranks, then write the file's header and give the file its final name.
+
+        If `file` is not the path that the ranks wrote to, it becomes a copy.
 
         Raises:
             RankGone: a rank has ended.
@@ -91,7 +151,7 @@ class SharedSnapshot:
             working.replace(file)
 
     def _complete(self) -> None:
-        head = published_head(self.places, self.version, self.receipt().text())
+        head = weights_header(self.places, self.version, self.fingerprint().text())
         assert len(head) == self.start
         working = part_of(self.file)
         write_head(working, head)
@@ -99,41 +159,47 @@ class SharedSnapshot:
         working.replace(self.file)
 
 
-def published_head(places: tuple[Place, ...], version: int, receipt: str) -> bytes:
-    """What stands before the tensors of a published file."""
+def weights_header(places: tuple[Place, ...], version: int, receipt: str) -> bytes:
+    """Return the bytes before the tensors of a published file."""
     return head_of(places, version=str(version), receipt=receipt)
 
 
 class ShardedFiles:
-    """One rank's part in that. Rank 0 begins it, and tells the others; they do as it says."""
+    """Writes the files of a sharded model, on every rank.
 
-    def __init__(self, trainer: Trainer, joined: Joined) -> None:
+    Rank 0 calls `snapshot` and `checkpoint`, which send the others an order; these then call
+    `publish` and `save` with it.
+    """
+
+    def __init__(self, trainer: Trainer, joined: JoinedRank) -> None:
         self._trainer, self._joined = trainer, joined
 
-    def digests(self, method: Method) -> dict[str, str]:
-        """Digests of all tensors, by all ranks at once."""
-        return sharded_digests(self._trainer.model, method)
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each tensor. All ranks must call it at the same time."""
+        return sharded_digests(self._trainer.model)
 
     def snapshot(self, file: Path, logprobs: torch.Tensor | None) -> SharedSnapshot:
-        """Begin to write the weights of this version.
+        """Begin to write the current weights on all ranks.
 
         Args:
-            file: where they will be published.
-            logprobs: float32 [check tokens - 1], by this very model; None: not scored
+            file: Where they will be published.
+            logprobs: float32 [probe tokens - 1], of the current weights; None: not scored.
         """
         trainer, places = self._trainer, file_places(self._trainer.model)
         scored = [] if logprobs is None else logprobs.tolist()
-        receipt = receipt_of(trainer.version, places, None, scored)
+        receipt = fingerprint_of(trainer.version, places, None, scored)
         digests = {place.name: NO_DIGEST for place in places}
+        # The tensors are written before their digests are known. A header of the final length says
+        # at which offset they begin.
         draft = replace(receipt, **({"tensors": digests} if scored else {"sample": NO_DIGEST}))
-        start = len(published_head(places, trainer.version, draft.text()))
+        start = len(weights_header(places, trainer.version, draft.text()))
         part_of(file).unlink(missing_ok=True)
         order = Publish(str(part_of(file)), start)
-        self._joined.ranks.tell_all(order)
+        self._joined.ranks.send_all(order)
         return SharedSnapshot(trainer.version, places, start, scored, file, self.publish(order))
 
     def publish(self, order: Publish) -> "Future[None]":
-        """Write this rank's shards of the weights into a file."""
+        """Write this rank's shards of the weights into the ordered file."""
         file, model = Path(order.file), self._trainer.model
         shards = WeightShards.of(model, file_places(model))
         return self._joined.publishing.begin(
@@ -143,10 +209,10 @@ class ShardedFiles:
     def checkpoint(
         self, chat_source: Path, folder: Path, counters: dict[str, Any], keep: int, digest: str
     ) -> "Future[Path]":
-        """Begin a checkpoint of this version; its folder, when it is durable.
+        """Begin a checkpoint of the current version on all ranks; returns its folder once durable.
 
         Args:
-            digest: of the weights, by which whoever reads them knows that they are whole.
+            digest: Digest of the weights, by which a reader checks that they are whole.
         """
         trainer = self._trainer
         with writing(f"a checkpoint to {folder}"):
@@ -155,11 +221,11 @@ class ShardedFiles:
             write_head(working / WEIGHTS, head)
         kept = {"version": trainer.version, STATE: trainer.optimizer_state, "digest": digest}
         order = Save(str(working), len(head))
-        self._joined.ranks.tell_all(order)
+        self._joined.ranks.send_all(order)
         return self.save(order, lambda: completed(working, counters | kept, keep))
 
     def save(self, order: Save, then: Callable[[], T]) -> "Future[T]":
-        """Write this rank's shards of all that a checkpoint keeps."""
+        """Write this rank's shards of weights and optimizer state into the ordered folder."""
         folder, model = Path(order.folder), self._trainer.model
         shards, state = WeightShards.of(model, file_places(model)), copied_state(self._trainer)
 

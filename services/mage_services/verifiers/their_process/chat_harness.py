@@ -1,6 +1,6 @@
-"""A harness that chats in the process of verifiers itself: a request a turn, without tools.
+"""A harness that chats inside the process of verifiers: one request per turn, without tools.
 
-Verifiers' own harnesses start a program for every turn; they can be named in the seats' settings.
+Verifiers' own harnesses start a program for every turn; they can be configured for a seat.
 """
 
 import httpx
@@ -33,18 +33,18 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Ask once; the answer reaches the trace through the endpoint."""
+        """Request one completion; the answer reaches the trace through the endpoint."""
         system, prompt = self.resolve_prompt(data)
-        said = [{"role": "system", "content": system}] if system else []
+        messages = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):
-            said.append({"role": "user", "content": prompt})
+            messages.append({"role": "user", "content": prompt})
         else:
-            said += [message_to_wire(each) for each in prompt or ()]
+            messages += [message_to_wire(each) for each in prompt or ()]
         async with httpx.AsyncClient(timeout=None) as http:
             answer = await http.post(
                 f"{endpoint}/chat/completions",
                 headers={"Authorization": f"Bearer {secret}"},
-                json={"model": ctx.model, "messages": said},
+                json={"model": ctx.model, "messages": messages},
             )
         is_answered = answer.status_code == httpx.codes.OK
         return vf.ProgramResult(0 if is_answered else 1, "", "" if is_answered else answer.text)

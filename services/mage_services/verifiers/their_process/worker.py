@@ -2,17 +2,23 @@
 
     python worker.py '{"taskset": ID, "size": N, "environment": {…}}'
 
-stdin, a line each     {"run": KEY, "task": INDEX, "base_url": URL}, {"cancel": KEY}
-stdout, a line each    {"ready": true} or {"refused": TEXT}, then {"key": KEY, "reward": X} or
-                       {"key": KEY, "failed": TEXT}
+Its interpreter may lack mage_async and msgspec, so it has the other side of
+`mage_services/processes/child_process.py` in a few lines: on a socket that it inherits, frames of a
+length (4 bytes, little endian) and a body in JSON.
 
-What tasksets print goes to stderr. The end of stdin ends the program.
+received    {"run": KEY, "task": INDEX, "base_url": URL}, {"cancel": KEY}
+sent        {"ready": true} or {"refused": TEXT}, then {"key": KEY, "reward": X} or
+            {"key": KEY, "failed": TEXT}
+
+The end of the socket ends the program.
 """
 
 import asyncio
 import itertools
 import json
 import os
+import socket
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,12 +27,13 @@ import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
+LENGTH = struct.Struct("<I")
 HARNESS = "chat_harness"
 SEAT = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
 
 
 def environment_of(given: dict[str, Any]) -> vf.Env:
-    """The environment of a taskset; seats that are not configured chat in this process."""
+    """Return the environment of a taskset; seats without a configuration chat in this process."""
     wanted = dict(given["environment"])
     wanted["taskset"] = {"id": given["taskset"], **wanted.get("taskset", {})}
     seats = agent_config_fields(resolve_env_config(wanted))
@@ -36,37 +43,34 @@ def environment_of(given: dict[str, Any]) -> vf.Env:
 
 
 async def result_of(environment: vf.Env, task: vf.Task, base_url: str) -> dict[str, Any]:
-    """How a rollout ended."""
+    """Play a rollout; return its reward, or why it failed."""
     client = vf.EvalClientConfig(base_url=base_url, api_key_var="MAGE_ASYNC_NO_KEY")
     context = vf.ModelContext(model="policy", client=client, sampling=vf.SamplingConfig())
     episode = await environment.run_episode(task, context)
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok:
-        said = "; ".join(f"{error.type}: {error.message}" for error in errors)
-        return {"failed": said or "the episode failed"}
+        messages = "; ".join(f"{error.type}: {error.message}" for error in errors)
+        return {"failed": messages or "the episode failed"}
     if len(episode.traces) != 1:
         return {"failed": f"an episode of {len(episode.traces)} agents: one can be trained"}
     return {"reward": float(episode.traces[0].reward)}
 
 
-async def serve(environment: vf.Env, tasks: list[vf.Task], out: Any) -> None:
-    """Run what stdin asks for, until it ends."""
+async def serve(environment: vf.Env, tasks: list[vf.Task], end: socket.socket) -> None:
+    """Run the requested rollouts until the other side ends."""
     running: dict[str, asyncio.Task[None]] = {}
+    reader, writer = await asyncio.open_connection(sock=end)
 
     async def run(key: str, task: int, base_url: str) -> None:
         try:
             result = await result_of(environment, tasks[task], base_url)
         except Exception as error:  # the border to foreign code
             result = {"failed": f"{type(error).__name__}: {error}"}
-        say(out, {"key": key, **result})
+        writer.write(frame({"key": key, **result}))
 
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     async with environment.serving():
-        say(out, {"ready": True})
-        while line := await reader.readline():
-            request = json.loads(line)
+        writer.write(frame({"ready": True}))
+        while (request := await next_request(reader)) is not None:
             if "cancel" in request:
                 if (task := running.get(request["cancel"])) is not None:
                     task.cancel()
@@ -78,28 +82,39 @@ async def serve(environment: vf.Env, tasks: list[vf.Task], out: Any) -> None:
             task.cancel()
 
 
-def say(out: Any, line: dict[str, Any]) -> None:
-    """Write a line at once."""
-    out.write(json.dumps(line) + "\n")
-    out.flush()
+async def next_request(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """Return the next message; None when the other side has ended."""
+    try:
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        return json.loads(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    """Encode a message."""
+    body = json.dumps(message).encode()
+    return LENGTH.pack(len(body)) + body
 
 
 def main() -> None:
     """Load the taskset, then serve."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    end = socket.socket(fileno=int(os.environ.pop("MAGE_CHANNEL_FD")))
+    end.set_inheritable(False)
     given = json.loads(sys.argv[1])
     sys.path += [str(Path(__file__).parent), os.getcwd()]  # the harness; tasksets of one's own
     try:
         environment = environment_of(given)
         tasks = list(itertools.islice(environment.taskset, given["size"]))
     except Exception as error:  # the border to foreign code
-        say(out, {"refused": f"{given['taskset']}: {type(error).__name__}: {error}"})
+        reason = f"{given['taskset']}: {type(error).__name__}: {error}"
+        end.sendall(frame({"refused": reason}))
         return
     if len(tasks) < given["size"]:
-        say(out, {"refused": f"{given['taskset']} has {len(tasks)} tasks: lower `size`"})
+        reason = f"{given['taskset']} has {len(tasks)} tasks: lower `size`"
+        end.sendall(frame({"refused": reason}))
         return
-    asyncio.run(serve(environment, tasks, out))
+    asyncio.run(serve(environment, tasks, end))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,268 @@
+"""The LM head on Hopper and Blackwell, as autograd functions that launch the Triton kernels.
+
+`FusedLogprob` computes the gradient of all logits once, in 16 bits, by chunks of columns: a chunk
+gives its slice of dW by one GEMM over all rows, and dX is accumulated in fp32. Rows whose logits
+were kept need no second logits GEMM. `FusedPolicyLoss` computes a loss and its gradients in a
+single pass over chunks of rows. There are no atomics and no locks, so two runs give the same bits.
+
+Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient or of a chunk, `C` columns
+of a chunk.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from mage_kernels.chunked import rows_with_gradient
+from mage_kernels.fused.head_kernels import (
+    Coefficients,
+    KeptLogits,
+    add_product,
+    kept_gradient,
+    logit_partials,
+    merged_partials,
+    num_kept_rows,
+    padded_buffer,
+    per_row,
+    product,
+    recomputed_gradient,
+    row_vectors,
+    sampled_token_gradient,
+)
+from mage_kernels.fused.surrogate_gradient import surrogate_gradient
+from mage_kernels.surrogate import SUMS, Surrogate, TokenData
+
+CHUNK_COLUMNS = 8192
+
+
+def forward_rows(
+    hidden: Tensor,
+    head: Tensor,
+    tokens: Tensor,
+    inverse_temperature: Tensor,
+    kept: KeptLogits | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute log-prob, entropy and log2 of the normaliser, `[T]` each; fill `kept`, if given."""
+    num_kept = 0 if kept is None else len(kept.values)
+    partials = [
+        logit_partials(hidden[rows], head, inverse_temperature[rows], target)
+        for rows, target in ((slice(num_kept), kept), (slice(num_kept, None), None))
+        if len(hidden[rows])
+    ]
+    return merged_partials(torch.cat(partials, -1), hidden, head, tokens, inverse_temperature)
+
+
+class FusedLogprob(torch.autograd.Function):
+    """`reference.linear_logprob` by Triton kernels; differentiable once."""
+
+    @staticmethod
+    def forward(ctx, hidden, head, tokens, inverse_temperature, keep_bytes):
+        hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
+        inverse_temperature = per_row(inverse_temperature, len(hidden), hidden.device)
+        num_kept = num_kept_rows(keep_bytes, len(hidden), len(head), hidden.itemsize)
+        is_kept = num_kept and any(ctx.needs_input_grad)
+        ctx.kept = KeptLogits.empty(num_kept, len(head), hidden) if is_kept else None
+        if len(hidden):
+            results = forward_rows(hidden, head, tokens, inverse_temperature, ctx.kept)
+        else:
+            results = (torch.empty_like(inverse_temperature) for _ in range(3))
+        logprob, entropy, normaliser = results
+        ctx.save_for_backward(
+            hidden, head, tokens, inverse_temperature, logprob, entropy, normaliser
+        )
+        ctx.set_materialize_grads(False)
+        return logprob, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_logprob, d_entropy):
+        if d_logprob is None and d_entropy is None:
+            return (None,) * 5
+        hidden, head, tokens, inverse_temperature, logprob, entropy, normaliser = ctx.saved_tensors
+        coefficients = Coefficients.of(
+            logprob, entropy, normaliser, inverse_temperature, d_logprob, d_entropy
+        )
+        active = rows_with_gradient(d_logprob, d_entropy)
+        is_frozen = not ctx.needs_input_grad[1]
+        if active is None:
+            active = torch.arange(len(hidden), device=hidden.device)
+            some, d_head = backward_rows(
+                hidden, head, tokens, coefficients, ctx.kept, active, is_frozen=is_frozen
+            )
+            d_hidden = some.to(hidden.dtype)
+        else:
+            d_hidden = torch.zeros_like(hidden)
+            some, d_head = backward_rows(
+                hidden[active],
+                head,
+                tokens[active],
+                coefficients[active],
+                ctx.kept,
+                active,
+                is_frozen=is_frozen,
+            )
+            d_hidden[active] = some.to(hidden.dtype)
+        return d_hidden, d_head, None, None, None
+
+
+def backward_rows(
+    hidden: Tensor,
+    head: Tensor,
+    tokens: Tensor,
+    coefficients: Coefficients,
+    kept: KeptLogits | None,
+    source_rows: Tensor,
+    *,
+    is_frozen: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute dX `[R, D]` in fp32, and dW `[V, D]` or, of a frozen LM head, None.
+
+    Args:
+        source_rows: int64 `[R]`, ascending: the rows in the forward.
+    """
+    num_rows, width = hidden.shape
+    if not num_rows:
+        d_head = None if is_frozen else torch.zeros_like(head)
+        return torch.empty_like(hidden, dtype=torch.float32), d_head
+    is_kept = slice(0) if kept is None else slice(count_below(source_rows, len(kept.values)))
+    is_recomputed = slice(is_kept.stop, None)
+    d_head = None if is_frozen else torch.empty_like(head)
+    d_hidden = torch.zeros((num_rows, width), dtype=torch.float32, device=hidden.device)
+    buffer = padded_buffer(num_rows, min(CHUNK_COLUMNS, len(head)), hidden.dtype, hidden.device)
+    for first in range(0, len(head), CHUNK_COLUMNS):
+        columns = slice(first, min(first + CHUNK_COLUMNS, len(head)))
+        gradient = buffer[:, : columns.stop - first]
+        if len(kept_part := gradient[is_kept]):
+            kept_gradient(kept_part, kept, source_rows[is_kept], coefficients[is_kept], first)
+        if len(part := gradient[is_recomputed]):
+            recomputed_gradient(
+                part, hidden[is_recomputed], head, coefficients[is_recomputed], first
+            )
+        sampled_token_gradient(gradient, tokens, coefficients.sampled, first)
+        if d_head is not None:
+            torch.mm(gradient.T, hidden, out=d_head[columns])
+        add_product(d_hidden, gradient, head[columns])
+    return d_hidden, d_head
+
+
+def count_below(ascending: Tensor, bound: int) -> int:
+    """Count the ascending integers that are below `bound`; waits for their device."""
+    return int(torch.searchsorted(ascending, bound))
+
+
+# Single pass: the LM head and a token-level loss, in three GEMMs.
+#
+# The log-probs of a chunk of rows decide its loss and, because the loss of a token depends on that
+# token alone, its gradients: the kept logits are turned into the logits' gradient in place, and two
+# GEMMs give dX and dW. Every chunk reads and writes dW, fp32 `[V, D]` (3 GB at D = 2560), so chunks
+# are large. The host reads nothing, so the pass never waits for the device.
+
+CHUNK_ROWS = 4096
+ROW_STEP = 128
+
+
+def even_chunks(num_rows: int) -> Iterator[slice]:
+    """Cut rows into the fewest chunks of at most CHUNK_ROWS rows, of about equal length."""
+    num_chunks = max(1, -(-num_rows // CHUNK_ROWS))
+    step = -(-num_rows // (num_chunks * ROW_STEP)) * ROW_STEP
+    return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step or 1))
+
+
+class SinglePass:
+    """Results of the chunks so far.
+
+    Args:
+        is_frozen: the LM head is not trained, so there is no dW.
+    """
+
+    def __init__(
+        self, hidden: Tensor, head: Tensor, *, wants_gradient: bool, is_frozen: bool
+    ) -> None:
+        self.hidden, self.head = hidden, head
+        self.logprob, self.entropy = row_vectors(2, len(hidden), hidden.device)
+        self.sums = torch.zeros(len(SUMS), dtype=torch.float32, device=hidden.device)
+        self.wants_gradient, self.is_frozen = wants_gradient, is_frozen
+        self.d_hidden = torch.empty_like(hidden)
+        self.d_head: Tensor | None = None
+
+    def take(
+        self,
+        rows: slice,
+        tokens: Tensor,
+        data: TokenData,
+        loss: Surrogate,
+        inverse_temperature: Tensor,
+        inverse_normaliser: Tensor,
+    ) -> None:
+        """Add a chunk, from its logits to its part of dX and dW."""
+        hidden = self.hidden[rows]
+        kept = (
+            KeptLogits.empty(len(hidden), len(self.head), hidden) if self.wants_gradient else None
+        )
+        logprob, entropy, normaliser = forward_rows(
+            hidden, self.head, tokens, inverse_temperature, kept
+        )
+        self.logprob[rows], self.entropy[rows] = logprob, entropy
+        sums, *derivatives = surrogate_gradient(logprob, entropy, data, loss, inverse_normaliser)
+        self.sums += sums.sum(0)
+        if kept is None:
+            return
+        coefficients = Coefficients.of(
+            logprob, entropy, normaliser, inverse_temperature, *derivatives
+        )
+        in_place = torch.arange(len(hidden), device=hidden.device)
+        gradient = kept.values.view(hidden.dtype)
+        kept_gradient(gradient, kept, in_place, coefficients, first_column=0)
+        sampled_token_gradient(gradient, tokens, coefficients.sampled, first_column=0)
+        torch.mm(gradient, self.head, out=self.d_hidden[rows])
+        if self.is_frozen:
+            return
+        if self.d_head is None:
+            self.d_head = product(gradient.T, hidden)
+        else:
+            add_product(self.d_head, gradient.T, hidden)
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """Return dX `[T, D]` and dW `[V, D]` in the inputs' dtype; None for a frozen LM head."""
+        if self.is_frozen:
+            return self.d_hidden, None
+        if self.d_head is None:
+            return self.d_hidden.zero_(), torch.zeros_like(self.head)
+        return self.d_hidden, self.d_head.to(self.head.dtype)
+
+
+class FusedPolicyLoss(torch.autograd.Function):
+    """Loss, sums, log-probs and entropies; dX and dW are computed in the same pass."""
+
+    @staticmethod
+    def forward(ctx, hidden, head, tokens, data, loss, inverse_temperature, normaliser):
+        hidden, head, tokens = hidden.contiguous(), head.contiguous(), tokens.contiguous()
+        data = TokenData(*(None if field is None else field.contiguous() for field in data))
+        inverse_temperature = per_row(inverse_temperature, len(hidden), hidden.device)
+        inverse_normaliser = per_row(normaliser, 1, hidden.device).reciprocal()
+        wanted = ctx.needs_input_grad
+        single_pass = SinglePass(hidden, head, wants_gradient=any(wanted), is_frozen=not wanted[1])
+        for rows in even_chunks(len(hidden)):
+            single_pass.take(
+                rows,
+                tokens[rows],
+                data.rows(rows),
+                loss,
+                inverse_temperature[rows],
+                inverse_normaliser,
+            )
+        if single_pass.wants_gradient:
+            ctx.save_for_backward(*single_pass.gradients())
+        sums, logprob, entropy = single_pass.sums, single_pass.logprob, single_pass.entropy
+        ctx.mark_non_differentiable(sums, logprob, entropy)
+        ctx.set_materialize_grads(False)
+        total = sums[SUMS.index("loss")] * inverse_normaliser
+        return total.squeeze(0), sums, logprob, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_loss, *_):
+        d_hidden, d_head = ctx.saved_tensors
+        d_head = None if d_head is None else d_head * d_loss
+        return d_hidden * d_loss, d_head, None, None, None, None, None

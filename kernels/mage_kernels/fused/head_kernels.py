@@ -1,0 +1,573 @@
+"""The Triton kernels of the LM head: forward partials, their merge, and gradients of the logits.
+
+    logit_partials            logits tile by tile, reduced to what a softmax needs; optionally kept
+    merged_partials           log-prob and entropy from the partials of all parts of the vocabulary
+    recomputed_gradient       gradient of the logits, which are computed again
+    kept_gradient             gradient of the logits from those that were kept
+    sampled_token_gradient    gradient of each row's sampled token, which the two leave incomplete
+
+Logits are in units of log2 inside the kernels: `z` is the logit times the inverse temperature times
+log2(e).
+
+Shapes: `T` tokens, `V` vocabulary, `D` hidden, `R` rows with a gradient, `C` columns of a chunk.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+UPCAST = bool(triton.knobs.runtime.interpret)
+"""Whether Triton's interpreter runs the kernels. It keeps bf16 as bare 16-bit integers, which
+`tl.dot` would multiply as integers: kernels with a `tl.dot` take UPCAST and convert their operands.
+"""
+LOG2E = 1.4426950408889634
+LN2 = tl.constexpr(0.6931471805599453)
+
+# Forward: partials of the softmax over parts of the vocabulary.
+#
+# A program takes BLOCK_T rows and one of SPLITS parts of the vocabulary. For each row it carries
+# the running maximum `m`, `s = sum 2^(z - m)` and `w = sum 2^(z - m) z`. The number of parts does
+# not depend on T, so the result of a row does not depend on the other rows.
+#
+# Programs run in groups of GROUP row tiles times SPLITS parts. A wave of them reads GROUP tiles of
+# hidden states and SPLITS panels of the LM head, about 20 MB at D = 2560, so both operands come
+# from L2.
+#
+# `2^(z - m)` may be kept in 16 bits, with the `m` of its tile. Its relative error is 2^-9 for any
+# logit, where a bf16 logit would change a probability by up to 6 %.
+
+TILE = {"BLOCK_T": 128, "BLOCK_V": 256}
+"""Tile of the forward; kept logits have one maximum per row and BLOCK_V columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLogits:
+    """`2^(z - m)` of the first R rows of a forward, with the `m` of each of their tiles."""
+
+    values: Tensor
+    """`[R, V]`, bf16: its eight exponent bits hold all but vanishing values of `2^(z - m)`."""
+    tile_max: Tensor
+    """fp32 `[tiles, R]`."""
+
+    @classmethod
+    def empty(cls, num_rows: int, vocabulary: int, like: Tensor) -> "KeptLogits":
+        """Allocate memory for a number of rows."""
+        tiles = -(-vocabulary // TILE["BLOCK_V"])
+        tile_max = torch.empty((tiles, num_rows), dtype=torch.float32, device=like.device)
+        dtype = torch.bfloat16 if like.itemsize == 2 else like.dtype
+        return cls(padded_buffer(num_rows, vocabulary, dtype, like.device), tile_max)
+
+
+def num_kept_rows(keep_bytes: int, num_rows: int, vocabulary: int, itemsize: int) -> int:
+    """Return the number of rows that fit the budget: all, or a whole number of row tiles."""
+    fitting = keep_bytes // (vocabulary * itemsize)
+    return num_rows if fitting >= num_rows else fitting - fitting % TILE["BLOCK_T"]
+
+
+SPLITS = 8
+"""Parts of the vocabulary."""
+PARTIALS_BLOCKS = {**TILE, "BLOCK_D": 64, "GROUP": 16}
+PARTIALS_OPTIONS = {"num_warps": 8, "num_stages": 3}
+LOWEST = tl.constexpr(-1.0e30)  # finite: rows of -inf would give inf - inf
+
+
+@triton.jit
+def logit_partials_kernel(
+    hidden_desc,
+    head_desc,
+    kept_desc,
+    tile_max_ptr,
+    partials_ptr,
+    scale_ptr,
+    T,
+    V,
+    D,
+    BLOCK_T: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    KEEP: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    program = tl.program_id(0)
+    num_row_tiles = tl.cdiv(T, BLOCK_T)
+    group = program // (GROUP * SPLITS)
+    in_group = program % (GROUP * SPLITS)
+    rows_in_group = tl.minimum(num_row_tiles - group * GROUP, GROUP)
+    row_tile = group * GROUP + in_group % rows_in_group
+    split = in_group // rows_in_group
+
+    rows = row_tile * BLOCK_T + tl.arange(0, BLOCK_T)
+    is_row = rows < T
+    scale = tl.load(scale_ptr + rows, mask=is_row, other=1.0)
+    num_tiles = tl.cdiv(V, BLOCK_V)
+    tiles_per_split = tl.cdiv(num_tiles, SPLITS)
+    m = tl.full((BLOCK_T,), LOWEST, tl.float32)
+    s = tl.zeros((BLOCK_T,), tl.float32)
+    w = tl.zeros((BLOCK_T,), tl.float32)
+    first = split * tiles_per_split
+    for tile in range(first, tl.minimum(first + tiles_per_split, num_tiles)):
+        z = tl.zeros((BLOCK_T, BLOCK_V), tl.float32)
+        for d in range(0, D, BLOCK_D):
+            x = hidden_desc.load([row_tile * BLOCK_T, d])
+            e = head_desc.load([tile * BLOCK_V, d])
+            if UPCAST:
+                x, e = x.to(tl.float32), e.to(tl.float32)
+            z = tl.dot(x, e.T, z)
+        if (tile + 1) * BLOCK_V > V:  # columns past the vocabulary must not enter the sums
+            columns = tile * BLOCK_V + tl.arange(0, BLOCK_V)
+            z = tl.where(columns[None, :] < V, z, LOWEST)
+        new_m = tl.maximum(m, tl.max(z, 1) * scale)
+        p = tl.exp2(z * scale[:, None] - new_m[:, None])
+        decay = tl.exp2(m - new_m)
+        s = s * decay + tl.sum(p, 1)
+        w = w * decay + tl.sum(p * z, 1) * scale  # past the vocabulary p is 0 and z finite
+        m = new_m
+        if KEEP:
+            kept_desc.store([row_tile * BLOCK_T, tile * BLOCK_V], p.to(kept_desc.dtype))
+            tl.store(tile_max_ptr + tile * T + rows, m, mask=is_row)
+    at = partials_ptr + split * T + rows
+    tl.store(at, m, mask=is_row)
+    tl.store(at + SPLITS * T, s, mask=is_row)
+    tl.store(at + 2 * SPLITS * T, w, mask=is_row)
+
+
+def logit_partials(
+    hidden: Tensor, head: Tensor, inverse_temperature: Tensor, kept: KeptLogits | None = None
+) -> Tensor:
+    """Compute `(m, s, w)` of every part of the vocabulary, fp32 `[3, SPLITS, T]`; fill `kept`."""
+    (num_rows, width), vocabulary = hidden.shape, len(head)
+    partials = torch.empty((3, SPLITS, num_rows), dtype=torch.float32, device=hidden.device)
+    tile_t, tile_v, tile_d = (
+        PARTIALS_BLOCKS["BLOCK_T"],
+        PARTIALS_BLOCKS["BLOCK_V"],
+        PARTIALS_BLOCKS["BLOCK_D"],
+    )
+    logit_partials_kernel[(triton.cdiv(num_rows, tile_t) * SPLITS,)](
+        descriptor(hidden, tile_t, tile_d),
+        descriptor(head, tile_v, tile_d),
+        None if kept is None else descriptor(kept.values, tile_t, tile_v),
+        None if kept is None else kept.tile_max,
+        partials,
+        inverse_temperature * LOG2E,
+        num_rows,
+        vocabulary,
+        width,
+        SPLITS=SPLITS,
+        KEEP=kept is not None,
+        UPCAST=UPCAST,
+        **PARTIALS_BLOCKS,
+        **PARTIALS_OPTIONS,
+    )
+    return partials
+
+
+# Merge of the parts, with the logit of the sampled token.
+#
+# The sampled token's logit is an fp32 dot product of two gathered rows, which reads 2 T D elements.
+# To compare every column with the token in the GEMM's epilogue would instead cost three of its
+# eight instructions per logit.
+
+MERGE_BLOCKS = {"BLOCK_D": 1024}
+MERGE_OPTIONS = {"num_warps": 4}
+
+
+@triton.jit
+def merged_partials_kernel(
+    partials_ptr,
+    hidden_ptr,
+    head_ptr,
+    tokens_ptr,
+    inverse_temperature_ptr,
+    logprob_ptr,
+    entropy_ptr,
+    normaliser_ptr,
+    T,
+    D,
+    num_parts,
+    PARTS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    is_part = part < num_parts
+    at = partials_ptr + row
+    m = tl.load(at + part.to(tl.int64) * T, mask=is_part, other=-1.0e30)
+    s = tl.load(at + (num_parts + part).to(tl.int64) * T, mask=is_part, other=0.0)
+    w = tl.load(at + (2 * num_parts + part).to(tl.int64) * T, mask=is_part, other=0.0)
+    top = tl.max(m, 0)
+    decay = tl.exp2(m - top)
+    total = tl.sum(s * decay, 0)
+    mean = tl.sum(w * decay, 0) / total
+    log_normaliser = top + tl.log2(total)
+
+    token = tl.load(tokens_ptr + row)
+    products = tl.zeros((BLOCK_D,), tl.float32)
+    for start in range(0, D, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        x = tl.load(hidden_ptr + row * D + d, mask=d < D, other=0.0).to(tl.float32)
+        e = tl.load(head_ptr + token * D + d, mask=d < D, other=0.0).to(tl.float32)
+        products += x * e
+    z = tl.sum(products, 0) * tl.load(inverse_temperature_ptr + row)
+    tl.store(logprob_ptr + row, tl.minimum(z - log_normaliser * LN2, 0.0))
+    tl.store(entropy_ptr + row, tl.maximum((log_normaliser - mean) * LN2, 0.0))
+    tl.store(normaliser_ptr + row, log_normaliser)
+
+
+def merged_partials(
+    partials: Tensor, hidden: Tensor, head: Tensor, tokens: Tensor, inverse_temperature: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute log-prob, entropy (nats) and log2 of the normaliser, fp32 `[T]`, from `[3, parts,
+    T]`.
+
+    Works as well with the partials of a sharded vocabulary, concatenated along the parts.
+    """
+    num_rows, num_parts = len(hidden), partials.shape[1]
+    logprob, entropy, normaliser = row_vectors(3, num_rows, hidden.device)
+    merged_partials_kernel[(num_rows,)](
+        partials,
+        hidden,
+        head,
+        tokens,
+        inverse_temperature,
+        logprob,
+        entropy,
+        normaliser,
+        num_rows,
+        hidden.shape[1],
+        num_parts,
+        PARTS=triton.next_power_of_2(num_parts),
+        **MERGE_BLOCKS,
+        **MERGE_OPTIONS,
+    )
+    return logprob, entropy, normaliser
+
+
+# Gradients of the logits.
+#
+# The gradient of raw logit j is `p_j (rest + slope log2 p_j)`, with another value, `sampled`, in
+# the column of the sampled token.
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """What the gradient kernels need of every row: fp32 `[R]` each."""
+
+    inverse_temperature: Tensor
+    normaliser: Tensor
+    """log2 of the sum of `2^z`."""
+    rest: Tensor
+    slope: Tensor | None
+    """None if no gradient flows into the entropy."""
+    sampled: Tensor
+    """Gradient of the sampled token's logit."""
+
+    @classmethod
+    def of(
+        cls,
+        logprob: Tensor,
+        entropy: Tensor,
+        normaliser: Tensor,
+        inverse_temperature: Tensor,
+        d_logprob: Tensor | None,
+        d_entropy: Tensor | None,
+    ) -> "Coefficients":
+        """Compute them from the forward's results and the incoming gradients."""
+        d_logprob = torch.zeros_like(logprob) if d_logprob is None else d_logprob
+        # 1 - p through expm1, because the difference cancels if p is close to 1
+        rest, sampled, slope = -d_logprob, -d_logprob * logprob.expm1(), None
+        if d_entropy is not None:
+            rest = rest - d_entropy * entropy
+            sampled = sampled - d_entropy * logprob.exp() * (logprob + entropy)
+            slope = -d_entropy * LN2.value * inverse_temperature
+        return cls(
+            inverse_temperature,
+            normaliser,
+            rest * inverse_temperature,
+            slope,
+            sampled * inverse_temperature,
+        )
+
+    def __getitem__(self, rows: slice) -> "Coefficients":
+        """Select rows."""
+        slope = None if self.slope is None else self.slope[rows]
+        return Coefficients(
+            self.inverse_temperature[rows],
+            self.normaliser[rows],
+            self.rest[rows],
+            slope,
+            self.sampled[rows],
+        )
+
+
+# From logits computed again, for a chunk of the vocabulary: `inverse_temperature p (-d_logprob -
+# d_entropy (log p + H))`, in the inputs' 16 bits. The column of the sampled token lacks its `+
+# d_logprob`; `sampled_token_gradient` overwrites it.
+
+RECOMPUTED_BLOCKS = {"BLOCK_T": 128, "BLOCK_V": 256, "BLOCK_D": 64, "GROUP": 8}
+RECOMPUTED_OPTIONS = {"num_warps": 8, "num_stages": 3}
+
+
+@triton.jit
+def recomputed_gradient_kernel(
+    hidden_desc,
+    head_desc,
+    gradient_desc,
+    scale_ptr,
+    normaliser_ptr,
+    rest_ptr,
+    slope_ptr,
+    T,
+    D,
+    first_column,
+    num_columns,
+    BLOCK_T: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_SLOPE: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    program = tl.program_id(0)
+    num_row_tiles = tl.cdiv(T, BLOCK_T)
+    num_column_tiles = tl.cdiv(num_columns, BLOCK_V)
+    first_tile = program // (GROUP * num_row_tiles) * GROUP
+    columns_in_group = tl.minimum(num_column_tiles - first_tile, GROUP)
+    in_group = program % (GROUP * num_row_tiles)
+    column_tile = first_tile + in_group % columns_in_group
+    row_tile = in_group // columns_in_group
+
+    z = tl.zeros((BLOCK_T, BLOCK_V), tl.float32)
+    for d in range(0, D, BLOCK_D):
+        x = hidden_desc.load([row_tile * BLOCK_T, d])
+        e = head_desc.load([first_column + column_tile * BLOCK_V, d])
+        if UPCAST:
+            x, e = x.to(tl.float32), e.to(tl.float32)
+        z = tl.dot(x, e.T, z)
+    rows = row_tile * BLOCK_T + tl.arange(0, BLOCK_T)
+    is_row = rows < T
+    scale = tl.load(scale_ptr + rows, mask=is_row, other=0.0)
+    normaliser = tl.load(normaliser_ptr + rows, mask=is_row, other=0.0)
+    rest = tl.load(rest_ptr + rows, mask=is_row, other=0.0)
+    log2_p = z * scale[:, None] - normaliser[:, None]
+    factor = rest[:, None]
+    if HAS_SLOPE:
+        slope = tl.load(slope_ptr + rows, mask=is_row, other=0.0)
+        factor += slope[:, None] * log2_p
+    gradient = tl.exp2(log2_p) * factor
+    gradient_desc.store(
+        [row_tile * BLOCK_T, column_tile * BLOCK_V], gradient.to(gradient_desc.dtype)
+    )
+
+
+def recomputed_gradient(
+    gradient: Tensor, hidden: Tensor, head: Tensor, coefficients: Coefficients, first_column: int
+) -> None:
+    """Fill `gradient` `[R, C]` with the gradient of the columns from `first_column` on."""
+    num_rows, num_columns = gradient.shape
+    tile_t, tile_v, tile_d = (
+        RECOMPUTED_BLOCKS["BLOCK_T"],
+        RECOMPUTED_BLOCKS["BLOCK_V"],
+        RECOMPUTED_BLOCKS["BLOCK_D"],
+    )
+    grid = triton.cdiv(num_rows, tile_t) * triton.cdiv(num_columns, tile_v)
+    recomputed_gradient_kernel[(grid,)](
+        descriptor(hidden, tile_t, tile_d),
+        descriptor(head, tile_v, tile_d),
+        descriptor(gradient, tile_t, tile_v),
+        coefficients.inverse_temperature * LOG2E,
+        coefficients.normaliser,
+        coefficients.rest,
+        coefficients.slope,
+        num_rows,
+        hidden.shape[1],
+        first_column,
+        num_columns,
+        HAS_SLOPE=coefficients.slope is not None,
+        UPCAST=UPCAST,
+        **RECOMPUTED_BLOCKS,
+        **RECOMPUTED_OPTIONS,
+    )
+
+
+# From kept logits, without a GEMM: as `recomputed_gradient`, with `p = kept 2^(m - normaliser)`.
+# Source and destination may share their memory if every row stays in its place. The kernel is bound
+# by its memory traffic of 4 bytes per logit.
+
+KEPT_BLOCKS = {"BLOCK_T": 16, "BLOCK_V": TILE["BLOCK_V"]}
+KEPT_OPTIONS = {"num_warps": 4}
+
+
+@triton.jit
+def kept_gradient_kernel(
+    kept_ptr,
+    tile_max_ptr,
+    gradient_ptr,
+    source_rows_ptr,
+    normaliser_ptr,
+    rest_ptr,
+    slope_ptr,
+    T,
+    num_kept,
+    first_column,
+    num_columns,
+    kept_stride,
+    gradient_stride,
+    BLOCK_T: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    HAS_SLOPE: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    columns = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    tile = first_column // BLOCK_V + tl.program_id(1)
+    is_row = rows < T
+    inside = is_row[:, None] & (columns < num_columns)[None, :]
+    source = tl.load(source_rows_ptr + rows, mask=is_row, other=0)
+    m = tl.load(tile_max_ptr + tile * num_kept + source, mask=is_row, other=0.0)
+    shift = m - tl.load(normaliser_ptr + rows, mask=is_row, other=0.0)
+    factor = tl.load(rest_ptr + rows, mask=is_row, other=0.0)[:, None]
+    at = kept_ptr + source[:, None] * kept_stride + (first_column + columns)[None, :]
+    kept = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_SLOPE:
+        slope = tl.load(slope_ptr + rows, mask=is_row, other=0.0)
+        log2_p = tl.log2(tl.where(kept > 0, kept, 1.0)) + shift[:, None]  # 0 log 0 is 0
+        factor += slope[:, None] * log2_p
+    gradient = kept * tl.exp2(shift)[:, None] * factor
+    to = gradient_ptr + rows[:, None] * gradient_stride + columns[None, :]
+    tl.store(to, gradient.to(gradient_ptr.dtype.element_ty), mask=inside)
+
+
+def kept_gradient(
+    gradient: Tensor,
+    kept: KeptLogits,
+    source_rows: Tensor,
+    coefficients: Coefficients,
+    first_column: int,
+) -> None:
+    """Fill `gradient` `[R, C]` from rows `source_rows` `[R]` of kept logits.
+
+    `first_column` must be a multiple of the forward's BLOCK_V, because maxima are stored by tile.
+    """
+    assert first_column % KEPT_BLOCKS["BLOCK_V"] == 0
+    num_rows, num_columns = gradient.shape
+    grid = (
+        triton.cdiv(num_rows, KEPT_BLOCKS["BLOCK_T"]),
+        triton.cdiv(num_columns, KEPT_BLOCKS["BLOCK_V"]),
+    )
+    kept_gradient_kernel[grid](
+        kept.values,
+        kept.tile_max,
+        gradient,
+        source_rows,
+        coefficients.normaliser,
+        coefficients.rest,
+        coefficients.slope,
+        num_rows,
+        len(kept.values),
+        first_column,
+        num_columns,
+        kept.values.stride(0),
+        gradient.stride(0),
+        HAS_SLOPE=coefficients.slope is not None,
+        **KEPT_BLOCKS,
+        **KEPT_OPTIONS,
+    )
+
+
+# The sampled token's column, overwritten in each row.
+
+SAMPLED_BLOCKS = {"BLOCK_T": 256}
+SAMPLED_OPTIONS = {"num_warps": 4}
+
+
+@triton.jit
+def sampled_token_gradient_kernel(
+    gradient_ptr,
+    tokens_ptr,
+    sampled_ptr,
+    T,
+    first_column,
+    num_columns,
+    gradient_stride,
+    BLOCK_T: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    is_row = rows < T
+    column = tl.load(tokens_ptr + rows, mask=is_row, other=-1) - first_column
+    sampled = tl.load(sampled_ptr + rows, mask=is_row, other=0.0)
+    here = is_row & (column >= 0) & (column < num_columns)
+    at = gradient_ptr + rows * gradient_stride + column
+    tl.store(at, sampled.to(gradient_ptr.dtype.element_ty), mask=here)
+
+
+def sampled_token_gradient(
+    gradient: Tensor, tokens: Tensor, sampled: Tensor, first_column: int
+) -> None:
+    """Write `sampled` `[R]` into `gradient` `[R, C]` in rows whose token is among these columns."""
+    num_rows, num_columns = gradient.shape
+    sampled_token_gradient_kernel[(triton.cdiv(num_rows, SAMPLED_BLOCKS["BLOCK_T"]),)](
+        gradient,
+        tokens,
+        sampled,
+        num_rows,
+        first_column,
+        num_columns,
+        gradient.stride(0),
+        **SAMPLED_BLOCKS,
+        **SAMPLED_OPTIONS,
+    )
+
+
+# Launch helpers.
+
+
+def descriptor(matrix: Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
+    """Describe a matrix to the tensor memory accelerator; reads past its edges give 0."""
+    return TensorDescriptor.from_tensor(matrix, [block_rows, block_columns])
+
+
+def per_row(inverse_temperature: float | Tensor, num_rows: int, device: torch.device) -> Tensor:
+    """Expand the inverse temperature to every row: fp32 `[T]`."""
+    if isinstance(inverse_temperature, Tensor):
+        return inverse_temperature.to(device, torch.float32).expand(num_rows).contiguous()
+    return torch.full((num_rows,), inverse_temperature, dtype=torch.float32, device=device)
+
+
+def row_vectors(count: int, num_rows: int, device: torch.device) -> list[Tensor]:
+    """Allocate fp32 vectors `[T]`."""
+    return [torch.empty(num_rows, dtype=torch.float32, device=device) for _ in range(count)]
+
+
+def padded_buffer(
+    num_rows: int, num_columns: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Allocate a matrix whose rows start at multiples of 16 bytes, as a descriptor needs.
+
+    The padding is set to 0: a GEMM may multiply it by zeros (oneDNN's for AMX does), and NaN times
+    0 is NaN.
+    """
+    columns = -(-num_columns // 16) * 16
+    buffer = torch.empty((num_rows, columns), dtype=dtype, device=device)
+    if columns > num_columns:
+        buffer[:, num_columns:] = 0
+    return buffer[:, :num_columns]
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Return `left @ right`, accumulated in fp32."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Compute `total += left @ right` in place, accumulated in fp32."""
+    if total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total.add_(product(left, right))

@@ -1,0 +1,148 @@
+"""What is played and what serves the policy: environment, trial, transcript, sampling, engine."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, field
+
+from mage_async.config.section import Count, Natural, NonNegative, Positive, Section, Variant
+
+
+class Environment(Section):
+    """The environment and its own options."""
+
+    name: str = "rps"
+    """Name in the catalogue, `module:Class` of your own, or `gymnasium:Taxi-v4` and the like."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    step_deadline_s: Positive = 60.0
+    """Timeout in seconds of one call of `reset`, `step` or `close` of a class with `reset` and
+    `step`, and of `begin` or `act` of your own class or a text engine. A call that times out costs
+    its group."""
+    workers: Natural = 0
+    """Worker processes of each actor that play a class with `reset` and `step`. If one dies, the
+    groups it plays are lost, and not the actor. With 0 the actor itself plays."""
+    most_open: Natural = 0
+    """Most objects of such a class, or plays of another class of your own, that an actor has open
+    at once, as a server may require; other episodes wait before their `reset`. 0 is no bound."""
+    idle_s: NonNegative = 0.0
+    """Seconds after which an object that is not called is closed, which costs its group. 0 closes
+    none, however long a turn takes."""
+    wait_for_room_s: NonNegative = 0.0
+    """Seconds for which a `reset` that raises `CapacityReached` is repeated, every second and
+    whenever another object was closed; after that it costs its group."""
+
+
+class TrialShape(Section):
+    """What one trial is made of, and what of earlier episodes stays in its context."""
+
+    episodes: Count = 3
+    """Episodes of a trial in training."""
+    memory: Literal["none", "history", "reflection", "history_and_reflection"] = "history"
+    """What an episode sees of the earlier ones; with "none" episodes are independent retries."""
+    repeats: Literal["same", "fresh"] = "same"
+    """Whether an environment of your own begins the same task the same way again: "same" is
+    rehearsed before anything starts, "fresh" says that it does not, on purpose."""
+    stop_on_success: bool = False
+    """In training an episode that is won ends its trial, as in LaMer and MAGE; evaluations always
+    play all episodes, so that each has a return of its own."""
+    strategy: Literal["none", "episode", "turn"] = "none"
+    """Before an episode's first action, or before every one, the agent writes in a remark what it
+    means to do."""
+
+
+class Transcript(Section):
+    """How a trial becomes chat."""
+
+    rules: bool = True
+    """Begin with the rules in words, which a real model needs and the tiny one learns."""
+    forced_tags: Literal["none", "open", "both"] = "none"
+    """Which `<action>` tags the transcript writes itself instead of letting the policy sample them.
+    """
+    max_action_tokens: Count = 64
+    """Longest action, in tokens."""
+    max_reflection_tokens: Count = 192
+    """Longest reflection, and longest strategy, in tokens."""
+    thinking: bool = False
+    """Let a chat template that can (Qwen3's) have the policy think before it answers; thinking
+    counts as part of the completion and stays in its context, and no action is looked for in it."""
+
+
+class SamplingConfig(Section):
+    """How actors sample tokens in training.
+
+    Engines report log-probs after temperature and before top-p and top-k, so the importance ratio
+    is exact only with top_p = 1 and top_k = 0.
+    """
+
+    temperature: Positive = 1.0
+    """Temperature of all tokens except those of strategies."""
+    strategy_temperature: Positive = 1.0
+    """Temperature of strategies, if `trial.strategy` is on."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Probability mass that is sampled from; 1 is all tokens."""
+    top_k: Natural = 0
+    """Number of likeliest tokens that are sampled from; 0 is all tokens."""
+
+
+class Engine(Variant):
+    """The inference engine of an actor, or of the evaluator."""
+
+    max_contexts: Count = 32
+    """Contexts that are served concurrently; at least `admission.trials_per_group`."""
+    max_tokens: Count = 8192
+    """Longest context in tokens, prompt and completion together."""
+    cache_rule: Literal["keep", "refresh_at_episode", "isolate"] = "refresh_at_episode"
+    """What happens to keys and values in the cache when weights change: they are kept, recomputed
+    when an episode begins, or recomputed at every turn. A new context never begins with keys of
+    older weights."""
+    threads: Count = 4
+    """Threads of the engine's process."""
+    in_flight: Literal["in_place", "interrupt"] = "in_place"
+    """What a turn in progress does when new weights arrive: it continues over the keys it has,
+    or it ends and continues as a new request, for which `cache_rule` decides what is recomputed."""
+    turn_deadline_s: Positive = 300.0
+    """Seconds after which a turn that is not complete costs its group; the start of an SGLang
+    server counts as part of the turn."""
+    devices: list[Natural] = field(default_factory=list)
+    """GPUs of the actors' engines, one for each actor (or `gpus_per_actor`); with more actors than
+    GPUs they are assigned again from the first. The evaluator has the last. A process sees only its
+    own GPUs; with [] it sees all of the machine."""
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of GPUs over which one engine shards its model."""
+        return 1
+
+    def devices_of(self, number: int) -> tuple[int, ...]:
+        """Return the GPUs of an actor by its number, or of the evaluator for -1; () for all."""
+        starts = range(0, len(self.devices), self.num_gpus)
+        groups = [tuple(self.devices[start : start + self.num_gpus]) for start in starts]
+        return groups[number % len(groups)] if groups else ()
+
+
+class Embedded(Engine, tag="embedded"):
+    """Our own engine inside the actor's process, on CPU cores."""
+
+    arithmetic: Literal["float32", "bfloat16", "exact"] = "float32"
+    """Arithmetic of the engine. With "bfloat16" the layers' matrices have 16 bits, which is
+    twice as fast on processors with AVX512-BF16 or AMX and slower on others; the LM head stays
+    float32. With "exact" a completion has the same bits whatever else is in the batch, so that
+    with `admission.rule = "sync"` and `max_staleness = 0` a run is a function of its
+    configuration."""
+
+
+class Sglang(Engine, tag="sglang"):
+    """An SGLang server in a child process of the actor."""
+
+    gpus_per_actor: Count = 1
+    """GPUs over which an engine shards its model (tensor parallelism); the model's heads, key-value
+    heads and MLP width must be multiples of it."""
+
+    server: dict[str, Any] = field(default_factory=dict)
+    """Arguments of SGLang's server by its own names, which override ours; for determinism
+    { enable_deterministic_inference = true }."""
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of GPUs over which one engine shards its model."""
+        return self.gpus_per_actor

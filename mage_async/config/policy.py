@@ -1,0 +1,128 @@
+"""The agent: a pretrained model or a tiny one built for the environment, and its warm start."""
+
+from pathlib import Path
+from typing import Literal
+
+from msgspec import field
+
+from mage_async.config.section import Count, Natural, Positive, Section, Share, Variant
+from mage_async.errors import ConfigError, PolicyError
+
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Names of the linear layers in a transformer block of the Llama family."""
+
+
+class Lora(Section):
+    """Low-rank adapters that are trained instead of the model's own weights (Hu et al. 2021,
+    arXiv 2106.09685): a small part of the optimizer's memory and of a checkpoint."""
+
+    rank: Count = 16
+    """Rank of an adapter."""
+    alpha: Positive = 32.0
+    """An adapter's output is scaled by `alpha / rank`."""
+    targets: list[str] = field(default_factory=lambda: [*LINEAR_LAYERS])
+    """Linear layers that get an adapter, by the last part of their name."""
+
+
+class Policy(Variant):
+    """The agent's weights."""
+
+    lora: Lora | None = None
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which the learner trains. At learning rates of 1e-6 bfloat16 rounds updates to zero,
+    unless `learner.float32_masters` is on."""
+
+
+class Tiny(Policy, tag="tiny"):
+    """A model of Qwen3's architecture with random weights, built for the environment's words."""
+
+    hidden_size: Count = 64
+    """Width of the residual stream; a multiple of `heads`."""
+    layers: Count = 2
+    """Transformer blocks."""
+    heads: Count = 4
+    """Attention heads; a multiple of `kv_heads`."""
+    kv_heads: Count = 2
+    """Heads of keys and values."""
+    mlp_size: Count = 128
+    """Width of the MLP."""
+    rope_theta: Positive = 100.0
+    """Base of the rotary embedding."""
+
+
+class Pretrained(Policy, tag="pretrained"):
+    """A HuggingFace causal LM."""
+
+    source: str = "Qwen/Qwen3-0.6B"
+    """Directory of the model, or its id on the hub."""
+
+
+class WarmStart(Section):
+    """Behaviour cloning of scripted play, before RL; without this section RL begins at once."""
+
+    steps: Natural = 150
+    """Steps of cloning before the gate is checked, over which the learning rate falls to a tenth.
+    0 is the same as no section."""
+    episodes: Count = 3
+    """Episodes of a scripted trial. A single-episode RL baseline sets more than `trial.episodes`,
+    so that it begins from the same policy."""
+    trials: Count = 3000
+    """Number of scripted trials that are cloned."""
+    batch_size: Count = 64
+    """Trials a step."""
+    learning_rate: Positive = 0.002
+    """AdamW's rate while cloning."""
+    gate: Share = 0.8
+    """Go on until the loss on observations in the last episode is at most this share of the first
+    one's; 1.0 is no gate."""
+    max_steps: Natural = 400
+    """Steps after which an unmet gate is an error; those beyond `steps` go on at a tenth of the
+    rate."""
+    cache: bool = True
+    """Keep the result under the user's cache directory, for later runs of the same warm start."""
+    threads: Count = 1
+    """Threads of the cloning: two are a quarter faster on two idle cores, and three times slower
+    than one on busy ones."""
+
+
+def check(policy: Policy) -> None:
+    """Refuse a tiny model whose widths do not divide.
+
+    Raises:
+        ConfigError: with the keys and what was got.
+    """
+    if not isinstance(policy, Tiny):
+        return
+    if policy.heads % policy.kv_heads or policy.hidden_size % policy.heads:
+        raise ConfigError(
+            "policy: hidden_size must be a multiple of heads, and heads of kv_heads; "
+            f"got {policy.hidden_size}, {policy.heads}, {policy.kv_heads}"
+        )
+
+
+def check_source(policy: Policy) -> None:
+    """Refuse a `policy.source` that is neither a model directory nor a hub id.
+
+    Raises:
+        PolicyError: as `local_policy`.
+    """
+    if isinstance(policy, Pretrained):
+        local_policy(policy.source)
+
+
+def local_policy(source: str) -> Path | None:
+    """Return the model directory that a source names, or None for a hub id.
+
+    Raises:
+        PolicyError: the source can only be a directory, and it holds no model.
+    """
+    if Path(source).is_dir():
+        if not (Path(source) / "config.json").is_file():
+            raise PolicyError(
+                f"{source}: no config.json, so this is no HuggingFace model directory"
+            )
+        return Path(source).resolve()
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise PolicyError(f"policy.source {source!r} is no directory; give one, or a hub id")
+    return None

@@ -1,0 +1,125 @@
+"""MAGE and LaMer as sets of keys: `mage --method mage_code` writes them over a configuration.
+
+The `*_code` methods do what the published code does, habits included; the `*_paper` methods what
+the papers say, with those habits repaired. What differs is in the keys and nowhere else, so a run's
+`config.toml` says it all, and `--set` after `--method` changes any of it.
+
+| as coded | repaired |
+|---|---|
+| LaMer discounts later episodes by the rest of this one too | by their distance alone |
+| means over turns: long trials weigh more | over trials |
+| reflections share the mean of actions, with score 0 | compared with reflections |
+| both seats share a mean | seats are kept apart |
+| penalties reach the first of GiGPO's two terms | both |
+
+Both keep the published discount of 0.6 between episodes, at which MAGE's objective weighs the
+first episode more than the last (`mage_async/credit/returns.py`). The shipped configurations say
+1.0.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mage_async.errors import ConfigError
+from mage_async.methods import registry
+
+PUBLISHED = {
+    "trial.memory": "reflection",
+    "trial.stop_on_success": True,
+    "credit.turn_discount": 0.95,
+    "credit.episode_discount": 0.6,
+    "advantage.estimator": "gigpo",
+    "advantage.scale": "none",
+    "advantage.anchor_weight": 1.0,
+    "advantage.format_penalty": 0.5,
+    "learner.correction.kind": "none",
+    "learner.correction.clip_low": 0.2,
+    "learner.correction.clip_high": 0.2,
+    "learner.correction.dual_clip": 3.0,
+}
+"""What both papers and both codes share; MAGE's scripts of Kuhn poker and tic-tac-toe also set
+`learner.kl` to 0.1.
+"""
+
+AS_CODED = {
+    "advantage.baseline": ["group"],
+    "advantage.weight": "sample",
+    "advantage.penalise": "score",
+}
+
+REPAIRED = {
+    "advantage.baseline": ["group", "member", "seat", "kind"],
+    "advantage.weight": "trial",
+    "advantage.penalise": "return",
+}
+
+SINGLE_EPISODE = (
+    PUBLISHED
+    | REPAIRED
+    | {"trial.episodes": 1, "trial.memory": "history", "credit.kind": "single_episode"}
+)
+"""Ordinary RL: what is learned is a policy, not to learn."""
+
+UNTRAINED = {"learner.steps": 0, "warm_start": "none"}
+"""No training at all, so the credit does not matter."""
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "lamer_code": PUBLISHED | AS_CODED | {"credit.kind": "cumulative_code"},
+    "lamer_paper": PUBLISHED | REPAIRED | {"credit.kind": "cumulative_paper"},
+    "mage_code": PUBLISHED | AS_CODED | {"credit.kind": "differential"},
+    "mage_paper": PUBLISHED | REPAIRED | {"credit.kind": "differential"},
+    "grpo": SINGLE_EPISODE
+    | {
+        "advantage.estimator": "group_mean",
+        "advantage.baseline": ["group"],
+        "advantage.scale": ["group"],
+        "advantage.anchor_weight": 0.0,
+    },
+    "gigpo": SINGLE_EPISODE,
+    "rloo": SINGLE_EPISODE
+    | {
+        "advantage.estimator": "leave_one_out",
+        "advantage.baseline": ["group", "kind", "index"],
+        "advantage.anchor_weight": 0.0,
+    },
+    "retry": SINGLE_EPISODE | {"trial.memory": "none"},
+    "zero_shot": UNTRAINED | {"trial.memory": "none"},
+    "react": UNTRAINED | {"trial.memory": "history"},
+    "reflexion": UNTRAINED | {"trial.memory": "reflection"},
+}
+"""Keys by preset: MAGE and LaMer, then the baselines of the papers.
+
+`grpo`, `gigpo` and `rloo` train on one episode and are evaluated on `evaluation.episodes`. `retry`
+is `gigpo` without any memory: what its `won_within` gains over one episode is luck, and anything
+that claims to learn within a trial has to beat it. `zero_shot`, `react` and `reflexion` are the
+untrained model: by itself, with its earlier episodes in the context, and with its remarks on them;
+a model that reads needs `transcript.rules = true` for each. The presets of the other methods lie
+with them, in `mage_async/methods/`.
+"""
+
+
+def presets() -> dict[str, Mapping[str, Any]]:
+    """Return the keys of all presets by name: those of this file, then those of the methods."""
+    return {**PRESETS, **registry.presets()}
+
+
+def keys_of_method(name: str) -> Mapping[str, Any]:
+    """Return the keys that `--method NAME` writes over a configuration.
+
+    Args:
+        name: of a preset; or of a method, or `module:Class` of a user's own, to be turned on.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    if ":" in name:
+        return {f'methods."{name}"': {}}
+    known = presets()
+    if name not in known and name in registry.METHODS:
+        return {f"methods.{name}": {}}
+    if name not in known:
+        raise ConfigError(
+            f"--method: there is no {name!r}; known: {', '.join(known)}, or module:Class of your "
+            "own"
+        )
+    return known[name]

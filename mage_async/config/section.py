@@ -1,0 +1,35 @@
+"""Building blocks of the configuration: bounded numbers, tables, and tables that come in kinds."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file; a key that the table does not have is an error."""
+
+
+class Variant(Section, frozen=True, tag_field="kind"):
+    """A table that comes in kinds: its key `kind` says which other keys it has."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind, as a file writes it."""
+        return str(self.__struct_config__.tag)
+
+    def check(self, config: Any) -> None:
+        """Refuse a configuration that this kind cannot work with.
+
+        Args:
+            config: the whole `Config` that this table is part of.
+
+        Raises:
+            ConfigError: with the key, its value and what to write instead.
+        """

@@ -1,1 +1,0 @@
-"""The tables of a configuration: a struct a table, a default and a docstring a key."""

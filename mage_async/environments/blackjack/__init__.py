@@ -1,1 +1,0 @@
-"""Blackjack with a stacked deck: the same cards come in every episode."""

@@ -1,0 +1,1 @@
+"""Games that are played here, one file each: rules, episode, scripted players, known values."""

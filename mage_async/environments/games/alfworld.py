@@ -1,0 +1,306 @@
+"""ALFWorld: household tasks in text, on ALFWorld's own engine.
+
+Rules: one command a turn, such as `open fridge 1`; the task met pays 1. Hidden is where things are;
+household and task are the same in all episodes. Problems are generated here, or read from a folder
+of the published ones. A step takes about a tenth of a second, most of it to list the possible
+commands.
+"""
+
+import importlib
+import json
+import os
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from mage_async.environments.environment import Split
+from mage_async.environments.games.game import HELDOUT_SHARE, numbered
+from mage_async.environments.games.text_game import TextGames
+from mage_async.environments.options import check_whole
+from mage_async.environments.random_state import IsolatedRandomState
+from mage_async.errors import ConfigError, EnvironmentFault
+
+NEEDS = {
+    "pick_and_place_simple": ("", ""),
+    "pick_clean_then_place_in_recep": ("Cleanable", "SinkBasin"),
+    "pick_heat_then_place_in_recep": ("Heatable", "Microwave"),
+    "pick_cool_then_place_in_recep": ("Coolable", "Fridge"),
+    "pick_two_obj_and_place": ("", ""),
+    "look_at_obj_in_light": ("", ""),
+}
+"""Kinds of goals: what the object must be fit for, and the receptacle that does it."""
+_TRAITS = {
+    "Heatable": "heatable",
+    "Coolable": "coolable",
+    "Cleanable": "cleanable",
+    "Toggleable": "toggleable",
+}
+_LAMP, _UNDER_LAMPS = "DeskLamp", ("Desk", "SideTable", "Dresser", "Shelf", "CoffeeTable")
+_NUM_OBJECTS = 12
+_MOST_TRIES = 60
+_SPLITS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "heldout": ("valid_seen", "valid_unseen"),
+}
+_NOT_SUPPORTED = ("movable", "Sliced")
+"""Problems that the engine does not support, according to its own loader."""
+
+
+class _Session:
+    """One game."""
+
+    def __init__(self, engine: Any, wrapper: Any, file: Path) -> None:
+        self._random_state = IsolatedRandomState(0)
+        wanted = engine.EnvInfos(admissible_commands=True, won=True)
+        with self._random_state:
+            self._game = engine.start(str(file), wanted, wrappers=[wrapper()])
+            self._state = self._game.reset()
+        self.observation = self._state.feedback.partition("=-\n")[2] or self._state.feedback
+
+    def legal(self) -> Sequence[str]:
+        """Return the possible commands, except `help`."""
+        return [each for each in self._state["admissible_commands"] if each != "help"]
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        """Take a command; the goal met pays 1."""
+        with self._random_state:
+            self._state, _, is_over = self._game.step(action)
+        return self._state.feedback, float(self._state["won"]), bool(is_over)
+
+
+class AlfWorld(TextGames):
+    """ALFWorld; the task variant is a problem.
+
+    Args:
+        data: folder of the published problems (`$ALFWORLD_DATA/json_2.1.1`), on which papers
+            report; empty for problems generated here, whose rooms differ between the splits.
+        games: number of generated problems, a quarter of them held out.
+        turns: largest number of turns in an episode.
+
+    Raises:
+        ConfigError: there are no problems in the folder, an option is out of range, or ALFWorld is
+            not installed.
+    """
+
+    def __init__(self, data: str = "", games: int = 256, turns: int = 10) -> None:
+        check_whole("alfworld", "games", games, 8, 1_000_000)
+        check_whole("alfworld", "turns", turns, 1, 1000)
+        self._engine, self._wrapper = _load()
+        self._data = Path(os.path.expandvars(data)).expanduser() if data else None
+        self._household = Household()
+        self._made = lru_cache(maxsize=1024)(self._make)
+        listed = numbered("game", games) if self._data is None else _listed(self._data)
+        self._heldout = frozenset(listed["heldout"])
+        super().__init__("alfworld", listed, turns, "look")
+
+    def session(self, member: str) -> _Session:
+        """Start a game."""
+        if self._data is not None:
+            return _Session(self._engine, self._wrapper, self._data / member / "game.tw-pddl")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / f"{member}.tw-pddl"
+            file.write_text(json.dumps(self._made(member)))
+            return _Session(self._engine, self._wrapper, file)
+
+    def kind(self, member: str) -> str:
+        """Return the kind of its goal, such as `pick_heat_then_place_in_recep`."""
+        if self._data is not None:
+            return Path(member).parts[1].partition("-")[0]
+        return self._made(member)["kind"]
+
+    def rules(self) -> str:
+        """Return the rules in plain words; the game itself says what it asks for."""
+        return (
+            "You are in a household. Answer with one command, such as go to fridge 1, open fridge "
+            "1, take apple 1 from fridge 1, move apple 1 to countertop 1, heat apple 1 with "
+            "microwave 1, clean, cool, use desklamp 1, examine, inventory, look. Your task met "
+            f"counts 1. An episode ends after {self._turns} turns. The household and the task are "
+            "the same in all episodes."
+        )
+
+    def _make(self, member: str) -> dict[str, str]:
+        """Generate a problem. Held-out problems use one room in four, the others the rest."""
+        source = random.Random(f"alfworld/{member.removeprefix('game-')}")
+        is_heldout = member in self._heldout
+        plans = [
+            plan
+            for number, plan in enumerate(self._household.plans())
+            if (number % HELDOUT_SHARE == 0) == is_heldout
+        ]
+        return self._household.problem(source.choice(plans), source)
+
+
+def _listed(data: Path) -> dict[Split, tuple[str, ...]]:
+    """Return the solvable problems of the published folder, by split."""
+    listed: dict[Split, tuple[str, ...]] = {
+        split: tuple(
+            str(file.parent.relative_to(data))
+            for part in parts
+            for file in sorted((data / part).glob("**/game.tw-pddl"))
+            if not any(word in str(file) for word in _NOT_SUPPORTED)
+            and json.loads(file.read_text()).get("solvable")
+        )
+        for split, parts in _SPLITS.items()
+    }
+    lacking = [split for split, members in listed.items() if len(members) < 2]
+    if lacking:
+        parts = " or ".join(_SPLITS[lacking[0]])
+        raise ConfigError(
+            f"alfworld: found fewer than two solvable game.tw-pddl below {data} in {parts}; "
+            "`data` is the folder that holds them, such as $ALFWORLD_DATA/json_2.1.1"
+        )
+    return listed
+
+
+def _load() -> tuple[Any, Any]:
+    try:
+        with IsolatedRandomState(0):
+            module = importlib.import_module("alfworld.agents.environment.alfred_tw_env")
+            return importlib.import_module("textworld"), module.AlfredDemangler
+    except ImportError as error:
+        raise ConfigError(
+            f"this environment needs ALFWorld: pip install 'mage_async[alfworld]' ({error})"
+        ) from None
+
+
+# How problems are generated from what the package ships: the rooms of 120 houses (receptacles and
+# kinds of objects), the goals' texts and the household's rules. Objects are placed at random where
+# they may be, and a goal is drawn that is not met yet.
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What stands in a room, and what else it could hold."""
+
+    receptacles: dict[str, str]
+    """Kind of each receptacle, by name."""
+    objects: tuple[str, ...]
+    """Kinds of objects that can be carried."""
+    has_lamp: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Goal:
+    kind: str
+    thing: str
+    place: str
+
+
+class Household:
+    """Data that the alfworld package ships."""
+
+    def __init__(self) -> None:
+        module = importlib.import_module("alfworld")
+        self._folder = Path(str(module.__file__)).parent
+        constants = importlib.import_module("alfworld.gen.constants")
+        self._holds: dict[str, set[str]] = constants.VAL_RECEPTACLE_OBJECTS
+        self._fit: dict[str, set[str]] = constants.VAL_ACTION_OBJECTS
+        self._openable: set[str] = constants.OPENABLE_CLASS_SET
+        self._goals: dict[str, Any] = importlib.import_module("alfworld.gen.goal_library").gdict
+        self.domain = (self._folder / "data" / "alfred.pddl").read_text()
+        self.grammar = (self._folder / "data" / "alfred.twl2").read_text()
+        self.room = cache(self._room)
+
+    def plans(self) -> list[str]:
+        """Return the names of the rooms."""
+        files = (self._folder / "gen" / "layouts").glob("FloorPlan*-objects.json")
+        return sorted(file.name.removesuffix("-objects.json") for file in files)
+
+    def problem(self, plan: str, source: random.Random) -> dict[str, str]:
+        """Return a problem in a room: the files for the engine, and the problem's kind under
+        `kind`.
+
+        Raises:
+            EnvironmentFault: no goal fits the room.
+        """
+        room = self.room(plan)
+        for kind in source.sample(tuple(NEEDS), len(NEEDS)):
+            for _ in range(_MOST_TRIES):
+                goal = self._goal(room, kind, source)
+                if goal is not None:
+                    return self._written(room, goal, source)
+        raise EnvironmentFault(f"alfworld: no goal fits the room {plan!r}")
+
+    def _room(self, plan: str) -> Room:
+        layouts = self._folder / "gen" / "layouts"
+        places = json.loads((layouts / f"{plan}-openable.json").read_text())
+        receptacles = {}
+        for number, place in enumerate(sorted(places), 1):
+            first, *_, last = place.split("|")
+            is_basin = last.endswith("Basin")
+            name = f"{first}_bar_{number}" + (f"_bar_{last}" if is_basin else "")
+            receptacles[name] = last if is_basin else first
+        kinds = json.loads((layouts / f"{plan}-objects.json").read_text())
+        held = set().union(*self._holds.values())
+        carried = tuple(sorted(set(kinds) & held - set(receptacles.values())))
+        has_lamp = _LAMP in kinds and bool(set(_UNDER_LAMPS) & set(receptacles.values()))
+        return Room(receptacles, carried, has_lamp)
+
+    def _goal(self, room: Room, kind: str, source: random.Random) -> _Goal | None:
+        """Draw a goal of a kind; return `None` if the room lacks what the goal needs."""
+        thing = source.choice(room.objects)
+        fit, by = NEEDS[kind]
+        places = sorted(set(room.receptacles.values()))
+        if fit and (thing not in self._fit[fit] or by not in places):
+            return None
+        if kind == "look_at_obj_in_light":
+            return _Goal(kind, thing, "") if room.has_lamp else None
+        holding = [place for place in places if thing in self._holds.get(place, ())]
+        return _Goal(kind, thing, source.choice(holding)) if len(holding) > 1 else None
+
+    def _written(self, room: Room, goal: _Goal, source: random.Random) -> dict[str, str]:
+        """Write the problem in PDDL."""
+        things = self._things(room, goal, source)
+        objects, facts = ["agent1 - agent", "loc_start - location"], ["(= (total-cost) 0)"]
+        facts.append("(atLocation agent1 loc_start)")
+        kinds = {kind for kind, _ in things.values()}
+        objects += [f"{kind}Type - otype" for kind in sorted(kinds)]
+        objects += [f"{kind}Type - rtype" for kind in sorted(set(room.receptacles.values()))]
+        for name, kind in room.receptacles.items():
+            objects += [f"{name} - receptacle", f"loc_{name} - location"]
+            facts += [f"(receptacleType {name} {kind}Type)"]
+            facts += [f"(receptacleAtLocation {name} loc_{name})"]
+            facts += [f"(openable {name})"] if kind in self._openable else []
+        for kind in sorted(set(room.receptacles.values())):
+            holds = sorted(kinds & self._holds.get(kind, set()))
+            facts += [f"(canContain {kind}Type {each}Type)" for each in holds]
+        for name, (kind, place) in things.items():
+            objects.append(f"{name} - object")
+            facts += [f"(objectType {name} {kind}Type)", f"(inReceptacle {name} {place})"]
+            facts += [f"(objectAtLocation {name} loc_{place})"]
+            facts += [] if kind == _LAMP else [f"(pickupable {name})"]
+            facts += [f"({_TRAITS[fit]} {name})" for fit in _TRAITS if kind in self._fit[fit]]
+        words = {"obj": goal.thing, "recep": goal.place, "toggle": _LAMP}
+        template = source.choice(self._goals[goal.kind]["templates"])
+        target = self._goals[goal.kind]["pddl"].format(**words).replace("#", "-")
+        task = template.format(**{key: value.lower() for key, value in words.items()})
+        lists = f"(:objects {' '.join(objects)})\n(:init {' '.join(facts)})"
+        return {
+            "kind": goal.kind,
+            "pddl_domain": self.domain,
+            "pddl_problem": f"(define (problem made) (:domain alfred)\n{lists}\n{target}",
+            "grammar": self.grammar.replace("UNKNOWN GOAL", task),
+        }
+
+    def _things(self, room: Room, goal: _Goal, source: random.Random) -> dict[str, tuple[str, str]]:
+        """Place objects at random; return the kind and the receptacle of each. The goal's objects
+        are not where they have to go.
+        """
+        num = min(_NUM_OBJECTS, len(room.objects))
+        kinds = [*source.sample(room.objects, num), *[goal.thing] * 2]
+        kinds += [_LAMP] if room.has_lamp else []
+        things = {}
+        for number, kind in enumerate(kinds, 1):
+            places = [
+                name
+                for name, place in room.receptacles.items()
+                if (kind in self._holds.get(place, ()) or (kind == _LAMP and place in _UNDER_LAMPS))
+                and not (kind == goal.thing and place == goal.place)
+            ]
+            if places:
+                things[f"{kind}_bar_{number}"] = (kind, source.choice(places))
+        return things

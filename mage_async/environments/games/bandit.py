@@ -1,0 +1,283 @@
+"""Contextual bandit: in each context, one arm pays nearly always.
+
+Rules: a round shows one of a few contexts, and the agent pulls an arm. One arm of each context pays
+with probability `1 - noise`, the others with probability `noise`. Hidden is the code, which is the
+paying arm of every context; it stays the same for the whole trial.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mage_async.environments.environment import Chance, Facts, Outcome, Play, Split
+from mage_async.environments.games.game import Game, num_equal, remember, with_least
+from mage_async.environments.options import check_whole
+from mage_async.errors import ConfigError
+from mage_async.trajectory import Task
+
+CONTEXTS = ("cat", "dog", "bird", "fish", "horse", "mouse")
+ARMS = ("red", "green", "blue", "gold")
+WIN, LOSE, OVER, INVALID = "win", "lose", "over", "invalid"
+Code = tuple[int, ...]
+"""The paying arm of each context."""
+_RULES = """Each round shows one of {contexts}. Pull an arm: {arms}.
+For each of them one arm pays 1 in {right:.0%} of rounds, the others in {wrong:.0%}.
+It stays the same in all episodes. An episode has {rounds} rounds."""
+
+
+class BanditPlay:
+    """Rounds, each with a random context. The anchor is the context."""
+
+    def __init__(
+        self, code: Code, num_arms: int, rounds: int, noise: float, chance: Chance
+    ) -> None:
+        self._code, self._num_arms, self._rounds = code, num_arms, rounds
+        self._noise, self.chance, self._round = noise, chance, 0
+        self.context = self._draw_context()
+        self.pulls: list[tuple[int, int, bool]] = []
+        """Context, arm, and whether the arm paid."""
+
+    @property
+    def observation(self) -> str:
+        """The first context."""
+        return CONTEXTS[self.context]
+
+    @property
+    def anchor(self) -> str:
+        """The context."""
+        return CONTEXTS[self.context]
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the arms, until all rounds are played."""
+        return ARMS[: self._num_arms] if self._round < self._rounds else ()
+
+    def act(self, action: str) -> Outcome:
+        """Pull an arm; an invalid action earns and shows nothing."""
+        assert self._round < self._rounds, "the episode is done"
+        is_valid = action in ARMS[: self._num_arms]
+        result, pays = self._pull(action) if is_valid else (INVALID, False)
+        self._round += 1
+        is_done = self._round == self._rounds
+        if not is_done:
+            self.context = self._draw_context()
+        following = OVER if is_done else CONTEXTS[self.context]
+        return Outcome(f"{result} {following}", float(pays), is_valid, is_done)
+
+    def _pull(self, action: str) -> tuple[str, bool]:
+        arm = ARMS.index(action)
+        is_noisy = bool(self.chance.choose("noise", (1 - self._noise, self._noise)))
+        pays = (arm == self._code[self.context]) != is_noisy
+        self.pulls.append((self.context, arm, pays))
+        return f"{CONTEXTS[self.context]} {action} {WIN if pays else LOSE}", pays
+
+    def _draw_context(self) -> int:
+        return self.chance.choose("context", (1,) * len(self._code))
+
+
+@dataclass(slots=True)
+class BanditScript:
+    """Pulls the context's most probable arm, or a random one."""
+
+    source: random.Random
+    num_arms: int
+    noise: float
+    care: float
+    """Probability of the most probable arm."""
+    remembers: bool
+    """Whether it uses earlier episodes."""
+    _plays: list[BanditPlay] = field(default_factory=list)
+
+    def choose(self, play: Play) -> str:
+        """Return the next arm."""
+        assert isinstance(play, BanditPlay)
+        remember(self._plays, play)
+        if self.source.random() >= self.care:
+            return self.source.choice(play.legal_actions())
+        probabilities = posterior(self._belief(play), self.noise)
+        best = [arm for arm, each in enumerate(probabilities) if each == max(probabilities)]
+        return ARMS[self.source.choice(best)]
+
+    def _belief(self, play: BanditPlay) -> "Belief":
+        plays = self._plays if self.remembers else [play]
+        pulls = [pull for each in plays for pull in each.pulls if pull[0] == play.context]
+        return tuple(
+            sum(1 if pays else -1 for _, arm, pays in pulls if arm == number)
+            for number in range(self.num_arms)
+        )
+
+
+class Bandit(Game):
+    """The bandit; its task variant is a code, such as `red-blue-blue-green`.
+
+    Args:
+        contexts: number of contexts.
+        arms: number of arms; one code in as many is held out.
+        rounds: of an episode, at most 20: the time for the exact values grows with every round.
+        noise: probability that an arm does the opposite.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    def __init__(
+        self, contexts: int = 4, arms: int = 3, rounds: int = 8, noise: float = 0.1
+    ) -> None:
+        check_whole("bandit", "contexts", contexts, 2, len(CONTEXTS))
+        check_whole("bandit", "arms", arms, 2, len(ARMS))
+        check_whole("bandit", "rounds", rounds, 1, 20)
+        _check_noise(noise)
+        self._contexts, self._arms, self._rounds, self._noise = contexts, arms, rounds, noise
+        self._codes = {
+            "-".join(ARMS[arm] for arm in code): code
+            for code in itertools.product(range(arms), repeat=contexts)
+        }
+        # In both splits, all arms of any context but one are equally frequent, and so are their
+        # pairs.
+        splits: dict[Split, tuple[str, ...]] = {
+            "train": tuple(name for name, code in self._codes.items() if sum(code) % arms),
+            "heldout": tuple(name for name, code in self._codes.items() if not sum(code) % arms),
+        }
+        facts = Facts(
+            name="bandit",
+            max_turns=rounds,
+            min_return=0.0,
+            max_return=float(rounds),
+            units=rounds,
+            has_chance=True,
+            words=(*ARMS[:arms], *CONTEXTS[:contexts], WIN, LOSE, OVER, INVALID),
+            wins_above=rounds / 2,
+            loses_below=rounds / 2,
+        )
+        super().__init__(facts, splits)
+
+    def rules(self) -> str:
+        """Return the rules in plain words."""
+        return _RULES.format(
+            contexts=", ".join(CONTEXTS[: self._contexts]),
+            arms=", ".join(ARMS[: self._arms]),
+            right=1 - self._noise,
+            wrong=self._noise,
+            rounds=self._rounds,
+        )
+
+    def begin(self, task: Task, episode: int) -> BanditPlay:
+        """Start with a context."""
+        self.check(task.member)
+        code, chance = self._codes[task.member], Chance(task.seed, episode)
+        return BanditPlay(code, self._arms, self._rounds, self._noise, chance)
+
+    def script(self, source: random.Random) -> BanditScript:
+        """Return a script whose care is drawn for the trial; three in four remember."""
+        care, remembers = source.choice((0.3, 0.6, 0.9)), source.random() < 0.75
+        return BanditScript(source, self._arms, self._noise, care, remembers)
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return the codes of the split that agree with `member` in the fewest contexts."""
+        others = super().swaps(member, split)
+        code = self._codes[member]
+        return with_least({other: num_equal(code, self._codes[other]) for other in others})
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return exact returns per round and episode, of players with a uniform prior over all
+        codes.
+
+        `random` pulls any arm. `without_memory` plays the best single episode again and again,
+        `with_memory` plays the trial that is best for the last episode; `known` knows the code.
+        """
+        noise, arms, once = self._noise, self._arms, (0.0,) * (num_episodes - 1)
+        return {
+            "random": ((1 - noise + (arms - 1) * noise) / arms,) * num_episodes,
+            "without_memory": self._best((1.0,)) * num_episodes,
+            "with_memory": self._best((*once, 1.0)),
+            "known": (1 - noise,) * num_episodes,
+        }
+
+    def _best(self, weights: tuple[float, ...]) -> tuple[float, ...]:
+        return best_returns(self._arms, self._contexts, self._rounds, self._noise, weights)
+
+
+def _check_noise(value: object) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not 0 < value < 0.5:
+        raise ConfigError(f"bandit: `noise` must be above 0 and below 0.5, got {value!r}")
+
+
+# Exact values, by dynamic programming over beliefs. Contexts are independent of each other and
+# drawn by chance, so the value of a trial is the number of contexts times the value of one context.
+
+Belief = tuple[int, ...]
+"""For each arm of one context, how often it has paid minus how often it has not. With noise `n`,
+the odds of two arms are `((1 - n) / n) ** difference`.
+"""
+Returns = tuple[float, ...]
+"""Return of each episode."""
+_TIE = 1e-9
+"""Weight that decides between plans of equal value: the higher return over the whole trial wins."""
+
+
+def posterior(belief: Belief, noise: float) -> list[float]:
+    """Return the probability of each arm to be the paying one."""
+    most = max(belief)
+    odds = [(noise / (1 - noise)) ** (most - each) for each in belief]
+    return [each / sum(odds) for each in odds]
+
+
+def best_returns(
+    num_arms: int, num_contexts: int, rounds: int, noise: float, weights: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Return the return per round of each episode under the best plan for weighted returns.
+
+    Args:
+        weights: weight of each episode's return, one per episode.
+    """
+
+    def worth(returns: Returns) -> float:
+        weighted = sum(w * each for w, each in zip(weights, returns, strict=True))
+        return weighted + _TIE * sum(returns)
+
+    def pulled(belief: Belief, arm: int, episode: int) -> Returns:
+        right = posterior(belief, noise)[arm]
+        pays = right * (1 - noise) + (1 - right) * noise
+        after = [later[_update(belief, arm, change)] for change in (1, -1)]
+        returns = [pays * won + (1 - pays) * lost for won, lost in zip(*after, strict=True)]
+        returns[episode] += pays
+        return tuple(returns)
+
+    def value(belief: Belief, episode: int) -> Returns:
+        best = max((pulled(belief, arm, episode) for arm in _distinct(belief)), key=worth)
+        pairs = zip(best, later[belief], strict=True)
+        return tuple((one + (num_contexts - 1) * other) / num_contexts for one, other in pairs)
+
+    reachable = _reachable(num_arms, rounds * len(weights))
+    later: dict[Belief, Returns] = dict.fromkeys(reachable.pop(), (0.0,) * len(weights))
+    while reachable:
+        episode = (len(reachable) - 1) // rounds
+        later = {belief: value(belief, episode) for belief in reachable.pop()}
+    return tuple(num_contexts * each / rounds for each in later[(0,) * num_arms])
+
+
+def _reachable(num_arms: int, num_turns: int) -> list[set[Belief]]:
+    """Return the possible beliefs before each turn, and after the last one."""
+    reachable = [{(0,) * num_arms}]
+    for _ in range(num_turns):
+        new = {
+            _update(belief, arm, change)
+            for belief in reachable[-1]
+            for arm in _distinct(belief)
+            for change in (1, -1)
+        }
+        reachable.append(reachable[-1] | new)
+    return reachable
+
+
+def _distinct(belief: Belief) -> list[int]:
+    """Return one arm for each distinct count: arms with equal counts have equal values."""
+    return [belief.index(each) for each in sorted(set(belief))]
+
+
+def _update(belief: Belief, arm: int, change: int) -> Belief:
+    """Return the belief after an arm has paid (+1) or not (-1), sorted: only differences matter."""
+    changed = [each + change * (number == arm) for number, each in enumerate(belief)]
+    return tuple(sorted(each - min(changed) for each in changed))

@@ -1,0 +1,371 @@
+"""Blackjack: a few hands from a stacked deck.
+
+Rules: hit for another card or stand; the dealer draws up to 17. The higher total that is not above
+21 wins 1, the lower loses 1. Hidden is how the deck is stacked: every episode of a trial deals the
+same cards in the same order. Hands that cannot be won are never dealt, so a player that knows the
+deck wins every hand.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
+
+from mage_async.environments.environment import Chance, Facts, Outcome, Play, Split
+from mage_async.environments.games.game import Game, num_equal, numbered, remember, with_least
+from mage_async.environments.options import check_whole
+from mage_async.trajectory import Task
+
+RANKS = (2, 3, 4, 5, 6, 7, 8, 9, 10)
+WEIGHTS = (1, 1, 1, 1, 1, 1, 1, 1, 4)
+"""A ten comes as ten, jack, queen or king; there are no aces."""
+MOST, DEALER_STANDS, MAX_HITS = 21, 17, 4
+
+HIT, STAND = "hit", "stand"
+ACTIONS = (HIT, STAND)
+RESULTS = {1: "win", 0: "draw", -1: "lose"}
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
+NUMBERS = (
+    "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+)  # fmt: skip
+DEALER, BUST, OVER, INVALID = "dealer", "bust", "over", "invalid"
+
+_RULES = """Blackjack, {hands} hands an episode. You see your total and one card of the dealer.
+Say hit for another card, or stand. A total above 21 is bust and loses; after four hits you stand.
+The dealer draws up to 17. The higher total wins 1, the lower loses 1. Every hand can be won.
+Every episode deals the same cards in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """The fixed cards of one hand."""
+
+    totals: tuple[int, ...]
+    """The player's total after each number of hits, up to the first total above 21."""
+    shows: int
+    """The dealer's open card."""
+    dealer: int
+    """The dealer's final total."""
+
+    def result(self, num_hits: int) -> int:
+        """Return 1, 0 or -1 for standing after `num_hits` hits."""
+        return result(self.totals[num_hits], self.dealer)
+
+    def results(self) -> list[int]:
+        """Return the result of each number of hits."""
+        return [self.result(hits) for hits in range(len(self.totals))]
+
+
+class BlackjackPlay:
+    """Hands, one after the other. The anchor, the key by which equal states of different trials are
+    compared, is the hand and the number of hits in it.
+    """
+
+    def __init__(self, hands: Sequence[Hand], chance: Chance) -> None:
+        self._hands, self.chance = hands, chance
+        self.number, self.hits = 0, 0
+        self.seen: list[tuple[list[int], int]] = []
+        """For each finished hand, the totals that were seen, and the dealer's total."""
+
+    @property
+    def observation(self) -> str:
+        """The first hand."""
+        return self._dealt()
+
+    @property
+    def anchor(self) -> str:
+        """Number of the hand, and number of hits in it."""
+        return f"{self.number} {self.hits}"
+
+    @property
+    def hand(self) -> Hand:
+        """The current hand."""
+        return self._hands[self.number]
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return hit and stand, until all hands are played."""
+        return ACTIONS if self.number < len(self._hands) else ()
+
+    def act(self, action: str) -> Outcome:
+        """Hit or stand; an invalid action loses the hand."""
+        assert self.number < len(self._hands), "the episode is done"
+        is_valid = action in ACTIONS
+        self.hits += action == HIT
+        total = self.hand.totals[self.hits]
+        shown = _number(total) if is_valid else INVALID
+        if action == HIT and total <= MOST and self.hits < MAX_HITS:
+            return Outcome(shown, 0.0)
+        earned = self.hand.result(self.hits) if is_valid else -1
+        ended = f"{DEALER} {_number(self.hand.dealer)} {RESULTS[earned]}"
+        self._next()
+        is_done = self.number == len(self._hands)
+        observation = f"{shown} {ended} {OVER if is_done else self._dealt()}"
+        return Outcome(observation, float(earned), is_valid, is_done)
+
+    def _next(self) -> None:
+        self.seen.append((list(self.hand.totals[: self.hits + 1]), self.hand.dealer))
+        self.number, self.hits = self.number + 1, 0
+
+    def _dealt(self) -> str:
+        hand = self.hand
+        return f"{ORDINALS[self.number]} {_number(hand.totals[0])} {DEALER} {_number(hand.shows)}"
+
+
+def _number(total: int) -> str:
+    """Return a total in words."""
+    if total > MOST:
+        return BUST
+    return NUMBERS[total - 2] if total <= 20 else "twenty one"
+
+
+@dataclass(slots=True)
+class BlackjackScript:
+    """Plays an unknown hand in the best way, and a remembered hand by what it knows."""
+
+    source: random.Random
+    care: float
+    """Probability of not playing at random."""
+    memory: float
+    """Probability that it uses earlier episodes for a hand."""
+    _plays: list[BlackjackPlay] = field(default_factory=list)
+    _wanted: int | None = None
+    """Planned number of hits in the current hand, if it is remembered."""
+
+    def choose(self, play: Play) -> str:
+        """Return hit or stand."""
+        assert isinstance(play, BlackjackPlay)
+        remember(self._plays, play)
+        if not play.hits:
+            self._wanted = self._plan(play) if self.source.random() < self.memory else None
+        if self.source.random() >= self.care:
+            return self.source.choice(ACTIONS)
+        if self._wanted is not None:
+            return HIT if play.hits < self._wanted else STAND
+        total = play.hand.totals[play.hits]
+        return HIT if should_hit(total, play.hand.shows, play.hits) else STAND
+
+    def _plan(self, play: BlackjackPlay) -> int | None:
+        """Return the best known number of hits, or one hit more than were tried if all of them
+        lost.
+        """
+        seen = [each.seen[play.number] for each in self._plays[:-1]]
+        if not seen:
+            return None
+        totals, dealer = max(seen, key=lambda each: len(each[0]))
+        results = [result(total, dealer) for total in totals]
+        can_go_on = totals[-1] <= MOST and len(totals) <= MAX_HITS
+        if max(results) < 0 and can_go_on:
+            return len(totals)
+        return results.index(max(results))
+
+
+class Blackjack(Game):
+    """Blackjack; the task variant is a deck, such as `deck-17`.
+
+    Args:
+        hands: number of hands in an episode.
+        decks: number of decks, a quarter of them held out.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    def __init__(self, hands: int = 3, decks: int = 512) -> None:
+        check_whole("blackjack", "hands", hands, 1, len(ORDINALS))
+        check_whole("blackjack", "decks", decks, 8, 1_000_000)
+        self._num_hands = hands
+        facts = Facts(
+            name="blackjack",
+            max_turns=4 * hands,
+            min_return=-float(hands),
+            max_return=float(hands),
+            units=hands,
+            words=(
+                *ACTIONS,
+                *("one", *NUMBERS),
+                *ORDINALS[:hands],
+                *RESULTS.values(),
+                *(DEALER, BUST, OVER, INVALID),
+            ),
+        )
+        super().__init__(facts, numbered("deck", decks), "deck")
+
+    def family(self, member: str) -> str:
+        """Return `easy-N`: the best player without memory wins N hands of the deck."""
+        return f"easy-{sum(hand.result(best_hits(hand)) > 0 for hand in self.hands(member))}"
+
+    def hands(self, member: str) -> tuple[Hand, ...]:
+        """Return the hands that a deck deals."""
+        self.check(member)
+        return deal(member, self._num_hands)
+
+    def rules(self) -> str:
+        """Return the rules in plain words."""
+        return _RULES.format(hands=self._num_hands)
+
+    def begin(self, task: Task, episode: int) -> BlackjackPlay:
+        """Deal the first hand."""
+        return BlackjackPlay(self.hands(task.member), Chance(task.seed, episode))
+
+    def script(self, source: random.Random) -> BlackjackScript:
+        """Return a script whose care and memory are drawn for the trial."""
+        care, memory = source.choice((0.5, 0.8)), source.choice((0.0, 0.5, 0.95))
+        return BlackjackScript(source, care, memory)
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return the decks of the split that agree with `member` in the fewest first observations
+        of a hand.
+        """
+        first = [(hand.totals[0], hand.shows) for hand in self.hands(member)]
+        others = super().swaps(member, split)
+        return with_least(
+            {
+                other: num_equal(
+                    first, [(hand.totals[0], hand.shows) for hand in self.hands(other)]
+                )
+                for other in others
+            }
+        )
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return returns per hand and episode: exact, except `solver`, measured in 200 scripted
+        trials.
+
+        `random` hits and stands with equal probability. `without_memory` plays best where all cards
+        are unknown; `solver` does so at first, and later repeats what has won, or takes one hit
+        more than what has lost. `known` knows the deck, and wins every hand.
+        """
+        hands = [hand for deck in self._splits[split] for hand in self.hands(deck)]
+        unknown = sum(hand.result(best_hits(hand)) for hand in hands) / len(hands)
+        solver = {"solver": partial(BlackjackScript, care=1.0, memory=1.0)}
+        return {
+            "random": (by_chance(hands) / len(hands),) * num_episodes,
+            "without_memory": (unknown,) * num_episodes,
+            **self.measured(split, num_episodes, solver),
+            "known": (1.0,) * num_episodes,
+        }
+
+
+def result(total: int, dealer: int) -> int:
+    """Return 1 for a win, 0 for a draw, -1 for a loss; a total above 21 always loses."""
+    if total > MOST:
+        return -1
+    return 1 if dealer > MOST or total > dealer else 0 if total == dealer else -1
+
+
+@lru_cache(maxsize=4096)
+def deal(name: str, num_hands: int) -> tuple[Hand, ...]:
+    """Return the hands of a deck; the deck's name is the seed of its stacking."""
+    source = random.Random(f"blackjack/{name}")
+    return tuple(_hand(source) for _ in range(num_hands))
+
+
+def _hand(source: random.Random) -> Hand:
+    """Draw a hand that can be won."""
+    while max((hand := _any_hand(source)).results()) < 1:
+        pass
+    return hand
+
+
+def _any_hand(source: random.Random) -> Hand:
+    cards = source.choices(RANKS, WEIGHTS, k=2 + MAX_HITS)
+    totals = [sum(cards[: 2 + hits]) for hits in range(MAX_HITS + 1)]
+    busts = [hits for hits, total in enumerate(totals) if total > MOST]
+    shows = dealer = source.choices(RANKS, WEIGHTS)[0]
+    while dealer < DEALER_STANDS:
+        dealer += source.choices(RANKS, WEIGHTS)[0]
+    return Hand(tuple(totals[: busts[0] + 1] if busts else totals), shows, dealer)
+
+
+def by_chance(hands: Sequence[Hand]) -> float:
+    """Return the expected return of hitting and standing with equal probability, summed over
+    hands.
+    """
+    return sum(_by_chance(hand, 0) for hand in hands)
+
+
+def _by_chance(hand: Hand, num_hits: int) -> float:
+    if num_hits == len(hand.totals) - 1:
+        return float(hand.result(num_hits))
+    return 0.5 * hand.result(num_hits) + 0.5 * _by_chance(hand, num_hits + 1)
+
+
+# The best player of unknown hands, by dynamic programming. Hands that cannot be won are never
+# dealt, so the cards do not follow the distribution of a whole deck: every continuation is weighted
+# by the probability that the hand can be won on it, which is the probability that its largest total
+# that is not bust wins.
+
+
+_CARDS = tuple((rank, weight / sum(WEIGHTS)) for rank, weight in zip(RANKS, WEIGHTS, strict=True))
+
+
+def best_hits(hand: Hand) -> int:
+    """Return the number of hits of the best player to whom the hand is unknown."""
+    hits = 0
+    while hits < len(hand.totals) - 1 and should_hit(hand.totals[hits], hand.shows, hits):
+        hits += 1
+    return hits
+
+
+@cache
+def should_hit(total: int, shows: int, num_hits: int) -> bool:
+    """Return whether another card is worth more than standing."""
+    if num_hits == MAX_HITS or total > MOST:
+        return False
+    return _after_hit(total, shows, num_hits) > _standing(total, shows, num_hits)
+
+
+@cache
+def _value(total: int, shows: int, num_hits: int) -> float:
+    """Return the best return from here, times the probability that the hand can be won."""
+    standing = _standing(total, shows, num_hits)
+    return standing if num_hits == MAX_HITS else max(standing, _after_hit(total, shows, num_hits))
+
+
+def _after_hit(total: int, shows: int, num_hits: int) -> float:
+    """Return `_value` averaged over the next card; a bust loses."""
+    return sum(
+        chance * _value(total + rank, shows, num_hits + 1)
+        if total + rank <= MOST
+        else -chance * _winnable(total, shows, MAX_HITS)
+        for rank, chance in _CARDS
+    )
+
+
+@cache
+def _standing(total: int, shows: int, num_hits: int) -> float:
+    """Return the expected result of standing, times the probability that the hand can be won."""
+    return sum(
+        chance * result(total, dealer) * _wins(total, dealer, num_hits)
+        for dealer, chance in _ends(shows, 1.0)
+    )
+
+
+@cache
+def _winnable(total: int, shows: int, num_hits: int) -> float:
+    """Return the probability that the hand can be won."""
+    ends = _ends(shows, 1.0)
+    return sum(chance * _wins(total, dealer, num_hits) for dealer, chance in ends)
+
+
+@cache
+def _wins(total: int, dealer: int, num_hits: int) -> float:
+    """Return the probability that the largest total that is not bust wins."""
+    if num_hits == MAX_HITS:
+        return float(result(total, dealer) > 0)
+    return sum(
+        chance * _wins(total + rank, dealer, num_hits + 1)
+        if total + rank <= MOST
+        else chance * _wins(total, dealer, MAX_HITS)
+        for rank, chance in _CARDS
+    )
+
+
+def _ends(dealer: int, chance: float) -> Iterator[tuple[int, float]]:
+    """Yield the dealer's final totals with the probability of each way to reach them."""
+    if dealer >= DEALER_STANDS:
+        yield dealer, chance
+        return
+    for rank, each in _CARDS:
+        yield from _ends(dealer + rank, chance * each)

@@ -1,0 +1,187 @@
+"""Grid: walk to a goal that the observation names.
+
+Rules: a square grid without walls; a step goes up, down, left or right. Reaching the goal earns 1
+and ends the episode, nothing else earns anything. Nothing is hidden: the task is hard because a
+random walk rarely comes to a far goal, so most trials earn nothing. Every trial comes to some cell,
+however, and would have been a success with that cell as its goal: `Grid.reached` returns it, and
+hindsight relabelling trains on it. From a corner, a policy that keeps to two directions reaches
+many goals without reading which one is meant; from the middle, with goals on all sides, it does
+not.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+from mage_async.environments.environment import Chance, Facts, Outcome, Play, Split
+from mage_async.environments.games.board import COLUMNS, DIRECTIONS, ROWS, Cell, cell_text, step
+from mage_async.environments.games.game import HELDOUT_SHARE, Game
+from mage_async.environments.options import check_one_of, check_whole
+from mage_async.trajectory import Task
+
+GOAL, REACHED, OVER, INVALID = "goal", "reached", "over", "invalid"
+Start = Literal["corner", "middle"]
+_RULES = """A grid of {size} times {size} cells, with rows {rows} from top to bottom and
+columns {columns} from left to right. You are told the goal, by row and column, and your cell. Say
+up, down, left or right. Reaching the goal earns 1 and ends the episode; nothing else earns
+anything. You have {turns} steps. The goal is the same in all episodes."""
+
+
+class GridPlay:
+    """Steps until the goal is reached or the turns are used up. The anchor is the goal and the
+    cell.
+    """
+
+    def __init__(self, start: Cell, goal: Cell, size: int, turns: int, chance: Chance) -> None:
+        self._goal, self._size, self._turns, self.chance = goal, size, turns, chance
+        self.cell, self._steps, self._is_over = start, 0, False
+
+    @property
+    def observation(self) -> str:
+        """The goal and the agent's cell."""
+        return f"{GOAL} {cell_text(self._goal)} {cell_text(self.cell)}"
+
+    @property
+    def anchor(self) -> str:
+        """The goal and the agent's cell."""
+        return self.observation
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the directions that stay in the grid, until the episode is over."""
+        return () if self._is_over else [way for way in DIRECTIONS if self._to(way) is not None]
+
+    def towards_goal(self) -> list[str]:
+        """Return the directions on a shortest way."""
+        far = steps_between(self.cell, self._goal)
+        steps = ((way, self._to(way)) for way in DIRECTIONS)
+        return [way for way, to in steps if to is not None and steps_between(to, self._goal) < far]
+
+    def act(self, action: str) -> Outcome:
+        """Take a step; a step out of the grid, or any other action, only uses up a turn."""
+        assert not self._is_over, "the episode is done"
+        to = self._to(action)
+        self.cell, self._steps = to or self.cell, self._steps + 1
+        is_there = self.cell == self._goal
+        self._is_over = is_there or self._steps == self._turns
+        state = REACHED if is_there else OVER if self._is_over else cell_text(self.cell)
+        observation = f"{INVALID} {state}" if to is None else state
+        return Outcome(observation, float(is_there), to is not None, self._is_over)
+
+    def _to(self, action: str) -> Cell | None:
+        if action not in DIRECTIONS:
+            return None
+        row, column = step(self.cell, action)
+        return (row, column) if 0 <= row < self._size and 0 <= column < self._size else None
+
+
+@dataclass(slots=True)
+class GridScript:
+    """Walks to the goal, or anywhere."""
+
+    source: random.Random
+    care: float
+    """Probability of a step towards the goal."""
+
+    def choose(self, play: Play) -> str:
+        """Return the next direction."""
+        assert isinstance(play, GridPlay)
+        is_careful = self.source.random() < self.care
+        return self.source.choice(play.towards_goal() if is_careful else play.legal_actions())
+
+
+class Grid(Game):
+    """The grid; its task variant is the goal, such as `beta-three`.
+
+    Args:
+        size: number of rows and of columns.
+        turns: steps of an episode.
+        nearest: smallest number of steps to a goal that is played; hindsight may relabel to nearer
+            cells.
+        start: where an episode begins: in the upper left `corner` or in the `middle`.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    def __init__(
+        self, size: int = 6, turns: int = 12, nearest: int = 1, start: Start = "corner"
+    ) -> None:
+        check_whole("grid", "size", size, 4, len(ROWS))
+        check_one_of("grid", "start", start, get_args(Start))
+        self._start = (0, 0) if start == "corner" else (size // 2, size // 2)
+        cells = [(row, column) for row in range(size) for column in range(size)]
+        farthest = max(steps_between(self._start, cell) for cell in cells)
+        check_whole("grid", "turns", turns, farthest, 1000)
+        check_whole("grid", "nearest", nearest, 1, farthest - 2)
+        self._size, self._turns = size, turns
+        self._cells = {cell_text(cell, "-"): cell for cell in cells if cell != self._start}
+        splits: dict[Split, tuple[str, ...]] = {"train": (), "heldout": ()}
+        for name, cell in self._cells.items():
+            if steps_between(self._start, cell) >= nearest:
+                splits["heldout" if _is_heldout(cell) else "train"] += (name,)
+        facts = Facts(
+            name="grid",
+            max_turns=turns,
+            min_return=0.0,
+            max_return=1.0,
+            words=(*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, REACHED, OVER, INVALID),
+            wins_above=0.5,
+            loses_below=0.5,
+            example="down",
+        )
+        super().__init__(facts, splits, "goal")
+        self._names = frozenset(
+            self._cells
+        )  # hindsight also relabels to goals nearer than `nearest`
+
+    def family(self, member: str) -> str:
+        """Return the number of steps on the shortest way."""
+        return f"steps-{steps_between(self._start, self._cell(member))}"
+
+    def rules(self) -> str:
+        """Return the rules in plain words."""
+        rows, columns = (", ".join(names[: self._size]) for names in (ROWS, COLUMNS))
+        return _RULES.format(size=self._size, turns=self._turns, rows=rows, columns=columns)
+
+    def begin(self, task: Task, episode: int) -> GridPlay:
+        """Start in the corner or in the middle."""
+        chance = Chance(task.seed, episode)
+        return GridPlay(self._start, self._cell(task.member), self._size, self._turns, chance)
+
+    def reached(self, play: Play) -> str | None:
+        """Return the agent's cell as a goal; the cell where every episode starts is none."""
+        assert isinstance(play, GridPlay)
+        return cell_text(play.cell, "-") if play.cell != self._start else None
+
+    def script(self, source: random.Random) -> GridScript:
+        """Return a script whose care is drawn for the trial."""
+        return GridScript(source, source.choice((0.0, 0.5, 0.9)))
+
+    def best_script(self, source: random.Random) -> GridScript:
+        """Return a script that takes a shortest way."""
+        return GridScript(source, 1.0)
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return returns per episode: `random` measured in 200 trials; `known` takes the shortest
+        way.
+        """
+        players = {"random": partial(GridScript, care=0.0)}
+        return {**self.measured(split, num_episodes, players), "known": (1.0,) * num_episodes}
+
+    def _cell(self, member: str) -> Cell:
+        self.check(member)
+        return self._cells[member]
+
+
+def steps_between(one: Cell, other: Cell) -> int:
+    """Return the number of steps on the shortest way."""
+    return abs(one[0] - other[0]) + abs(one[1] - other[1])
+
+
+def _is_heldout(cell: Cell) -> bool:
+    """Return whether a goal is held out; each row and column of such a goal also has trained
+    goals.
+    """
+    return (2 * cell[0] + cell[1]) % HELDOUT_SHARE == HELDOUT_SHARE - 1

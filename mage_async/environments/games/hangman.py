@@ -1,0 +1,210 @@
+"""Hangman: find a hidden word letter by letter.
+
+Rules: the agent sees a blank for each letter of the word and tries one letter a turn. A letter of
+the word earns its share of 1; any other answer costs a life and its share of 1. Hidden is the word,
+which is the same in all episodes. Knowledge of the list of words helps within one episode; only
+memory tells which word it is.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
+from types import MappingProxyType
+
+from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Play, Split
+from mage_async.environments.games.game import Game, hold_out, remember, with_least
+from mage_async.environments.options import check_whole
+from mage_async.trajectory import Task
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+HIT, MISS, BLANK, WON, LOST, INVALID = "hit", "miss", "blank", "won", "lost", "invalid"
+_WIDTH = 4
+_TEXT = """
+sofa dawn rust horn skip fork maze knot road pony yard crab frog lime gulf walk ring line ship
+joke goat bear fire spin glow lake verb wolf cups dusk unit salt jars rain tide lace duck year
+pear bark boat kite note palm farm rock rose coat cape sand rope hero bowl barn sock path mars
+corn mint hawk swan harp lids vine mail wind drum oars gems gate desk mule wave wing chip dish
+gold echo lamb opal mast kelp gift lamp word yarn vest nest pans oven sail game poem moth bike
+fern quiz song worm belt nail milk raft hour dust fish gale rugs rice foam leaf calm silk twig
+page shoe cold jump lion star tune bolt inch snow bird card cake lute cord zinc tuna jade stem
+dice iron cave
+"""
+WORDS = tuple(_TEXT.split())
+"""Common words of four different letters, written for this game. A game with fewer words takes the
+first ones.
+"""
+_RULES = """A word of four different letters is hidden. Say one letter a turn, such as: e.
+You see where it stands in the word; a letter not yet found is blank.
+Each letter of the word earns {hit:g}. Any other answer costs {miss:.3g}; {lives} of them lose.
+The word is the same in all episodes."""
+
+
+class HangmanPlay:
+    """Letters, one a turn, until the word is complete or the lives are used up.
+
+    The anchor is the set of letters tried, and the lives left.
+    """
+
+    def __init__(self, word: str, lives: int, chance: Chance) -> None:
+        self.word, self._lives, self._left, self.chance = word, lives, lives, chance
+        self.tried: set[str] = set()
+
+    @property
+    def observation(self) -> str:
+        """The word, with a blank for each letter not yet found."""
+        return " ".join(x if x in self.tried else BLANK for x in self.word)
+
+    @property
+    def anchor(self) -> str:
+        """Letters tried, and lives left."""
+        return f"{''.join(sorted(self.tried))}{self._left}"
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the letters not tried in this episode, until it is over."""
+        return () if self._is_over() else tuple(x for x in LETTERS if x not in self.tried)
+
+    def fitting(self, words: tuple[str, ...]) -> frozenset[str]:
+        """Return the words that agree with everything this episode has shown."""
+        shown = "".join(x if x in self.tried else " " for x in self.word)
+        return _fitting(words, shown, frozenset(self.tried))
+
+    def act(self, action: str) -> Outcome:
+        """Try a letter; an invalid action costs a life too."""
+        assert not self._is_over(), "the episode is done"
+        is_valid = len(action) == 1 and action in LETTERS and action not in self.tried
+        is_hit = is_valid and action in self.word
+        if is_valid:
+            self.tried.add(action)
+        self._left -= not is_hit
+        result = HIT if is_hit else MISS if is_valid else INVALID
+        reward = 1 / len(set(self.word)) if is_hit else -1 / self._lives
+        end = f" {WON}" if self._is_complete() else "" if self._left else f" {LOST}"
+        return Outcome(f"{result} {self.observation}{end}", reward, is_valid, self._is_over())
+
+    def _is_complete(self) -> bool:
+        return set(self.word) <= self.tried
+
+    def _is_over(self) -> bool:
+        return self._is_complete() or not self._left
+
+
+@dataclass(slots=True)
+class HangmanScript:
+    """Tries the letter that occurs in most of the fitting words, or any letter."""
+
+    source: random.Random
+    words: tuple[str, ...]
+    care: float
+    """Probability of a letter chosen by the fitting words."""
+    memory: float
+    """Probability that the fitting words must fit earlier episodes too."""
+    _plays: list[HangmanPlay] = field(default_factory=list)
+
+    def choose(self, play: Play) -> str:
+        """Return the next letter."""
+        assert isinstance(play, HangmanPlay)
+        remember(self._plays, play)
+        legal = play.legal_actions()
+        if self.source.random() >= self.care:
+            return self.source.choice(legal)
+        remembers = self.source.random() < self.memory
+        known = self._plays if remembers else self._plays[-1:]
+        words = set(self.words).intersection(*(each.fitting(self.words) for each in known))
+        counts = Counter(x for word in words for x in word if x in legal)
+        best = max(counts.values())
+        return self.source.choice(sorted(x for x, count in counts.items() if count == best))
+
+
+@lru_cache(maxsize=1 << 14)
+def _fitting(words: tuple[str, ...], shown: str, tried: frozenset[str]) -> frozenset[str]:
+    """Return the words with the shown letters and, where blank (a space), no letter that was
+    tried.
+    """
+    return frozenset(
+        word
+        for word in words
+        if all(x == y if y != " " else x not in tried for x, y in zip(word, shown, strict=True))
+    )
+
+
+class Hangman(Game):
+    """Hangman; the task variant is the word, such as `cold`.
+
+    Args:
+        words: number of words, a quarter of them held out.
+        lives: number of wrong answers that ends an episode.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    ladders: Ladders = MappingProxyType(
+        {"lives": tuple({"lives": count} for count in range(8, 1, -1))}
+    )
+
+    def __init__(self, words: int = len(WORDS), lives: int = 6) -> None:
+        check_whole("hangman", "words", words, 8, len(WORDS))
+        check_whole("hangman", "lives", lives, 1, 20)
+        self._words, self._lives = WORDS[:words], lives
+        facts = Facts(
+            name="hangman",
+            max_turns=_WIDTH + lives - 1,
+            min_return=-1.0,
+            max_return=1.0,
+            words=(*LETTERS, BLANK, HIT, MISS, WON, LOST, INVALID),
+        )
+        super().__init__(facts, hold_out(self._words), "word")
+
+    def rules(self) -> str:
+        """Return the rules in plain words, with the rewards."""
+        return _RULES.format(hit=1 / _WIDTH, miss=1 / self._lives, lives=self._lives)
+
+    def begin(self, task: Task, episode: int) -> HangmanPlay:
+        """Start with all letters hidden."""
+        self.check(task.member)
+        return HangmanPlay(task.member, self._lives, Chance(task.seed, episode))
+
+    def script(self, source: random.Random) -> HangmanScript:
+        """Return a script whose care and memory are drawn for the trial."""
+        care, memory = source.choice((0.5, 0.9)), source.choice((0.0, 0.5, 0.95))
+        return HangmanScript(source, self._words, care, memory)
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return the words of the split that have the fewest letters in common with `member`."""
+        others = super().swaps(member, split)
+        return with_least({word: len(set(word) & set(member)) for word in others})
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return returns per episode: exact for `random` and `known`, over 200 scripted trials
+        otherwise.
+
+        `random` tries letters in any order. `solver_without_memory` tries the letter of most words
+        that fit the episode, `solver` of most words that fit all episodes; both know all words, but
+        not which are held out. `known` says the word's letters.
+        """
+        solver = partial(HangmanScript, words=self._words, care=1.0)
+        solvers = {
+            "solver_without_memory": partial(solver, memory=0.0),
+            "solver": partial(solver, memory=1.0),
+        }
+        return {
+            "random": (random_return(self._lives),) * num_episodes,
+            **self.measured(split, num_episodes, solvers),
+            "known": (1.0,) * num_episodes,
+        }
+
+
+def random_return(lives: int) -> float:
+    """Return the exact expected return of trying letters in random order."""
+
+    @cache
+    def value(hits: int, misses: int) -> float:
+        if hits == _WIDTH or misses == lives:
+            return 0.0
+        hit = (_WIDTH - hits) / (len(LETTERS) - hits - misses)
+        after_hit = 1 / _WIDTH + value(hits + 1, misses)
+        return hit * after_hit + (1 - hit) * (value(hits, misses + 1) - 1 / lives)
+
+    return value(0, 0)

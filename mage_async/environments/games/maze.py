@@ -1,0 +1,302 @@
+"""Maze: find the goal; later, go straight to it.
+
+Rules: the agent sees its cell and the exits of the cell. Reaching the goal earns 1 on the shortest
+way and less with every further step. Walls and goal are hidden, and the same in all episodes: the
+first episode has to search for the goal, and an agent that remembers the way goes straight in later
+ones.
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from types import MappingProxyType
+
+from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Play, Split
+from mage_async.environments.games.board import COLUMNS, DIRECTIONS, ROWS, Cell, cell_text, step
+from mage_async.environments.games.game import Game, numbered, remember
+from mage_async.environments.options import check_whole
+from mage_async.trajectory import Task
+
+GOAL, OVER, INVALID = "goal", "over", "invalid"
+_LARGEST = 6
+_RULES = """A maze of {size} times {size} cells. You see the name of your cell and its exits.
+Say one of them, up, down, left or right, and find the goal, which is hidden in one cell.
+Reaching the goal earns 1 on the shortest way, less with every step more. You have {turns} steps.
+The maze, the start and the goal are the same in all episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maze:
+    """A square of cells; every cell can be reached from every other."""
+
+    exits: dict[Cell, dict[str, Cell]]
+    """For each cell, the neighbours without a wall between, by direction."""
+    start: Cell
+    goal: Cell
+
+    def distances(self, to: Cell) -> dict[Cell, int]:
+        """Return the number of steps from each cell to `to`."""
+        far, waiting = {to: 0}, deque([to])
+        while waiting:
+            cell = waiting.popleft()
+            for other in self.exits[cell].values():
+                if other not in far:
+                    far[other] = far[cell] + 1
+                    waiting.append(other)
+        return far
+
+    def shortest(self) -> int:
+        """Return the number of steps from the start to the goal."""
+        return self.distances(self.goal)[self.start]
+
+
+class MazePlay:
+    """Steps until the goal is reached or the turns are used up. The anchor is the cell."""
+
+    def __init__(self, maze: Maze, turns: int, chance: Chance) -> None:
+        self._maze, self._turns, self.chance = maze, turns, chance
+        self.cell, self._steps, self._is_over = maze.start, 0, False
+        self.seen = {self.cell: self.exits()}
+        """Cells visited in this episode, with their exits."""
+
+    @property
+    def observation(self) -> str:
+        """The agent's cell and its exits."""
+        return " ".join((cell_text(self.cell), *self.exits()))
+
+    @property
+    def anchor(self) -> str:
+        """The agent's cell."""
+        return cell_text(self.cell)
+
+    def exits(self) -> tuple[str, ...]:
+        """Return the directions without a wall."""
+        return tuple(way for way in DIRECTIONS if way in self._maze.exits[self.cell])
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the exits, until the episode is over."""
+        return () if self._is_over else self.exits()
+
+    def act(self, action: str) -> Outcome:
+        """Take a step; a step into a wall, or any other action, only uses up a turn."""
+        assert not self._is_over, "the episode is done"
+        to = self._maze.exits[self.cell].get(action)
+        self.cell, self._steps = to or self.cell, self._steps + 1
+        self.seen.setdefault(self.cell, self.exits())
+        is_there, is_last = self.is_at_goal(), self._steps == self._turns
+        self._is_over = is_there or is_last
+        state = GOAL if is_there else OVER if is_last else self.observation
+        earned = reward(self._maze.shortest(), self._steps, self._turns) if is_there else 0.0
+        observation = state if to else f"{INVALID} {state}"
+        return Outcome(observation, earned, to is not None, self._is_over)
+
+    def is_at_goal(self) -> bool:
+        """Return whether the goal was reached."""
+        return self.cell == self._maze.goal
+
+
+def reward(shortest: int, steps: int, turns: int) -> float:
+    """Return the reward for reaching the goal: 1 on a shortest way, falling to 0 after all
+    turns.
+    """
+    return 1.0 if steps == shortest else (turns - steps) / (turns - shortest)
+
+
+@dataclass(slots=True)
+class MazeScript:
+    """Explorer: goes to the nearest cell that it has not seen or, once it has seen the goal, to the
+    goal.
+    """
+
+    source: random.Random
+    care: float
+    """Probability of not taking a random exit."""
+    remembers: bool
+    """Whether it uses earlier episodes."""
+    _plays: list[MazePlay] = field(default_factory=list)
+
+    def choose(self, play: Play) -> str:
+        """Return the next direction."""
+        assert isinstance(play, MazePlay)
+        remember(self._plays, play)
+        if self.source.random() >= self.care:
+            return self.source.choice(play.exits())
+        plays = self._plays if self.remembers else [play]
+        seen = {cell: exits for each in plays for cell, exits in each.seen.items()}
+        goals = [each.cell for each in plays if each.is_at_goal()]
+        return self._way(play.cell, seen, goals[0] if goals else None)
+
+    def _way(self, start: Cell, seen: dict[Cell, tuple[str, ...]], goal: Cell | None) -> str:
+        """Return the first step of a shortest way over seen cells to the goal or, if the goal is
+        unknown, to an unseen cell.
+        """
+        waiting, met = deque([(start, "")]), {start}
+        while waiting:
+            cell, first = waiting.popleft()
+            if first and (cell == goal if goal else cell not in seen):
+                return first
+            for way in self.source.sample(seen.get(cell, ()), len(seen.get(cell, ()))):
+                to = step(cell, way)
+                if to not in met:
+                    met.add(to)
+                    waiting.append((to, first or way))
+        raise AssertionError("a maze whose goal is not known has cells that were not seen")
+
+
+class MazeGame(Game):
+    """A maze; the way to its goal is hidden.
+
+    Args:
+        size: number of rows and of columns.
+        loops: walls removed from a maze in which exactly one way leads to each cell.
+        turns: steps of an episode.
+        mazes: number of mazes; a quarter of them is held out.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    ladders: Ladders = MappingProxyType(
+        {
+            "size": (
+                {"size": 3, "turns": 12},
+                {"size": 4, "turns": 20},
+                {"size": 5, "turns": 30},
+                {"size": 6, "turns": 42},
+            )
+        }
+    )
+
+    def __init__(self, size: int = 4, loops: int = 2, turns: int = 20, mazes: int = 512) -> None:
+        check_whole("maze", "size", size, 3, _LARGEST)
+        check_whole("maze", "loops", loops, 0, 100)
+        check_whole("maze", "turns", turns, size * size, 1000)
+        check_whole("maze", "mazes", mazes, 8, 1_000_000)
+        self._size, self._loops, self._turns = size, loops, turns
+        facts = Facts(
+            name="maze",
+            max_turns=turns,
+            min_return=0.0,
+            max_return=1.0,
+            words=(*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, OVER, INVALID),
+            wins_above=1e-9,
+            loses_below=1e-9,
+        )
+        super().__init__(facts, numbered("maze", mazes), "maze")
+
+    def family(self, member: str) -> str:
+        """Return the number of steps on the shortest way."""
+        return f"steps-{self.maze(member).shortest()}"
+
+    def maze(self, member: str) -> Maze:
+        """Return the maze of a task variant."""
+        self.check(member)
+        return maze_of(member, self._size, self._loops)
+
+    def rules(self) -> str:
+        """Return the rules in plain words."""
+        return _RULES.format(size=self._size, turns=self._turns)
+
+    def begin(self, task: Task, episode: int) -> MazePlay:
+        """Start at the maze's start."""
+        return MazePlay(self.maze(task.member), self._turns, Chance(task.seed, episode))
+
+    def script(self, source: random.Random) -> MazeScript:
+        """Return a script whose care is drawn for the trial; three in four remember."""
+        return MazeScript(source, source.choice((0.5, 0.8, 0.95)), source.random() < 0.75)
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return the mazes of the split with the goal in another cell."""
+        goal = self.maze(member).goal
+        return tuple(each for each in self._splits[split] if self.maze(each).goal != goal)
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return returns per episode: exact for `random` and `known`, over 200 scripted trials
+        otherwise.
+
+        `random` takes any exit. `explorer_without_memory` goes to the nearest cell that it has not
+        seen in the episode; `explorer` goes to the goal once it has seen it. `known` takes the
+        shortest way.
+        """
+        chance = [random_return(self.maze(each), self._turns) for each in self._splits[split]]
+        explorers = {
+            "explorer_without_memory": partial(MazeScript, care=1.0, remembers=False),
+            "explorer": partial(MazeScript, care=1.0, remembers=True),
+        }
+        return {
+            "random": (sum(chance) / len(chance),) * num_episodes,
+            **self.measured(split, num_episodes, explorers),
+            "known": (1.0,) * num_episodes,
+        }
+
+
+def random_return(maze: Maze, turns: int) -> float:
+    """Return the exact expected return of a uniform random walk."""
+    shortest = maze.shortest()
+    values = dict.fromkeys(maze.exits, 0.0)
+    for steps in range(turns, 0, -1):
+        values[maze.goal] = reward(shortest, steps, turns)
+        values = {
+            cell: sum(values[to] for to in ways.values()) / len(ways)
+            for cell, ways in maze.exits.items()
+        }
+    return values[maze.start]
+
+
+# How mazes are generated.
+
+
+@lru_cache(maxsize=4096)
+def maze_of(name: str, size: int, loops: int) -> Maze:
+    """Generate the maze whose name is the seed: a tree of passages, and `loops` further passages.
+
+    The goal is drawn from the farther half of the cells, by distance from the start.
+    """
+    source = random.Random(f"maze/{name}/{size}/{loops}")
+    exits: dict[Cell, dict[str, Cell]] = {
+        (row, column): {} for row in range(size) for column in range(size)
+    }
+    start = source.choice(sorted(exits))
+    _grow(exits, start, source)
+    for _ in range(loops):
+        _remove_wall(exits, source)
+    far = Maze(exits, start, start).distances(start)
+    by_distance = sorted(far, key=lambda cell: (far[cell], cell))
+    return Maze(exits, start, source.choice(by_distance[len(by_distance) // 2 :]))
+
+
+def _grow(exits: dict[Cell, dict[str, Cell]], start: Cell, source: random.Random) -> None:
+    """Dig passages to all cells, depth first."""
+    path, seen = [start], {start}
+    while path:
+        ways = [(way, to) for way, to in _neighbours(exits, path[-1]) if to not in seen]
+        if not ways:
+            path.pop()
+            continue
+        way, to = source.choice(ways)
+        _join(exits, path[-1], way, to)
+        path.append(to)
+        seen.add(to)
+
+
+def _remove_wall(exits: dict[Cell, dict[str, Cell]], source: random.Random) -> None:
+    """Remove a random wall, if there is one."""
+    walls = [
+        (cell, way, to)
+        for cell in sorted(exits)
+        for way, to in _neighbours(exits, cell)
+        if way not in exits[cell]
+    ]
+    if walls:
+        _join(exits, *source.choice(walls))
+
+
+def _neighbours(exits: dict[Cell, dict[str, Cell]], cell: Cell) -> list[tuple[str, Cell]]:
+    return [(way, step(cell, way)) for way in DIRECTIONS if step(cell, way) in exits]
+
+
+def _join(exits: dict[Cell, dict[str, Cell]], cell: Cell, way: str, to: Cell) -> None:
+    back = next(each for each in DIRECTIONS if step(to, each) == cell)
+    exits[cell][way], exits[to][back] = to, cell

@@ -1,0 +1,486 @@
+"""MineSweeper: every episode of a trial has the same mines.
+
+Rules: the agent opens one cell a turn. A cell without a mine shows how many of its neighbours have
+one; a mine ends the episode. Hidden is where the mines lie. They, and the opening that starts an
+episode, are the same in all episodes, so everything that an episode has shown, even a lost one,
+helps to win a later one. Cells are numbers, row by row from 0; a set of cells is an integer
+(`board.py`).
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, lru_cache, partial
+from string import ascii_lowercase
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Play, Split
+from mage_async.environments.games.board import cells_of, in_rows, set_of
+from mage_async.environments.games.game import Game, hold_out, remember
+from mage_async.environments.options import check_one_of, check_whole
+from mage_async.trajectory import Task
+
+View = Literal["board", "news"]
+
+SHOWN = ("clear", "one", "two", "three", "four", "five", "six", "seven", "eight")
+STRUCK, WON, LOST, OVER, INVALID = "mine", "win", "lose", "over", "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """Rewards of a turn, as in LaMer (arXiv 2512.16848)."""
+
+    win: float = 10.0
+    """Opening the last safe cell, instead of its other reward."""
+    cascade: float = 2.0
+    """Opening more than one cell."""
+    single: float = 0.5
+    mine: float = -0.1
+    invalid: float = -1.0
+
+
+REWARDS = Rewards()
+_RULES = """A board of {size} rows of {size} cells hides {mines} mines. You open one cell a turn.
+A cell has two letters: its row, then its column, both from a to {last}.
+{view}
+An open cell shows how many of its up to eight neighbours have a mine: clear, one, two, and so on.
+Opening a clear cell opens everything around it. Opening a mine loses; opening all others wins.
+Winning earns {win:g}; opening several cells at once {cascade:g}, one cell {single:g}, a mine
+{mine:g}, what is not the name of a closed cell {invalid:g}. An episode ends after {turns} turns.
+The mines, and the cells that are open at the beginning, are the same in all episodes."""
+_VIEWS = {
+    "board": "You see the cells row by row; a closed one shows its name.",
+    "news": "You see each newly opened cell and what it shows.",
+}
+
+MINE = -1
+"""What a cell with a mine shows; any other cell shows its number of neighbouring mines."""
+
+
+@cache
+def cell_names(size: int) -> tuple[str, ...]:
+    """Return the name of each cell: the letters of its row and its column, both from `a`."""
+    letters = ascii_lowercase[:size]
+    return tuple(row + column for row in letters for column in letters)
+
+
+@cache
+def neighbours(size: int) -> tuple[int, ...]:
+    """Return the set of neighbours of each cell, up to eight."""
+
+    def around(row: int, column: int) -> int:
+        rows = range(max(0, row - 1), min(size, row + 2))
+        columns = range(max(0, column - 1), min(size, column + 2))
+        block = sum(1 << (r * size + c) for r in rows for c in columns)
+        return block & ~(1 << (row * size + column))
+
+    return tuple(around(row, column) for row in range(size) for column in range(size))
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The mines and what follows from them."""
+
+    size: int
+    shown: tuple[int, ...]
+    """What each cell shows: `MINE`, or the number of mines around it."""
+    opens: tuple[int, ...]
+    """For each cell, the set that opening it opens: the cell, and the neighbourhoods of all
+    connected cells that show 0.
+    """
+    safe: int
+    """The set of cells without a mine."""
+
+    def openings(self) -> list[int]:
+        """Return the cells with which an episode may begin: safe, and not opening the whole
+        board.
+        """
+        return [cell for cell in cells_of(self.safe) if self.opens[cell] != self.safe]
+
+    def num_clicks(self) -> int:
+        """Return the smallest number of cells to open by hand (3BV, a measure of difficulty)."""
+        clicks, opened = 0, 0
+        for cell in sorted(cells_of(self.safe), key=lambda cell: self.shown[cell] != 0):
+            clicks += not opened >> cell & 1
+            opened |= self.opens[cell]
+        return clicks
+
+
+class MineSweeperPlay:
+    """One episode: the opening is made, then one cell a turn. The anchor is the visible board."""
+
+    def __init__(self, board: Board, opening: int, turns: int, view: View, chance: Chance) -> None:
+        self._board, self._turns_left, self._view, self.chance = board, turns, view, chance
+        self._names = cell_names(board.size)
+        self._faces = list(self._names)
+        self._is_done = False
+        self.chosen: list[int] = []
+        """Cells opened by the agent, in order, a mine included."""
+        self.opened = 0
+        """The set of open cells."""
+        self.struck: int | None = None
+        """The cell with the mine that ended the episode."""
+        self.observation = self._show(self._open(opening))
+
+    @property
+    def anchor(self) -> str:
+        """What each cell shows; the name of a closed cell."""
+        return " ".join(self._faces)
+
+    @property
+    def size(self) -> int:
+        """Cells in a row."""
+        return self._board.size
+
+    def shown(self, cell: int) -> int:
+        """Return the number that an open cell shows."""
+        assert self.opened >> cell & 1, "the cell is closed"
+        return self._board.shown[cell]
+
+    def closed(self) -> list[int]:
+        """Return the cells that may be opened."""
+        every = (1 << len(self._faces)) - 1
+        return [] if self._is_done else list(cells_of(every & ~self.opened))
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the names of the closed cells, until the episode is over."""
+        return [self._names[cell] for cell in self.closed()]
+
+    def act(self, action: str) -> Outcome:
+        """Open a cell; an invalid action opens none but uses up the turn."""
+        assert not self._is_done, "the episode is done"
+        self._turns_left -= 1
+        if action not in self._names:
+            return self._refuse()
+        cell = self._names.index(action)
+        if self.opened >> cell & 1:
+            return self._refuse()
+        self.chosen.append(cell)
+        if self._board.shown[cell] == MINE:
+            return self._strike(cell)
+        fresh = self._open(cell)
+        if self.opened == self._board.safe:
+            return self._end(f"{self._show(fresh)} {WON}", REWARDS.win)
+        reward = REWARDS.cascade if fresh & (fresh - 1) else REWARDS.single
+        return self._go_on(self._show(fresh), reward, is_valid=True)
+
+    def _open(self, cell: int) -> int:
+        """Open a safe cell and its cascade; return the set of newly opened cells."""
+        fresh = self._board.opens[cell] & ~self.opened
+        self.opened |= fresh
+        for each in cells_of(fresh):
+            self._faces[each] = SHOWN[self._board.shown[each]]
+        return fresh
+
+    def _strike(self, cell: int) -> Outcome:
+        self.struck = cell
+        self._faces[cell] = STRUCK
+        return self._end(f"{self._show(1 << cell)} {LOST}", REWARDS.mine)
+
+    def _refuse(self) -> Outcome:
+        observation = INVALID if self._view == "news" else f"{INVALID} {self.anchor}"
+        return self._go_on(observation, REWARDS.invalid, is_valid=False)
+
+    def _show(self, fresh: int) -> str:
+        """Return the whole board, or the name and number of each newly opened cell."""
+        if self._view == "board":
+            return self.anchor
+        return " ".join(f"{self._names[cell]} {self._faces[cell]}" for cell in cells_of(fresh))
+
+    def _go_on(self, observation: str, reward: float, *, is_valid: bool) -> Outcome:
+        if self._turns_left:
+            return Outcome(observation, reward, is_valid)
+        self._is_done = True
+        return Outcome(f"{observation} {OVER}", reward, is_valid, True)
+
+    def _end(self, observation: str, reward: float) -> Outcome:
+        self._is_done = True
+        return Outcome(observation, reward, True, True)
+
+
+@dataclass(slots=True)
+class MineSweeperScript:
+    """Opens cells that earlier episodes have shown to be safe; then the cell least likely to have a
+    mine, or any.
+
+    Args:
+        source: random source.
+        num_mines: number of mines on the board.
+        care: probability of reasoning.
+        memory: probability of using earlier episodes, whose numbers, safe cells and struck mines
+            still hold.
+    """
+
+    source: random.Random
+    num_mines: int
+    care: float
+    memory: float
+    _plays: list[MineSweeperPlay] = field(default_factory=list)
+
+    def choose(self, play: Play) -> str:
+        """Return the next cell."""
+        assert isinstance(play, MineSweeperPlay)
+        remember(self._plays, play)
+        remembers = self.source.random() < self.memory
+        plays = self._plays if remembers else [play]
+        struck = {each.struck for each in plays if each.struck is not None}
+        shown = {cell: each.shown(cell) for each in plays for cell in cells_of(each.opened)}
+        closed = [cell for cell in play.closed() if cell not in struck]
+        again = (cell for each in reversed(plays) for cell in each.chosen)
+        safe = next((cell for cell in again if cell in closed and cell in shown), None)
+        if safe is None:
+            safe = self.source.choice(self._unseen(play, closed, shown, struck))
+        return cell_names(play.size)[safe]
+
+    def _unseen(
+        self, play: MineSweeperPlay, closed: list[int], shown: Mapping[int, int], struck: set[int]
+    ) -> list[int]:
+        """Return the cells to choose from if no closed cell is known to be safe."""
+        if self.source.random() >= self.care:
+            return closed
+        mines = set_of(struck)
+        chances = mine_chances(play.size, self.num_mines, shown, mines)
+        least = min(chances[cell] for cell in closed)
+        return [cell for cell in closed if chances[cell] <= least + 1e-9]
+
+
+class MineSweeper(Game):
+    """MineSweeper; the task variant is a board, named after the cells of its mines, such as
+    `ac-bd-fa`.
+
+    Args:
+        size: number of rows and of columns.
+        mines: number of mines; at most a quarter of the cells.
+        turns: largest number of turns in an episode.
+        view: whether observations show the whole `board` or only `news`, the newly opened cells.
+        boards: number of boards, a quarter of them held out; fewer if there are not so many.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    ladders: Ladders = MappingProxyType({"mines": tuple({"mines": count} for count in range(1, 8))})
+
+    def __init__(
+        self,
+        size: int = 6,
+        mines: int = 3,
+        turns: int = 7,
+        view: View = "board",
+        boards: int = 2048,
+    ) -> None:
+        check_whole("minesweeper", "size", size, 3, 26)
+        check_whole("minesweeper", "mines", mines, 1, size * size // 4)
+        check_whole("minesweeper", "turns", turns, 1, size * size)
+        check_whole("minesweeper", "boards", boards, 8, 1_000_000)
+        check_one_of("minesweeper", "view", view, get_args(View))
+        self._size, self._num_mines, self._turns, self._view = size, mines, turns, view
+        names = cell_names(size)
+        self._mines = {
+            "-".join(names[cell] for cell in cells_of(cells)): cells
+            for cells in layouts(size, mines, boards)
+        }
+        self._cached = lru_cache(maxsize=4096)(partial(board_of, size))
+        facts = Facts(
+            name="minesweeper",
+            max_turns=turns,
+            min_return=turns * REWARDS.invalid,
+            max_return=REWARDS.win + (turns - 1) * REWARDS.cascade,
+            has_chance=True,
+            words=(*names, *SHOWN[: min(mines, 8) + 1], STRUCK, WON, LOST, OVER, INVALID),
+        )
+        super().__init__(facts, hold_out(tuple(self._mines)), "board")
+
+    def family(self, member: str) -> str:
+        """Return the difficulty: the smallest number of cells to open by hand."""
+        return f"clicks-{self.board(member).num_clicks()}"
+
+    def board(self, member: str) -> Board:
+        """Return the board of a task variant."""
+        self.check(member)
+        return self._cached(self._mines[member])
+
+    def rules(self) -> str:
+        """Return the rules in plain words, with the rewards."""
+        return _RULES.format(
+            size=self._size,
+            mines=self._num_mines,
+            last=cell_names(self._size)[-1][0],
+            view=_VIEWS[self._view],
+            turns=self._turns,
+            **asdict(REWARDS),
+        )
+
+    def laid_out(self, observation: str) -> str:
+        """Return a board with one row a line; news stay as they are."""
+        return in_rows(observation, self._size, INVALID) if self._view == "board" else observation
+
+    def begin(self, task: Task, episode: int) -> MineSweeperPlay:
+        """Start an episode with the opening that all episodes of the task share."""
+        board = self.board(task.member)
+        chance = Chance(task.seed, 0)
+        openings = board.openings()
+        opening = openings[chance.choose("opening", (1,) * len(openings))]
+        return MineSweeperPlay(board, opening, self._turns, self._view, chance)
+
+    def script(self, source: random.Random) -> MineSweeperScript:
+        """Return a script whose care and memory are drawn for the trial."""
+        care, memory = source.choice((0.0, 0.5, 1.0)), source.choice((0.0, 0.5, 0.95))
+        return self._player(care, memory, source)
+
+    def best_script(self, source: random.Random) -> MineSweeperScript:
+        """Return a script that reasons from everything the trial has shown."""
+        return self._player(1.0, 1.0, source)
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return the boards of the split that share no mine with `member`."""
+        self.check(member)
+        mines = self._mines[member]
+        return tuple(name for name in self._splits[split] if not self._mines[name] & mines)
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return the returns of scripted players in 200 trials, per episode.
+
+        `random` opens any cell, `solver_without_memory` the cell least likely to have a mine,
+        `solver` does so with what earlier episodes have shown.
+        """
+        styles = {"random": (0.0, 0.0), "solver_without_memory": (1.0, 0.0), "solver": (1.0, 1.0)}
+        players = {name: partial(self._player, *style) for name, style in styles.items()}
+        return {**self.measured(split, num_episodes, players)}
+
+    def _player(self, care: float, memory: float, source: random.Random) -> MineSweeperScript:
+        return MineSweeperScript(source, self._num_mines, care, memory)
+
+
+def board_of(size: int, mines: int) -> Board:
+    """Return the board for a set of mines."""
+    around = neighbours(size)
+    shown = tuple(
+        MINE if mines >> cell & 1 else (around[cell] & mines).bit_count()
+        for cell in range(size * size)
+    )
+    opens = [1 << cell for cell in range(size * size)]
+    for cell, number in enumerate(shown):
+        if number == 0:
+            opens[cell] = _cascade(shown, around, cell)
+    return Board(size, shown, tuple(opens), (1 << size * size) - 1 & ~mines)
+
+
+def _cascade(shown: tuple[int, ...], around: tuple[int, ...], start: int) -> int:
+    opened, waiting = 1 << start, [start]
+    while waiting:
+        fresh = around[waiting.pop()] & ~opened
+        opened |= fresh
+        waiting += [cell for cell in cells_of(fresh) if shown[cell] == 0]
+    return opened
+
+
+def layouts(size: int, num_mines: int, most: int) -> list[int]:
+    """Return sets of mines in random order: all of them, or `most`."""
+    source = random.Random(f"minesweeper/{size}/{num_mines}")
+    cells = range(size * size)
+    if math.comb(len(cells), num_mines) <= most:
+        every = [set_of(chosen) for chosen in itertools.combinations(cells, num_mines)]
+        source.shuffle(every)
+        return every
+    drawn: dict[int, None] = {}
+    while len(drawn) < most:
+        drawn[set_of(source.sample(cells, num_mines))] = None
+    return list(drawn)
+
+
+# Probabilities of mines from the numbers shown, by counting all layouts that agree with them.
+
+
+_Need = tuple[int, int]
+"""A set of cells, and the number of mines among them."""
+
+
+def mine_chances(
+    size: int, num_mines: int, shown: Mapping[int, int], struck: int = 0
+) -> dict[int, float]:
+    """Return the probability of a mine at each closed cell, with all layouts equally likely.
+
+    Args:
+        size: cells in a row.
+        num_mines: number of mines on the board.
+        shown: number shown by each open cell.
+        struck: set of cells known to have a mine.
+    """
+    around = neighbours(size)
+    unknown = (1 << size * size) - 1 & ~struck
+    for cell in shown:
+        unknown &= ~(1 << cell)
+    needs = [
+        (around[cell] & unknown, number - (around[cell] & struck).bit_count())
+        for cell, number in shown.items()
+        if around[cell] & unknown
+    ]
+    groups = _alike(unknown, needs)
+    counts = _Counts(groups, needs, num_mines - struck.bit_count())
+    return {
+        cell: mean / group.bit_count()
+        for group, mean in zip(groups, counts.means(), strict=True)
+        for cell in cells_of(group)
+    }
+
+
+def _alike(unknown: int, needs: Sequence[_Need]) -> list[int]:
+    """Group the cells that are constrained by the same numbers; the unconstrained cells come
+    last.
+    """
+    groups: dict[tuple[int, ...], int] = {}
+    for cell in cells_of(unknown):
+        indices = tuple(i for i, (cells, _) in enumerate(needs) if cells >> cell & 1)
+        groups[indices] = groups.get(indices, 0) | 1 << cell
+    return [groups[indices] for indices in sorted(groups, key=lambda each: (not each, each))]
+
+
+class _Counts:
+    """Counts, by backtracking, the layouts that agree with all numbers, and the mines of each group
+    in them.
+    """
+
+    def __init__(self, groups: Sequence[int], needs: Sequence[_Need], num_mines: int) -> None:
+        self._sizes = [group.bit_count() for group in groups]
+        self._speak = [[i for i, (cells, _) in enumerate(needs) if cells & each] for each in groups]
+        self._needed = [number for _, number in needs]
+        self._room = [cells.bit_count() for cells, _ in needs]
+        self._sums = [0] * len(groups)
+        self._ways, self._placed = 0, [0] * len(groups)
+        self._place(0, num_mines, 1)
+        assert self._ways, "no layout agrees with what was seen"
+
+    def means(self) -> list[float]:
+        """Return the expected number of mines of each group."""
+        return [each / self._ways for each in self._sums]
+
+    def _place(self, number: int, left: int, ways: int) -> None:
+        """Place mines in group `number` and all later ones; `ways` is the number of layouts of the
+        earlier groups.
+        """
+        if number == len(self._sizes):
+            if left == 0:
+                self._ways += ways
+                for group, placed in enumerate(self._placed):
+                    self._sums[group] += ways * placed
+            return
+        size, speak = self._sizes[number], self._speak[number]
+        for i in speak:
+            self._room[i] -= size
+        least = max((self._needed[i] - self._room[i] for i in speak), default=0)
+        most = min((self._needed[i] for i in speak), default=left)
+        if number == len(self._sizes) - 1:
+            least = max(least, left)
+        for placed in range(max(0, least), min(most, size, left) + 1):
+            for i in speak:
+                self._needed[i] -= placed
+            self._placed[number] = placed
+            self._place(number + 1, left - placed, ways * math.comb(size, placed))
+            for i in speak:
+                self._needed[i] += placed
+        for i in speak:
+            self._room[i] += size

@@ -1,0 +1,423 @@
+"""Any two-player game of OpenSpiel: Leduc poker, liar's dice, connect four, goofspiel, hex …
+
+Rules are the engine's. The agent reads and writes the engine's own words, so the text is open and
+needs a model that reads. Hidden is the opponent's way to play, the same in all episodes. Kuhn poker
+and tic-tac-toe have environments of their own with a small vocabulary.
+"""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal, get_args
+
+from mage_async.environments.environment import (
+    AGENT,
+    Chance,
+    DuelPlay,
+    Facts,
+    Play,
+    Side,
+    Split,
+)
+from mage_async.environments.games.game import Game
+from mage_async.environments.games.openspiel_policies import (
+    DRAW,
+    INVALID,
+    LOSE,
+    WIN,
+    EngineDuel,
+    Mover,
+    Table,
+    best_response,
+    best_value,
+    engine,
+    equilibrium,
+    greedy,
+    searcher,
+)
+from mage_async.environments.games.text_game import one_line
+from mage_async.environments.options import check_one_of, check_whole
+from mage_async.environments.scripted_returns import scripted_returns
+from mage_async.errors import ConfigError, EnvironmentFault
+from mage_async.trajectory import Task
+
+Look = Callable[[Any, int], str]
+"""Maps a state and a seat to what the player sees."""
+
+Restart = Literal["same", "deal", "new"]
+
+_PERFECT = (("random", "mcts-10", "mcts-100"), ("mcts-30", "mcts-1000"))
+_HIDDEN = (("random", "cfr-greedy"), ("cfr", "best-response-random"))
+_NUM_REFERENCE_TRIALS = 40
+_RULES = """You play {name} against one opponent; moves are written as OpenSpiel writes them.
+You see the game as a player of it does, one line after another with a bar between them.
+{hint}An invalid action leaves the game as it is. A game that is not over after {turns} of your
+turns counts as lost. The result is what you win: from {least:g} to {most:g}.
+The opponent has its own way to play, the same in all episodes. {luck}"""
+_LUCK = {
+    "same": "All luck is the same in all episodes.",
+    "deal": "The deal is the same in all episodes.",
+    "new": "Each episode is dealt anew.",
+}
+_HINTS = {
+    "breakthrough": "Who first brings a piece to the far row wins; pieces step ahead, straight or "
+    "diagonally, and take diagonally.",
+    "connect_four": "Who first has four in a line wins; a move is the column to drop a piece in.",
+    "goofspiel": "Each point card goes to the higher bid; each bid card can be used once.",
+    "hex": "Who first connects its two sides of the board wins.",
+    "kuhn_poker": "Cards are 0, 1 and 2; pass also folds, bet also calls.",
+    "leduc_poker": "Six cards, two of each rank; a pair with the public card beats all, else the "
+    "higher card does.",
+    "liars_dice": "Bid how many dice of a face there are, higher than the last bid, or call liar.",
+}
+
+
+class OpenSpielDuel(EngineDuel):
+    """One game between two policies."""
+
+    def __init__(
+        self,
+        game: Any,
+        seat: int,
+        turns: int,
+        look: Look,
+        deals: Chance,
+        chance: Chance,
+        *,
+        is_scripted: bool,
+    ) -> None:
+        super().__init__(game.new_initial_state(), seat, turns, chance, is_scripted=is_scripted)
+        self._look, self._deals = look, deals
+        self._deal()
+        if self.turn is not None:
+            self._show_state(self.turn)
+
+    def anchor(self, side: Side) -> str:
+        """Return what a side sees."""
+        return self._look(self.state, self._seat_of(side))
+
+    def actions(self) -> dict[str, int]:
+        """Return OpenSpiel's legal actions of the side to act, by name."""
+        if self.turn is None:
+            return {}
+        return _actions(self.state, self._seat_of(self.turn))
+
+    def _apply(self, side: Side, number: int) -> None:
+        self.state.apply_action(number)
+        self._deal()
+
+    def _deal(self) -> None:
+        """Draw the outcomes of chance nodes."""
+        while self.state.is_chance_node():
+            outcomes = self.state.chance_outcomes()
+            index = self._deals.choose("deal", [weight for _, weight in outcomes])
+            self.state.apply_action(outcomes[index][0])
+
+    def _seat_of(self, side: Side) -> int:
+        return self._seat if side == AGENT else 1 - self._seat
+
+
+class OpenSpielPlay(DuelPlay):
+    """One game against a hidden opponent. The anchor is what the agent sees."""
+
+    def __init__(self, duel: OpenSpielDuel, move: Mover) -> None:
+        self.duel = duel
+        super().__init__(duel, lambda: duel.move(move(duel.state)))
+
+
+def _actions(state: Any, seat: int) -> dict[str, int]:
+    """Return the legal actions of the player to act, by name."""
+    return {one_line(state.action_to_string(seat, each)): each for each in state.legal_actions()}
+
+
+@dataclass(slots=True)
+class OpenSpielScript:
+    """Plays as one of the opponents would, or moves at random."""
+
+    source: random.Random
+    care: float
+    make: Callable[[Chance], Mover]
+    """Creates the imitated opponent for an episode."""
+    _play: Play | None = None
+    _move: Mover | None = None
+
+    def choose(self, play: Play) -> str:
+        """Return the next action."""
+        assert isinstance(play, OpenSpielPlay)
+        if self._move is None or self._play is not play:
+            self._play, self._move = play, self.make(Chance(self.source.getrandbits(32), 0))
+        if self.source.random() >= self.care:
+            return self.source.choice(play.legal_actions())
+        number = self._move(play.duel.state)
+        return next(name for name, each in play.duel.actions().items() if each == number)
+
+
+def look_at(game: Any) -> Look:
+    """Return the function that shows a game's state to a player: what the player may know, if
+    possible without earlier moves.
+
+    Raises:
+        EnvironmentFault: the game has no text for it.
+    """
+    kind = game.get_type()
+    if kind.provides_observation_string:
+        return lambda state, seat: one_line(state.observation_string(seat))
+    if kind.provides_information_state_string:
+        return lambda state, seat: one_line(state.information_state_string(seat))
+    raise EnvironmentFault(f"openspiel: {game} has no text for what a player sees")
+
+
+class OpenSpielGame(Game):
+    """A game of OpenSpiel; the task variant is the opponent, such as `mcts-100` or `cfr-greedy`.
+
+    Args:
+        game: the engine's name for it, with its parameters, such as `hex(board_size=4)`.
+        train: opponents to train against: `random`; `mcts-N`, a search with N simulations; `cfr`,
+            an equilibrium, which draws from its probabilities; `cfr-greedy`, which does not, and so
+            can be beaten; `best-response-random` and `best-response-cfr-greedy`. All but the
+            first two need a game small enough to be solved. Empty: some that suit the game.
+        heldout: opponents held out.
+        restart: what episodes of a task share: `same`, all luck; `deal`, the deals, while the
+            opponent's luck is drawn again (as MAGE does); `new`, nothing.
+        turns: largest number of turns in an episode; 0 for as many as the longest game has.
+        iterations: of CFR, for the opponents that need it.
+
+    Raises:
+        ConfigError: there is no such game, it is not for two, an opponent is unknown or in both
+            lists, or OpenSpiel is not installed.
+    """
+
+    def __init__(
+        self,
+        game: str = "leduc_poker",
+        train: tuple[str, ...] | list[str] = (),
+        heldout: tuple[str, ...] | list[str] = (),
+        restart: Restart = "deal",
+        turns: int = 0,
+        iterations: int = 1000,
+    ) -> None:
+        check_one_of("openspiel", "restart", restart, get_args(Restart))
+        check_whole("openspiel", "turns", turns, 0, 100_000)
+        check_whole("openspiel", "iterations", iterations, 1, 10_000_000)
+        self._game, self._restart = _load(game), restart
+        usual = _PERFECT if _is_perfect(self._game) else _HIDDEN
+        splits: dict[Split, tuple[str, ...]] = {
+            "train": tuple(train) or usual[0],
+            "heldout": tuple(heldout) or usual[1],
+        }
+        _check_splits(splits)
+        if any(is_search(each) for members in splits.values() for each in members):
+            check_search(self._game)
+        self._opponents = Opponents(self._game, iterations)
+        self._look = look_at(self._game)
+        self._turns = turns or self._game.max_game_length()
+        facts = Facts(
+            name="openspiel",
+            num_seats=2,
+            max_turns=self._turns,
+            min_return=float(self._game.min_utility()),
+            max_return=float(self._game.max_utility()),
+            has_chance=True,
+            words=(*_first_actions(self._game), WIN, DRAW, LOSE, INVALID),
+            has_open_text=True,
+        )
+        super().__init__(facts, splits, "opponent")
+
+    def family(self, member: str) -> str:
+        """Return random, mcts, cfr or best-response."""
+        self.check(member)
+        return family(member)
+
+    def rules(self) -> str:
+        """Return the rules in plain words."""
+        kind = self._game.get_type()
+        hint = _HINTS.get(str(self._game).partition("(")[0], "")
+        return _RULES.format(
+            name=kind.long_name,
+            hint=f"{hint}\n" if hint else "",
+            turns=self._turns,
+            least=self.facts.min_return,
+            most=self.facts.max_return,
+            luck=_LUCK[self._restart],
+        )
+
+    def begin(self, task: Task, episode: int) -> OpenSpielPlay:
+        """Deal, and let the opponent move if it is first."""
+        self.check(task.member)
+        deals, luck = self._luck(task, episode)
+        move = self._opponents.mover(task.member, luck)
+        return OpenSpielPlay(self._duel(task.seat, deals, luck, is_scripted=True), move)
+
+    def duel(self, task: Task, episode: int) -> OpenSpielDuel:
+        """Deal to two policies."""
+        return self._duel(task.seat, *self._luck(task, episode), is_scripted=False)
+
+    def _duel(self, seat: int, deals: Chance, luck: Chance, *, is_scripted: bool) -> OpenSpielDuel:
+        return OpenSpielDuel(
+            self._game, seat, self._turns, self._look, deals, luck, is_scripted=is_scripted
+        )
+
+    def _luck(self, task: Task, episode: int) -> tuple[Chance, Chance]:
+        """Return `Chance` for the deals and for the opponent: two streams that share one list of
+        draws.
+        """
+        luck = Chance(task.seed, 0 if self._restart == "same" else episode)
+        dealt = episode if self._restart == "new" else 0
+        return Chance(task.seed, -1 - dealt, luck.draws), luck
+
+    def script(self, source: random.Random) -> OpenSpielScript:
+        """Return a script that plays as a training opponent would, with a care drawn for the
+        trial.
+        """
+        member = source.choice(self._splits["train"])
+        care = source.choice((0.0, 0.5, 1.0))
+        return OpenSpielScript(source, care, partial(self._opponents.mover, member))
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return all others of the split, or of both splits if the split has only one."""
+        return super().swaps(member, split) or tuple(
+            each for every in self._splits.values() for each in every if each != member
+        )
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return values per episode: `random`, measured in 40 games; if the split's opponents are
+        tables (and perhaps `random`), `best_response`, exact, which knows the opponent.
+        """
+        uniform = partial(OpenSpielScript, care=0.0, make=partial(self._opponents.mover, "random"))
+        measured = scripted_returns(self, split, 1, uniform, _NUM_REFERENCE_TRIALS)
+        values = dict[str, tuple[float, ...]](random=measured.repeated(num_episodes))
+        members = self._splits[split]
+        if set(members) & set(TABLES) and not any(map(is_search, members)):
+            best = sum(map(self._opponents.best_value, members)) / len(members)
+            values["best_response"] = (best,) * num_episodes
+        return values
+
+
+def _load(name: str) -> Any:
+    spiel = engine()
+    try:
+        game = spiel.load_game_as_turn_based(name)
+    except spiel.SpielError as error:
+        raise ConfigError(f"openspiel: cannot load the game {name!r}: {error}") from None
+    if game.num_players() != 2:
+        raise ConfigError(f"openspiel: {name!r} is for {game.num_players()} players, not for two")
+    if game.get_type().chance_mode == spiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
+        raise ConfigError(f"openspiel: {name!r} hides its luck, so it could not be repeated")
+    return game
+
+
+def _is_perfect(game: Any) -> bool:
+    return game.get_type().information == engine().GameType.Information.PERFECT_INFORMATION
+
+
+def _check_splits(splits: dict[Split, tuple[str, ...]]) -> None:
+    for members in splits.values():
+        check_members(members)
+    shared = set(splits["train"]) & set(splits["heldout"])
+    if shared:
+        raise ConfigError(f"openspiel: {min(shared)!r} cannot be trained on and held out")
+
+
+def _first_decision(game: Any) -> Any:
+    """Return the state after the first outcome of every initial chance node."""
+    state = game.new_initial_state()
+    while state.is_chance_node():
+        state.apply_action(state.chance_outcomes()[0][0])
+    return state
+
+
+def _first_actions(game: Any) -> tuple[str, ...]:
+    """Return the names of the actions at the first decision."""
+    state = _first_decision(game)
+    return tuple(_actions(state, state.current_player()))
+
+
+# The opponents, by name.
+
+
+_SEARCH = re.compile(r"mcts-([1-9]\d{0,5})")
+TABLES = ("cfr", "cfr-greedy", "best-response-random", "best-response-cfr-greedy")
+_ADVICE = "write `random`, `mcts-100` (any number of simulations), " + ", ".join(
+    f"`{each}`" for each in TABLES
+)
+
+
+def check_members(members: Sequence[str]) -> None:
+    """Check the names of opponents.
+
+    Raises:
+        ConfigError: there is no opponent of this name.
+    """
+    for member in members:
+        known = member == "random" or member in TABLES or _SEARCH.fullmatch(member)
+        if not known:
+            raise ConfigError(f"openspiel: no opponent is called {member!r}; {_ADVICE}")
+
+
+def is_search(member: str) -> bool:
+    """Return whether an opponent searches by sampling."""
+    return _SEARCH.fullmatch(member) is not None
+
+
+def check_search(game: Any) -> None:
+    """Check that a search can play a game.
+
+    Raises:
+        ConfigError: the engine cannot sample the hidden cards.
+    """
+    state = _first_decision(game)
+    try:
+        searcher(game, 2, Chance(0, 0))(state)
+    except engine().SpielError as error:
+        raise ConfigError(f"openspiel: `mcts` cannot play {game}: {error}") from None
+
+
+def family(member: str) -> str:
+    """Return random, mcts, cfr or best-response."""
+    return "best-response" if member.startswith("best-response") else member.partition("-")[0]
+
+
+class Opponents:
+    """The opponents of a game; tables are solved when first needed."""
+
+    def __init__(self, game: Any, iterations: int) -> None:
+        self._game, self._iterations = game, iterations
+        self._table = cache(self._solve)
+
+    def mover(self, member: str, chance: Chance) -> Mover:
+        """Return an opponent's policy for one episode; its luck is drawn from `chance`."""
+        found = _SEARCH.fullmatch(member)
+        if found:
+            return searcher(self._game, int(found[1]), chance)
+        if member == "random":
+            return lambda state: _uniform(state, chance)
+        table = self._table(member)
+        return lambda state: _by_table(table, state, chance)
+
+    def best_value(self, member: str) -> float:
+        """Return what a best response to an opponent that does not search earns, averaged over the
+        seats.
+        """
+        table = {} if member == "random" else self._table(member)
+        return sum(best_value(self._game, seat, table) for seat in range(2)) / 2
+
+    def _solve(self, member: str) -> Table:
+        if member == "cfr":
+            return equilibrium(self._game, self._iterations)
+        if member == "cfr-greedy":
+            return greedy(self._table("cfr"))
+        if member == "best-response-random":
+            return best_response(self._game, {})
+        return best_response(self._game, self._table("cfr-greedy"))
+
+
+def _uniform(state: Any, chance: Chance) -> int:
+    legal = state.legal_actions()
+    return legal[chance.choose("opponent", (1,) * len(legal))]
+
+
+def _by_table(table: Table, state: Any, chance: Chance) -> int:
+    actions = table[state.information_state_string()]
+    return actions[chance.choose("opponent", [weight for _, weight in actions])][0]

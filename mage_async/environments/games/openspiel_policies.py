@@ -1,0 +1,240 @@
+"""Policies for games of OpenSpiel: search by sampling, equilibria by counterfactual regret
+minimisation (CFR), best responses; and the duel between two policies on an engine's state.
+
+This is the only module that imports OpenSpiel, when a game of it is created. A table gives the
+probability of each action in every information state. Solving Leduc poker takes ten seconds, so
+tables are kept in the user's cache.
+"""
+
+import hashlib
+import importlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mage_async.environments.environment import AGENT, OPPONENT, Chance, DuelSides, Side
+from mage_async.errors import ConfigError
+
+Mover = Callable[[Any], int]
+"""Maps OpenSpiel's state to one of its actions."""
+
+INVALID, WIN, DRAW, LOSE = "invalid", "win", "draw", "lose"
+
+_EXPLORATION = 1.4
+_MEMORY_MB = 16
+
+
+def engine() -> Any:
+    """Return OpenSpiel's module; it has no types.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module("pyspiel")
+    except ImportError as error:
+        message = f'this environment needs OpenSpiel: pip install "mage_async[games]" ({error})'
+        raise ConfigError(message) from None
+
+
+def searcher(game: Any, num_simulations: int, chance: Chance) -> Mover:
+    """Return OpenSpiel's UCT search with one random playout per leaf; its seed is drawn from
+    `chance`.
+
+    With hidden cards, it searches over the cards that are possible.
+    """
+    seed, spiel = chance.choose("search seed", (1,) * 256), engine()
+    evaluator = spiel.RandomRolloutEvaluator(1, seed)
+    if game.get_type().information == spiel.GameType.Information.PERFECT_INFORMATION:
+        bot = spiel.MCTSBot(
+            game,
+            evaluator,
+            _EXPLORATION,
+            num_simulations,
+            _MEMORY_MB,
+            True,  # solves what it has searched to the end
+            seed,
+            False,
+        )
+    else:
+        bot = spiel.ISMCTSBot(seed, evaluator, _EXPLORATION, num_simulations)
+    return bot.step
+
+
+Table = Mapping[str, Sequence[tuple[int, float]]]
+"""For each information state, its actions with their probabilities."""
+
+
+def equilibrium(game: Any, iterations: int) -> Table:
+    """Return the average policy of `iterations` iterations of CFR, from the cache if it is
+    there.
+    """
+    file = _cache_folder() / f"{_key(game, iterations)}.json"
+    if file.is_file():
+        return json.loads(file.read_text())
+    solver = engine().CFRSolver(game)
+    for _ in range(iterations):
+        solver.evaluate_and_update_policy()
+    table = dict(solver.tabular_average_policy().policy_table())
+    _store(file, table)
+    return table
+
+
+def greedy(table: Table) -> Table:
+    """Return the policy that always takes the most probable action, the first one of several."""
+    return {
+        known: [(max(actions, key=lambda each: each[1])[0], 1.0)]
+        for known, actions in table.items()
+    }
+
+
+def best_response(game: Any, against: Table) -> Table:
+    """Return the best response to a table, in either seat; an empty table means uniform play."""
+    table: dict[str, list[tuple[int, float]]] = {}
+    for seat in range(2):
+        actions = _response(game, seat, against).get_best_response_actions()
+        table |= {known: [(action, 1.0)] for known, action in actions.items()}
+    return table
+
+
+def best_value(game: Any, seat: int, against: Table) -> float:
+    """Return the expected return of a best response in a seat."""
+    return float(_response(game, seat, against).value_from_state(game.new_initial_state()))
+
+
+def _response(game: Any, seat: int, against: Table) -> Any:
+    """Return the engine's best response. The engine copies a mapping, but would not keep a policy
+    object alive.
+    """
+    return engine().TabularBestResponse(game, seat, _complete(game, against))
+
+
+def _complete(game: Any, table: Table) -> dict[str, list[tuple[int, float]]]:
+    """Return the table with every legal action, as the engine wants it; information states without
+    an entry are uniform.
+    """
+    complete: dict[str, list[tuple[int, float]]] = {}
+    waiting = [game.new_initial_state()]
+    while waiting:
+        state = waiting.pop()
+        if state.is_terminal():
+            continue
+        legal = state.legal_actions()
+        waiting += [state.child(action) for action in legal]
+        known = "" if state.is_chance_node() else state.information_state_string()
+        if known and known not in complete:
+            chances = dict(table[known]) if known in table else dict.fromkeys(legal, 1 / len(legal))
+            complete[known] = [(action, chances.get(action, 0.0)) for action in legal]
+    return complete
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "mage_async" / "openspiel"
+
+
+def _key(game: Any, iterations: int) -> str:
+    text = f"{game}/cfr/{iterations}/{version('open_spiel')}"
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _store(file: Path, table: Table) -> None:
+    """Write to a temporary name first, so that no process reads half a table."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps(table))
+    partial.replace(file)
+
+
+class EngineDuel(DuelSides):
+    """A duel on an engine's state. A side that has used its turns before the game ends gets the
+    least return, and the other side the opposite.
+
+    Args:
+        state: OpenSpiel's, before the first move.
+        seat: the agent's.
+        turns: of a side.
+        is_scripted: whether a script plays the opponent. It has no limit of turns, and it still
+            answers the agent's last action.
+    """
+
+    def __init__(
+        self, state: Any, seat: int, turns: int, chance: Chance, *, is_scripted: bool
+    ) -> None:
+        super().__init__(chance)
+        self.state, self._seat, self._is_scripted = state, seat, is_scripted
+        self._left, self._is_done = [turns, math.inf if is_scripted else turns], False
+
+    @property
+    def turn(self) -> Side | None:
+        """The side to act; `None` when the game is over."""
+        if self._is_done:
+            return None
+        return AGENT if self.state.current_player() == self._seat else OPPONENT
+
+    def anchor(self, side: Side) -> str:
+        """Return what a side sees."""
+        raise NotImplementedError
+
+    def actions(self) -> dict[str, int]:
+        """Return OpenSpiel's legal actions of the side to act, by name; empty when the game is
+        over.
+        """
+        raise NotImplementedError
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the names of the legal actions, until the game is over."""
+        return tuple(self.actions())
+
+    def act(self, action: str) -> None:
+        """Make a move; an invalid action makes none but uses up the turn."""
+        self.move(self.actions().get(action))
+
+    def move(self, number: int | None) -> None:
+        """Make the move of a number; `None` stands for an invalid action."""
+        side = self.turn
+        assert side is not None, "the episode is done"
+        self._left[side] -= 1
+        if number is None:
+            self._mark_invalid(side)
+            self._show(side, INVALID)
+        else:
+            self._apply(side, number)
+        if self.state.is_terminal():
+            returns = self.state.returns()
+            self._end(float(returns[self._seat]), float(returns[1 - self._seat]))
+            return
+        following = self.turn
+        assert following is not None, "a game that is not over is somebody's turn"
+        late = following if self._is_scripted else side
+        if self._left[late]:
+            self._show_state(following)
+            return
+        game = self.state.get_game()
+        least = float(game.min_utility())
+        pays = min(-least, float(game.max_utility()))
+        self._end(*(least, pays) if late == AGENT else (pays, least))
+
+    def _apply(self, side: Side, number: int) -> None:
+        """Apply the legal move of a side, and the luck that follows it."""
+        self.state.apply_action(number)
+
+    def _show_state(self, side: Side) -> None:
+        self._show(side, self.anchor(side))
+
+    def _end(self, agents: float, opponents: float) -> None:
+        self._is_done = True
+        for side, earned in ((AGENT, agents), (OPPONENT, opponents)):
+            self._show_state(side)
+            self._show(side, result_words(earned))
+            self._pay(side, earned)
+
+
+def result_words(earned: float) -> str:
+    """Return how a game ended, and its value if that is not one point."""
+    result = WIN if earned > 0 else LOSE if earned < 0 else DRAW
+    return result if abs(earned) in (0, 1) else f"{result} {abs(earned):g}"

@@ -1,0 +1,493 @@
+"""Rock-paper-scissors, iterated against one hidden opponent.
+
+Rules: four rounds an episode; a win earns 1, a draw 0, a loss -1. Hidden is the opponent's rule: it
+repeats a pattern of moves or answers the agent's last move, and starts anew in every episode. In
+one round of twenty the opponent's move is noise. The noise is drawn in every round, whatever the
+agent does, so that all trials of a group have the same luck.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from mage_async.environments.environment import (
+    AGENT,
+    OPPONENT,
+    Belief,
+    Chance,
+    DuelSides,
+    Environment,
+    Facts,
+    Outcome,
+    Play,
+    Side,
+    Split,
+)
+from mage_async.errors import EnvironmentFault
+from mage_async.trajectory import Task
+
+MOVES = ("rock", "paper", "scissors")
+NUM_ROUNDS = 4
+
+NOISE = 0.05
+"""Probability that a move of the opponent is drawn uniformly instead."""
+
+_RESULTS = ("draw", "win", "lose")  # by result(): 0, 1, -1
+_NUMBERS = {move: number for number, move in enumerate(MOVES)}
+_NOISE_WEIGHTS = (1 - NOISE, NOISE)
+_EQUAL = (1, 1, 1)
+
+_RULES = """You play rock-paper-scissors against one opponent, four rounds an episode.
+Each round choose rock, paper or scissors.
+Paper beats rock, scissors beat paper, rock beats scissors.
+A win counts 1, a draw 0, a loss or an invalid action -1.
+After each round you see the opponent's move and your result.
+The opponent follows a rule, which starts anew in each episode; now and then it moves at random."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opponent:
+    """A rule. It repeats `pattern` or, with a `shift`, plays the agent's last move plus `shift`
+    (mod 3).
+    """
+
+    name: str
+    pattern: tuple[int, ...]
+    shift: int | None = None
+
+    def move(self, turn: int, last: int | None) -> int:
+        """Return the move in round `turn` of an episode, after the agent's `last` move."""
+        if self.shift is None:
+            return self.pattern[turn % len(self.pattern)]
+        return self.pattern[0] if last is None else (last + self.shift) % 3
+
+    @property
+    def family(self) -> str:
+        """The kind of the rule."""
+        return self.name.partition("-")[0]
+
+
+def result(mine: int, theirs: int) -> int:
+    """Return 1 if `mine` beats `theirs`, 0 for a draw, -1 for a loss."""
+    return (0, 1, -1)[(mine - theirs) % 3]
+
+
+class Seen(NamedTuple):
+    """One round from the agent's seat."""
+
+    turn: int
+    last: int | None
+    """The agent's last valid move before the round: all that a rule can answer."""
+    theirs: int
+
+
+class RpsPlay:
+    """Four rounds. The anchor is the moves of this episode, all that a rule can depend on."""
+
+    def __init__(self, opponent: Opponent, chance: Chance) -> None:
+        self._opponent, self.chance = opponent, chance
+        self.observation, self.anchor = "", "start"
+        self.turn = 0
+        self.last: int | None = None
+        """The agent's last valid move."""
+        self.opponent_last: int | None = None
+        self.seen: list[Seen] = []
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the three moves, until the last round is played."""
+        return MOVES if self.turn < NUM_ROUNDS else ()
+
+    def act(self, action: str) -> Outcome:
+        """Play a round; an invalid action loses it, and the opponent answers the last valid one."""
+        assert self.turn < NUM_ROUNDS, "the episode is done"
+        theirs = self._opponent_move()
+        mine = _NUMBERS.get(action)
+        self.seen.append(Seen(self.turn, self.last, theirs))
+        self.turn += 1
+        self.opponent_last = theirs
+        self.anchor = f"{self.anchor} {action if mine is not None else 'invalid'}/{MOVES[theirs]}"
+        is_done = self.turn == NUM_ROUNDS
+        if mine is None:
+            return Outcome(f"opp {MOVES[theirs]} invalid", -1.0, False, is_done)
+        self.last = mine
+        reward = result(mine, theirs)
+        return Outcome(f"opp {MOVES[theirs]} {_RESULTS[reward]}", float(reward), True, is_done)
+
+    def _opponent_move(self) -> int:
+        is_noise = self.chance.choose("noise", _NOISE_WEIGHTS)
+        noise = self.chance.choose("noise move", _EQUAL)
+        return noise if is_noise else self._opponent.move(self.turn, self.last)
+
+
+class RpsDuel(DuelSides):
+    """Four rounds without noise; each side observes what `RpsPlay` would show it.
+
+    Both move at once: the opponent chooses first, and the agent observes that move only after its
+    own.
+    """
+
+    def __init__(self, chance: Chance) -> None:
+        super().__init__(chance)
+        self._num_left, self._anchors = NUM_ROUNDS, ["start", "start"]
+        self._theirs: str | None = None
+
+    @property
+    def turn(self) -> Side | None:
+        """The side to act; `None` when the last round is played."""
+        if not self._num_left:
+            return None
+        return OPPONENT if self._theirs is None else AGENT
+
+    def anchor(self, side: Side) -> str:
+        """Return the moves of this episode as a side sees them."""
+        return self._anchors[side]
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the three moves, until the last round is played."""
+        return MOVES if self._num_left else ()
+
+    def act(self, action: str) -> None:
+        """Move; an invalid action loses the round, and if both are invalid both lose."""
+        assert self._num_left, "the episode is done"
+        if self._theirs is None:
+            self._theirs = action
+            return
+        moves, self._theirs = (action, self._theirs), None
+        self._num_left -= 1
+        self._settle(AGENT, *moves)
+        self._settle(OPPONENT, *reversed(moves))
+
+    def _settle(self, side: Side, mine: str, theirs: str) -> None:
+        shown = theirs if theirs in MOVES else "invalid"
+        played = mine if mine in MOVES else "invalid"
+        self._anchors[side] += f" {played}/{shown}"
+        if mine not in MOVES:
+            self._mark_invalid(side)
+            self._show(side, "opp", shown, "invalid")
+            self._pay(side, -1.0)
+            return
+        won = result(MOVES.index(mine), MOVES.index(theirs)) if theirs in MOVES else 1
+        self._show(side, "opp", shown, _RESULTS[won])
+        self._pay(side, float(won))
+
+
+@dataclass(slots=True)
+class RpsScript:
+    """Plays one style in all episodes of a trial."""
+
+    source: random.Random
+    style: str
+    first: int
+    step: int
+
+    def choose(self, play: Play) -> str:
+        """Return the next move."""
+        assert isinstance(play, RpsPlay)
+        return MOVES[self._move(play)]
+
+    def _move(self, play: RpsPlay) -> int:
+        if self.style == "fixed":
+            return self.first
+        if self.style == "cycle":
+            return (self.first + play.turn * self.step) % 3
+        if self.style == "random" or play.opponent_last is None:
+            return self.source.randrange(3)
+        return (play.opponent_last + (self.style == "beat last")) % 3
+
+
+class Rps(Environment):
+    """Iterated rock-paper-scissors; the task variant is the opponent, such as
+    `seq-rock-paper-rock`.
+    """
+
+    facts = Facts(
+        name="rps",
+        num_seats=2,
+        max_turns=NUM_ROUNDS,
+        min_return=-float(NUM_ROUNDS),
+        max_return=float(NUM_ROUNDS),
+        units=NUM_ROUNDS,
+        has_chance=True,
+        words=(*MOVES, "opp", "win", "draw", "lose", "invalid"),
+    )
+
+    def members(self, split: Split) -> tuple[str, ...]:
+        """Return 24 opponents to train on, 12 held out."""
+        return tuple(opponent.name for opponent in _SPLITS[split])
+
+    def family(self, member: str) -> str:
+        """Return fixed, seq, copy, beat or lose."""
+        return _opponent(member).family
+
+    def seats(self) -> tuple[int, ...]:
+        """Return the only seat: both players move at once."""
+        return (0,)
+
+    def rules(self) -> str:
+        """Return the rules in plain words."""
+        return _RULES
+
+    def begin(self, task: Task, episode: int) -> RpsPlay:
+        """Start an episode: the opponent begins anew, and the noise is the episode's own."""
+        return RpsPlay(_opponent(task.member), Chance(task.seed, episode))
+
+    def duel(self, task: Task, episode: int) -> RpsDuel:
+        """Start an episode between two policies."""
+        return RpsDuel(Chance(task.seed, episode))
+
+    def script(self, source: random.Random) -> RpsScript:
+        """Return a script whose style is drawn for the trial and does not adapt; half of the
+        scripts move uniformly.
+        """
+        style = source.choice(("random",) * 4 + ("fixed", "cycle", "beat last", "copy last"))
+        return RpsScript(source, style, source.randrange(3), source.choice((1, 2)))
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return the opponents against which the moves that beat `member` in every round win
+        nothing.
+        """
+        moves = best_moves(_opponent(member))
+        return tuple(other.name for other in _SPLITS[split] if payoff(moves, other) <= 0)
+
+    def belief(self, split: Split) -> Belief:
+        """Return the Bayes filter over moves of which one in twenty is noise."""
+        return partial(posterior, _SPLITS[split], noise=NOISE)
+
+    def best_return(self, member: str) -> float:
+        """Return the return of the best response."""
+        return best_response(_opponent(member)) * NUM_ROUNDS
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return exact values per round and episode; see the function `references`."""
+        return references(_SPLITS[split], TRAIN, num_episodes)
+
+
+def _opponent(member: str) -> Opponent:
+    if member not in _OPPONENTS:
+        raise EnvironmentFault(
+            f"rps: no opponent is called {member!r}, as is e.g. {TRAIN[0].name!r}"
+        )
+    return _OPPONENTS[member]
+
+
+def posterior(
+    members: Sequence[Opponent], plays: Sequence[Play], *, noise: float
+) -> dict[str, float]:
+    """Return the probability of each opponent under a uniform prior: a move follows the rule, or is
+    one of three by noise.
+    """
+    likelihoods = np.ones(len(members))
+    seen = (seen for play in plays if isinstance(play, RpsPlay) for seen in play.seen)
+    for turn, last, theirs in seen:
+        follows = np.array([each.move(turn, last) == theirs for each in members])
+        likelihoods *= noise / 3 + (1 - noise) * follows
+    shares = likelihoods / likelihoods.sum()
+    return {each.name: float(share) for each, share in zip(members, shares, strict=True)}
+
+
+# The hidden opponents. Moves are numbers: 0 rock, 1 paper, 2 scissors; move m + 1 (mod 3) beats m.
+# Sequences are split by orbits under x -> x + k (mod 3), with all three shifts of a sequence in the
+# same split, so that every move stays equally likely in both splits. With a random split, the first
+# move alone was worth 0.28 a round to a player without any memory.
+
+
+_SHIFTS = {"copy": 0, "beat": 1, "lose": 2}
+_TRAIN_ORBITS = ((0, 1, 2), (0, 0, 2), (0, 2, 0), (0, 1, 0), (0, 0, 1))
+_HELDOUT_ORBITS = ((0, 1, 1), (0, 2, 2), (0, 2, 1))
+
+
+def _pattern(family: str, pattern: tuple[int, ...]) -> Opponent:
+    name = "-".join((family, *(MOVES[move] for move in pattern)))
+    return Opponent(name, pattern, _SHIFTS.get(family))
+
+
+def _orbits(orbits: tuple[tuple[int, ...], ...]) -> tuple[Opponent, ...]:
+    return tuple(
+        _pattern("seq", tuple((move + shift) % 3 for move in orbit))
+        for orbit in orbits
+        for shift in range(3)
+    )
+
+
+def _each_first(family: str) -> tuple[Opponent, ...]:
+    return tuple(_pattern(family, (first,)) for first in range(3))
+
+
+TRAIN = _each_first("fixed") + _orbits(_TRAIN_ORBITS) + _each_first("copy") + _each_first("beat")
+"""24 opponents: the constants, five orbits of sequences, and two families that react."""
+HELDOUT = _orbits(_HELDOUT_ORBITS) + _each_first("lose")
+"""12 opponents: three other orbits, and another family that reacts."""
+_SPLITS: dict[Split, tuple[Opponent, ...]] = {"train": TRAIN, "heldout": HELDOUT}
+_OPPONENTS = {opponent.name: opponent for opponent in TRAIN + HELDOUT}
+
+
+def best_moves(opponent: Opponent) -> list[int]:
+    """Return the moves that beat the opponent in every round without noise; they are unique."""
+    moves: list[int] = []
+    for turn in range(NUM_ROUNDS):
+        moves.append((opponent.move(turn, moves[-1] if moves else None) + 1) % 3)
+    return moves
+
+
+def payoff(moves: Sequence[int], opponent: Opponent) -> int:
+    """Return the return of an episode of fixed moves against an opponent without noise."""
+    lasts = (None, *moves)
+    return sum(result(mine, opponent.move(turn, lasts[turn])) for turn, mine in enumerate(moves))
+
+
+# Exact values per round. A belief is the likelihood of each of `P` opponents of a prior.
+
+
+_PAYOFFS = np.array([[result(mine, theirs) for theirs in range(3)] for mine in range(3)])
+
+
+def references(
+    members: tuple[Opponent, ...], prior: tuple[Opponent, ...], num_episodes: int
+) -> dict[str, tuple[float, ...]]:
+    """Return values against a uniform draw of `members`, by name, per round and episode.
+
+    `random` and `nash` play uniformly. `best_response` knows the opponent. `without_memory` is the
+    best player that forgets every episode but knows the set of opponents. `bayes` remembers,
+    believes that the opponent is one of `prior`, and takes the likeliest win; if `members` are not
+    in `prior`, it is no upper bound.
+    """
+    best = sum(best_response(opponent) for opponent in members) / len(members)
+    return {
+        "random": (0.0,) * num_episodes,
+        "nash": (0.0,) * num_episodes,
+        "best_response": (best,) * num_episodes,
+        "without_memory": (one_episode(members),) * num_episodes,
+        "bayes": bayes_greedy(members, prior, num_episodes, NOISE),
+    }
+
+
+def best_response(opponent: Opponent) -> float:
+    """Return the value of knowing the opponent: the best over all sequences of moves."""
+    return _best_from(opponent, 0, None) / NUM_ROUNDS
+
+
+def _best_from(opponent: Opponent, turn: int, last: int | None) -> float:
+    if turn == NUM_ROUNDS:
+        return 0.0
+    gains = _PAYOFFS @ _chances(opponent.move(turn, last))
+    return max(float(gains[move]) + _best_from(opponent, turn + 1, move) for move in range(3))
+
+
+def _chances(intended: int) -> np.ndarray:
+    """Return the probability of each move of an opponent that intends one: float64 [3]."""
+    return NOISE / 3 + (1 - NOISE) * np.eye(3)[intended]
+
+
+@cache
+def one_episode(prior: tuple[Opponent, ...]) -> float:
+    """Return the value of the best single episode against an unknown opponent, uniform over
+    `prior`.
+    """
+    belief = np.full(len(prior), 1 / len(prior))
+    return _best_under(prior, belief, 0, None) / NUM_ROUNDS
+
+
+def _best_under(
+    prior: Sequence[Opponent], belief: np.ndarray, turn: int, last: int | None
+) -> float:
+    """Return the best return-to-go times the probability of the history; `belief` [P] is not
+    normalised.
+    """
+    if turn == NUM_ROUNDS:
+        return 0.0
+    moves = np.array([opponent.move(turn, last) for opponent in prior])
+    seen = np.array([belief * (NOISE / 3 + (1 - NOISE) * (moves == move)) for move in range(3)])
+    gains = _PAYOFFS @ seen.sum(1)
+    return max(
+        float(gains[mine]) + sum(_best_under(prior, after, turn + 1, mine) for after in seen)
+        for mine in range(3)
+    )
+
+
+# The value of a Bayes player without a plan.
+
+_NO_MOVE = 3
+_RAREST = 1e-6
+
+
+@cache
+def bayes_greedy(
+    members: tuple[Opponent, ...], prior: tuple[Opponent, ...], num_episodes: int, noise: float
+) -> tuple[float, ...]:
+    """Return the value per round of each episode against a uniform draw of `members`, for a player
+    with the given prior.
+
+    The player remembers earlier episodes and always takes the move of greatest expected result, so
+    it earns what a policy with a perfect memory, but without a plan, would earn. If `members` are
+    not in `prior`, it is no upper bound. All histories are followed at once, and those with the
+    same belief are merged. Values are exact to 0.001: between episodes, beliefs rarer than
+    `_RAREST` are dropped.
+    """
+    misses = np.zeros((1, len(prior)), np.int16)
+    reach = np.full((1, len(members)), 1 / len(members))
+    values: list[float] = []
+    for _ in range(num_episodes):
+        if values:
+            misses, reach = _merge(misses, reach)
+        misses, reach, earned = _episode(misses, reach, members, prior, noise)
+        values.append(earned / NUM_ROUNDS)
+    return tuple(values)
+
+
+def _episode(
+    misses: np.ndarray,
+    reach: np.ndarray,
+    members: Sequence[Opponent],
+    prior: Sequence[Opponent],
+    noise: float,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Follow every course of an episode. `N` beliefs, `P` opponents of the prior, `M` opponents of
+    the draw.
+
+    Args:
+        misses: int16 [N, P], number of observed moves that an opponent would have played by noise
+            alone.
+        reach: float64 [N, M], probability of having met an opponent and reached a belief.
+    """
+    last = np.full(len(misses), _NO_MOVE)
+    earned = 0.0
+    for turn in range(NUM_ROUNDS):
+        believed, played = _intended(prior, turn)[last], _intended(members, turn)[last]
+        mine = _likeliest_win(misses, believed, noise)
+        seen = [reach * (noise / 3 + (1 - noise) * (played == move)) for move in range(3)]
+        for move, after in enumerate(seen):
+            earned += float(_PAYOFFS[mine, move] @ after.sum(1))
+        misses = np.concatenate([misses + (believed != move) for move in range(3)])
+        reach, last = np.concatenate(seen), np.tile(mine, 3)
+    return misses, reach, earned
+
+
+def _intended(opponents: Sequence[Opponent], turn: int) -> np.ndarray:
+    """Return the intended move of each opponent after each last move of the agent, the fourth being
+    none: int [4, P].
+    """
+    lasts = (0, 1, 2, None)
+    return np.array([[each.move(turn, last) for each in opponents] for last in lasts])
+
+
+def _likeliest_win(misses: np.ndarray, believed: np.ndarray, noise: float) -> np.ndarray:
+    """Return the move of greatest expected result under each belief: int [N]."""
+    miss = (noise / 3) / (1 - noise + noise / 3)
+    belief = miss ** misses.astype(float)
+    weight = np.stack([(belief * (believed == move)).sum(1) for move in range(3)], axis=1)
+    gains = weight / belief.sum(1, keepdims=True) @ _PAYOFFS.T
+    return np.argmax(gains.round(9), axis=1)  # the first of equal ones
+
+
+def _merge(misses: np.ndarray, reach: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Merge equal beliefs, for which only differences of misses matter; drop the rarest."""
+    relative = misses - misses.min(1, keepdims=True)
+    kept, where = np.unique(relative, axis=0, return_inverse=True)
+    merged = np.zeros((len(kept), reach.shape[1]))
+    np.add.at(merged, where.ravel(), reach)
+    is_common = merged.sum(1) > _RAREST
+    return kept[is_common], merged[is_common] / merged[is_common].sum()

@@ -1,0 +1,386 @@
+"""Scout: exploring costs reward now and pays only in a later episode.
+
+Rules: a lock has three dials with one of four keys each. An episode visits each dial once; at a
+dial the agent names a key, scouts (pays to see the key) or passes. Hidden is the code of keys,
+which stays for the whole trial. Knowledge of a dial helps only in later episodes. There is no
+chance.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+from mage_async.environments.environment import Belief, Chance, Facts, Outcome, Play, Split
+from mage_async.environments.games.game import Game, num_equal, remember
+from mage_async.errors import ConfigError
+from mage_async.trajectory import Task
+
+KEYS = ("red", "green", "blue", "gold")
+DIALS = ("alpha", "beta", "gamma")
+SCOUT, PASS = "scout", "pass"
+ACTIONS = (*KEYS, SCOUT, PASS)
+NUM_DIALS = len(DIALS)
+
+Code = tuple[int, ...]
+"""The key of each dial, as an index into `KEYS`."""
+
+_CODES = tuple(itertools.product(range(len(KEYS)), repeat=NUM_DIALS))
+_HELDOUT = tuple(code for code in _CODES if (code[0] + code[1] - code[2]) % len(KEYS) == 0)
+_SPLITS: dict[Split, tuple[Code, ...]] = {
+    # A Latin square: every key, and every pair on two dials, is equally frequent in both.
+    "train": tuple(code for code in _CODES if code not in _HELDOUT),
+    "heldout": _HELDOUT,
+}
+_ONE_DIAL = tuple((key,) for key in range(len(KEYS)))
+"""Codes of a single dial. A held-out code is only known to be one of all 64, so its dials are
+independent and the value of one dial is the value of all.
+"""
+_NAMES = {code: "-".join(KEYS[key] for key in code) for code in _CODES}
+_BY_NAME = {name: code for code, name in _NAMES.items()}
+
+_RULES = """A lock has three dials: alpha, beta and gamma.
+Each is opened by one hidden key: red, green, blue or gold.
+An episode visits each dial once. At a dial, name a key, or say scout or pass.
+The right key earns 1, a wrong key {wrong:g}. Pass earns {safe:g} and tells nothing.
+Scout earns {cost:g} and tells the dial's key. Anything else is invalid and earns {cost:g}.
+The keys stay the same in all episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payoffs:
+    """Rewards of a turn: a right key earns 1, a wrong one -`wrong`, passing `safe`, scouting
+    -`cost`.
+    """
+
+    safe: float = 0.3
+    cost: float = 2.0
+    wrong: float = 1.0
+
+
+class ScoutPlay:
+    """One visit to each dial. The anchor is the dial: no other turn affects its reward."""
+
+    def __init__(self, code: Code, payoffs: Payoffs, chance: Chance) -> None:
+        self._code, self._payoffs, self.chance = code, payoffs, chance
+        self.dial = 0
+        self.known: dict[int, str] = {}
+        """Keys that this episode has shown, by dial."""
+        self.missed: dict[int, str] = {}
+        """Keys that this episode has shown to be wrong, by dial."""
+
+    @property
+    def observation(self) -> str:
+        """The first dial."""
+        return DIALS[0]
+
+    @property
+    def anchor(self) -> str:
+        """The dial, or `done`."""
+        return DIALS[self.dial] if self.dial < NUM_DIALS else "done"
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the keys, scout and pass, until every dial has been visited."""
+        return ACTIONS if self.dial < NUM_DIALS else ()
+
+    def act(self, action: str) -> Outcome:
+        """Visit a dial; an invalid action costs as much as scouting and shows nothing."""
+        assert self.dial < NUM_DIALS, "the episode is done"
+        feedback, reward = self._visit(action)
+        self.dial += 1
+        is_done = self.dial == NUM_DIALS
+        observation = feedback if is_done else f"{feedback} {DIALS[self.dial]}"
+        return Outcome(observation, reward, feedback != "invalid", is_done)
+
+    def _visit(self, action: str) -> tuple[str, float]:
+        dial, key = self.dial, KEYS[self._code[self.dial]]
+        if action == SCOUT:
+            self.known[dial] = key
+            return f"cost {DIALS[dial]} {key}", -self._payoffs.cost
+        if action == PASS:
+            return "ok", self._payoffs.safe
+        if action == key:
+            self.known[dial] = key
+            return f"win {DIALS[dial]} {key}", 1.0
+        if action in KEYS:
+            self.missed[dial] = action
+            return "lose", -self._payoffs.wrong
+        return "invalid", -self._payoffs.cost
+
+
+@dataclass(slots=True)
+class ScoutScript:
+    """Scouts and guesses with fixed probabilities; plays a key that it has seen with probability
+    0.95.
+    """
+
+    source: random.Random
+    scouts: float
+    guesses: float
+    _plays: list[ScoutPlay] = field(default_factory=list)
+
+    def choose(self, play: Play) -> str:
+        """Return the next action."""
+        assert isinstance(play, ScoutPlay)
+        remember(self._plays, play)
+        known = [seen.known[play.dial] for seen in self._plays if play.dial in seen.known]
+        if known and self.source.random() < 0.95:
+            return known[0]
+        luck = self.source.random()
+        if luck < self.scouts:
+            return SCOUT
+        return self._guess(play.dial) if luck < self.scouts + self.guesses else PASS
+
+    def _guess(self, dial: int) -> str:
+        missed = [seen.missed[dial] for seen in self._plays if dial in seen.missed]
+        return self.source.choice([key for key in KEYS if key not in missed])
+
+
+class Scout(Game):
+    """The lock; its task variant is a code, such as `red-blue-gold`: 48 to train on, 16 held out.
+
+    Args:
+        safe: reward of passing.
+        cost: price of scouting, and of an invalid action.
+        wrong: price of a wrong key.
+
+    Raises:
+        ConfigError: a payoff is not a finite number, or a price is negative.
+    """
+
+    def __init__(self, safe: float = 0.3, cost: float = 2.0, wrong: float = 1.0) -> None:
+        _check_number("safe", safe)
+        _check_price("cost", cost)
+        _check_price("wrong", wrong)
+        self.payoffs = Payoffs(safe, cost, wrong)
+        facts = Facts(
+            name="scout",
+            max_turns=NUM_DIALS,
+            min_return=NUM_DIALS * min(-cost, -wrong, safe),
+            max_return=NUM_DIALS * max(1.0, safe),
+            units=NUM_DIALS,
+            words=(*ACTIONS, *DIALS, "cost", "win", "lose", "ok", "invalid"),
+        )
+        names = {split: tuple(_NAMES[code] for code in codes) for split, codes in _SPLITS.items()}
+        super().__init__(facts, names)
+
+    def rules(self) -> str:
+        """Return the rules in plain words, with the payoffs."""
+        payoffs = self.payoffs
+        return _RULES.format(wrong=-payoffs.wrong, safe=payoffs.safe, cost=-payoffs.cost)
+
+    def begin(self, task: Task, episode: int) -> ScoutPlay:
+        """Start at the first dial."""
+        self.check(task.member)
+        return ScoutPlay(_BY_NAME[task.member], self.payoffs, Chance(task.seed, episode))
+
+    def script(self, source: random.Random) -> ScoutScript:
+        """Return a script whose probabilities are drawn for the trial."""
+        scouts = source.choice((0.0, 0.3, 0.6))
+        return ScoutScript(source, scouts, source.choice((0.0, 0.2)))
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return the codes of the split that differ on every dial."""
+        self.check(member)
+        code = _BY_NAME[member]
+        return tuple(_NAMES[other] for other in _SPLITS[split] if not num_equal(code, other))
+
+    def belief(self, split: Split) -> Belief:
+        """Return the Bayes filter: uniform over the codes that no observation has contradicted."""
+        return partial(_consistent, _SPLITS[split])
+
+    def is_probe(self, action: str) -> bool:
+        """Return whether the action is scouting."""
+        return action == SCOUT
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return exact values per dial and episode.
+
+        `random` draws from the legal actions, `always_pass` passes. `without_memory` plays the best
+        single episode again and again; `best_final` maximises the last episode,
+        `best_final_without_scouting` does so by guessing alone; `best_sum` maximises the sum. The
+        solvers know the 48 codes of `train`; of a held-out code they know only that it is one of
+        all 64.
+        """
+        payoffs, last = self.payoffs, (0.0,) * (num_episodes - 1) + (1.0,)
+        return {
+            "random": (self._uniform_value(),) * num_episodes,
+            "always_pass": (payoffs.safe,) * num_episodes,
+            "without_memory": self._best(split, (1.0,)) * num_episodes,
+            "best_final": self._best(split, last),
+            "best_final_without_scouting": self._best(split, last, may_scout=False),
+            "best_sum": self._best(split, cumulative_weights(num_episodes, 1.0)),
+        }
+
+    def _best(
+        self, split: Split, weights: tuple[float, ...], *, may_scout: bool = True
+    ) -> tuple[float, ...]:
+        codes = _SPLITS[split] if split == "train" else _ONE_DIAL
+        return solve(codes, weights, self.payoffs, may_scout=may_scout).returns
+
+    def _uniform_value(self) -> float:
+        wrong_keys = len(KEYS) - 1
+        payoffs = self.payoffs
+        return (1 - wrong_keys * payoffs.wrong - payoffs.cost + payoffs.safe) / len(ACTIONS)
+
+
+def _consistent(codes: Sequence[Code], plays: Sequence[Play]) -> dict[str, float]:
+    left = [code for code in codes if all(_agrees(code, play) for play in plays)]
+    return {_NAMES[code]: float(code in left) / len(left) for code in codes}
+
+
+def _agrees(code: Code, play: Play) -> bool:
+    """Return whether a code is consistent with an episode."""
+    assert isinstance(play, ScoutPlay)
+    keys = [KEYS[number] for number in code]
+    found = all(keys[dial] == key for dial, key in play.known.items())
+    return found and all(keys[dial] != key for dial, key in play.missed.items())
+
+
+def _check_number(name: str, value: object) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise ConfigError(f"scout: `{name}` must be a finite number, got {value!r}")
+
+
+def _check_price(name: str, value: float) -> None:
+    _check_number(name, value)
+    if value < 0:
+        raise ConfigError(f"scout: `{name}` is a price and must be at least 0, got {value!r}")
+
+
+# Exact values, by dynamic programming, per dial.
+
+
+_TIE = 1e-9
+"""Weight that decides between plans of equal value: the higher return over the whole trial wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Value of the best plan for some weights, per dial."""
+
+    total: float
+    """Weighted sum over episodes."""
+    returns: tuple[float, ...]
+    """Unweighted return of each episode."""
+    probes: tuple[float, ...]
+    """Share of dials scouted in each episode."""
+
+
+def cumulative_weights(num_episodes: int, discount: float) -> tuple[float, ...]:
+    """Return the weights of the discounted sum of episode returns (LaMer, arXiv 2512.16848)."""
+    return tuple(discount**episode for episode in range(num_episodes))
+
+
+@cache
+def solve(
+    codes: tuple[Code, ...],
+    weights: tuple[float, ...],
+    payoffs: Payoffs,
+    *,
+    may_scout: bool = True,
+) -> Value:
+    """Return the value of the best plan for a whole trial against a code drawn uniformly from
+    `codes`.
+
+    Args:
+        weights: weight of each episode's return. The weights decide whether scouting pays at all,
+            so an error in the return between episodes shows in what is learned.
+    """
+    search = _Search(codes, weights, payoffs, may_scout)
+    best = search.best(0, (_ANY,) * len(codes[0]))
+    num_dials = len(codes[0])
+    return Value(
+        best.total / num_dials,
+        tuple(earned / num_dials for earned in best.returns),
+        tuple(probed / num_dials for probed in best.probes),
+    )
+
+
+_Known = int | frozenset[int]
+"""Knowledge of one dial: its key, or the set of keys that are ruled out."""
+_Belief = tuple[_Known, ...]
+_ANY: _Known = frozenset()
+
+
+class _Search:
+    """Dynamic programming over the turns of a trial and the beliefs about its code."""
+
+    def __init__(
+        self,
+        codes: Sequence[Code],
+        weights: tuple[float, ...],
+        payoffs: Payoffs,
+        may_scout: bool,
+    ) -> None:
+        self._codes, self._weights, self._payoffs = codes, weights, payoffs
+        self._may_scout, self._num_dials = may_scout, len(codes[0])
+        self._fitting: dict[_Belief, list[Code]] = {}
+        self._found: dict[tuple[int, _Belief], Value] = {}
+
+    def best(self, turn: int, belief: _Belief) -> Value:
+        """Return the value from a turn of the trial on, summed over dials."""
+        if turn == len(self._weights) * self._num_dials:
+            nothing = (0.0,) * len(self._weights)
+            return Value(0.0, nothing, nothing)
+        if (turn, belief) not in self._found:
+            options = self._options(turn, belief)
+            best = max(options, key=lambda value: value.total + _TIE * sum(value.returns))
+            self._found[turn, belief] = best
+        return self._found[turn, belief]
+
+    def _options(self, turn: int, belief: _Belief) -> list[Value]:
+        dial = turn % self._num_dials
+        chances = self._chances(belief, dial)
+        options = [self._after(turn, self._payoffs.safe, {belief: 1.0}, is_probe=False)]
+        if self._may_scout:
+            seen = {_learn(belief, dial, key): chance for key, chance in chances.items()}
+            options.append(self._after(turn, -self._payoffs.cost, seen, is_probe=True))
+        return options + [self._guess(turn, belief, key, chances[key]) for key in chances]
+
+    def _guess(self, turn: int, belief: _Belief, key: int, chance: float) -> Value:
+        dial = turn % self._num_dials
+        seen = {_learn(belief, dial, key): chance}
+        if chance < 1:
+            known = belief[dial]
+            assert isinstance(known, frozenset)
+            seen[_learn(belief, dial, known | {key})] = 1 - chance
+        reward = chance - self._payoffs.wrong * (1 - chance)
+        return self._after(turn, reward, seen, is_probe=False)
+
+    def _after(
+        self, turn: int, reward: float, seen: dict[_Belief, float], *, is_probe: bool
+    ) -> Value:
+        """Return the value of an expected `reward` now and of the given beliefs with their
+        probabilities.
+        """
+        episode = turn // self._num_dials
+        total = self._weights[episode] * reward
+        returns, probes = [0.0] * len(self._weights), [0.0] * len(self._weights)
+        returns[episode], probes[episode] = reward, float(is_probe)
+        for belief, chance in seen.items():
+            after = self.best(turn + 1, belief)
+            total += chance * after.total
+            for index in range(len(returns)):
+                returns[index] += chance * after.returns[index]
+                probes[index] += chance * after.probes[index]
+        return Value(total, tuple(returns), tuple(probes))
+
+    def _chances(self, belief: _Belief, dial: int) -> dict[int, float]:
+        """Return the probability of each possible key of a dial."""
+        if belief not in self._fitting:
+            self._fitting[belief] = [code for code in self._codes if all(map(_fits, belief, code))]
+        keys = [code[dial] for code in self._fitting[belief]]
+        return {key: keys.count(key) / len(keys) for key in sorted(set(keys))}
+
+
+def _fits(known: _Known, key: int) -> bool:
+    """Return whether a key agrees with the knowledge of its dial."""
+    return known == key if isinstance(known, int) else key not in known
+
+
+def _learn(belief: _Belief, dial: int, known: _Known) -> _Belief:
+    return (*belief[:dial], known, *belief[dial + 1 :])

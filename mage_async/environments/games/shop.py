@@ -1,0 +1,516 @@
+"""Shop: a web shop with a search engine, after WebShop (arXiv 2207.01206).
+
+Rules: search, follow links, choose options and buy. A purchase with the right kind, attributes,
+options and price earns 10, any other nothing. Hidden is which product fits; the customer wants the
+same in all episodes, so a purchase that did not fit rules a product out. WebShop's data cannot be
+fetched by a program, so the shipped catalogue is synthetic and its numbers are not WebShop's
+numbers. To play on WebShop's catalogue, give the path of `items_shuffle_1000.json`, with
+`items_ins_v2_1000.json` in the same folder.
+"""
+
+import json
+import math
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mage_async.environments.environment import Chance, Facts, Outcome, Play, Split
+from mage_async.environments.games.game import Game, hold_out
+from mage_async.environments.options import check_whole
+from mage_async.errors import ConfigError
+from mage_async.trajectory import Task
+
+_KINDS = {
+    "bags": ("backpack", "tote bag", "duffel bag"),
+    "chairs": ("office chair", "dining chair", "rocking chair"),
+    "shoes": ("running shoes", "hiking boots", "sandals"),
+    "shirts": ("t-shirt", "polo shirt", "hoodie"),
+    "lamps": ("desk lamp", "floor lamp", "night light"),
+    "snacks": ("trail mix", "protein bar", "dried mango"),
+    "phones": ("phone case", "phone charger", "headphones"),
+    "kitchen": ("frying pan", "water bottle", "knife set"),
+}
+_ATTRIBUTES = (
+    *("lightweight", "waterproof", "machine washable", "long lasting", "easy to clean", "foldable"),
+    *("non slip", "eco friendly", "heavy duty", "easy to assemble", "stain resistant", "portable"),
+)
+_COLOURS = ("black", "white", "navy blue", "forest green", "red", "light gray")
+_SIZES = ("small", "medium", "large", "x-large")
+_MAKERS = ("Alder", "Brightway", "Corvo", "Dunmore", "Elmtree", "Fenwick", "Gable", "Holt")
+
+BUY, BACK, PREVIOUS, NEXT = (
+    *("click[buy now]", "click[back to search]", "click[< prev]", "click[next >]"),
+)
+DESCRIPTION = "click[description]"
+REWARD = 10.0
+"""Reward of a perfect purchase; any other earns nothing, as in MAGE and LaMer."""
+_PER_PAGE, _MOST_FOUND = 10, 50
+_SEP = " [SEP] "
+_RULES = """You are in a web shop, and buy what the customer asks for.
+On the search page write search[words]. Elsewhere follow a link: click[number of a product],
+click[value of an option], click[next >], click[< prev], click[description], click[back to search],
+click[buy now]. Fields of a page are separated by [SEP].
+A purchase with the right kind, attributes, options and price earns {reward:g}, any other nothing.
+An episode ends with a purchase, or after {turns} turns. The customer wants the same in all
+episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of the shop."""
+
+    name: str
+    """The shop's number for it."""
+    title: str
+    category: str
+    kind: str
+    """What one would search for."""
+    attributes: tuple[str, ...]
+    options: Mapping[str, tuple[str, ...]]
+    price: float
+    description: str
+
+    def text(self) -> str:
+        """Return the text that the search engine indexes."""
+        values = (value for values in self.options.values() for value in values)
+        return " ".join((self.title, self.kind, self.description, *self.attributes, *values))
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A product as the customer describes it."""
+
+    product: Product
+    attributes: tuple[str, ...]
+    options: Mapping[str, str]
+    most: float
+    """The price must be lower."""
+
+    def instruction(self) -> str:
+        """Return the customer's instruction."""
+        product = self.product
+        options = ", ".join(f"{name}: {value}" for name, value in self.options.items())
+        wanted = f"{', '.join(self.attributes)} {product.kind}"
+        with_options = f" with {options}" if options else ""
+        return f"Find me {wanted}{with_options}, and price lower than {self.most:.2f} dollars"
+
+
+_K1, _B = 0.9, 0.4
+"""BM25's parameters in WebShop's engine."""
+
+
+def words_of(text: str) -> list[str]:
+    """Return the lower-case words of letters and digits."""
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+class Index:
+    """Search index over texts (Robertson and Zaragoza 2009, section 3)."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        counts = [Counter(words_of(text)) for text in texts]
+        lengths = [count.total() for count in counts]
+        mean = sum(lengths) / max(1, len(lengths))
+        self._weights: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        """For each word, the texts that contain it, with its weight in each text."""
+        frequencies = Counter(word for count in counts for word in count)
+        for number, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+            norm = _K1 * (1 - _B + _B * length / mean)
+            for word, times in count.items():
+                share = (len(texts) - frequencies[word] + 0.5) / (frequencies[word] + 0.5)
+                weight = math.log1p(share) * times * (_K1 + 1) / (times + norm)
+                self._weights[word].append((number, weight))
+
+    def find(self, query: str, most: int) -> list[int]:
+        """Return the numbers of the best matches, best first, ties in order."""
+        scores: dict[int, float] = defaultdict(float)
+        for word in words_of(query):
+            for number, weight in self._weights.get(word, ()):
+                scores[number] += weight
+        return sorted(scores, key=lambda number: (-scores[number], number))[:most]
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """All products, and the search index over them."""
+
+    products: tuple[Product, ...]
+    index: Index
+
+    @classmethod
+    def of(cls, products: tuple[Product, ...]) -> "Stock":
+        """Index the products."""
+        return cls(products, Index([each.text() for each in products]))
+
+
+class Actions(Sequence[str]):
+    """The legal actions of a page: its links and, on a page with a search field, every search.
+
+    As a list it holds only one search, for the kind of the goal; its `is_whole` is then false.
+    """
+
+    def __init__(self, links: Sequence[str], search: str | None) -> None:
+        self._links = (*((search,) if search else ()), *links)
+        self.is_whole = search is None
+
+    def __contains__(self, action: object) -> bool:
+        return action in self._links or (not self.is_whole and query_of(str(action)) is not None)
+
+    def __getitem__(self, index):
+        return self._links[index]
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._links)
+
+
+def query_of(action: str) -> str | None:
+    """Return the words of a search; `None` if the action is no search."""
+    inside = action.removeprefix("search[").removesuffix("]")
+    is_search = action.startswith("search[") and action.endswith("]") and inside.strip()
+    return inside.strip() if is_search else None
+
+
+class ShopPlay:
+    """One visit. The anchor is the page."""
+
+    def __init__(self, stock: Stock, goal: Goal, turns: int, chance: Chance) -> None:
+        self._stock, self._goal, self._turns_left, self.chance = stock, goal, turns, chance
+        self._found: list[int] | None = None
+        self._page, self._is_done, self.reads = 0, False, False
+        self.item: Product | None = None
+        """The open product page."""
+        self.chosen: dict[str, str] = {}
+        """Options chosen on that page."""
+
+    @property
+    def goal(self) -> Goal:
+        """What the customer wants."""
+        return self._goal
+
+    @property
+    def observation(self) -> str:
+        """The customer's instruction and the search page."""
+        return f"Instruction: {self._goal.instruction()}{_SEP}Search"
+
+    @property
+    def anchor(self) -> str:
+        """The page as text."""
+        if self.item is not None:
+            return _SEP.join(self._item_page(self.item))
+        return "Search" if self._found is None else _SEP.join(self._results())
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the links of the page, and any search on the search page."""
+        if self._is_done:
+            return ()
+        if self.item is not None:
+            return Actions((*self._option_links(self.item), DESCRIPTION, PREVIOUS, BACK, BUY), None)
+        if self._found is None:
+            return Actions((), f"search[{self._goal.product.kind}]")
+        return Actions(self._result_links(self._found), None)
+
+    def act(self, action: str) -> Outcome:
+        """Follow a link or search; an invalid action leaves the page and uses up the turn."""
+        assert not self._is_done, "the episode is done"
+        self._turns_left -= 1
+        if action not in self.legal_actions():
+            return self._outcome(f"invalid{_SEP}{self.anchor}", 0.0, is_valid=False)
+        if action == BUY and self.item is not None:
+            self._is_done = True
+            earned = score(self._goal, self.item, self.chosen)
+            reward = REWARD if earned == 1.0 else 0.0
+            return Outcome(f"bought{_SEP}Your score: {earned:.2f}", reward, True, True)
+        self._follow(action)
+        return self._outcome(self.anchor, 0.0, is_valid=True)
+
+    def _follow(self, action: str) -> None:
+        self.reads = action == DESCRIPTION
+        query = query_of(action)
+        if query is not None:
+            self._found, self._page = self._stock.index.find(query, _MOST_FOUND), 0
+        elif action == BACK:
+            self._found, self.item = None, None
+        elif self.item is not None:
+            self._on_item(self.item, action)
+        elif action in (PREVIOUS, NEXT):
+            self._page += 1 if action == NEXT else -1
+        else:
+            self.item, self.chosen = self._named(action), {}
+
+    def _on_item(self, item: Product, action: str) -> None:
+        if action == PREVIOUS:
+            self.item = None
+            return
+        for name, values in item.options.items():
+            for value in values:
+                if action == f"click[{value}]":
+                    self.chosen[name] = value
+
+    def _named(self, action: str) -> Product:
+        return next(each for each in self._shown() if action == f"click[{each.name}]")
+
+    def _shown(self) -> list[Product]:
+        assert self._found is not None
+        first = self._page * _PER_PAGE
+        return [self._stock.products[each] for each in self._found[first : first + _PER_PAGE]]
+
+    def _result_links(self, found: list[int]) -> tuple[str, ...]:
+        links = [BACK, *(f"click[{each.name}]" for each in self._shown())]
+        links += [PREVIOUS] if self._page else []
+        links += [NEXT] if (self._page + 1) * _PER_PAGE < len(found) else []
+        return tuple(links)
+
+    def _option_links(self, item: Product) -> tuple[str, ...]:
+        values = (value for values in item.options.values() for value in values)
+        return tuple(dict.fromkeys(f"click[{value}]" for value in values))
+
+    def _results(self) -> list[str]:
+        found = self._found or []
+        fields = ["Back to Search", f"Page {self._page + 1} (Total results: {len(found)})"]
+        for each in self._shown():
+            fields += [each.name, each.title, f"${each.price:.2f}"]
+        return fields
+
+    def _item_page(self, item: Product) -> list[str]:
+        fields = ["Back to Search", "< Prev"]
+        for name, values in item.options.items():
+            fields += [
+                name,
+                *(f"{v} (chosen)" if self.chosen.get(name) == v else v for v in values),
+            ]
+        fields += [item.title, f"Price: ${item.price:.2f}", "Description", "Buy Now"]
+        return [*fields, item.description] if self.reads else fields
+
+    def _outcome(self, observation: str, reward: float, *, is_valid: bool) -> Outcome:
+        self._is_done = not self._turns_left
+        observation = " ".join(observation.split())
+        return Outcome(
+            f"{observation}{_SEP}over" if self._is_done else observation,
+            reward,
+            is_valid,
+            self._is_done,
+        )
+
+
+@dataclass(slots=True)
+class ShopScript:
+    """Searches for the instruction, chooses the options that fit, and buys; or follows any link."""
+
+    source: random.Random
+    care: float
+    _bought: list[str] = field(default_factory=list)
+    """Links of the products bought in earlier episodes."""
+
+    def choose(self, play: Play) -> str:
+        """Return the next action."""
+        assert isinstance(play, ShopPlay)
+        legal = play.legal_actions()
+        if self.source.random() >= self.care:
+            return self.source.choice(legal)
+        if play.item is not None:
+            return self._on_item(play, play.item)
+        if len(legal) == 1:  # the search page
+            return f"search[{' '.join((*play.goal.attributes, play.goal.product.kind))}]"
+        fresh = [
+            each
+            for each in legal
+            if each not in (BACK, PREVIOUS, NEXT) and each not in self._bought
+        ]
+        return fresh[0] if fresh else self.source.choice(legal)
+
+    def _on_item(self, play: ShopPlay, item: Product) -> str:
+        for name, value in play.goal.options.items():
+            if play.chosen.get(name) != value:
+                action = f"click[{value}]"
+                if action in play.legal_actions():
+                    return action
+        self._bought.append(f"click[{item.name}]")
+        return BUY
+
+
+class Shop(Game):
+    """The shop; the task variant is the customer's goal, named after its product.
+
+    Args:
+        products: path of WebShop's `items_shuffle_1000.json`; empty for a synthetic catalogue.
+        size: number of products of the synthetic catalogue.
+        turns: largest number of turns in an episode.
+
+    Raises:
+        ConfigError: an option is out of its range, or the file cannot be used.
+    """
+
+    def __init__(self, products: str = "", size: int = 400, turns: int = 12) -> None:
+        check_whole("shop", "size", size, 40, 100_000)
+        check_whole("shop", "turns", turns, 1, 1000)
+        self._stock = Stock.of(read_products(products) if products else make_products(size))
+        self._turns = turns
+        self._by_name = {each.name: each for each in self._stock.products}
+        names = list(self._by_name)
+        random.Random("shop/split").shuffle(names)
+        kinds = sorted({each.kind for each in self._stock.products})
+        facts = Facts(
+            name="shop",
+            max_turns=turns,
+            min_return=0.0,
+            max_return=REWARD,
+            words=(f"search[{kinds[0]}]", "click[buy now]", "invalid", "over", "bought"),
+            has_open_text=True,
+        )
+        super().__init__(facts, hold_out(names), "product")
+
+    def family(self, member: str) -> str:
+        """Return the product's category."""
+        self.check(member)
+        return self._by_name[member].category
+
+    def rules(self) -> str:
+        """Return the rules in plain words."""
+        return _RULES.format(reward=REWARD, turns=self._turns)
+
+    def begin(self, task: Task, episode: int) -> ShopPlay:
+        """Open the search page."""
+        self.check(task.member)
+        goal = goal_of(self._by_name[task.member])
+        return ShopPlay(self._stock, goal, self._turns, Chance(task.seed, episode))
+
+    def script(self, source: random.Random) -> ShopScript:
+        """Return a script whose care is drawn for the trial."""
+        return ShopScript(source, source.choice((0.3, 0.7, 1.0)))
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return the goals of another category."""
+        family = self.family(member)
+        return tuple(each for each in self._splits[split] if self.family(each) != family)
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return the returns in 200 trials, per episode: `random` follows any link, `customer`
+        searches for the instruction and buys the first product that it has not bought before.
+        """
+        players = {
+            "random": partial(ShopScript, care=0.0),
+            "customer": partial(ShopScript, care=1.0),
+        }
+        return {**self.measured(split, num_episodes, players)}
+
+
+# Products: generated from a seed, or read from WebShop's files.
+
+
+def make_products(num_products: int, seed: int = 0) -> tuple[Product, ...]:
+    """Return a catalogue in which products of a kind differ in attributes, options and price."""
+    source = random.Random(f"shop/{seed}")
+    return tuple(_make_product(source, number) for number in range(num_products))
+
+
+def _make_product(source: random.Random, number: int) -> Product:
+    category = source.choice(tuple(_KINDS))
+    kind = source.choice(_KINDS[category])
+    attributes = tuple(sorted(source.sample(_ATTRIBUTES, source.randint(2, 4))))
+    options = {"color": tuple(sorted(source.sample(_COLOURS, source.randint(2, 4))))}
+    if source.random() < 0.6:
+        options["size"] = _SIZES[: source.randint(2, 4)]
+    title = f"{source.choice(_MAKERS)} {kind}, {', '.join(attributes[:2])}"
+    price = source.randint(5, 120) + source.choice((0.0, 0.49, 0.99))
+    description = f"A {kind} that is {' and '.join(attributes)}."
+    return Product(f"B{number:05d}", title, category, kind, attributes, options, price, description)
+
+
+def read_products(path: str) -> tuple[Product, ...]:
+    """Return the products of WebShop's file that have a distinct name and known attributes.
+
+    Raises:
+        ConfigError: there is no such file, or it is not in WebShop's format.
+    """
+    file = Path(path).expanduser()
+    try:
+        items = json.loads(file.read_text(encoding="utf-8"))
+        beside = file.with_name(file.name.replace("items_shuffle", "items_ins_v2"))
+        known = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+        found = {item["asin"]: _read_product(item, known.get(item["asin"], {})) for item in items}
+    except OSError as error:
+        raise ConfigError(f"shop: cannot read `products`: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"shop: {file} is not in the format of WebShop's items_shuffle_1000.json: {error!r}"
+        ) from None
+    products = tuple(each for each in found.values() if each.attributes)
+    if len(products) < 8:
+        raise ConfigError(
+            f"shop: {file} has {len(products)} products with attributes, 8 are the least; "
+            f"is {beside.name} beside it?"
+        )
+    return products
+
+
+def _read_product(item: dict[str, Any], more: dict[str, Any]) -> Product:
+    options = {
+        name.lower(): tuple(each["value"].strip().replace("/", " | ").lower() for each in values)
+        for name, values in (item.get("customization_options") or {}).items()
+        if values
+    }
+    points = item.get("small_description") or []
+    description = " ".join((item.get("full_description") or "", *points))
+    return Product(
+        item["asin"],
+        item["name"],
+        item.get("product_category") or item["category"],
+        item.get("query") or item["category"],
+        tuple(more.get("attributes") or ()),
+        options,
+        _price(item.get("pricing") or ""),
+        " ".join(description.split()),
+    )
+
+
+def _price(text: str) -> float:
+    """Return the lowest price in a text; 100 if there is none, as WebShop does."""
+    prices = [float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*\.?\d*", text)]
+    return min(prices, default=100.0)
+
+
+# Goals and their score.
+
+
+_STEP = 10  # prices are bounded by a multiple of ten dollars
+
+
+def goal_of(product: Product) -> Goal:
+    """Return the one goal of a product; the product's name is the seed."""
+    source = random.Random(f"goal/{product.name}")
+    num = min(len(product.attributes), source.randint(1, 3))
+    attributes = tuple(sorted(source.sample(product.attributes, num)))
+    options = {name: source.choice(values) for name, values in product.options.items()}
+    most = (product.price // _STEP + source.randint(1, 3)) * _STEP
+    return Goal(product, attributes, options, most)
+
+
+def score(goal: Goal, bought: Product, chosen: Mapping[str, str]) -> float:
+    """Return WebShop's score from 0 to 1: type × share of attributes, options and price that are
+    right.
+
+    WebShop compares the nouns of the titles by spaCy; here it is all their words.
+    """
+    text = " ".join((bought.title, bought.description, *bought.attributes)).lower()
+    right = sum(each.lower() in text for each in goal.attributes)
+    right += sum(chosen.get(name) == value for name, value in goal.options.items())
+    right += bought.price < goal.most
+    return (
+        _type_score(goal.product, bought) * right / (len(goal.attributes) + len(goal.options) + 1)
+    )
+
+
+def _type_score(wanted: Product, bought: Product) -> float:
+    mine, theirs = set(words_of(wanted.title)), set(words_of(bought.title))
+    shared = len(mine & theirs) / max(1, len(mine))
+    if wanted.kind == bought.kind or (wanted.category == bought.category and shared > 0.2):
+        return 1.0
+    return 0.1 if shared < 0.1 else 0.5

@@ -1,0 +1,472 @@
+"""Sokoban: push every box onto a target.
+
+Rules: the agent walks in a room of walls, boxes and targets; it can push a box but never pull one.
+Nothing is hidden, but a box pushed wrong cannot be pulled back, so an episode shows which moves to
+avoid in the next. The room is the same in all episodes. Cells are numbers, row by row from 0; a set
+of cells is an integer (`board.py`). The border is wall, so a step never leaves the room.
+"""
+
+import itertools
+import random
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, lru_cache, partial
+from types import MappingProxyType
+
+from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Play, Split
+from mage_async.environments.games.board import cells_of, set_of
+from mage_async.environments.games.game import HELDOUT_SHARE, Game, numbered, remember
+from mage_async.environments.options import check_whole
+from mage_async.errors import EnvironmentFault
+from mage_async.trajectory import Task
+
+MOVES = ("up", "down", "left", "right")
+WALL, FLOOR, TARGET, BOX, STORED, PLAYER, STANDING = (
+    *("wall", "floor", "target", "box", "stored", "player", "standing"),
+)
+ROW, SOLVED, STUCK, OVER, INVALID = "row", "solved", "stuck", "over", "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """Rewards of a step, as in gym-sokoban. An invalid action costs one step."""
+
+    step: float = -0.1
+    on: float = 1.0
+    off: float = -1.0
+    solved: float = 10.0
+
+
+REWARDS = Rewards()
+_RULES = """Push the boxes onto the targets, in a room of {size} rows of {size} cells.
+You see the room row by row: wall, floor, target, box, player; stored is a box on a target,
+standing is you on one. Answer with one to {steps} of up, down, left, right, separated by spaces.
+You can push a box, one at a time, but never pull. A step earns {step:g}; a box that comes onto a
+target earns {on:g}, one that leaves it {off:g}; the room solved earns {solved:g} more.
+Any other answer earns what a step does. An episode ends after {turns} turns, and where a box can
+no longer be pushed to any target."""
+
+Position = tuple[int, int]
+"""The player's cell, and the set of cells with a box."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The initial state."""
+
+    size: int
+    """Number of rows and of columns, the border included."""
+    floor: int
+    """The set of cells that are not wall."""
+    targets: int
+    start: Position
+    length: int
+    """Steps of the shortest solution."""
+    dead: int
+    """Floor cells from which a box can be pushed to no target, whatever else stands where."""
+
+    def steps(self) -> tuple[int, int, int, int]:
+        """Return what up, down, left and right add to a cell."""
+        return (-self.size, self.size, -1, 1)
+
+
+class SokobanPlay:
+    """One episode. The anchor is the current room."""
+
+    def __init__(self, room: Room, turns: int, steps_per_turn: int, chance: Chance) -> None:
+        self.room, self._turns_left, self.chance = room, turns, chance
+        self._actions = action_names(steps_per_turn)
+        self._faces = _bare(room)
+        self._is_done = False
+        self.position: Position = room.start
+        self.done: list[str] = []
+        """Valid actions so far."""
+
+    @property
+    def observation(self) -> str:
+        """The room at the beginning."""
+        return self.anchor
+
+    @property
+    def anchor(self) -> str:
+        """The contents of each cell, row by row."""
+        faces, size = self._faces.copy(), self.room.size
+        player, boxes = self.position
+        for cell in cells_of(boxes):
+            faces[cell + cell // size + 1] = STORED if self.room.targets >> cell & 1 else BOX
+        faces[player + player // size + 1] = STANDING if self.room.targets >> player & 1 else PLAYER
+        return " ".join(faces)
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether every box is on a target."""
+        return self.position[1] == self.room.targets
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return all actions, until the episode is over; a step against a wall is legal, and
+        costs.
+        """
+        return () if self._is_done else tuple(self._actions)
+
+    def act(self, action: str) -> Outcome:
+        """Take the steps of an action; steps after the room is solved are not taken."""
+        assert not self._is_done, "the episode is done"
+        self._turns_left -= 1
+        numbers = self._actions.get(action)
+        if numbers is None:
+            return self._outcome(f"{INVALID} {self.anchor}", REWARDS.step, is_valid=False)
+        self.done.append(action)
+        reward = 0.0
+        for number in numbers:
+            reward += self._step(self.room.steps()[number])
+            if self.is_solved:
+                break
+        return self._outcome(self.anchor, reward, is_valid=True)
+
+    def _step(self, step: int) -> float:
+        room, before = self.room, self.position
+        self.position = push(room, before, step)
+        stored, were = ((boxes & room.targets).bit_count() for _, boxes in (self.position, before))
+        reward = REWARDS.step + REWARDS.on * (stored > were) + REWARDS.off * (stored < were)
+        return reward + REWARDS.solved * self.is_solved
+
+    def _outcome(self, observation: str, reward: float, *, is_valid: bool) -> Outcome:
+        end = self._end()
+        self._is_done = bool(end)
+        return Outcome(f"{observation} {end}".rstrip(), reward, is_valid, self._is_done)
+
+    def _end(self) -> str:
+        if self.is_solved:
+            return SOLVED
+        if self.position[1] & self.room.dead:
+            return STUCK
+        return "" if self._turns_left else OVER
+
+
+@cache
+def action_names(most: int) -> dict[str, tuple[int, ...]]:
+    """Return all actions of up to `most` steps, with their step numbers."""
+    return {
+        " ".join(MOVES[number] for number in numbers): numbers
+        for length in range(1, most + 1)
+        for numbers in itertools.product(range(len(MOVES)), repeat=length)
+    }
+
+
+def _bare(room: Room) -> list[str]:
+    """Return the words of the room without player and boxes, with the word that begins each row."""
+    faces: list[str] = []
+    for cell in range(room.size * room.size):
+        if cell % room.size == 0:
+            faces.append(ROW)
+        is_floor, is_target = room.floor >> cell & 1, room.targets >> cell & 1
+        faces.append(TARGET if is_target else FLOOR if is_floor else WALL)
+    return faces
+
+
+@dataclass(slots=True)
+class SokobanScript:
+    """Steps towards the solution, or anywhere; repeats what has solved the room in an earlier
+    episode.
+
+    Args:
+        source: random source.
+        steps_per_turn: largest number of steps in an action.
+        care: probability that a step is one of a shortest solution.
+        memory: probability of following a solution of an earlier episode.
+    """
+
+    source: random.Random
+    steps_per_turn: int
+    care: float
+    memory: float
+    _plays: list[SokobanPlay] = field(default_factory=list)
+    _distances: dict[Position, int] = field(default_factory=dict)
+    """Steps to the solution from each position of the current room."""
+
+    def choose(self, play: Play) -> str:
+        """Return the next action."""
+        assert isinstance(play, SokobanPlay)
+        is_new = remember(self._plays, play)
+        if is_new and (len(self._plays) == 1 or self._plays[-2].room is not play.room):
+            room = play.room
+            self._distances = distances(room.size, room.floor, room.targets, 10**9)
+        recalled = self._recall(play)
+        if recalled is not None and self.source.random() < self.memory:
+            return recalled
+        return " ".join(MOVES[number] for number in self._steps(play))
+
+    def _recall(self, play: SokobanPlay) -> str | None:
+        """Return the next action of an earlier episode that began like this one and was solved."""
+        for earlier in self._plays[:-1]:
+            taken = len(play.done)
+            is_alike = earlier.room is play.room and earlier.done[:taken] == play.done
+            if earlier.is_solved and is_alike and len(earlier.done) > taken:
+                return earlier.done[taken]
+        return None
+
+    def _steps(self, play: SokobanPlay) -> list[int]:
+        position, numbers = play.position, []
+        while len(numbers) < self.steps_per_turn and position[1] != play.room.targets:
+            number = self._step(play.room, position)
+            position = push(play.room, position, play.room.steps()[number])
+            numbers.append(number)
+        return numbers
+
+    def _step(self, room: Room, position: Position) -> int:
+        numbers = range(len(MOVES))
+        if self.source.random() >= self.care:
+            return self.source.choice(numbers)
+        far = len(self._distances)
+        left = [self._distances.get(push(room, position, step), far) for step in room.steps()]
+        return self.source.choice([number for number in numbers if left[number] == min(left)])
+
+
+class Sokoban(Game):
+    """Sokoban; the task variant is a room, such as `room-17`.
+
+    Args:
+        size: number of rows and of columns, the border of walls included.
+        boxes: number of boxes.
+        turns: largest number of turns in an episode.
+        steps_per_turn: largest number of steps in one action.
+        shortest: smallest length of a room's shortest solution.
+        longest: largest length of a room's shortest solution.
+        rooms: number of rooms, a quarter of them held out.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    ladders: Ladders = MappingProxyType({"boxes": tuple({"boxes": count} for count in range(1, 5))})
+
+    def __init__(
+        self,
+        size: int = 6,
+        boxes: int = 2,
+        turns: int = 7,
+        steps_per_turn: int = 3,
+        shortest: int = 5,
+        longest: int = 21,
+        rooms: int = 2048,
+    ) -> None:
+        check_whole("sokoban", "size", size, 5, 20)
+        check_whole("sokoban", "boxes", boxes, 1, 6)
+        check_whole("sokoban", "turns", turns, 1, 1000)
+        check_whole("sokoban", "steps_per_turn", steps_per_turn, 1, 4)
+        check_whole("sokoban", "shortest", shortest, 1, turns * steps_per_turn)
+        check_whole("sokoban", "longest", longest, shortest, turns * steps_per_turn)
+        check_whole("sokoban", "rooms", rooms, 8, 1_000_000)
+        self._size, self._num_boxes, self._turns, self._steps = size, boxes, turns, steps_per_turn
+        self._lengths = range(shortest, longest + 1)
+        self.room = lru_cache(maxsize=4096)(self._make_room)
+        """Returns the room of a task variant."""
+        facts = Facts(
+            name="sokoban",
+            max_turns=turns,
+            min_return=turns * steps_per_turn * REWARDS.step,
+            max_return=REWARDS.solved + boxes * REWARDS.on,
+            words=(
+                *MOVES,
+                *(ROW, WALL, FLOOR, TARGET, BOX, STORED, PLAYER, STANDING),
+                *(SOLVED, STUCK, OVER, INVALID),
+            ),
+        )
+        super().__init__(facts, numbered("room", rooms), "room")
+
+    def family(self, member: str) -> str:
+        """Return the difficulty: steps of the shortest solution, in classes of five."""
+        least = self.room(member).length // 5 * 5
+        return f"steps-{least}-{least + 4}"
+
+    def rules(self) -> str:
+        """Return the rules in plain words, with the rewards."""
+        return _RULES.format(
+            size=self._size, steps=self._steps, turns=self._turns, **asdict(REWARDS)
+        )
+
+    def laid_out(self, observation: str) -> str:
+        """Return the room with one row a line."""
+        return observation.replace(f" {ROW} ", f"\n{ROW} ")
+
+    def begin(self, task: Task, episode: int) -> SokobanPlay:
+        """Start with player and boxes at their initial cells."""
+        chance = Chance(task.seed, episode)
+        return SokobanPlay(self.room(task.member), self._turns, self._steps, chance)
+
+    def script(self, source: random.Random) -> SokobanScript:
+        """Return a script whose care and memory are drawn for the trial."""
+        care, memory = source.choice((0.0, 0.5, 0.8, 1.0)), source.choice((0.0, 0.5, 0.95))
+        return self._player(care, memory, source)
+
+    def best_script(self, source: random.Random) -> SokobanScript:
+        """Return a script that follows a shortest solution."""
+        return self._player(1.0, 0.0, source)
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return the returns of scripted players in 200 rooms, per episode.
+
+        `random` takes any steps, `retry` does too but repeats what has solved the room; `solver`
+        follows a shortest solution.
+        """
+        styles = {"random": (0.0, 0.0), "retry": (0.0, 1.0), "solver": (1.0, 0.0)}
+        players = {name: partial(self._player, *style) for name, style in styles.items()}
+        return {**self.measured(split, num_episodes, players)}
+
+    def _player(self, care: float, memory: float, source: random.Random) -> SokobanScript:
+        return SokobanScript(source, self._steps, care, memory)
+
+    def _make_room(self, member: str) -> Room:
+        self.check(member)
+        number = member.removeprefix("room-")
+        source = random.Random(f"sokoban/{self._size}/{self._num_boxes}/{number}")
+        is_heldout = member in self._splits["heldout"]
+        room = make_room(
+            source,
+            self._size,
+            self._num_boxes,
+            self._lengths,
+            lambda room: _looks_heldout(room) == is_heldout,
+        )
+        if room is None:
+            raise EnvironmentFault(
+                f"sokoban: found no room of {self._size} by {self._size} with {self._num_boxes} "
+                f"boxes that takes {self._lengths.start} to {self._lengths.stop - 1} steps"
+            )
+        return room
+
+
+def _looks_heldout(room: Room) -> bool:
+    """Return whether a room belongs to the held-out quarter of all possible rooms. How a room looks
+    decides its split, so that no room is in both.
+    """
+    looks = f"{room.floor}/{room.targets}/{room.start}"
+    return zlib.crc32(looks.encode()) % HELDOUT_SHARE == 0
+
+
+def push(room: Room, position: Position, step: int) -> Position:
+    """Return the position after a step; the same position if a wall or a box is in the way."""
+    player, boxes = position
+    ahead = player + step
+    if not room.floor >> ahead & 1:
+        return position
+    if boxes >> ahead & 1:
+        beyond = ahead + step
+        if not (room.floor & ~boxes) >> beyond & 1:
+            return position
+        boxes ^= 1 << ahead | 1 << beyond
+    return ahead, boxes
+
+
+# How rooms are made: backwards from a solved position, so that each can be solved.
+
+
+_TURN = 0.35
+"""Probability that the walk which carves a room changes its direction."""
+_MOST_POSITIONS = 100_000
+_MOST_TRIES = 2000
+
+
+def make_room(
+    source: random.Random,
+    size: int,
+    num_boxes: int,
+    lengths: range,
+    wanted: Callable[[Room], bool],
+) -> Room | None:
+    """Draw a room whose shortest solution has one of the `lengths` and for which `wanted` is true.
+
+    Returns `None` if many tries found none.
+    """
+    for _ in range(_MOST_TRIES):
+        floor = _carve(source, size)
+        cells = list(cells_of(floor))
+        if len(cells) < 2 * num_boxes + 1:
+            continue
+        targets = set_of(source.sample(cells, num_boxes))
+        room = _scramble(source, size, floor, targets, lengths)
+        if room is not None and wanted(room):
+            return room
+    return None
+
+
+def _carve(source: random.Random, size: int) -> int:
+    """Return floor along a random walk, with a random side step at each cell."""
+    steps = (-size, size, -1, 1)
+    inside = set_of(
+        row * size + column for row in range(1, size - 1) for column in range(1, size - 1)
+    )
+    cell = source.choice(list(cells_of(inside)))
+    step, floor = source.choice(steps), 1 << cell
+    for _ in range(4 * size):
+        if source.random() < _TURN:
+            step = source.choice(steps)
+        if inside >> cell + step & 1:
+            cell += step
+        floor |= 1 << cell | (1 << cell + source.choice(steps) & inside)
+    return floor
+
+
+def _scramble(
+    source: random.Random, size: int, floor: int, targets: int, lengths: range
+) -> Room | None:
+    """Return a room in which no box stands on a target.
+
+    The room's distance from the solved positions is drawn from the wanted lengths, or is as near
+    below as the room allows.
+    """
+    found = distances(size, floor, targets, source.choice(lengths))
+    starts = [
+        position
+        for position, length in found.items()
+        if length >= lengths.start and not position[1] & targets
+    ]
+    if not starts:
+        return None
+    farthest = max(map(found.__getitem__, starts))
+    start = source.choice([each for each in starts if found[each] == farthest])
+    return Room(size, floor, targets, start, found[start], floor & ~_alive(size, floor, targets))
+
+
+def distances(size: int, floor: int, targets: int, most: int) -> dict[Position, int]:
+    """Return the steps to the nearest solved position, for all positions at most `most` steps from
+    one.
+
+    Plays backwards: a step away from a cell may pull the box behind along. Stops after 100,000
+    positions, the nearest ones.
+    """
+    found: dict[Position, int] = {(cell, targets): 0 for cell in cells_of(floor & ~targets)}
+    waiting = deque(found)
+    while waiting and len(found) < _MOST_POSITIONS:
+        player, boxes = position = waiting.popleft()
+        distance = found[position] + 1
+        if distance > most:
+            break
+        free = floor & ~boxes
+        for step in (-size, size, -1, 1):
+            if not free >> player + step & 1:
+                continue
+            befores = [(player + step, boxes)]
+            if boxes >> player - step & 1:
+                befores.append((player + step, boxes ^ (1 << player - step | 1 << player)))
+            for before in befores:
+                if before not in found:
+                    found[before] = distance
+                    waiting.append(before)
+    return found
+
+
+def _alive(size: int, floor: int, targets: int) -> int:
+    """Return the cells from which a box that is alone in the room can be pushed to a target."""
+    alive, waiting = targets, list(cells_of(targets))
+    while waiting:
+        cell = waiting.pop()
+        for step in (-size, size, -1, 1):
+            before = cell + step
+            if alive >> before & 1 or not floor >> before & 1 or not floor >> before + step & 1:
+                continue
+            alive |= 1 << before
+            waiting.append(before)
+    return alive

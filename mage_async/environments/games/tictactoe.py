@@ -1,0 +1,490 @@
+"""Tic-tac-toe on OpenSpiel's engine, against a hidden opponent.
+
+Rules: one game an episode, from either seat; a win earns 1, a draw 0, a loss -1. Hidden is the
+opponent's way to play, the same in all episodes. Cells are numbers, row by row from 0.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import fmean
+from typing import Any, Literal, get_args
+
+from mage_async.environments.environment import (
+    AGENT,
+    OPPONENT,
+    Chance,
+    DuelPlay,
+    Facts,
+    Outcome,
+    Play,
+    Script,
+    Side,
+    Split,
+    other,
+)
+from mage_async.environments.games.board import in_rows
+from mage_async.environments.games.game import Game, remember
+from mage_async.environments.games.openspiel_policies import (
+    DRAW,
+    INVALID,
+    LOSE,
+    WIN,
+    EngineDuel,
+    Mover,
+    engine,
+    searcher,
+)
+from mage_async.environments.options import check_one_of
+from mage_async.errors import ConfigError
+from mage_async.trajectory import Task
+
+View = Literal["board", "news"]
+
+CELLS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+SEATS = ("first", "second")
+MINE, THEIRS = "mine", "theirs"
+MAX_TURNS = 8
+NUMBERS = {cell: number for number, cell in enumerate(CELLS)}
+
+GAME = "tic_tac_toe"
+
+Opponents = Literal["mixed", "careless"]
+
+_RULES = """You play tic-tac-toe; three of yours in a line win.
+The cells are one two three, four five six, seven eight nine, row by row.
+{view} Answer with the name of a free
+cell. An invalid action leaves the board as it is. A game not finished in eight turns is lost. A win
+counts 1, a draw 0, a loss -1. The opponent has its own way to play, the same in all episodes."""
+_VIEWS = {
+    "board": "You see the nine cells: mine, theirs, or the name of a free cell.",
+    "news": "You see who moves first, the cells that the opponent takes, and how the game ends.",
+}
+_WORDS = {"board": (MINE, THEIRS), "news": SEATS}
+
+
+class TicTacToeDuel(EngineDuel):
+    """One game between two policies. The anchor is the board: nine words, row by row; each is
+    `mine`, `theirs` or the name of a free cell.
+    """
+
+    def __init__(
+        self, state: Any, seat: int, view: View, chance: Chance, *, is_scripted: bool = False
+    ) -> None:
+        super().__init__(state, seat, MAX_TURNS, chance, is_scripted=is_scripted)
+        self._view = view
+        self.boards = list(CELLS), list(CELLS)
+        """What each cell shows to each side."""
+        if view == "news":
+            self._show(AGENT, SEATS[seat])
+            self._show(OPPONENT, SEATS[1 - seat])
+        self._show_state(AGENT if seat == 0 else OPPONENT)
+
+    def anchor(self, side: Side) -> str:
+        """Return the board as a side sees it."""
+        return " ".join(self.boards[side])
+
+    def actions(self) -> dict[str, int]:
+        """Return the free cells by name, until the game is over."""
+        board = () if self._is_done else self.boards[AGENT]
+        return {cell: NUMBERS[cell] for cell in board if cell in NUMBERS}
+
+    def _apply(self, side: Side, number: int) -> None:
+        self.state.apply_action(number)
+        self.boards[side][number], self.boards[other(side)][number] = MINE, THEIRS
+        if self._view == "news":
+            self._show(other(side), CELLS[number])
+
+    def _show_state(self, side: Side) -> None:
+        if self._view == "board":
+            self._show(side, self.anchor(side))
+
+
+class TicTacToePlay(DuelPlay):
+    """One game against a hidden opponent."""
+
+    def __init__(self, state: Any, move: Mover, seat: int, view: View, chance: Chance) -> None:
+        duel = TicTacToeDuel(state, seat, view, chance, is_scripted=True)
+        self.board = duel.boards[AGENT]
+        """What each cell shows."""
+        self.taken: list[str] = []
+        """The agent's cells, in the order in which it took them."""
+        self.result: float | None = None
+        """The agent's result, once the game is over."""
+        super().__init__(duel, lambda: duel.move(move(state)))
+
+    def act(self, action: str) -> Outcome:
+        """Take a cell; an invalid action takes none but uses up the turn."""
+        outcome = super().act(action)
+        if outcome.is_valid:
+            self.taken.append(action)
+        if outcome.is_done:
+            self.result = outcome.reward
+        return outcome
+
+
+_LINES = (
+    *((0, 1, 2), (3, 4, 5), (6, 7, 8)),
+    *((0, 3, 6), (1, 4, 7), (2, 5, 8)),
+    *((0, 4, 8), (2, 4, 6)),
+)
+
+
+@dataclass(slots=True)
+class TicTacToeScript:
+    """Wins or blocks where one move does, with probability `care`; otherwise takes any free
+    cell.
+    """
+
+    source: random.Random
+    care: float
+
+    def choose(self, play: Play) -> str:
+        """Return the next action."""
+        assert isinstance(play, TicTacToePlay)
+        if self.source.random() < self.care:
+            for whose in (MINE, THEIRS):
+                completing = [cell for line in _LINES if (cell := _completes(play, line, whose))]
+                if completing:
+                    return completing[0]
+        return self.source.choice(play.legal_actions())
+
+
+@dataclass(slots=True)
+class TicTacToeExplorer:
+    """Repeats a game that it has won; opens with untried cells until it has won one.
+
+    Args:
+        source: random source.
+        care: see `TicTacToeScript`, for moves about which it knows nothing.
+        memory: probability of using earlier games.
+    """
+
+    source: random.Random
+    care: float
+    memory: float
+    _plays: list[TicTacToePlay] = field(default_factory=list)
+
+    def choose(self, play: Play) -> str:
+        """Return the next action."""
+        assert isinstance(play, TicTacToePlay)
+        remember(self._plays, play)
+        remembered = self._remembered(play) if self.source.random() < self.memory else []
+        if remembered:
+            return self.source.choice(remembered)
+        return TicTacToeScript(self.source, self.care).choose(play)
+
+    def _remembered(self, play: TicTacToePlay) -> list[str]:
+        """Return the free cells that earlier games suggest: the next one of a won game, or else an
+        untried opening.
+
+        Opponents of these games always answer alike, so a won game can be won again.
+        """
+        earlier = [each for each in self._plays[:-1] if each.taken]
+        won = [each for each in earlier if each.result == 1.0]
+        length = len(play.taken)
+        again = [each.taken[length] for each in won if each.taken[:length] == play.taken]
+        if won or length:
+            return [cell for cell in again if cell in play.legal_actions()]
+        tried = {each.taken[0] for each in earlier}
+        return [cell for cell in play.legal_actions() if cell not in tried] if tried else []
+
+
+def _completes(play: TicTacToePlay, line: tuple[int, ...], whose: str) -> str | None:
+    """Return the free cell of a line whose other two cells are `whose`."""
+    shown = [play.board[number] for number in line]
+    if shown.count(whose) != 2:
+        return None
+    return next((cell for cell in shown if cell in NUMBERS), None)
+
+
+class TicTacToe(Game):
+    """Tic-tac-toe; the task variant is the opponent, such as `mcts-100` or
+    `careless-centre-one-two-nine`.
+
+    Args:
+        simulations: of the searching opponent to train on; 0 for none.
+        heldout_simulations: of the held-out one; 0 for none.
+        opponents: `mixed`, named ones and those two, or `careless`, 336 (84 of them held out) that
+            play well only if the agent's first cell is not one of three that they take lightly.
+        view: whether observations show the whole `board` or only `news`, the opponent's cell.
+
+    Raises:
+        ConfigError: an option is out of its range, both searching opponents are the same, or
+            OpenSpiel is not installed.
+    """
+
+    def __init__(
+        self,
+        simulations: int = 100,
+        heldout_simulations: int = 1000,
+        opponents: Opponents = "mixed",
+        view: View = "board",
+    ) -> None:
+        train = _search("simulations", simulations)
+        heldout = _search("heldout_simulations", heldout_simulations)
+        if train and train == heldout:
+            raise ConfigError(f"tictactoe: {train[0]!r} cannot be trained on and held out")
+        check_one_of("tictactoe", "opponents", opponents, get_args(Opponents))
+        check_one_of("tictactoe", "view", view, get_args(View))
+        self._are_careless, self._view = opponents == "careless", view
+        splits: dict[Split, tuple[str, ...]] = {
+            "train": CARELESS_TRAIN if self._are_careless else (*TRAIN, *train),
+            "heldout": CARELESS_HELDOUT if self._are_careless else (*HELDOUT, *heldout),
+        }
+        self._game = engine().load_game(GAME)
+        facts = Facts(
+            name="tictactoe",
+            num_seats=2,
+            max_turns=MAX_TURNS,
+            min_return=-1.0,
+            max_return=1.0,
+            has_chance=not self._are_careless,
+            words=(*CELLS, *_WORDS[view], WIN, DRAW, LOSE, INVALID),
+        )
+        super().__init__(facts, splits, "opponent")
+
+    def family(self, member: str) -> str:
+        """Return random, preferred, mcts, minimax or careless."""
+        self.check(member)
+        return member.partition("-")[0]
+
+    def rules(self) -> str:
+        """Return the rules in plain words."""
+        return _RULES.format(view=_VIEWS[self._view])
+
+    def laid_out(self, observation: str) -> str:
+        """Return the board with one row a line."""
+        return in_rows(observation, 3, INVALID)
+
+    def begin(self, task: Task, episode: int) -> TicTacToePlay:
+        """Start a game; in seat 1 the opponent has moved already."""
+        self.check(task.member)
+        chance = Chance(task.seed, episode)
+        move, state = mover(task.member, chance), self._game.new_initial_state()
+        return TicTacToePlay(state, move, task.seat, self._view, chance)
+
+    def duel(self, task: Task, episode: int) -> TicTacToeDuel:
+        """Start a game between two policies."""
+        chance, state = Chance(task.seed, episode), self._game.new_initial_state()
+        return TicTacToeDuel(state, task.seat, self._view, chance)
+
+    def script(self, source: random.Random) -> Script:
+        """Return a script that completes its own lines and blocks the other's, with a care drawn
+        for the trial; against careless opponents, which always answer alike, it also repeats the
+        moves that have won.
+        """
+        if self._are_careless:
+            return TicTacToeExplorer(source, source.choice((0.5, 1.0)), 0.95)
+        return TicTacToeScript(source, source.choice((0.0, 0.5, 1.0)))
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return all others of the split; careless ones only if they share no cell taken
+        lightly.
+        """
+        others, lightly = super().swaps(member, split), taken_lightly(member)
+        return tuple(each for each in others if not lightly & taken_lightly(each))
+
+    def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
+        """Return exact values per episode, as far as known; see the function `references`."""
+        values = references(self._splits[split])
+        return {name: (each,) * num_episodes for name, each in values.items()}
+
+
+def _search(name: str, simulations: object) -> tuple[str, ...]:
+    """Return the name of the searching opponent with this number of simulations, if any."""
+    if not isinstance(simulations, int) or isinstance(simulations, bool) or simulations < 0:
+        raise ConfigError(f"tictactoe: `{name}` must be a whole number from 0, got {simulations!r}")
+    return (f"mcts-{simulations}",) if simulations else ()
+
+
+# The hidden opponents. Most are functions of the board, and their moves have known probabilities; a
+# search by sampling (`mcts-N`) has not. A careless opponent also looks at the agent's first cell:
+# if that is one of the three that it takes lightly, it goes through its list of cells for the whole
+# game; otherwise it plays perfectly, with its list deciding between moves of equal value. It leaves
+# nothing to chance.
+
+
+Weights = Mapping[int, float]
+"""Relative probabilities of the cells to which an opponent may move."""
+_PREFERRED = {
+    "preferred-centre": (4, 0, 2, 6, 8, 1, 3, 5, 7),
+    "preferred-corners": (0, 2, 6, 8, 4, 1, 3, 5, 7),
+    "preferred-edges": (1, 3, 5, 7, 4, 0, 2, 6, 8),
+    "preferred-diagonal": (0, 4, 8, 2, 6, 1, 3, 5, 7),
+    "preferred-antidiagonal": (2, 4, 6, 0, 8, 1, 3, 5, 7),
+    "preferred-reverse": (8, 6, 2, 0, 4, 7, 5, 3, 1),
+}
+"""For each such opponent, its cells in order of preference."""
+TRAIN = ("random", *(f"preferred-{each}" for each in ("centre", "edges", "diagonal", "reverse")))
+HELDOUT = ("preferred-corners", "preferred-antidiagonal", "minimax")
+_LISTS = ("centre", "corners", "edges", "reverse")
+"""Preference lists of the careless opponents."""
+_HELDOUT_SHAPES = ((0, 1, 3), (0, 2, 4), (0, 3, 6))
+"""Sets of three cells, up to rotation of the nine numbers: each cell is equally frequent in them
+and in all others.
+"""
+
+
+def _shape(cells: tuple[int, ...]) -> tuple[int, ...]:
+    return min(tuple(sorted((cell + by) % 9 for cell in cells)) for by in range(9))
+
+
+def _careless(*, are_heldout: bool) -> tuple[str, ...]:
+    return tuple(
+        "-".join(("careless", which, *(CELLS[cell] for cell in cells)))
+        for cells in itertools.combinations(range(9), 3)
+        for which in _LISTS
+        if (_shape(cells) in _HELDOUT_SHAPES) == are_heldout
+    )
+
+
+CARELESS_TRAIN, CARELESS_HELDOUT = _careless(are_heldout=False), _careless(are_heldout=True)
+
+
+def is_search(member: str) -> bool:
+    """Return whether an opponent searches by sampling."""
+    return member.startswith("mcts-")
+
+
+@cache
+def taken_lightly(member: str) -> frozenset[int]:
+    """Return the first cells of the agent that make a careless opponent careless."""
+    kind, _, rest = member.partition("-")
+    names = rest.split("-")[1:] if kind == "careless" else ()
+    return frozenset(map(CELLS.index, names))
+
+
+def mover(member: str, chance: Chance) -> Mover:
+    """Return an opponent's policy for one episode; its luck is drawn from `chance`."""
+    if is_search(member):
+        game = engine().load_game(GAME)
+        return searcher(game, int(member.removeprefix("mcts-")), chance)
+    if member.startswith("careless-"):
+        return lambda state: next(iter(weights(member, state)))
+    return lambda state: _draw(weights(member, state), chance)
+
+
+def style(member: str, taken: Sequence[int]) -> str:
+    """Return an opponent's style after the agent has taken these cells: its own name, or the style
+    that a careless opponent has switched to.
+    """
+    if not member.startswith("careless-"):
+        return member
+    which = member.split("-")[1]
+    is_careless = bool(taken) and taken[0] in taken_lightly(member)
+    return f"preferred-{which}" if is_careless else f"perfect-{which}"
+
+
+def weights(member: str, state: Any) -> Weights:
+    """Return the probabilities of the moves of an opponent that does not search by sampling."""
+    taken = state.history()[1 - state.current_player() :: 2]
+    kind, _, which = style(member, taken).partition("-")
+    if kind == "random":
+        return dict.fromkeys(state.legal_actions(), 1.0)
+    if kind == "minimax":
+        return dict.fromkeys(_best_cells(state), 1.0)
+    cells = state.legal_actions() if kind == "preferred" else _best_cells(state)
+    return {next(cell for cell in _PREFERRED[f"preferred-{which}"] if cell in cells): 1.0}
+
+
+def _draw(cells: Weights, chance: Chance) -> int:
+    """Draw a cell, also if there is only one, so that the random stream stays aligned."""
+    return list(cells)[chance.choose("opponent", list(cells.values()))]
+
+
+def _best_cells(state: Any) -> list[int]:
+    """Return the cells that keep the game's value."""
+    solved = _solved_boards()
+    lost = {cell: solved[str(state.child(cell))] for cell in state.legal_actions()}
+    return [cell for cell, value in lost.items() if value == min(lost.values())]
+
+
+@cache
+def _solved_boards() -> dict[str, float]:
+    """Return the value of each board to the side to move (or that would move, had the game not
+    ended).
+    """
+    solved: dict[str, float] = {}
+    _solve(engine().load_game(GAME).new_initial_state(), solved)
+    return solved
+
+
+def _solve(state: Any, solved: dict[str, float]) -> float:
+    board = str(state)
+    if board not in solved and state.is_terminal():
+        solved[board] = -max(state.returns())
+    elif board not in solved:
+        children = [state.child(cell) for cell in state.legal_actions()]
+        solved[board] = max(-_solve(child, solved) for child in children)
+    return solved[board]
+
+
+# Exact values against opponents whose moves have known probabilities.
+
+
+_SEATS = (0, 1)
+_Choose = Callable[[Sequence[float]], float]
+"""Maps the values of the agent's moves to the agent's value: their maximum, or their mean."""
+
+
+def references(members: Sequence[str]) -> dict[str, float]:
+    """Return values against a uniform draw of `members`, by name.
+
+    `minimax` is the least that perfect play earns. `random` and `best_response` (which knows the
+    opponent) are exact, and omitted if an opponent searches by sampling. The agent takes both seats
+    equally often.
+    """
+    values = {"minimax": 0.0}
+    if not any(map(is_search, members)):
+        values["random"] = sum(map(random_value, members)) / len(members)
+        values["best_response"] = sum(map(best_response, members)) / len(members)
+    return values
+
+
+@cache
+def random_value(member: str) -> float:
+    """Return the return of uniform legal moves against an opponent."""
+    return _value(member, fmean)
+
+
+@cache
+def best_response(member: str) -> float:
+    """Return the return of the best play against a known opponent."""
+    return _value(member, max)
+
+
+def _value(member: str, choose: _Choose) -> float:
+    start = engine().load_game(GAME).new_initial_state()
+    return fmean(Tree(member, seat, choose).value(start) for seat in _SEATS)
+
+
+_KNOWN: dict[tuple[str, int, _Choose], dict[str, float]] = {}
+"""For an opponent's style, the agent's seat and its choice of moves: the value of each board."""
+
+
+class Tree:
+    """Game tree of the agent in one seat against an opponent."""
+
+    def __init__(self, member: str, seat: int, choose: _Choose) -> None:
+        self._member, self._seat, self._choose = member, seat, choose
+
+    def value(self, state: Any) -> float:
+        """Return the agent's expected return from a board on."""
+        taken, board = state.history()[self._seat :: 2], str(state)
+        who = style(self._member, taken) if taken else self._member
+        values = _KNOWN.setdefault((who, self._seat, self._choose), {})
+        if board not in values:
+            values[board] = self._expand(state)
+        return values[board]
+
+    def _expand(self, state: Any) -> float:
+        if state.is_terminal():
+            return float(state.returns()[self._seat])
+        if state.current_player() == self._seat:
+            return self._choose([self.value(state.child(cell)) for cell in state.legal_actions()])
+        cells = weights(self._member, state)
+        earned = sum(weight * self.value(state.child(cell)) for cell, weight in cells.items())
+        return earned / sum(cells.values())

@@ -1,1 +1,0 @@
-"""A grid whose goal is told: a sparse task, whose trials can be relabelled in hindsight."""

@@ -1,1 +1,0 @@
-"""Games of guessing a hidden code: Wordle, Mastermind, and a number lock."""

@@ -1,1 +1,0 @@
-"""Hangman: the word stays the same, so its letters are known after an episode."""

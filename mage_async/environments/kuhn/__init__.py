@@ -1,1 +1,0 @@
-"""Kuhn poker against a hidden opponent, or against a version of the policy."""

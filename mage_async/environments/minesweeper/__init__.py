@@ -1,1 +1,0 @@
-"""MineSweeper whose mines stay where they are from episode to episode."""

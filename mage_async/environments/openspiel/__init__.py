@@ -1,1 +1,0 @@
-"""Any two-player game of OpenSpiel, by name."""

@@ -1,1 +1,0 @@
-"""Rock-paper-scissors against a hidden opponent, or against a version of the policy."""

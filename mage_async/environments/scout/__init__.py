@@ -1,1 +1,0 @@
-"""Scout: looking costs a reward now and pays in a later episode."""

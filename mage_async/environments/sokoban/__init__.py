@@ -1,1 +1,0 @@
-"""Sokoban in rooms that can all be solved."""

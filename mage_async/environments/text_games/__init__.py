@@ -1,1 +1,0 @@
-"""Text games of other engines: ALFWorld, TextArena, TextWorld (optional extras)."""

@@ -1,0 +1,452 @@
+"""Tools of a user's class: methods that the agent may call.
+
+A method's signature and docstring become a JSON schema; a completion is parsed into calls, the
+arguments are checked, and `with_step` turns a class with tools into one with `reset` and `step`.
+Mistakes of the agent are answered with an error message: an unknown tool, arguments that do not
+follow the schema, a call that cannot be parsed. An exception of a tool is a fault of the
+environment and costs the group.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+from inspect import isawaitable, iscoroutinefunction
+from operator import or_
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints, overload
+
+import msgspec
+
+from mage_async.errors import ConfigError
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_MARK = "is_offered_tool"
+_ARGUMENT = re.compile(r"(\w+)(?: \(.*?\))?: (.+)")
+
+MAX_CALLS = 16
+"""Calls of one turn; further calls get an error message."""
+_OVER = "The episode is over."
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A parsed call, not yet checked against a tool."""
+
+    name: str
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidCall:
+    """Text that was meant as a call and cannot be parsed."""
+
+    why: str
+
+
+def parse_calls(text: str) -> list[ToolCall | InvalidCall]:
+    """Parse all calls of a completion, in order; none if the text is no call but an answer.
+
+    Two forms are read: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen:
+    any number, with text between), and `{"name": ..., "parameters": {...}}` (Llama 3: nothing else,
+    `;` between).
+    """
+    text = without_end(text)
+    if _OPEN in text:
+        return [_tagged(part) for part in text.split(_OPEN)[1:]]
+    bare = text.strip().removeprefix(_PYTHON).strip()
+    return _bare(bare) if bare.startswith("{") and '"name"' in bare else []
+
+
+def without_end(text: str) -> str:
+    """Return a completion without the special tokens that end it, such as `<|im_end|>`."""
+    return _ENDS.sub("", text)
+
+
+def _tagged(part: str) -> ToolCall | InvalidCall:
+    text, closing, _ = part.partition(_CLOSE)
+    if not closing:
+        return InvalidCall("a tool call is not closed by its tag")
+    try:
+        return _call(json.loads(text))
+    except ValueError as error:
+        return InvalidCall(f"a tool call is no JSON: {error}")
+
+
+def _bare(text: str) -> list[ToolCall | InvalidCall]:
+    calls: list[ToolCall | InvalidCall] = []
+    while text:
+        try:
+            found, end = _DECODER.raw_decode(text)
+        except ValueError as error:
+            return [*calls, InvalidCall(f"a tool call is no JSON: {error}")]
+        calls.append(_call(found))
+        text = text[end:].lstrip("; \n\t\r")
+    return calls
+
+
+def _call(found: Any) -> ToolCall | InvalidCall:
+    """Read a call. Arguments may be called parameters, or be JSON in a string, as OpenAI writes
+    them.
+    """
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return InvalidCall(f"a tool call must be {_FORM}")
+    arguments = found.get("arguments", found.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            return InvalidCall(f"the arguments of {found['name']} are no JSON: {error}")
+    return ToolCall(found["name"], arguments)
+
+
+# Types from JSON schemas, against which arguments are checked.
+
+
+# Types from JSON schemas, against which arguments are checked.
+
+
+_TYPES: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": None,
+}
+"""Python types of JSON's types."""
+_BOUNDS = {
+    "minimum": "ge",
+    "maximum": "le",
+    "exclusiveMinimum": "gt",
+    "exclusiveMaximum": "lt",
+    "multipleOf": "multiple_of",
+    "pattern": "pattern",
+    "minLength": "min_length",
+    "maxLength": "max_length",
+    "minItems": "min_length",
+    "maxItems": "max_length",
+}
+"""Schema keywords that become constraints of msgspec."""
+_READ = {"type", "enum", "items", "properties", "required", *_BOUNDS}
+"""Schema keywords that are checked."""
+_WORDS = {"title", "description", "default", "examples", "additionalProperties", "$schema"}
+"""Schema keywords that need no check."""
+
+
+def arguments_of(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
+    """Return the type of a JSON object schema; fields that are not required may be left out.
+
+    Raises:
+        ConfigError: the schema has a keyword or a type that could not be checked.
+    """
+    required = schema.get("required", ())
+    fields: list[Any] = []
+    for name, each in schema.get("properties", {}).items():
+        kind = _type(place, each)
+        is_needed = name in required
+        unset = kind | msgspec.UnsetType
+        fields.append((name, kind) if is_needed else (name, unset, msgspec.UNSET))
+    return msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True, kw_only=True)
+
+
+def _type(place: str, schema: Mapping[str, Any]) -> Any:
+    if unknown := set(schema) - _READ - _WORDS:
+        raise ConfigError(
+            f"tool {place}: the schema's {', '.join(sorted(unknown))} would not be checked; "
+            f"these are: {', '.join(sorted(_READ))}"
+        )
+    if "enum" in schema:
+        return Literal[tuple(schema["enum"])]
+    if schema.get("properties"):
+        return arguments_of(place, schema)
+    names = schema.get("type", list(_TYPES))
+    return reduce(or_, (_one(place, name, schema) for name in _listed(names)))
+
+
+def _listed(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else names
+
+
+def _one(place: str, name: str, schema: Mapping[str, Any]) -> Any:
+    if name not in _TYPES:
+        raise ConfigError(f"tool {place}: {name!r} is no type of JSON; {', '.join(_TYPES)} are")
+    kind = _TYPES[name]
+    if name == "array" and "items" in schema:
+        kind = list[_type(place, schema["items"])]
+    bounds = {_BOUNDS[key]: schema[key] for key in schema if key in _BOUNDS}
+    return Annotated[kind, msgspec.Meta(**bounds)] if bounds and kind is not None else kind
+
+
+@overload
+def tool(method: _Method) -> _Method: ...
+
+
+@overload
+def tool(*, schema: Mapping[str, Any]) -> Callable[[_Method], _Method]: ...
+
+
+def tool(method: Any = None, *, schema: Mapping[str, Any] | None = None) -> Any:
+    """Mark a method, plain or `async`, as a tool: its parameters are typed, its docstring says what
+    it does, and lines `name: text` below `Args:` describe its parameters.
+
+    Args:
+        schema: replaces all of that, in OpenAI's form of a function: `parameters`, `description`
+            and `name`, which must be the method's name.
+    """
+
+    def mark(marked: _Method) -> _Method:
+        setattr(marked, _MARK, schema)
+        return marked
+
+    return mark if method is None else mark(method)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A method that the agent may call."""
+
+    name: str
+    arguments: type[msgspec.Struct]
+    """Type of a call's arguments."""
+    is_given: bool
+    """Whether the user gave the schema, so that the method takes what JSON holds."""
+    schema: dict[str, Any]
+    """For chat templates, in OpenAI's form of a function."""
+    is_async: bool
+
+    def read(self, arguments: object) -> dict[str, Any]:
+        """Return checked arguments by name, including defaults.
+
+        Raises:
+            msgspec.ValidationError: they do not follow the schema.
+        """
+        read = msgspec.convert(arguments, self.arguments)
+        if self.is_given and isinstance(arguments, dict):
+            return arguments
+        return {name: getattr(read, name) for name in read.__struct_fields__}
+
+
+def has_tools(kind: type) -> bool:
+    """Return whether a class has tools."""
+    return any(hasattr(method, _MARK) for each in kind.__mro__ for method in vars(each).values())
+
+
+def tools_of(kind: type) -> dict[str, Tool]:
+    """Return the tools of a class by name, in the order of the class.
+
+    Raises:
+        ConfigError: a signature or a docstring lacks what a tool needs.
+    """
+    names = [name for each in reversed(kind.__mro__) for name in vars(each)]
+    methods = {name: getattr(kind, name, None) for name in names}
+    return {name: _tool(kind, method) for name, method in methods.items() if hasattr(method, _MARK)}
+
+
+def _tool(kind: type, method: Any) -> Tool:
+    place = f"{kind.__name__}.{method.__name__}"
+    if given := getattr(method, _MARK):
+        function = _given(place, method.__name__, given)
+        arguments = arguments_of(place, function["parameters"])
+    else:
+        arguments = _arguments(place, method)
+        function = _function(place, method, arguments)
+    schema = {"type": "function", "function": function}
+    is_async = inspect.iscoroutinefunction(method)
+    return Tool(method.__name__, arguments, bool(given), schema, is_async)
+
+
+def _function(place: str, method: Any, arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    """Build a function schema from signature and docstring."""
+    summary, descriptions = _documented(place, method)
+    parameters = _schema(place, arguments)
+    for name, description in descriptions.items():
+        if name in parameters["properties"]:
+            parameters["properties"][name]["description"] = description
+    return {"name": method.__name__, "description": summary, "parameters": parameters}
+
+
+def _given(place: str, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the function of a given schema, with or without OpenAI's envelope."""
+    function = schema.get("function", schema)
+    named = function.get("name", name)
+    if named != name or not isinstance(function.get("parameters"), Mapping):
+        raise ConfigError(
+            f"tool {place}: its schema must have `parameters`, and the method's name, got {named!r}"
+        )
+    return {"name": name, **function}
+
+
+def _arguments(place: str, method: Any) -> type[msgspec.Struct]:
+    hints = get_type_hints(method, include_extras=True)
+    _, *parameters = inspect.signature(method).parameters.values()
+    fields: list[Any] = []
+    for each in parameters:
+        if each.name not in hints or each.kind is not each.POSITIONAL_OR_KEYWORD:
+            raise ConfigError(f"tool {place}: the parameter `{each}` must be named and have a type")
+        default = () if each.default is each.empty else (each.default,)
+        fields.append((each.name, hints[each.name], *default))
+    return msgspec.defstruct(method.__name__, fields, forbid_unknown_fields=True, kw_only=True)
+
+
+def _schema(place: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    try:
+        (_,), parts = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
+    except TypeError as error:
+        raise ConfigError(f"tool {place}: a type has no JSON form: {error}") from error
+    parameters = parts.pop(arguments.__name__)
+    wanted = ("type", "properties", "required")
+    schema = {key: parameters[key] for key in wanted if key in parameters}
+    return {**schema, "$defs": parts} if parts else schema
+
+
+def _documented(place: str, method: Any) -> tuple[str, dict[str, str]]:
+    """Return what a method does, and the descriptions of its parameters."""
+    text = inspect.getdoc(method)
+    if not text:
+        raise ConfigError(f"tool {place}: a docstring must say what it does")
+    summary, _, rest = text.partition("Args:")
+    found = (_ARGUMENT.fullmatch(line.strip()) for line in rest.splitlines())
+    return " ".join(summary.split()), {each[1]: each[2] for each in found if each is not None}
+
+
+# A step of a class with tools: the calls of a turn.
+
+
+# A step of a class with tools: the calls of a turn.
+
+StepValue = tuple[str, float, bool, bool, dict[str, Any]]
+Turn = Generator[Callable[[], Any], Any, StepValue]
+"""Yields functions to call, receives their results, returns the value of `step`."""
+
+
+def with_step(kind: type) -> type:
+    """Return a subclass with `step`, which makes the calls of a turn, and `offered_tools`, the
+    schemas of its tools.
+
+    Raises:
+        ConfigError: the class has a `step` of its own, or no `score`.
+    """
+    tools = tools_of(kind)
+    if callable(getattr(kind, "step", None)):
+        raise ConfigError(f"{kind.__name__}: has tools and `step`; a class has one of the two")
+    if not callable(getattr(kind, "score", None)):
+        raise ConfigError(f"{kind.__name__}: has tools and no `score()`, which says what it earned")
+    others = (getattr(kind, name, None) for name in ("score", "answer"))
+    is_async = any(each.is_async for each in tools.values()) or any(map(_is_async, others))
+
+    def step(self: Any, action: str) -> StepValue:
+        turn, made = _turn(self, tools, action), None
+        while True:
+            try:
+                call = turn.send(made)
+            except StopIteration as end:
+                return end.value
+            made = call()
+
+    async def async_step(self: Any, action: str) -> StepValue:
+        turn, made = _turn(self, tools, action), None
+        while True:
+            try:
+                call = turn.send(made)
+            except StopIteration as end:
+                return end.value
+            made = call()
+            made = await made if isawaitable(made) else made
+
+    added = {
+        "step": async_step if is_async else step,
+        "offered_tools": tuple(each.schema for each in tools.values()),
+        "__doc__": kind.__doc__,
+        "__module__": kind.__module__,
+        "_earned": 0.0,
+    }
+    return type(kind.__name__, (kind,), added)
+
+
+def _turn(own: Any, tools: dict[str, Tool], text: str) -> Turn:
+    calls = parse_calls(text)
+    if calls:
+        answers, is_valid = yield from _answers(own, tools, calls)
+        is_done, observation = _is_done(own), "\n".join(answers)
+    else:
+        answers, is_valid, is_done = [], True, True
+        observation = yield from _final(own, without_end(text).strip())
+    score = yield own.score
+    reward, own._earned = score - own._earned, score
+    info = {"is_valid": is_valid, "tool_answers": answers}
+    return observation, reward, is_done, False, info
+
+
+def _answers(
+    own: Any, tools: dict[str, Tool], calls: list[ToolCall | InvalidCall]
+) -> Generator[Callable[[], Any], Any, tuple[list[str], bool]]:
+    """Make the calls; return the answer to each, in order, and whether all of them were valid."""
+    answers, is_valid = list[str](), True
+    for number, call in enumerate(calls):
+        if _is_done(own):
+            answers.append(_OVER)
+            continue
+        wrong, function = _checked(own, tools, call)
+        if number == MAX_CALLS:
+            return [*answers, f"Not called: a turn has at most {MAX_CALLS} calls."], False
+        if function is None:
+            answers.append(wrong)
+            is_valid = False
+        else:
+            answers.append(_text((yield function)))
+    return answers, is_valid
+
+
+def _checked(
+    own: Any, tools: dict[str, Tool], call: ToolCall | InvalidCall
+) -> tuple[str, Callable[[], Any] | None]:
+    """Return what is wrong with a call, or the function to call."""
+    if isinstance(call, InvalidCall):
+        return f"Error: {call.why}.", None
+    if call.name not in tools:
+        return f"Error: there is no tool {call.name!r:.60}; there are {', '.join(tools)}.", None
+    try:
+        arguments = tools[call.name].read(call.arguments)
+    except msgspec.ValidationError as error:
+        return f"Error: {call.name}: {error}.", None
+    return "", partial(getattr(own, call.name), **arguments)
+
+
+def _final(own: Any, text: str) -> Generator[Callable[[], Any], Any, str]:
+    """End the episode with an answer that is no call; `answer(text)` receives it, if the class has
+    that method.
+    """
+    if not callable(getattr(own, "answer", None)):
+        return _OVER
+    reply = yield partial(own.answer, text)
+    return _OVER if reply is None else _text(reply)
+
+
+def _is_done(own: Any) -> bool:
+    found = getattr(own, "is_done", False)
+    return bool(found() if callable(found) else found)
+
+
+def _is_async(method: Any) -> bool:
+    return iscoroutinefunction(method)
+
+
+def _text(value: Any) -> str:
+    """Return text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+# Parsing of calls.
+
+
+# Parsing of calls.
+
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_PYTHON = "<|python_tag|>"
+_ENDS = re.compile(r"(\s*<\|\w+\|>)+\s*$")
+_DECODER = json.JSONDecoder()
+_FORM = '{"name": ..., "arguments": {...}}'

@@ -1,0 +1,245 @@
+"""The prefix cache: which sequence holds which KV slot, and which tokens a prompt can reuse.
+
+A KV slot has room for the keys and values of one sequence, which `Prompt.context` names. A released
+slot keeps its contents: until it is needed, other sequences can copy a prefix from it. A prefix is
+copied only if the present weights computed it, so a new sequence never begins with stale keys. Only
+the table is here; `model.py` holds the tensors.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Opened(NamedTuple):
+    """The slot that a prompt got, and how many of its tokens are computed already."""
+
+    slot: int
+    source: int
+    """Slot from which the first `num_reused` tokens are copied; `slot` itself if nothing is."""
+    num_reused: int
+    """Prompt tokens with keys and values in the cache."""
+    num_repeated: int
+    """Prompt tokens that were computed before, but must be computed again."""
+    is_extension: bool
+    """Whether the prompt begins with all earlier tokens of its sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A sequence that lost its slot, as far as the statistics need it."""
+
+    num_known: int
+    num_computed: int
+    digest: bytes
+    """Of the `num_known` tokens."""
+
+
+class PrefixCache:
+    """The table of KV slots. All arrays and lists are indexed by slot."""
+
+    def __init__(self, slots: int, max_tokens: int) -> None:
+        self.tokens = np.zeros((slots, max_tokens), np.int32)
+        """[slots, positions]: prompt and sampled tokens; tokens of the second role as `~token`."""
+        self.makers = np.zeros((slots, max_tokens), np.int32)
+        """[slots, positions]: index into `versions` of the weights that computed the key and value.
+        """
+        self.num_known = [0] * slots
+        """Tokens of the sequence."""
+        self.num_computed = [0] * slots
+        """Tokens with keys and values; the first ones."""
+        self.oldest = [0] * slots
+        """Oldest policy version among the weights that computed the keys and values."""
+        self.versions = [0]
+        """Policy version of each load of weights, in order."""
+        self.num_evictions = 0
+        self._is_busy = [False] * slots
+        self._last_use = [0] * slots
+        self._clock = 0
+        self._slots: dict[str, int] = {}
+        self._names: list[str | None] = [None] * slots
+        self._evicted: dict[str, Evicted] = {}
+        self._sources: set[int] = set()
+
+    @property
+    def num_contexts(self) -> int:
+        """Sequences that hold a slot."""
+        return len(self._slots)
+
+    def begin(self) -> None:
+        """Begin to plan a forward: no slot is the source of a copy yet."""
+        self._sources.clear()
+
+    def slot(self, name: str) -> int | None:
+        """Return the slot of a sequence; None if it holds none."""
+        return self._slots.get(name)
+
+    def load(self, version: int) -> None:
+        """Note that other weights compute all further keys and values."""
+        self.versions.append(version)
+
+    def open(self, name: str, tokens: np.ndarray, *, is_fresh: bool) -> Opened | None:
+        """Give a prompt a slot, and reuse as many computed tokens as possible.
+
+        Within a forward, sequences that hold a slot must be opened before others, because the
+        source of a copy must not change. The slot is busy until `close`. The prompt's last token is
+        always computed, for its logits; it counts as neither reused nor repeated.
+
+        Args:
+            name: of the sequence.
+            tokens: int32 [T]
+            is_fresh: reuse nothing that older weights computed.
+
+        Returns:
+            None if the prompt has to wait for a later forward: every slot is busy, or the source of
+            a copy.
+        """
+        held = self._slots.get(name)
+        if held is None:
+            opened = self._open_new(name, tokens)
+        else:
+            opened = self._open_held(held, tokens, is_fresh)
+        if opened is not None:
+            self._occupy(opened, tokens)
+        return opened
+
+    def num_to_compute(self, slot: int) -> int:
+        """Return the number of tokens without keys and values."""
+        return self.num_known[slot] - self.num_computed[slot]
+
+    def compute(self, slot: int, count: int) -> None:
+        """Note that the planned forward computes the next `count` tokens of a slot."""
+        start = self.num_computed[slot]
+        version = self.versions[-1]
+        self.makers[slot, start : start + count] = len(self.versions) - 1
+        self.oldest[slot] = min(version, self.oldest[slot]) if start else version
+        self.num_computed[slot] = start + count
+
+    def close(self, slot: int) -> None:
+        """Mark a slot idle: its completion is done."""
+        self._is_busy[slot] = False
+
+    def take_back(self, slot: int, num_tokens: int) -> None:
+        """Discard the tokens after the first `num_tokens`, and mark the slot idle."""
+        self.num_known[slot] = num_tokens
+        self.num_computed[slot] = min(num_tokens, self.num_computed[slot])
+        self._is_busy[slot] = False
+
+    def lose_keys(self, slot: int) -> int:
+        """Discard the keys and values of a slot; return how many tokens had them."""
+        count, self.num_computed[slot] = self.num_computed[slot], 0
+        return count
+
+    def release(self, name: str) -> None:
+        """Forget a sequence; its slot remains a source of prefixes until another one takes it."""
+        self._evicted.pop(name, None)
+        slot = self._slots.pop(name, None)
+        if slot is not None:
+            self._names[slot] = None
+
+    def _open_held(self, slot: int, tokens: np.ndarray, is_fresh: bool) -> Opened:
+        known, computed = self.num_known[slot], self.num_computed[slot]
+        common = _common(self.tokens[slot, :known], tokens)
+        have = min(common, computed, len(tokens) - 1)
+        reused = min(have, self._num_fresh(slot, have)) if is_fresh else have
+        assert slot not in self._sources, "sequences that hold a slot are opened before others"
+        return Opened(slot, slot, reused, have - reused, common == known)
+
+    def _open_new(self, name: str, tokens: np.ndarray) -> Opened | None:
+        source, common, any_common = self._longest_match(tokens)
+        slot = self._free_slot()
+        if slot is None:
+            return None
+        self._take(slot, name)
+        past = self._evicted.pop(name, None)
+        is_extension = past is None or past.digest == _digest(tokens[: past.num_known])
+        if past is not None and is_extension:
+            any_common = max(any_common, past.num_computed)
+        reused = min(common, len(tokens) - 1)
+        repeated = max(0, min(any_common, len(tokens) - 1) - reused)
+        if reused and source != slot:
+            self._sources.add(source)
+        return Opened(slot, source if reused else slot, reused, repeated, is_extension)
+
+    def _occupy(self, opened: Opened, tokens: np.ndarray) -> None:
+        slot, start = opened.slot, opened.num_reused
+        if opened.source != slot:
+            self.makers[slot, :start] = self.makers[opened.source, :start]
+        if start:
+            self.oldest[slot] = self._oldest(slot, start)
+        begin = start if opened.source == slot else 0
+        self.tokens[slot, begin : len(tokens)] = tokens[begin:]
+        self.num_known[slot], self.num_computed[slot] = len(tokens), start
+        self._is_busy[slot] = True
+        self._clock += 1
+        self._last_use[slot] = self._clock
+
+    def _oldest(self, slot: int, start: int) -> int:
+        first, last = self.makers[slot, 0], self.makers[slot, start - 1]
+        if first == last:  # the index never decreases along a slot
+            return self.versions[first]
+        return min(self.versions[maker] for maker in np.unique(self.makers[slot, :start]))
+
+    def _num_fresh(self, slot: int, length: int) -> int:
+        """Count the leading tokens that the present weights computed."""
+        is_stale = self.makers[slot, :length] != len(self.versions) - 1
+        return int(is_stale.argmax()) if is_stale.any() else length
+
+    def _longest_match(self, tokens: np.ndarray) -> tuple[int, int, int]:
+        """Find the slot with the longest common prefix that the present weights computed.
+
+        Returns:
+            That slot, the length of its prefix, and the longest one that any weights computed.
+        """
+        length = min(len(tokens), self.tokens.shape[1])
+        is_equal = self.tokens[:, :length] == tokens[:length]
+        any_length = np.minimum(_run_lengths(is_equal), self.num_computed)
+        is_equal &= self.makers[:, :length] == len(self.versions) - 1
+        lengths = np.minimum(_run_lengths(is_equal), self.num_computed)
+        source = int(lengths.argmax())
+        return source, int(lengths[source]), int(any_length.max())
+
+    def _free_slot(self) -> int | None:
+        """Choose a free slot: released before idle, then the least recently used."""
+        free = [
+            slot
+            for slot, is_busy in enumerate(self._is_busy)
+            if not is_busy and slot not in self._sources
+        ]
+        return min(free, key=self._worth, default=None)
+
+    def _worth(self, slot: int) -> tuple[bool, int]:
+        return self._names[slot] is not None, self._last_use[slot]
+
+    def _take(self, slot: int, name: str) -> None:
+        """Give a slot to `name`; evict the sequence that held it."""
+        old = self._names[slot]
+        if old is not None:
+            known = self.num_known[slot]
+            digest = _digest(self.tokens[slot, :known])
+            self._evicted[old] = Evicted(known, self.num_computed[slot], digest)
+            del self._slots[old]
+            self.num_evictions += 1
+        self._slots[name], self._names[slot] = slot, name
+
+
+def _common(known: np.ndarray, tokens: np.ndarray) -> int:
+    """Return the length of the common prefix."""
+    length = len(known)
+    if known.tobytes() == tokens[:length].tobytes():  # the usual case, and the fast way
+        return length
+    length = min(length, len(tokens))
+    is_equal = known[:length] == tokens[:length]
+    return length if is_equal.all() else int(is_equal.argmin())
+
+
+def _run_lengths(is_equal: np.ndarray) -> np.ndarray:
+    """Count the leading true values of each row: int64 [rows]."""
+    first = is_equal.argmin(1)
+    return np.where(is_equal[np.arange(len(first)), first], is_equal.shape[1], first)
+
+
+def _digest(tokens: np.ndarray) -> bytes:
+    return blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=16).digest()

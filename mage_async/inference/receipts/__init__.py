@@ -1,1 +1,0 @@
-"""Receipts of weights: what proves that an engine draws with what the learner published."""

@@ -1,0 +1,366 @@
+"""Weight fingerprints: how an engine checks that it has loaded what the learner published.
+
+The learner writes a fingerprint with the weights of a version, and an engine computes another from
+the weights that it has loaded. A fingerprint has three parts. Sums of the bytes (`tensor_digest`,
+or `sample_digest` for most versions) reveal bytes that changed on their way. Row checksums, one
+number for one row of each tensor, also reveal faults before the bytes were written, such as
+adapters that were not merged. Probe log-probs, of fixed probe tokens, also reveal faults after the
+bytes were read, such as a matrix in another's place.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from mage_async.completion import with_roles
+from mage_async.errors import UnreadableWeights
+from mage_async.inference.architecture import Architecture
+from mage_async.inference.arithmetic import Arithmetic, BFloat16
+from mage_async.inference.model import Model
+from mage_async.inference.weights import Weights, as_weights
+
+DIGEST_BYTES = 8
+UNSEEN = "unseen"
+NUM_PROBE_TOKENS = 32
+_STRIDE = 2_654_435_761
+"""A prime larger than every vocabulary: its multiples visit all tokens, and rows, far apart."""
+Precision = Literal["float32", "reduced"]
+"""How log-probs were computed: all in float32 or better, or partly with fewer bits (bfloat16,
+float16, TF32)."""
+TOLERANCES: dict[Precision, float] = {"float32": 2e-4, "reduced": 0.25}
+"""Largest mean difference of both sides' probe log-probs, in nats, by the less precise side."""
+MERGED_ROW_TOLERANCES: dict[Precision, float] = {"float32": 1e-6, "reduced": 2e-3}
+"""Largest difference of two row checksums if adapters were merged, which rounds."""
+COPIED_ROW_TOLERANCE = 1e-12
+"""Largest difference of two row checksums of equal weights: the order of a sum depends on the
+processor."""
+RowChecksums = dict[str, float | None]
+"""Row checksums by the names of tensors; None for one that is not finite."""
+
+
+class WeightFingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """The fingerprint of a version's weights, as the learner or an engine computes it."""
+
+    version: int
+    precision: Precision
+    tensors: dict[str, str]
+    """Sums (`tensor_digest`) by name; empty for a version that is not scored, and for weights that
+    were never in host memory."""
+    sample: str = ""
+    """Sum of a sample of all bytes (`sample_digest`); empty if tensors have sums of their own."""
+    row_checksums: RowChecksums = {}
+    """Empty for a model on several ranks, and for weights that an engine never holds."""
+    row_tolerance: float = 0.0
+    """Largest allowed difference of an engine's row checksums."""
+    logprobs: tuple[float | None, ...]
+    """Log-probs of the probe tokens after the first, in nats; None for one that is not finite.
+    Empty for weights that were not scored."""
+
+    @property
+    def digest(self) -> str:
+        """One digest of all tensors in any order, or of the sample; `UNSEEN` without sums."""
+        if not self.tensors:
+            return self.sample or UNSEEN
+        listed = "".join(f"{name} {self.tensors[name]} " for name in sorted(self.tensors))
+        return blake2b(listed.encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+    def text(self) -> str:
+        """Return the fingerprint as JSON."""
+        return msgspec.json.encode(self).decode()
+
+
+class AcceptedWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """The receipt of loaded weights whose fingerprint agrees with the learner's."""
+
+    digest: str
+    """Digest of all loaded tensors."""
+    difference: float
+    """Mean difference of both sides' probe log-probs, in nats."""
+    num_retries: int
+    """How often the weights were read again because they were wrong at first."""
+
+
+def read_fingerprint(text: str, where: str) -> WeightFingerprint:
+    """Decode a fingerprint from JSON.
+
+    Raises:
+        UnreadableWeights: the text is no fingerprint; the message begins with `where`.
+    """
+    try:
+        return _DECODER.decode(text)
+    except msgspec.MsgspecError as error:
+        raise UnreadableWeights(f"{where}: its receipt cannot be read: {error}") from error
+
+
+def probe_tokens(vocabulary: int) -> np.ndarray:
+    """Return the probe tokens: int64 [NUM_PROBE_TOKENS], spread over the vocabulary."""
+    return (np.arange(1, NUM_PROBE_TOKENS + 1) * _STRIDE) % vocabulary
+
+
+def with_both_roles(tokens: np.ndarray) -> np.ndarray:
+    """Mark the second half of the probe tokens as those of the second role."""
+    return with_roles(tokens, len(tokens) // 2)
+
+
+def precision_of(dtype: torch.dtype) -> Precision:
+    """Return the precision of this process's matrix products in a type."""
+    is_full = dtype.itemsize >= 4 and torch.get_float32_matmul_precision() == "highest"
+    return "float32" if is_full else "reduced"
+
+
+def difference(one: Sequence[float | None], other: Sequence[float | None]) -> float:
+    """Return the mean difference of both sides' log-probs.
+
+    It is 0 if a side has none, and infinite if only one of two values is finite. (Weights that have
+    become NaN in training arrive as NaN, on both sides.)
+    """
+    if not one or not other:
+        return 0.0
+    first, second = (np.array(side, np.float64) for side in (one, other))
+    if len(first) != len(second) or (np.isfinite(first) != np.isfinite(second)).any():
+        return np.inf
+    return float(np.nan_to_num(np.abs(first - second), posinf=0.0).mean())
+
+
+def mismatch(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
+    """Return why an engine's fingerprint differs from the learner's; empty if it agrees."""
+    if published.version != loaded.version:
+        return f"they are weights of version {published.version}"
+    if name := _first_difference(published.tensors, loaded.tensors):
+        return f"the digest of {name} is not the learner's"
+    if published.sample and loaded.sample and published.sample != loaded.sample:
+        return "the digest of a sample of their bytes is not the learner's"
+    if name := _first_apart(published, loaded):
+        return f"a row of {name} is not the learner's"
+    is_full = published.precision == loaded.precision == "float32"
+    bound = TOLERANCES["float32" if is_full else "reduced"]
+    if (apart := difference(published.logprobs, loaded.logprobs)) > bound:
+        return f"log-probs are {apart:.3g} nats from the learner's on average, over {bound:g}"
+    return ""
+
+
+def _first_difference(published: dict[str, str], loaded: dict[str, str]) -> str:
+    """Return the first tensor whose sum differs; empty if none does or a side has no sums."""
+    if not published or not loaded:
+        return ""
+    names = sorted(published.keys() | loaded.keys())
+    return next((name for name in names if published.get(name) != loaded.get(name)), "")
+
+
+def _first_apart(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
+    """Return the first tensor whose row checksum differs; empty if a side has no row checksums."""
+    if not published.row_checksums or not loaded.row_checksums:
+        return ""
+    names = sorted(published.row_checksums.keys() | loaded.row_checksums.keys())
+    pairs = (
+        (name, published.row_checksums.get(name), loaded.row_checksums.get(name)) for name in names
+    )
+    bound = published.row_tolerance
+    return next((name for name, one, other in pairs if _is_apart(one, other, bound)), "")
+
+
+def _is_apart(one: float | None, other: float | None, bound: float) -> bool:
+    return one is not other if one is None or other is None else abs(one - other) > bound
+
+
+_DECODER = msgspec.json.Decoder(WeightFingerprint)
+
+
+# Row checksums: one number for one row of each tensor, of another row in each version. The learner
+# takes the rows from the model that it trains, with adapters added to that row alone, and not from
+# the copy that it publishes. An engine takes them from what it has loaded. So they reveal, in every
+# version, faults that sums of the copy cannot reveal: a tensor that was not copied, two tensors
+# that changed places, adapters that were not merged. A row checksum is the sum of the row's
+# elements, each times the factor of its place, divided by the sum of the elements' absolute values.
+NUM_FACTORS = 1024
+
+
+def checked_row(tensor: torch.Tensor, version: int) -> torch.Tensor:
+    """Return the row that a version checksums; for a vector, all of it."""
+    if tensor.dim() < 2:
+        return tensor.reshape(-1)
+    rows = tensor.flatten(0, -2)
+    return rows[version * _STRIDE % len(rows)]
+
+
+def joined(rows: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Concatenate rows of several tensors: float64 [elements]."""
+    return torch.cat(list(rows)).double()
+
+
+def row_checksums_of(
+    names: Sequence[str], lengths: Sequence[int], elements: torch.Tensor
+) -> RowChecksums:
+    """Compute row checksums by the names of the tensors.
+
+    Args:
+        lengths: number of elements of each tensor's row.
+        elements: the rows, concatenated by `joined`, in host memory.
+    """
+    starts, values = np.cumsum([0, *lengths[:-1]]), elements.numpy()
+    factors = np.concatenate([_factors(length) for length in lengths])
+    sums, sizes = (np.add.reduceat(each, starts) for each in (values * factors, np.abs(values)))
+    with np.errstate(invalid="ignore"):
+        ratios = sums / np.where(sizes == 0.0, 1.0, sizes)
+    pairs = zip(names, ratios.tolist(), np.isfinite(ratios).tolist(), strict=True)
+    return {name: ratio if is_finite else None for name, ratio, is_finite in pairs}
+
+
+@lru_cache(maxsize=64)
+def _factors(length: int) -> np.ndarray:
+    """Return odd multiples of 1 / NUM_FACTORS between -1 and 1: float64 [length]"""
+    return 2 * (np.arange(length) * _STRIDE % NUM_FACTORS) / NUM_FACTORS - 1 + 1 / NUM_FACTORS
+
+
+# Sums of published tensors, computed at the speed of memory, once by the learner and once by each
+# engine. Each 4 KiB of a tensor's bytes is summed as 64-bit words, modulo 2^64, and the sums are
+# hashed with the tensor's name, type and shape. One changed word always changes the digest; words
+# that change places change it unless they stay within the same 4 KiB. Reading all bytes costs a
+# tenth of a publication, so a version that is not scored has the digest of a sample instead: of one
+# block in 61, other ones in each version, of all tensors together. The digests of a commit
+# (`mage_async/policy/weight_digest.py`) work on any device and multiply every word by a key of its
+# place, which takes a CPU far longer.
+
+ROW_WORDS = 512
+ROW_BYTES = 8 * ROW_WORDS
+BLOCK_ROWS = 8
+BLOCK_BYTES = BLOCK_ROWS * ROW_BYTES
+SAMPLED = 61
+"""A sample has one block in so many. A prime, so that an engine that loads every second or every
+tenth version still sees all blocks in time."""
+
+
+def tensor_digest(name: str, tensor: torch.Tensor) -> str:
+    """Return a digest of a tensor in host memory: of its name, type, shape and bytes."""
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    whole = len(data) - len(data) % ROW_BYTES
+    rows = data[:whole].view(np.int64).reshape(-1, ROW_WORDS)
+    head = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
+    state = blake2b(head, digest_size=DIGEST_BYTES)
+    state.update(rows.sum(1))
+    state.update(data[whole:])
+    return state.hexdigest()
+
+
+def sample_digest(body: np.ndarray, version: int) -> str:
+    """Return a digest of one in `SAMPLED` blocks of 32 KiB, and of the bytes after the last block.
+
+    Args:
+        body: uint8 [bytes], all tensors of a version, one after the other.
+        version: chooses the blocks.
+    """
+    whole = len(body) - len(body) % BLOCK_BYTES
+    blocks = body[:whole].view(np.int64).reshape(-1, BLOCK_ROWS, ROW_WORDS)
+    step = max(1, min(SAMPLED, len(blocks)))
+    state = blake2b(f"{len(body)} bytes".encode(), digest_size=DIGEST_BYTES)
+    state.update(blocks[version % step :: step].sum(2))
+    state.update(body[whole:])
+    return state.hexdigest()
+
+
+LENGTH_BYTES = 8
+"""Size of the number before a safetensors header, which gives the header's length."""
+
+
+class FingerprintBuilder:
+    """Computes an engine's fingerprint while tensors pass by, with the parts of the learner's.
+
+    Args:
+        published: the learner's fingerprint; None: there is none, and nothing is computed.
+        file: file of the tensors; None for tensors that are sent.
+    """
+
+    def __init__(self, published: WeightFingerprint | None, file: Path | None) -> None:
+        self._published, self._file = published, file
+        self._digests: dict[str, str] = {}
+        self._rows: dict[str, torch.Tensor] = {}
+
+    def passing(
+        self, named: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the same tensors, taking the sum and the checked row of each."""
+        for name, tensor in named:
+            if self._published:
+                self._look_at(name, tensor, self._published)
+            yield name, tensor
+
+    def fingerprint(
+        self, version: int, precision: Precision, logprobs: tuple[float, ...]
+    ) -> WeightFingerprint:
+        """Return the engine's fingerprint.
+
+        Raises:
+            UnreadableWeights: the file cannot be read.
+        """
+        lengths = [len(row) for row in self._rows.values()]
+        is_sampled = self._published and self._published.sample and self._file
+        return WeightFingerprint(
+            version=version,
+            precision=precision,
+            tensors=self._digests,
+            sample=sample_digest(_body(self._file), version) if is_sampled else "",
+            row_checksums=row_checksums_of([*self._rows], lengths, joined(self._rows.values()))
+            if lengths
+            else {},
+            logprobs=logprobs,
+        )
+
+    def _look_at(self, name: str, tensor: torch.Tensor, published: WeightFingerprint) -> None:
+        if published.tensors:
+            self._digests[name] = tensor_digest(name, tensor)
+        if published.row_checksums:
+            self._rows[name] = checked_row(tensor, published.version)
+
+
+def _body(file: Path) -> np.ndarray:
+    """Map the bytes after the header of a safetensors file: uint8 [bytes]"""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
+        return np.asarray(np.memmap(file, np.uint8, "r", LENGTH_BYTES + length))
+    except (OSError, ValueError) as error:
+        raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
+
+
+def arrange_with_fingerprint(
+    version: int,
+    named: Iterable[tuple[str, torch.Tensor]],
+    architecture: Architecture,
+    path: Path,
+    arithmetic: Arithmetic,
+    *,
+    is_sent: bool,
+    published: WeightFingerprint | None,
+) -> tuple[Weights, WeightFingerprint]:
+    """Arrange an embedded engine's weights as `as_weights` does, and compute their fingerprint.
+
+    Args:
+        path: the file of the weights, or the manifest of those that are sent.
+
+    Raises:
+        PolicyError: the tensors are another model's.
+    """
+    observed = FingerprintBuilder(published, None if is_sent else path)
+    passing = observed.passing(named)
+    weights = as_weights(passing, architecture, str(path), arithmetic, copies=is_sent)
+    scores = published is not None and published.logprobs
+    logprobs = _engine_logprobs(weights, architecture, arithmetic) if scores else ()
+    is_rounded = isinstance(arithmetic, BFloat16)
+    precision = precision_of(torch.bfloat16 if is_rounded else torch.float32)
+    return weights, observed.fingerprint(version, precision, logprobs)
+
+
+def _engine_logprobs(
+    weights: Weights, architecture: Architecture, arithmetic: Arithmetic
+) -> tuple[float, ...]:
+    model = Model(
+        architecture, weights, slots=1, max_tokens=NUM_PROBE_TOKENS, arithmetic=arithmetic
+    )
+    tokens = probe_tokens(architecture.vocabulary)
+    return tuple(model.score(with_both_roles(tokens) if weights.second_role else tokens).tolist())

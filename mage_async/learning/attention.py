@@ -1,0 +1,329 @@
+"""Attention over packed sequences for any transformers model, registered as `mage_packed`.
+
+A forward gets one row of `T` tokens, sequence after sequence without padding; only attention needs
+to know where sequences begin. On CUDA in 16 bits, torch's variable-length flash kernel computes it.
+Otherwise the row is folded to padded rows `[S, L]` for scaled-dot-product attention, and unfolded
+again. Under a causal mask the padding on the right has no effect, and trials of one environment
+have nearly equal lengths, so this costs little; a block-diagonal mask over `T` would cost `T / L`
+times as much.
+
+Sequences may share their first `P` tokens, the opening, which then stands once at the beginning of
+the row: the own tokens of every sequence attend to its keys.
+
+Shapes: `T` packed tokens, of which the first `P` are the opening; `S` sequences, `L` own tokens of
+the longest, `N` heads, `K` key-value heads, `D` head size, `M` keys of all sequences with their
+openings.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+from torch.autograd.function import FunctionCtx
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from mage_async.errors import PolicyError
+
+NAME = "mage_packed"
+WITHOUT_EFFECT = {"position_ids", "use_cache"}
+"""Keywords of every layer that change nothing here: positions are in the keys already."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boundaries:
+    """Where the sequences of a row lie."""
+
+    fold: torch.Tensor
+    """int64 [S, L]: row of each place, counted from the end of the opening; 0 in the padding."""
+    unfold: torch.Tensor
+    """int64 [T - P]: place of each row behind the opening, an index into S * L."""
+    opening: int = 0
+    """P: tokens at the beginning of the row that belong to every sequence."""
+    visible: torch.Tensor | None = None
+    """bool [L, P + L]: mask of the keys that each own token sees; None without an opening."""
+    extents: "Extents | None" = None
+    """Inputs of the variable-length kernel; None where the row does not lie on CUDA."""
+
+    @staticmethod
+    def of(lengths: torch.Tensor, opening: int = 0) -> "Boundaries":
+        """Compute boundaries from the number of own tokens of each sequence, int64 [S]."""
+        starts = torch.cumsum(lengths, 0) - lengths
+        longest, device = int(lengths.max()), lengths.device
+        places = torch.arange(longest, device=device)
+        exists = places < lengths[:, None]
+        fold = torch.where(exists, starts[:, None] + places, 0)
+        visible = None
+        if opening:
+            visible = torch.ones(longest, opening + longest, dtype=torch.bool, device=device)
+            visible = visible.tril(opening)
+        extents = Extents.of(lengths, opening) if device.type == "cuda" else None
+        return Boundaries(fold, exists.flatten().nonzero()[:, 0], opening, visible, extents)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    boundaries: Boundaries,
+    dropout: float = 0.0,
+    **others: object,
+) -> tuple[torch.Tensor, None]:
+    """Attend causally inside each packed sequence.
+
+    Args:
+        query: [1, N, T, D]
+        key: [1, K, T, D]
+        value: [1, K, T, D]
+        others: further keywords of the layer; none may change its attention.
+
+    Returns:
+        Outputs [1, T, N, D], and None for the attention weights.
+
+    Raises:
+        PolicyError: the layer passes a keyword that this attention does not implement.
+    """
+    if unknown := [name for name in others.keys() - WITHOUT_EFFECT if others[name] is not None]:
+        raise PolicyError(
+            f"{type(module).__name__} asks for {', '.join(sorted(unknown))}, which attention over "
+            "packed sequences does not know: take a model without"
+        )
+    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    if boundaries.extents is not None and fits(query, dropout):
+        return attend_by_kernel(*rows, boundaries.extents, scaling)[None], None
+    padded = partial(_attend, scale=scaling, dropout_p=dropout)
+    if not boundaries.opening:
+        folded = [_fold(each, boundaries) for each in rows]
+        return _unfold(padded(*folded), boundaries)[None], None
+    split = [each.tensor_split((boundaries.opening,)) for each in rows]
+    first = [opening.transpose(0, 1)[None] for opening, _ in split]
+    folded = [_fold(own, boundaries) for _, own in split]
+    seen = [
+        torch.cat((shared.expand(len(own), -1, -1, -1), own), dim=2)
+        for shared, own in zip(first[1:], folded[1:], strict=True)
+    ]
+    later = _unfold(padded(folded[0], *seen, visible=boundaries.visible), boundaries)
+    return torch.cat((padded(*first)[0].transpose(0, 1), later))[None], None
+
+
+# Padded: fold the row to [S, L], attend, unfold.
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor | None = None,
+    **options: float,
+) -> torch.Tensor:
+    """Attend by torch: [S, N, L, D]; causal unless a mask of `visible` keys is given."""
+    is_grouped = query.shape[1] != key.shape[1]
+    is_masked = visible is not None
+    if is_grouped and lacks_grouped_kernel(query.device, query.dtype, is_masked=is_masked):
+        each = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(each, dim=1) for tensor in (key, value))
+        is_grouped = False
+    return functional.scaled_dot_product_attention(
+        query, key, value, visible, is_causal=not is_masked, enable_gqa=is_grouped, **options
+    )
+
+
+def _fold(rows: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
+    """[T - P, N, D] -> [S, N, L, D]"""
+    return Fold.apply(rows, boundaries.fold, boundaries.unfold).transpose(1, 2)
+
+
+def _unfold(folded: torch.Tensor, boundaries: Boundaries) -> torch.Tensor:
+    """[S, N, L, D] -> [T - P, N, D]"""
+    return Unfold.apply(folded.transpose(1, 2), boundaries.unfold)
+
+
+def lacks_grouped_kernel(
+    device: torch.device, dtype: torch.dtype, *, is_masked: bool = False
+) -> bool:
+    """Return whether torch would store all attention weights, [S, N, L, L], if K < N.
+
+    On CUDA only the flash kernel shares key-value heads, and it takes 16 bits and no mask. Repeated
+    keys and values go to another kernel, which does not store the weights.
+    """
+    return device.type == "cuda" and (is_masked or dtype not in (torch.bfloat16, torch.float16))
+
+
+# Every row has one place of its own in [S, L], so both backward passes copy and never add. Indexing
+# would instead add the gradients of all padding places into one row, one after the other
+# (pytorch#41162 on CUDA).
+
+
+class Fold(torch.autograd.Function):
+    """[T, ...] -> [S, L, ...]; padding gets the values of an arbitrary row."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, rows: torch.Tensor, fold: torch.Tensor, unfold: torch.Tensor
+    ) -> torch.Tensor:
+        """Take `fold`, the row of each place, int64 [S, L], and `unfold`, the place of each row."""
+        ctx.save_for_backward(unfold)
+        return rows.index_select(0, fold.flatten()).unflatten(0, fold.shape)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Gather each row's gradient from its place."""
+        (unfold,) = ctx.saved_tensors
+        return gradient.flatten(0, 1).index_select(0, unfold), None, None
+
+
+class Unfold(torch.autograd.Function):
+    """[S, L, ...] -> [T, ...]: drop the padding."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, places: torch.Tensor, unfold: torch.Tensor) -> torch.Tensor:
+        """Take `unfold`, the place of each row, int64 [T]."""
+        ctx.save_for_backward(unfold)
+        ctx.shape = places.shape
+        return places.flatten(0, 1).index_select(0, unfold)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Put each row's gradient in its place, and 0 into the padding."""
+        (unfold,) = ctx.saved_tensors
+        places = gradient.new_zeros(ctx.shape).flatten(0, 1)
+        return places.index_copy_(0, unfold, gradient).view(ctx.shape), None
+
+
+# Variable length: torch's flash kernel on CUDA, in 16 bits. Never run on a GPU.
+#
+# The opening is a sequence of queries of its own. Its keys are copied before the own keys of every
+# other sequence: the kernel's causal mask is aligned at the last query and the last key of a
+# sequence (`torch/nn/attention/bias.py`), so an own token sees the whole opening.
+
+CAUSAL = (-1, 0)
+"""Window of a token: all keys before it, none behind it."""
+MIN_CAPABILITY = (8, 0)
+"""Least compute capability for the kernel."""
+MAX_HEAD_SIZE = 256
+"""Largest head size of the kernel."""
+
+
+@cache
+def kernel() -> Callable[..., torch.Tensor] | None:
+    """Return torch's `varlen_attn`; None if this version lacks it or one of its arguments."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    takes = inspect.signature(varlen_attn).parameters
+    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= takes.keys() else None
+
+
+def fits(query: torch.Tensor, dropout: float) -> bool:
+    """Return whether the kernel takes queries of this device, dtype and shape: [1, N, T, D]."""
+    size = query.shape[-1]
+    return (
+        query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and not dropout
+        and size <= MAX_HEAD_SIZE
+        and size % 8 == 0
+        and torch.cuda.get_device_capability(query.device) >= MIN_CAPABILITY
+        and kernel() is not None
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extents:
+    """Where queries and keys of each sequence lie; the opening counts as the first sequence."""
+
+    queries: torch.Tensor
+    """int32 [S + 1], [S + 2] with an opening: index where each sequence's queries begin, and the
+    end.
+    """
+    keys: torch.Tensor
+    """Like `queries`, for the keys: indices into the M keys."""
+    most_queries: int
+    """Queries of the longest sequence."""
+    most_keys: int
+    """Keys of the longest sequence."""
+    copies: torch.Tensor | None = None
+    """int64 [S + 1, P]: indices of the copies of the opening's keys; None without an opening."""
+    own: torch.Tensor | None = None
+    """int64 [T - P]: indices of the keys of all tokens behind the opening."""
+
+    @staticmethod
+    def of(lengths: torch.Tensor, opening: int = 0) -> "Extents":
+        """Compute extents from the number of own tokens of each sequence, int64 [S]."""
+        longest = int(lengths.max())
+        if not opening:
+            ends = _ends(lengths)
+            return Extents(ends, ends, longest, longest)
+        first = lengths.new_tensor([opening])
+        owned = torch.cat((first.new_zeros(1), lengths))
+        queries, keys = _ends(torch.cat((first, lengths))), _ends(owned + opening)
+        starts = keys[:-1].long()
+        copies = starts[:, None] + torch.arange(opening, device=lengths.device)
+        is_own = torch.ones(int(keys[-1]), dtype=torch.bool, device=lengths.device)
+        is_own[copies] = False
+        own = is_own.nonzero()[:, 0]
+        return Extents(queries, keys, max(opening, longest), opening + longest, copies, own)
+
+
+def attend_by_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, extents: Extents, scale: float
+) -> torch.Tensor:
+    """Attend inside each sequence by the kernel: [T, N, D], [T, K, D], [T, K, D] to [T, N, D]."""
+    attention = kernel()
+    assert attention is not None, "`fits` was true"
+    if extents.copies is not None:
+        key, value = (CopyOpening.apply(each, extents.copies, extents.own) for each in (key, value))
+    return attention(
+        query,
+        key,
+        value,
+        extents.queries,
+        extents.keys,
+        extents.most_queries,
+        extents.most_keys,
+        scale=scale,
+        window_size=CAUSAL,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+class CopyOpening(torch.autograd.Function):
+    """[T, ...] -> [M, ...]: copy the opening's rows before those of every sequence.
+
+    The backward pass sums the gradients of the copies in a fixed order; the backward pass of
+    indexing would not do that on CUDA.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, rows: torch.Tensor, copies: torch.Tensor, own: torch.Tensor
+    ) -> torch.Tensor:
+        """Take `copies` and `own` from `Extents`."""
+        ctx.save_for_backward(copies, own)
+        first, others = rows.tensor_split((copies.shape[1],))
+        laid = rows.new_empty((copies.numel() + len(own), *rows.shape[1:]))
+        laid[copies] = first
+        laid[own] = others
+        return laid
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Sum the gradients of each opening row's copies; pass the others through."""
+        copies, own = ctx.saved_tensors
+        shared = gradient.index_select(0, copies.flatten()).unflatten(0, copies.shape).sum(0)
+        return torch.cat((shared, gradient.index_select(0, own))), None, None
+
+
+def _ends(lengths: torch.Tensor) -> torch.Tensor:
+    """Return 0 and the index where each sequence ends: int32 [S + 1]."""
+    return functional.pad(lengths.cumsum(0), (1, 0)).int()
+
+
+AttentionInterface.register(NAME, packed_attention)

@@ -1,0 +1,440 @@
+"""Corrections: the losses of tokens that an older policy sampled, one class each.
+
+A correction is its configuration: the fields are the keys of `[learner.correction]`, and
+`surrogate` turns tokens into losses. To add one, copy a class and name it in
+`mage_async/config/components.py`; one of your own, outside the package, is `learner.correction.kind
+= "my_losses:Squared"`.
+
+A masked token has loss zero and still counts in the number of tokens that the sum is divided by, so
+masking never makes the gradient of the other tokens larger.
+
+Notation: `r` is the ratio of the current policy to another one, `A` the advantage, `w = proximal /
+behaviour` the importance weight, sg stops the gradient. Shapes: `N` sampled tokens. The module does
+not import torch at its top, because the configuration imports it in processes without torch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from mage_async.config.section import Natural, NonNegative, Positive, Share, Variant
+from mage_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+Weight = Annotated[float, Meta(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """Sampled tokens and their log-probs, in nats and after temperature, under three policies."""
+
+    logprobs: "torch.Tensor"
+    """float32 [N]: under the policy being optimised; the only tensor with a gradient."""
+    proximal: "torch.Tensor"
+    """float32 [N]: under the weights at the beginning of the step."""
+    behaviour: "torch.Tensor"
+    """float32 [N]: under the behaviour policy, which sampled the tokens."""
+    advantages: "torch.Tensor"
+    """float32 [N]"""
+    staleness: "torch.Tensor"
+    """int32 [N]: steps between the behaviour policy and the proximal one."""
+    turns: "torch.Tensor"
+    """int64 [N]: number of the token's turn, from 0 without gaps. A turn is one completion, which
+    papers call a sequence."""
+
+    def at(self, logprobs: "torch.Tensor") -> "Tokens":
+        """Return the same tokens with log-probs of other weights."""
+        return replace(self, logprobs=logprobs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Surrogate:
+    """The loss of each token and what the correction did to it; all tensors are [N]."""
+
+    losses: "torch.Tensor"
+    """Loss to be minimised, with its gradient."""
+    weights: "torch.Tensor"
+    """Importance weight that the correction gave the token; 0 where masked."""
+    is_clipped: "torch.Tensor"
+    """Whether a clip bounds the loss; for `tis` and `cispo`, whether the weight was truncated."""
+    is_masked: "torch.Tensor"
+    """Whether the token was left out."""
+
+
+class Correction(Variant):
+    """The loss on stale tokens."""
+
+    needs_whole_minibatch: ClassVar[bool] = False
+    """Whether the loss of a token depends on tokens beyond its turn."""
+
+    def surrogate(self, tokens: Tokens) -> Surrogate:
+        """Return the loss of each token."""
+        raise NotImplementedError
+
+
+class Clipped(Correction):
+    """PPO's clipped loss under a weight of each token that does not depend on the current policy.
+
+    `-weight * min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`: most corrections are a choice of
+    weights. `mage_kernels.linear_policy_loss` computes such a loss while it computes log-probs.
+    """
+
+    clip_low: Share = 0.2
+    """The ratio is clipped below at one minus this."""
+    clip_high: NonNegative = 0.28
+    """The ratio is clipped above at one plus this."""
+    dual_clip: NonNegative = 0.0
+    """Bound of the loss of a token with a negative advantage, in units of that advantage; above 1,
+    or 0 for no bound."""
+
+    anchor: ClassVar[Literal["proximal", "behaviour"]] = "proximal"
+    """The policy in the denominator of the ratio."""
+
+    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Return the weight of each token, without a gradient, and whether it is masked: [N]."""
+        raise NotImplementedError
+
+    def surrogate(self, tokens: Tokens) -> Surrogate:
+        """Return the clipped losses under `weigh`'s weights."""
+        ratio = (tokens.logprobs - getattr(tokens, self.anchor)).exp()
+        gain, is_clipped = clipped_gain(ratio, tokens.advantages, self.clip_low, self.clip_high)
+        weights, is_masked = self.weigh(tokens)
+        weights = weights.masked_fill(is_masked, 0.0)
+        # The losses are masked too: zero times a ratio that overflowed is no number.
+        losses = (-weights * gain).masked_fill(is_masked, 0.0)
+        is_clipped = is_clipped & ~is_masked
+        if self.dual_clip:
+            # Dual clip (Ye et al. 2020, arXiv 1912.09729, eq. 5). Where the advantage is negative,
+            # PPO's loss of a token that became much likelier has no bound. LaMer and MAGE use 3.
+            bound = -weights * self.dual_clip * tokens.advantages
+            is_bound = (tokens.advantages < 0) & (losses > bound)
+            losses, is_clipped = bound.where(is_bound, losses), is_clipped | is_bound
+        return Surrogate(losses, weights, is_clipped, is_masked)
+
+    def check(self, config: Any) -> None:
+        """Refuse a dual clip that would bound every loss."""
+        if 0 < self.dual_clip <= 1:
+            raise ConfigError(
+                f"learner.correction.dual_clip must be above 1, or 0, got {self.dual_clip}"
+            )
+
+
+class Truncated(Clipped):
+    """A clipped loss whose importance weights have a largest value."""
+
+    max_weight: Weight = 2.0
+    """Largest importance weight. Truncating corrections cut larger weights to it; masking
+    corrections leave their tokens out.
+    """
+
+
+class NoCorrection(Clipped, tag="none"):
+    """Stale tokens are treated as fresh ones."""
+
+    # GRPO (Shao et al. 2024, arXiv 2402.03300, eq. 3) as most systems run it: the "old" policy of
+    # the clip is the trainer's own at the beginning of the step, `r = current / proximal`, and the
+    # distance of that policy to the behaviour policy is ignored.
+
+    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Weigh every token 1."""
+        return ones(tokens), no_token(tokens)
+
+
+class Ppo(Clipped, tag="ppo"):
+    """PPO's clip around the behaviour policy."""
+
+    # Schulman et al. 2017, arXiv 1707.06347, eq. 7, with `r = current / behaviour`: one ratio both
+    # corrects and bounds. With stale tokens the clip is anchored at a policy some steps old: a
+    # token that has moved since then may move no further in that direction, and one that moved
+    # against its advantage has an unbounded ratio.
+
+    anchor: ClassVar[Literal["proximal", "behaviour"]] = "behaviour"
+
+    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Weigh every token 1."""
+        return ones(tokens), no_token(tokens)
+
+    def surrogate(self, tokens: Tokens) -> Surrogate:
+        """Return the clipped losses; the importance weight is the ratio itself."""
+        ratio = (tokens.logprobs.detach() - tokens.behaviour).exp()
+        return replace(super().surrogate(tokens), weights=ratio)
+
+
+class Decoupled(Truncated, tag="decoupled"):
+    """The clip around the proximal policy, under truncated importance weights."""
+
+    # `-min(w, max_weight) min(r A, clip(r) A)` with `r = current / proximal`. The clip is anchored
+    # at the proximal policy, and a truncated weight corrects the gap between the proximal and the
+    # behaviour policy (Hilton et al. 2021, "Batch size-invariance for policy optimization"; AReaL,
+    # arXiv 2505.24298).
+
+    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Truncate the importance weights."""
+        return importance(tokens).clamp(max=self.max_weight), no_token(tokens)
+
+
+class Tis(Correction, tag="tis"):
+    """Truncated importance sampling, without a clip."""
+
+    # `-sg(min(current / behaviour, max_weight)) A log current` (Ionides 2008; IMPALA, Espeholt et
+    # al. 2018, eq. 1). The weight has no gradient, so a token keeps a gradient however far it has
+    # moved. Other systems call `decoupled` by this name.
+
+    max_weight: Weight = 2.0
+    """Importance weights are truncated here."""
+
+    def surrogate(self, tokens: Tokens) -> Surrogate:
+        """Return the policy gradient loss under truncated weights."""
+        ratio = (tokens.logprobs.detach() - tokens.behaviour).exp()
+        weights = ratio.clamp(max=self.max_weight)
+        losses = -weights * tokens.advantages * tokens.logprobs
+        return Surrogate(losses, weights, ratio > self.max_weight, no_token(tokens))
+
+
+class Icepop(Clipped, tag="icepop"):
+    """Tokens whose importance weight is too small or too large are masked."""
+
+    # IcePop (Ring-1T, arXiv 2510.18855, with 0.5 and 5): inside the band a token keeps its full
+    # weight. A weight below the band says that the behaviour policy sampled what the proximal one
+    # hardly would; truncation from above keeps such tokens.
+
+    keep_low: Share = 0.5
+    """Tokens with a smaller weight are masked."""
+    keep_high: Weight = 5.0
+    """Tokens with a larger weight are masked."""
+
+    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Mask weights outside the band."""
+        weights = importance(tokens)
+        return weights, ~((weights >= self.keep_low) & (weights <= self.keep_high))
+
+
+# Masked importance sampling at three levels (Liu, Li et al. 2025, "When Speed Kills Stability"): a
+# token, or its whole turn, whose weight is too large is masked. Truncation would keep the direction
+# of a gradient whose size it does not trust.
+
+
+class MisToken(Truncated, tag="mis_token"):
+    """Tokens whose importance weight is too large are masked."""
+
+    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Mask weights above the largest one."""
+        weights = importance(tokens)
+        return weights, weights > self.max_weight
+
+
+class MisSequence(Truncated, tag="mis_sequence"):
+    """Turns whose product of importance weights is too large are masked."""
+
+    # The product is the unbiased weight of the turn, and of large variance.
+
+    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Weigh each token with the product of its turn's weights, and mask large products."""
+        weights = turn_sums(tokens.proximal - tokens.behaviour, tokens.turns).exp()
+        return weights, weights > self.max_weight
+
+
+class MisGeometric(Truncated, tag="mis_geometric"):
+    """Turns whose geometric mean of importance weights lies outside a band are masked."""
+
+    # The geometric mean does not punish long turns. The other turns are weighed as by `decoupled`.
+
+    keep_low: Share = 0.5
+    """Turns with a smaller mean are masked."""
+    keep_high: Weight = 5.0
+    """Turns with a larger mean are masked."""
+
+    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Truncate the weights of turns inside the band, and mask the other turns."""
+        mean = turn_means(tokens.proximal - tokens.behaviour, tokens.turns).exp()
+        is_masked = ~((mean >= self.keep_low) & (mean <= self.keep_high))
+        return importance(tokens).clamp(max=self.max_weight), is_masked
+
+
+class Cispo(Correction, tag="cispo"):
+    """The importance weight is clipped, never the gradient."""
+
+    # `-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log current` with `r = current / behaviour`
+    # (MiniMax-M1, arXiv 2506.13585, eq. 4-5). PPO's clip removes rare but decisive tokens from
+    # every later update; here they keep a gradient, under a bounded weight.
+
+    clip_low: Share = 0.2
+    """The weight is clipped below at one minus this."""
+    clip_high: NonNegative = 0.28
+    """The weight is clipped above at one plus this."""
+
+    def surrogate(self, tokens: Tokens) -> Surrogate:
+        """Return the policy gradient loss under clipped weights."""
+        ratio = (tokens.logprobs.detach() - tokens.behaviour).exp()
+        weights = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        losses = -weights * tokens.advantages * tokens.logprobs
+        return Surrogate(losses, weights, weights != ratio, no_token(tokens))
+
+
+class Gspo(Correction, tag="gspo"):
+    """One clipped ratio per completion."""
+
+    # `-min(s A, clip(s) A)` with `s = sg(S) current / sg(current)` and `S = exp(mean over the turn
+    # of log(current / behaviour))` (Zheng et al. 2025, arXiv 2507.18071, eq. 5-7; GSPO-token for
+    # advantages per token, eq. 13-14). The noise of S does not grow with the turn's length, and the
+    # clip takes whole turns. The paper clips at 3e-4 and 4e-4 on data a few minibatches old; with
+    # stale data use PPO's.
+
+    clip_low: Share = 0.2
+    """The ratio is clipped below at one minus this."""
+    clip_high: NonNegative = 0.28
+    """The ratio is clipped above at one plus this."""
+
+    def surrogate(self, tokens: Tokens) -> Surrogate:
+        """Return the clipped losses under one ratio per turn."""
+        gap = tokens.logprobs - tokens.behaviour
+        of_turn = turn_means(gap.detach(), tokens.turns).exp()
+        ratio = of_turn * (tokens.logprobs - tokens.logprobs.detach()).exp()
+        gain, is_clipped = clipped_gain(ratio, tokens.advantages, self.clip_low, self.clip_high)
+        return Surrogate(-gain, of_turn, is_clipped, no_token(tokens))
+
+
+class Dppo(Correction, tag="dppo"):
+    """Tokens whose probability has moved too far are masked."""
+
+    # `-keep r A` with `r = current / behaviour`; keep is 0 for a masked token and 1 otherwise. A
+    # ratio of 2 moves a token of probability 0.001 by nothing and one of 0.4 by everything, so the
+    # bound is on the change of the probability, in the direction of the advantage (Qi et al. 2026,
+    # "Rethinking the trust region in LLM RL", arXiv 2602.04879, binary total variation; prime-rl's
+    # default loss, without its penalty on the squared log-ratio). An advantage of 0 counts as
+    # negative.
+
+    max_probability_change: Share = 0.2
+    """Largest change of a token's probability."""
+
+    def surrogate(self, tokens: Tokens) -> Surrogate:
+        """Return the losses of tokens whose probability moved less than the bound."""
+        ratio = (tokens.logprobs - tokens.behaviour).exp()
+        change = tokens.logprobs.detach().exp() - tokens.behaviour.exp()
+        towards = change.where(tokens.advantages > 0, -change)
+        return _masked_gain(tokens, ratio, towards > self.max_probability_change)
+
+
+Selection = Callable[["torch.Tensor", float], "torch.Tensor"]
+"""The signature of `largest_set_under`."""
+
+
+def largest_set_under(values: "torch.Tensor", bound: float) -> "torch.Tensor":
+    """Select the largest set of values with a mean of at most `bound`: bool [N].
+
+    The set is the k smallest values: their mean grows with k.
+    """
+    import torch
+
+    ordered, places = values.double().sort(stable=True)
+    means = ordered.cumsum(0) / torch.arange(1, len(values) + 1, device=values.device)
+    kept = torch.zeros_like(values, dtype=torch.bool)
+    kept[places[: int((means <= bound).sum())]] = True
+    return kept
+
+
+class M2po(Correction, tag="m2po"):
+    """The second moment of the log-ratio over a minibatch is held under a bound."""
+
+    # Zheng et al. 2025, arXiv 2510.01161. The few tokens with the largest squared log-ratio are
+    # masked, until the mean over the others is at most the bound. A second moment has no signs that
+    # cancel and, unlike a variance of ratios, no heavy tail. As in the authors' code, and not in
+    # the paper's formula, only tokens count that would be pushed further away (made likelier with a
+    # positive advantage, or less likely with a negative one); a token that is pulled back is never
+    # masked.
+
+    max_second_moment: Positive = 0.04
+    """Bound of the mean squared log-ratio, in nats squared."""
+
+    needs_whole_minibatch: ClassVar[bool] = True
+
+    def surrogate(self, tokens: Tokens, largest: Selection = largest_set_under) -> Surrogate:
+        """Return the losses of as many tokens as the bound admits.
+
+        Args:
+            largest: selects the tokens to keep; ranks that share a minibatch select together.
+        """
+        gap = tokens.logprobs - tokens.behaviour
+        is_pushed = gap.detach() * tokens.advantages > 0
+        is_masked = is_pushed.clone()
+        is_masked[is_pushed] = ~largest(gap.detach()[is_pushed] ** 2, self.max_second_moment)
+        return _masked_gain(tokens, gap.exp(), is_masked)
+
+
+# Two corrections that depend on the age of a token. A mask by age takes most from the first episode
+# of a trial, which is the oldest and, in meta-RL, the exploration: `age_mask` is not the default
+# for this reason, and metrics report staleness by episode.
+
+
+class DecoupledAged(Truncated, tag="decoupled_aged"):
+    """`decoupled`, whose bound shrinks with a token's staleness."""
+
+    age_decay: Share = 0.8
+    """Factor of `max_weight - 1` per step of staleness."""
+
+    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Truncate weights at `1 + (max_weight - 1) age_decay ** staleness`."""
+        age = tokens.staleness.to(tokens.advantages.dtype)
+        bound = 1 + (self.max_weight - 1) * self.age_decay**age
+        return importance(tokens).minimum(bound), no_token(tokens)
+
+
+class AgeMask(Truncated, tag="age_mask"):
+    """`decoupled`, without the stalest tokens."""
+
+    max_age: Natural = 1
+    """Tokens of a larger staleness, in steps, are masked."""
+
+    def weigh(self, tokens: Tokens) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Truncate the weights, and mask old tokens."""
+        is_masked = tokens.staleness > self.max_age
+        return importance(tokens).clamp(max=self.max_weight), is_masked
+
+
+def clipped_gain(
+    ratio: "torch.Tensor", advantages: "torch.Tensor", clip_low: float, clip_high: float
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Return `min(r A, clip(r) A)` (PPO, Schulman et al. 2017, eq. 7) and whether the clip bound
+    it, both [N].
+    """
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    gain = (ratio * advantages).minimum(clipped * advantages)
+    is_clipped = (clipped * advantages < ratio * advantages) & (advantages != 0)
+    return gain, is_clipped
+
+
+def importance(tokens: Tokens) -> "torch.Tensor":
+    """Return the ratio of the proximal to the behaviour policy for each token: [N]."""
+    return (tokens.proximal - tokens.behaviour).exp()
+
+
+def ones(tokens: Tokens) -> "torch.Tensor":
+    """Return a weight of 1 for each token: float32 [N]."""
+    return tokens.advantages.new_ones(len(tokens.advantages))
+
+
+def no_token(tokens: Tokens) -> "torch.Tensor":
+    """Return False for each token: bool [N]."""
+    return tokens.advantages.new_zeros(len(tokens.advantages)).bool()
+
+
+def turn_sums(values: "torch.Tensor", turns: "torch.Tensor") -> "torch.Tensor":
+    """Return, for each token, the sum of `values` over its turn: [N]."""
+    totals = values.new_zeros(int(turns.max()) + 1 if len(turns) else 0)
+    return totals.index_add(0, turns, values)[turns]
+
+
+def turn_means(values: "torch.Tensor", turns: "torch.Tensor") -> "torch.Tensor":
+    """Return, for each token, the mean of `values` over its turn: [N]."""
+    return turn_sums(values, turns) / turn_sums(values.new_ones(len(values)), turns)
+
+
+def _masked_gain(tokens: Tokens, ratio: "torch.Tensor", is_masked: "torch.Tensor") -> Surrogate:
+    """Return the losses `-r A` of tokens that are not masked."""
+    losses = (-ratio * tokens.advantages).masked_fill(is_masked, 0.0)
+    weights = ratio.detach().masked_fill(is_masked, 0.0)
+    return Surrogate(losses, weights, no_token(tokens), is_masked)

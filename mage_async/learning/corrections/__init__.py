@@ -1,1 +1,0 @@
-"""Losses on tokens that older policies drew, one algorithm a file."""

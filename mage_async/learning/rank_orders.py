@@ -1,0 +1,83 @@
+"""Orders that rank 0 of a learner sends to the other ranks, its followers.
+
+All ranks take part in every forward and in every sum of gradients, so all must do the same things
+in the same order. An order names the next thing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Load the policy and shard it."""
+
+    tables: dict[str, Any]
+    """The configuration, as `config_file.as_tables` returns it."""
+    checkpoint: str
+    """Folder of the checkpoint; empty at the beginning of a run."""
+
+
+class Adopt(msgspec.Struct, frozen=True, tag=True):
+    """Train under another configuration from here on."""
+
+    tables: dict[str, Any]
+    """As of `Begin`."""
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """Train on a share of a batch."""
+
+    shares: list[bytes]
+    """The rank's share of each minibatch, as `ranked_trainer.to_bytes` encodes it."""
+    num_micro_batches: list[int]
+    """Micro-batches of each minibatch; the same number for all ranks."""
+    scale: float
+    """Factor of every token's loss; the same for all ranks."""
+
+
+class Forward(msgspec.Struct, frozen=True, tag=True):
+    """Take part in forwards of rank 0, which need the weights of all ranks."""
+
+    num_forwards: int
+
+
+class Digest(msgspec.Struct, frozen=True, tag=True):
+    """Take part in the digest of the weights."""
+
+
+class Publish(msgspec.Struct, frozen=True, tag=True):
+    """Copy the rank's shard of the weights, and write it to a file while training goes on."""
+
+    file: str
+    start: int
+    """Offset of the tensors in the file, in bytes."""
+
+
+class Save(msgspec.Struct, frozen=True, tag=True):
+    """Copy the rank's part of a checkpoint, and write it while training goes on."""
+
+    folder: str
+    start: int
+    """Offset of the tensors in the checkpoint's file of weights, in bytes."""
+
+
+Order = Begin | Adopt | Step | Forward | Digest | Publish | Save
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process as one of a learner's ranks, which torch.distributed has connected."""
+
+    number: int
+    count: int
+    device_type: str
+    """"cpu" or "cuda", the same on every rank."""
+    send: Callable[[Sequence[Order]], None]
+    """Send each follower its order, by ascending rank; on a follower this does nothing."""
+
+    def send_all(self, order: Order) -> None:
+        """Send all followers the same order."""
+        self.send([order] * (self.count - 1))

@@ -1,0 +1,448 @@
+"""A trainer whose model is sharded over ranks: the same step as one process, to rounding.
+
+Rank 0 deals every minibatch to the ranks and fixes the number of micro-batches; a rank with fewer
+sequences fills up with micro-batches that add nothing to the gradient. The loss of a token is
+divided by the tokens of the whole step, gradients are summed, and the gradient's norm is over all
+ranks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import chain
+from types import MethodType
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from transformers import PreTrainedModel
+
+from mage_async.config.schema import Learner
+from mage_async.learning.corrections import M2po, Surrogate, largest_set_under
+from mage_async.learning.forward import SHARDED, body, hidden_states, layers_of
+from mage_async.learning.optimizer import KEY
+from mage_async.learning.packing import (
+    MicroBatch,
+    SampledTokens,
+    TokenRow,
+    TrainingSequence,
+)
+from mage_async.learning.rank_orders import Forward, Ranks, Step
+from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update, step_metrics
+from mage_async.learning.token_loss import LossPass, TwoSteps
+from mage_async.learning.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """One rank's part of a step."""
+
+    shares: list[list[TrainingSequence]]
+    """The rank's sequences of each minibatch."""
+    num_micro_batches: list[int]
+    """Micro-batches of each minibatch; the same number for all ranks."""
+    scale: float
+    """Factor of every token's loss; the same for all ranks."""
+
+    def order(self) -> Step:
+        """Encode it as the order for a follower."""
+        return Step([to_bytes(share) for share in self.shares], self.num_micro_batches, self.scale)
+
+
+class RankedTrainer(Trainer):
+    """One rank of a sharded trainer.
+
+    Rank 0 has the interface of `Trainer` and sends orders to the other ranks, which call
+    `follow_step` and `join_forwards`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rules: Learner,
+        temperature: float,
+        seed: int,
+        *,
+        ranks: Ranks,
+        max_staleness: int,
+        strategy_temperature: float | None = None,
+    ) -> None:
+        """Shard a model that every rank has loaded from the same files onto the host."""
+        self._ranks = ranks
+        self._mesh = init_device_mesh(ranks.device_type, (ranks.count,))
+        shard(model, self._mesh)
+        super().__init__(
+            model,
+            rules,
+            temperature,
+            seed,
+            max_staleness=max_staleness,
+            strategy_temperature=strategy_temperature,
+        )
+
+    def describe(self) -> str:
+        """Describe model, loss and kernels in one line for people."""
+        return f"{super().describe()}; sharded over {self._ranks.count} ranks"
+
+    def step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+        """Train on a batch with all ranks and return metrics by name; the version grows by one."""
+        own, *others = self._deal(sequences)
+        self._ranks.send([each.order() for each in others])
+        packed = [[self._pack(part) for part in share.shares] for share in others]
+        updates = self._train(own)
+        for rank, batches in enumerate(packed, start=1):
+            updates = self._with_reports(updates, rank, batches)
+        metrics = step_metrics(updates, self.version, self._max_staleness)
+        metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
+        self.version += 1
+        return metrics
+
+    def refer_to(self, model: PreTrainedModel) -> None:
+        """Use a frozen policy as the reference; it is sharded too."""
+        shard(model, self._mesh)
+        self.reference = model
+
+    @contextmanager
+    def read(self, num_forwards: int) -> Iterator[PreTrainedModel]:
+        """Lend the model to the caller on rank 0; the other ranks take part in its forwards."""
+        self._ranks.send_all(Forward(num_forwards))
+        yield self.model
+        _reshard(self.model)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned, on every rank; the number of ranks may have changed."""
+        own = state | {"optimizer": sharded_moments(state["optimizer"], self.masters.trained)}
+        masters = self.masters.tensors()
+        if len(state.get(KEY, [])) == len(masters) > 0:
+            pairs = zip(state[KEY], masters, strict=True)
+            own[KEY] = [sharded_as(value, like) for value, like in pairs]
+        super().restore(own)
+
+    def join_forwards(self, num_forwards: int) -> None:
+        """Take part, as a follower, in forwards that rank 0 makes inside of `read`."""
+        empty_forwards(self.model, num_forwards)
+        _reshard(self.model)
+
+    def follow_step(self, order: Step) -> None:
+        """Train, as a follower, on this rank's share of a step, and report to rank 0."""
+        shares = [from_bytes(each, self.model.device) for each in order.shares]
+        updates = self._train(RankShare(shares, order.num_micro_batches, order.scale))
+        report = report_of([each for update in updates for each in update.micro_batches])
+        if len(report):
+            distributed.send(report, 0)
+        self.version += 1
+
+    def _loss_pass(self, rules: Learner) -> LossPass:
+        if not isinstance(rules.correction, M2po):
+            return super()._loss_pass(rules)
+        return TwoSteps(partial(rules.correction.surrogate, largest=largest_set_of_all), rules.kl)
+
+    def _deal(self, sequences: Sequence[TrainingSequence]) -> list[RankShare]:
+        """Divide a batch into the share of each rank."""
+        chunks, count = self._chunks(sequences), self._ranks.count
+        shares = [deal(chunk, count) for chunk in chunks]
+        num_micro_batches = [max(len(self._split(share)) for share in each) for each in shares]
+        scale = len(chunks) / max(1, sum(len(each.places) for each in sequences))
+        return [
+            RankShare([each[n] for each in shares], num_micro_batches, scale) for n in range(count)
+        ]
+
+    def _pack(self, share: Sequence[TrainingSequence]) -> list[MicroBatch]:
+        """Pack the micro-batches that another rank makes of its share."""
+        return [self._packed(each) for each in self._split(share)] if share else []
+
+    def _train(self, share: RankShare) -> list[Update]:
+        """Train on this rank's share of a step."""
+        counts = share.num_micro_batches
+        first, *others = self._with_frozen_forwards(share)
+        begun = [self._with_all_proximal(*each) for each in zip(others, counts[1:], strict=True)]
+        self._set_rate()
+        minibatches = zip([first, *begun], counts, strict=True)
+        return [self._share_update(batches, count, share.scale) for batches, count in minibatches]
+
+    def _with_frozen_forwards(self, share: RankShare) -> list[list[MicroBatch]]:
+        """Make this rank's micro-batches of each minibatch; there may be none.
+
+        The reference policy is sharded too, so its forwards are filled up with empty ones.
+        """
+        opened = [self.micro_batches(part) if part else [] for part in share.shares]
+        if self.reference is not None and self._rules.kl:
+            empty_forwards(self.reference, sum(share.num_micro_batches) - sum(map(len, opened)))
+            _reshard(self.reference)
+        return opened
+
+    def _with_all_proximal(
+        self, batches: Sequence[MicroBatch], num_micro_batches: int
+    ) -> list[MicroBatch]:
+        begun = [self.with_proximal(each) for each in batches]
+        empty_forwards(self.model, num_micro_batches - len(batches))
+        return begun
+
+    def _share_update(
+        self, batches: Sequence[MicroBatch], num_micro_batches: int, scale: float
+    ) -> Update:
+        """Make one optimizer update, to which this rank adds its micro-batches."""
+        self.optimizer.zero_grad(set_to_none=True)
+        trained = [self._backward(each, scale) for each in batches]
+        for _ in range(num_micro_batches - len(batches)):
+            self._empty_loss().backward()
+        return Update(trained, self._apply())
+
+    def _clip(self) -> torch.Tensor:
+        """Clip the gradient by its norm over all ranks, and return the norm: []."""
+        weights = self.masters.trained
+        norm = whole(get_total_norm([each.grad for each in weights if each.grad is not None]))
+        clip_grads_with_norm_(weights, self._rules.grad_clip, norm)
+        return norm
+
+    def _empty_loss(self) -> torch.Tensor:
+        """Compute the loss of an empty micro-batch: 0."""
+        loss = empty_loss(self.model)
+        if isinstance(self._rules.correction, M2po):
+            largest_set_of_all(torch.zeros(0, device=loss.device), 0.0)
+        return loss
+
+    def _with_reports(
+        self, updates: Sequence[Update], rank: int, packed: Sequence[Sequence[MicroBatch]]
+    ) -> list[Update]:
+        """Receive another rank's report, and return the updates with its micro-batches."""
+        batches = list(chain.from_iterable(packed))
+        report = torch.empty(report_size(batches), device=self.model.device)
+        if len(report):
+            distributed.recv(report, rank)
+        theirs = iter(read_report(report, batches))
+        return [
+            Update([*update.micro_batches, *(next(theirs) for _ in own)], update.grad_norm)
+            for update, own in zip(updates, packed, strict=True)
+        ]
+
+
+# Dealing a minibatch to ranks, and sending a share as bytes.
+
+_TOKEN_FIELDS = [field.name for field in fields(SampledTokens)]
+_SEQUENCE_FIELDS = ["tokens", "places", "turn_lengths"]
+_FIELDS = [*_TOKEN_FIELDS, *_SEQUENCE_FIELDS, "advantages"]
+LENGTHS = "/lengths"
+"""Suffix of a field's name, for the number of elements of each sequence."""
+
+
+def deal(sequences: Sequence[TrainingSequence], count: int) -> list[list[TrainingSequence]]:
+    """Divide whole sequences among `count` ranks, about as many tokens to each.
+
+    The longest sequences are dealt first, each to the rank with the fewest tokens so far. A rank
+    keeps the order of its sequences, and may get none.
+    """
+    owners, num_tokens = [0] * len(sequences), [0] * count
+    for place in sorted(range(len(sequences)), key=lambda each: -len(sequences[each].tokens)):
+        owners[place] = min(range(count), key=num_tokens.__getitem__)
+        num_tokens[owners[place]] += len(sequences[place].tokens)
+    shares: list[list[TrainingSequence]] = [[] for _ in range(count)]
+    for sequence, owner in zip(sequences, owners, strict=True):
+        shares[owner].append(sequence)
+    return shares
+
+
+def to_bytes(sequences: Sequence[TrainingSequence]) -> bytes:
+    """Encode sequences, without alternative actions, which training on ranks does not support."""
+    columns = [_columns(each) for each in sequences]
+    tensors = {}
+    for name in _FIELDS:
+        parts = [each[name] for each in columns]
+        tensors[name] = torch.cat(parts) if parts else torch.zeros(0)
+        tensors[name + LENGTHS] = torch.tensor([len(part) for part in parts], dtype=torch.int64)
+    return save(tensors)
+
+
+def from_bytes(data: bytes, device: torch.device) -> list[TrainingSequence]:
+    """Decode what `to_bytes` encoded, with advantages on a device."""
+    tensors = load(data)
+    parts = [tensors[name].split(tensors[name + LENGTHS].tolist()) for name in _FIELDS]
+    return [
+        _sequence(dict(zip(_FIELDS, row, strict=True)), device) for row in zip(*parts, strict=True)
+    ]
+
+
+def _columns(sequence: TrainingSequence) -> dict[str, torch.Tensor]:
+    arrays = [getattr(sequence.sampled, name) for name in _TOKEN_FIELDS]
+    arrays += [getattr(sequence, name) for name in _SEQUENCE_FIELDS]
+    # Copied, because some arrays are read-only views of a received message.
+    tensors = [*map(torch.tensor, arrays), sequence.advantages.cpu()]
+    return dict(zip(_FIELDS, tensors, strict=True))
+
+
+def _sequence(row: dict[str, torch.Tensor], device: torch.device) -> TrainingSequence:
+    sampled = SampledTokens(**{name: row[name].numpy() for name in _TOKEN_FIELDS})
+    tokens, places, turn_lengths = (row[name].numpy() for name in _SEQUENCE_FIELDS)
+    return TrainingSequence(tokens, places, sampled, turn_lengths, row["advantages"].to(device))
+
+
+# Micro-batches without tokens of their own.
+#
+# All ranks take part in every forward and backward pass, so a rank with fewer micro-batches than
+# the others computes some of one token, which add nothing to the gradient.
+
+
+@torch.no_grad()
+def empty_forwards(model: PreTrainedModel, count: int) -> None:
+    """Take part in forwards of other ranks."""
+    for _ in range(count):
+        hidden_states(model, _short_row(model.device))
+
+
+def empty_loss(model: PreTrainedModel) -> torch.Tensor:
+    """Return a loss of 0 whose backward pass reaches every weight."""
+    states = hidden_states(model, _short_row(model.device))
+    head = model.get_output_embeddings().weight
+    return 0.0 * (states.float().sum() + head.float().sum())
+
+
+def _short_row(device: torch.device) -> TokenRow:
+    return TokenRow.of([np.zeros(1, np.int32)], device)
+
+
+def _reshard(model: PreTrainedModel) -> None:
+    """Free the weights that a forward has left gathered."""
+    cast("FSDPModule", model).reshard()
+
+
+# What a follower sends to rank 0 after a step, as one flat tensor.
+#
+# Rank 0 dealt the sequences, so it can pack the micro-batches of every rank itself; it lacks only
+# the results of their forwards.
+
+COLUMNS = 6
+"""Numbers per token: log-prob, entropy mask, loss, weight, is clipped, is masked."""
+
+
+def report_of(trained: Sequence[TrainedMicroBatch]) -> torch.Tensor:
+    """Flatten the results of micro-batches: float32 [size], on their device."""
+    parts = [part for each in trained for part in (*_results(each), each.sums)]
+    return torch.cat([part.detach().float() for part in parts]) if parts else torch.zeros(0)
+
+
+def report_size(batches: Sequence[MicroBatch]) -> int:
+    """Return the number of elements of a report on micro-batches."""
+    return sum(COLUMNS * each.num_tokens + len(SUMS) for each in batches)
+
+
+def read_report(report: torch.Tensor, batches: Sequence[MicroBatch]) -> list[TrainedMicroBatch]:
+    """Add the results in a report, float32 [size], to the micro-batches that it is about."""
+    trained = []
+    for each in batches:
+        num_tokens = each.num_tokens
+        own, sums, report = report.split(
+            [COLUMNS * num_tokens, len(SUMS), len(report) - report_size([each])]
+        )
+        proximal, entropy_mask, losses, weights, is_clipped, is_masked = own.split(num_tokens)
+        made = Surrogate(losses, weights, is_clipped.bool(), is_masked.bool())
+        batch = replace(each, proximal=proximal, entropy_mask=entropy_mask)
+        trained.append(TrainedMicroBatch(batch, sums, made))
+    return trained
+
+
+def _results(each: TrainedMicroBatch) -> tuple[torch.Tensor, ...]:
+    batch, made = each.batch, each.surrogate
+    return batch.proximal, batch.entropy_mask, *(
+        made.losses, made.weights, made.is_clipped, made.is_masked,
+    )  # fmt: skip
+
+
+# M2PO's choice among the tokens of a minibatch whose shares lie on several ranks.
+
+
+def largest_set_of_all(values: torch.Tensor, bound: float) -> torch.Tensor:
+    """Compute `largest_set_under` of the values of all ranks; return this rank's part: bool [N].
+
+    All ranks must call it together; a rank may have no values.
+    """
+    lengths = [int(each) for each in _gathered(torch.tensor([len(values)], device=values.device))]
+    padded = values.new_zeros(max(1, *lengths))
+    padded[: len(values)] = values
+    rows = zip(_gathered(padded), lengths, strict=True)
+    kept = largest_set_under(torch.cat([row[:length] for row, length in rows]), bound)
+    return kept.split(lengths)[distributed.get_rank()]
+
+
+def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    rows = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(rows, tensor)
+    return rows
+
+
+# Sharding by FSDP2: a layer's weights are gathered only while it computes.
+#
+# Gradients are summed over ranks, not averaged, because each rank divides its loss by the tokens of
+# all ranks. A 16-bit model's gradients are summed in float32.
+
+
+def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Shard a model in place over the ranks of a mesh, and move it to their devices.
+
+    The weights outside of layers, such as embedding and LM head, stay gathered from the forward of
+    `hidden_states` to the end of the backward pass, because the loss reads the LM head in between.
+    """
+    sums = MixedPrecisionPolicy(reduce_dtype=torch.promote_types(model.dtype, torch.float32))
+    for layer in layers_of(model):
+        _sum_gradients(fully_shard(layer, mesh=mesh, mp_policy=sums))
+    _sum_gradients(fully_shard(model, mesh=mesh, mp_policy=sums, reshard_after_forward=False))
+    setattr(model, SHARDED, MethodType(body, model))
+    register_fsdp_forward_method(model, SHARDED)
+
+
+def whole(value: Any) -> Any:
+    """Gather a sharded tensor, on all ranks together; return anything else unchanged."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def own_part(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
+    """Return this rank's shard of a tensor and the number of elements before it.
+
+    An unsharded tensor belongs to rank 0 alone: other ranks get an empty one.
+    """
+    if not isinstance(tensor, DTensor):
+        return 0, tensor if distributed.get_rank() == 0 else tensor.new_empty(0)
+    assert tensor.placements == (Shard(0),)
+    mesh, length = tensor.device_mesh, len(tensor)
+    first = min(length, mesh.get_local_rank() * -(-length // mesh.size()))
+    return first * (tensor.numel() // max(1, length)), tensor.to_local()
+
+
+def sharded_as(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Shard a tensor that every rank has whole in the same way as `like`, of equal shape."""
+    assert isinstance(like, DTensor)
+    value = value.to(like.device)
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def sharded_moments(state: Mapping[str, Any], trained: list[torch.Tensor]) -> dict[str, Any]:
+    """Shard the moments in an optimizer state of a single process."""
+    moments = {
+        number: {
+            key: sharded_as(value, trained[number]) if _is_moment(value, trained[number]) else value
+            for key, value in own.items()
+        }
+        for number, own in state["state"].items()
+    }
+    return {**state, "state": moments}
+
+
+def _sum_gradients(module: FSDPModule) -> None:
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+
+
+def _is_moment(value: Any, weight: torch.Tensor) -> bool:
+    """Return whether a value is a moment; otherwise it is the number of updates."""
+    return isinstance(value, torch.Tensor) and value.shape == weight.shape

@@ -1,3 +1,0 @@
-"""Soft actor-critic: values over valid actions, a replay buffer of trials, goals relabelled in
-hindsight.
-"""

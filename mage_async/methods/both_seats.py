@@ -1,0 +1,87 @@
+"""Self-play from both seats: in some groups the policy plays both sides and is trained on both.
+
+A play is then two trials of its group, one of each seat, each with a memory and returns of its own
+(`mage_async/trials/duels.py` has the play). MAGE (arXiv 2603.03680) trains so, beside past versions
+of the policy that remember the trial; `docs/methods/mage_population.md`.
+"""
+
+from typing import ClassVar
+
+from mage_async.config.section import Section, Share
+from mage_async.errors import ConfigError
+from mage_async.methods.method import Method, overriding
+from mage_async.tasks.population import name_of
+from mage_async.trajectory import Task
+
+
+class Settings(Section):
+    """Self-play in which the policy plays both seats, each with a memory of its own, and is trained
+    on both: a play is then two of the group's trials."""
+
+    share: Share = 0.33
+    """Share of groups that are self-play."""
+
+
+ALONE = {
+    "methods.both_seats.share": 0.33,
+    "advantage.baseline": ["group", "seat", "kind", "episode", "index"],
+    "advantage.scale": ["member", "seat"],
+}
+"""A third of the groups is self-play; each seat has a mean and a deviation of its own."""
+
+
+class BothSeats(Method):
+    """Gives a share of the groups to the policy against itself."""
+
+    Settings = Settings
+    presets: ClassVar = {
+        "both_seats": ALONE,
+        "mage_population": ALONE
+        | {
+            "population.rivals": 0.17,
+            "population.every": 5,
+            "population.rivals_remember": True,
+            "population.matchmaker": "progress",
+        },
+    }
+
+    def self_play_share(self) -> float:
+        """Return the configured share."""
+        return self.settings.share
+
+    def check(self) -> None:
+        """Refuse what is meant for one agent against the environment, and groups without pairs."""
+        config, environment = self.config, self.environment
+        rivals, size = config.population.rivals, config.admission.trials_per_group
+        task = Task(environment.facts.name, name_of(0), 0, environment.seats()[0])
+        if environment.duel(task, 0) is None:
+            raise ConfigError(
+                f"{environment.facts.name}: nobody can play the opponent's seat: leave "
+                "methods.both_seats out"
+            )
+        if rivals + self.settings.share > 1:
+            raise ConfigError(
+                "population.rivals + methods.both_seats.share are shares of all groups: got "
+                f"{rivals:g} + {self.settings.share:g}, at most 1"
+            )
+        if size % 2 or size < 4:
+            raise ConfigError(
+                "methods.both_seats plays a group in pairs of trials, and compares those of a "
+                f"seat: admission.trials_per_group must be even and at least 4, got {size}"
+            )
+        if "seat" not in config.advantage.baseline:
+            raise ConfigError(
+                "methods.both_seats: the seats of a group are different games, so each needs a "
+                'baseline of its own: add "seat" to advantage.baseline, got '
+                f"{config.advantage.baseline}"
+            )
+        if config.trial.stop_on_success:
+            raise ConfigError(
+                "methods.both_seats: trial.stop_on_success is for one agent against the "
+                "environment: set it to false, or leave methods.both_seats out"
+            )
+        if others := overriding(config, "guidance"):
+            raise ConfigError(
+                f"methods.both_seats: methods.{others[0]} is for one agent against the "
+                "environment: leave one of the two out"
+            )

@@ -1,0 +1,629 @@
+"""Graph memory (arXiv 2511.07800): strategies that earlier tasks taught, drawn by trained weights.
+
+The first trials of a group begin with a few strategies as text; the others of the group, which have
+the same task, begin without. One step of learning, for the groups of a trained batch in order of
+grant:
+
+1. **Utility.** For each guided group, the mean return of its guided trials minus that of the
+   others: delta R = R_with - R_without.
+2. **Weights.** REINFORCE on log p(strategies): every edge moves by
+   rate * delta R * d log p / d w, times min(1, p now / p when they were drawn), because groups are
+   trained some steps after they were granted. All gradients of a batch are taken at the same
+   weights.
+3. **Induction.** The best and the worst episode of each group are compared: the decisions in
+   which the best one differs become strategies, behind the path of the best one.
+
+The graph has three layers and two kinds of weighted edges:
+
+    query q  --w_qt-->  path t  --w_tm-->  strategy m
+
+A query is what is known of a task before it is played: its environment, or the part of a mix, and
+the seat. A path is a finished episode, a strategy a state and an action to take in it. The
+relevance of a strategy for a query is
+
+    rho(m | q) = sum over q', t of sim(q, q') w_qt(q', t) w_tm(t, m)
+
+The paper has a second language model summarise episodes; here paths and strategies are read off the
+record of a trial, with `Play.anchor` as the state.
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2s
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from mage_async.config.schema import Config
+from mage_async.config.section import Count, NonNegative, Section, Share
+from mage_async.environments.environment import Environment
+from mage_async.environments.mix import label_of
+from mage_async.errors import ConfigError
+from mage_async.methods.method import Method
+from mage_async.trajectory import Group, Guidance, Kind, Task, Trial
+
+
+class Settings(Section):
+    """The trainable graph memory of arXiv 2511.07800; see `docs/methods/graph_memory.md`."""
+
+    strategies: Count = 3
+    """Strategies of earlier tasks that a guided trial begins with, at most."""
+    guided: Share = 0.5
+    """Share of a group's trials that begin with strategies, at least one trial and not all; the
+    return of the others is what the use of a strategy is measured against. The same share of the
+    scripted trials of a warm start is guided, so that the policy learns to read strategies."""
+    rate: NonNegative = 1.0
+    """Step size of the weights of edges, per unit of a trial's mean return per episode."""
+    max_paths: Count = 64
+    """Most paths in the graph; of more, the weakest are removed."""
+    max_bytes: Count = 512
+    """Most bytes of all strategies of a trial, which have at most as many tokens."""
+    rewards: Literal["own", "shuffled"] = "own"
+    """"own": the memory learns from the reward of each action; "shuffled": from the reward of
+    another action of the batch, as a control."""
+
+
+NEW_EDGE_WEIGHT = 0.5
+"""Weight of a new edge, between the bounds `LEAST` and `MOST`, so that rewards can lower it too.
+`Settings.rate` sets how fast rewards outweigh it."""
+
+
+# Paths and strategies
+
+
+Decision = tuple[str, str]
+"""A strategy: a state, and the action to take in it."""
+Transition = tuple[str, str, str]
+"""State, action, and the sign of the action's reward: "+", "-" or "0"."""
+Path = tuple[Transition, ...]
+
+MOST_TRANSITIONS = 32
+"""Most transitions of a path; a longer one is cut."""
+_BRIEF_BYTES = 80
+"""Most bytes of a text in a path."""
+
+
+class Step(NamedTuple):
+    """One action of an episode."""
+
+    state: str
+    action: str
+    reward: float
+
+
+Episode = tuple[Step, ...]
+
+
+def episodes_of(trial: Trial) -> list[Episode]:
+    """Return the steps of each episode, in order; the action of an invalid turn is empty."""
+    steps: dict[int, list[Step]] = {}
+    for turn in trial.turns:
+        if turn.kind is Kind.ACT:
+            action = turn.action if turn.is_valid else ""
+            steps.setdefault(turn.episode, []).append(Step(turn.anchor, action, turn.reward))
+    return [tuple(each) for each in steps.values()]
+
+
+def return_of(episode: Episode) -> float:
+    """Return the sum of an episode's rewards."""
+    return sum(step.reward for step in episode)
+
+
+def path_of(episode: Episode) -> Path:
+    """Return the path of an episode: each transition once, at its first place, with brief texts."""
+    taken = ((_brief(s.state), _brief(s.action), _sign(s.reward)) for s in episode)
+    return tuple(dict.fromkeys(taken))[:MOST_TRANSITIONS]
+
+
+def contrasted(better: Episode, worse: Episode) -> list[Decision]:
+    """Return the decisions of the better episode that differ in states of both and earned more.
+
+    Where rewards come at the end only, no decision earned more by itself: then the first decision
+    that differs is returned. In a state that was met twice the last decision counts.
+    """
+    first, second = ({step.state: step for step in each} for each in (better, worse))
+    differ = [
+        (step, second[state])
+        for state, step in first.items()
+        if state in second and step.action and step.action != second[state].action
+    ]
+    earned = [one for one, other in differ if one.reward > other.reward]
+    chosen = earned or [one for one, _ in differ[:1]]
+    return [(step.state, step.action) for step in chosen]
+
+
+def lessons(episodes: Sequence[Episode]) -> tuple[Episode, list[Decision]]:
+    """Return the best of some episodes, and the decisions in which it differs from the worst one.
+
+    Where all episodes earned alike, both are the same episode and no decision differs.
+    """
+    better, worse = max(episodes, key=return_of), min(episodes, key=return_of)
+    return better, contrasted(better, worse)
+
+
+def with_shuffled_rewards(
+    batch: Sequence[Sequence[Sequence[Episode]]], source: random.Random
+) -> list[list[list[Episode]]]:
+    """Return the episodes with all rewards of the batch permuted over the actions: a control in
+    which there is nothing to learn.
+    """
+    steps = [s for group in batch for trial in group for episode in trial for s in episode]
+    rewards = [step.reward for step in steps]
+    source.shuffle(rewards)
+    left = iter(rewards)
+    return [
+        [[tuple(s._replace(reward=next(left)) for s in e) for e in trial] for trial in group]
+        for group in batch
+    ]
+
+
+def _sign(reward: float) -> str:
+    return "+" if reward > 0 else "-" if reward < 0 else "0"
+
+
+def _brief(text: str) -> str:
+    """Return a text as part of a path: of a long text its beginning and its digest."""
+    data = text.encode(errors="replace")
+    if len(data) <= _BRIEF_BYTES:
+        return text
+    digest = blake2s(data, digest_size=4).hexdigest()
+    return f"{data[: _BRIEF_BYTES - 12].decode(errors='ignore')}… {digest}"
+
+
+# The graph
+
+
+Query = tuple[str, int]
+"""Environment or part of a mix, and seat."""
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+LEAST, MOST = 0.01, 10.0
+"""Bounds of weights. They stay positive: two negative weights would count for a strategy that has
+only done harm, and from two zeros nothing could be learned any more.
+"""
+OTHER_SEAT = 0.5
+"""Similarity of two queries that differ in their seat alone."""
+
+
+class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Statistics of a strategy."""
+
+    born: Natural
+    """Version of the memory that had it first."""
+    shown: Natural = 0
+    """Groups whose guided trials began with it."""
+    gap: float = 0.0
+    """Mean over these groups of the return of guided trials minus that of the others."""
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The state of a memory as the journal holds it."""
+
+    version: Natural = 0
+    """Number of steps that the memory has learned from."""
+    paths: tuple[Path, ...] = ()
+    strategies: tuple[tuple[Decision, Strategy], ...] = ()
+    queries: tuple[tuple[Query, Natural, float], ...] = ()
+    """Edges: query, number of the path, weight."""
+    supports: tuple[tuple[Natural, Natural, float], ...] = ()
+    """Edges: number of the path, number of the strategy, weight."""
+
+
+class Graph:
+    """Nodes and edges, in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        self.strategies: dict[Decision, Strategy] = {}
+        self.queries: dict[tuple[Query, Path], float] = {}
+        """Weights w_qt."""
+        self.supports: dict[tuple[Path, Decision], float] = {}
+        """Weights w_tm."""
+
+    def add(
+        self, query: Query, path: Path, decision: Decision, *, born: int, weight: float
+    ) -> None:
+        """Add nodes and edges that are not there yet; new edges begin with `weight`."""
+        self.strategies.setdefault(decision, Strategy(born))
+        self.queries.setdefault((query, path), weight)
+        self.supports.setdefault((path, decision), weight)
+
+    def scores(self, query: Query) -> dict[Decision, float]:
+        """Return the relevance, rho, of every strategy that a similar query leads to."""
+        strengths = self._strengths(query)
+        found: dict[Decision, float] = {}
+        for (path, decision), weight in self.supports.items():
+            if path in strengths:
+                found[decision] = found.get(decision, 0.0) + strengths[path] * weight
+        return found
+
+    def slopes(self, query: Query, by_score: Mapping[Decision, float]) -> "Slopes":
+        """Return the gradient by weights of edges, from a gradient by scores."""
+        strengths, slopes = self._strengths(query), Slopes()
+        through: dict[Path, float] = {}
+        for (path, decision), weight in self.supports.items():
+            if path in strengths and decision in by_score:
+                slopes.supports[path, decision] = by_score[decision] * strengths[path]
+                through[path] = through.get(path, 0.0) + by_score[decision] * weight
+        for each, path in self.queries:
+            if path in through:
+                slopes.queries[each, path] = similarity(query, each) * through[path]
+        return slopes
+
+    def move(self, slopes: "Slopes", step: float) -> None:
+        """Add a multiple of a gradient to the weights, within their bounds."""
+        for edge, slope in slopes.queries.items():
+            self.queries[edge] = _bounded(self.queries[edge] + step * slope)
+        for support, slope in slopes.supports.items():
+            self.supports[support] = _bounded(self.supports[support] + step * slope)
+
+    def forget(self, most_paths: int) -> None:
+        """Remove the weakest paths beyond `most_paths` (of equals the oldest), and strategies
+        without a path.
+        """
+        weak = sorted(self._paths(), key=self._strength)[: max(0, len(self._paths()) - most_paths)]
+        gone = set(weak)
+        self.queries = {edge: w for edge, w in self.queries.items() if edge[1] not in gone}
+        self.supports = {edge: w for edge, w in self.supports.items() if edge[0] not in gone}
+        led_to = {decision for _, decision in self.supports}
+        self.strategies = {each: known for each, known in self.strategies.items() if each in led_to}
+
+    def table(self, version: int) -> Table:
+        """Return the graph for the journal."""
+        paths = {path: number for number, path in enumerate(self._paths())}
+        numbers = {decision: number for number, decision in enumerate(self.strategies)}
+        return Table(
+            version=version,
+            paths=tuple(paths),
+            strategies=tuple(self.strategies.items()),
+            queries=tuple((query, paths[path], w) for (query, path), w in self.queries.items()),
+            supports=tuple((paths[p], numbers[d], w) for (p, d), w in self.supports.items()),
+        )
+
+    @staticmethod
+    def of(table: Table) -> "Graph":
+        """Return the graph of a table."""
+        graph, decisions = Graph(), [decision for decision, _ in table.strategies]
+        graph.strategies = dict(table.strategies)
+        graph.queries = {(query, table.paths[t]): weight for query, t, weight in table.queries}
+        graph.supports = {(table.paths[t], decisions[m]): w for t, m, w in table.supports}
+        return graph
+
+    def known_queries(self) -> list[Query]:
+        """Return the queries that lead to a strategy."""
+        return list(dict.fromkeys(query for query, _ in self.queries))
+
+    def num_paths(self, decision: Decision) -> int:
+        """Return the number of paths that lead to a strategy."""
+        return sum(each == decision for _, each in self.supports)
+
+    def _strengths(self, query: Query) -> dict[Path, float]:
+        """Return the sum of sim * w_qt from a query to each path."""
+        found: dict[Path, float] = {}
+        for (each, path), weight in self.queries.items():
+            if like := similarity(query, each):
+                found[path] = found.get(path, 0.0) + like * weight
+        return found
+
+    def _paths(self) -> list[Path]:
+        return list(dict.fromkeys(path for _, path in self.queries))
+
+    def _strength(self, path: Path) -> float:
+        """Return the largest product w_qt * w_tm of the edges of a path."""
+        to = max(weight for (_, each), weight in self.queries.items() if each == path)
+        return to * max(weight for (each, _), weight in self.supports.items() if each == path)
+
+
+class Slopes:
+    """A gradient by the weights of edges."""
+
+    def __init__(self) -> None:
+        self.queries: dict[tuple[Query, Path], float] = {}
+        self.supports: dict[tuple[Path, Decision], float] = {}
+
+
+def similarity(one: Query, other: Query) -> float:
+    """Return 1 for equal queries, `OTHER_SEAT` in another seat, 0 in another environment."""
+    if one[0] != other[0]:
+        return 0.0
+    return 1.0 if one[1] == other[1] else OTHER_SEAT
+
+
+def _bounded(weight: float) -> float:
+    return min(MOST, max(LEAST, weight))
+
+
+# Draws of strategies by their scores
+#
+# The first strategy is drawn with probability p(m) = exp(rho(m)) / sum of exp(rho) over all
+# strategies, as in the paper; the next one in the same way among those of other states that are
+# left (Plackett and Luce). For one strategy this is the paper's draw.
+
+
+Scores = Mapping[Decision, float]
+"""Relevance of each strategy, rho."""
+
+
+def probabilities(scores: Scores) -> dict[Decision, float]:
+    """Return the softmax of scores."""
+    most = max(scores.values())
+    parts = {decision: math.exp(score - most) for decision, score in scores.items()}
+    total = math.fsum(parts.values())
+    return {decision: part / total for decision, part in parts.items()}
+
+
+def drawn(scores: Scores, count: int, source: random.Random) -> tuple[Decision, ...]:
+    """Draw at most `count` strategies, no two for one state."""
+    found: list[Decision] = []
+    while len(found) < count and (left := _left(scores, found)):
+        weights = probabilities(left)
+        found.append(source.choices(list(weights), list(weights.values()))[0])
+    return tuple(found)
+
+
+def best(scores: Scores, count: int) -> tuple[Decision, ...]:
+    """Return at most `count` strategies of the highest scores, no two for one state."""
+    found: list[Decision] = []
+    while len(found) < count and (left := _left(scores, found)):
+        found.append(max(left, key=lambda decision: left[decision]))
+    return tuple(found)
+
+
+def logprob(scores: Scores, decisions: Sequence[Decision]) -> float:
+    """Return the log-probability, in nats, of drawing these strategies in this order."""
+    return math.fsum(
+        math.log(max(probabilities(_left(scores, decisions[:place]))[decision], 1e-300))
+        for place, decision in enumerate(decisions)
+    )
+
+
+def gradient(scores: Scores, decisions: Sequence[Decision]) -> dict[Decision, float]:
+    """Return the gradient of `logprob` by each score."""
+    found = dict.fromkeys(scores, 0.0)
+    for place, decision in enumerate(decisions):
+        for each, share in probabilities(_left(scores, decisions[:place])).items():
+            found[each] -= share
+        found[decision] += 1.0
+    return found
+
+
+def _left(scores: Scores, found: Sequence[Decision]) -> dict[Decision, float]:
+    taken = {state for state, _ in found}
+    return {each: score for each, score in scores.items() if each[0] not in taken}
+
+
+Played = Sequence[Sequence[Episode]]
+"""The episodes of each trial of a group."""
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Table)
+MAX_LISTED = 32
+"""Strategies of one query in a record, those of the highest scores."""
+
+
+class GraphMemory(Method):
+    """The graph with its version, which is the policy version that the same steps trained."""
+
+    Settings = Settings
+    presets: ClassVar = {
+        "graph_memory": {
+            "methods.graph_memory.strategies": 3,
+            "advantage.baseline": ["group", "memory", "kind", "episode", "index"],
+        }
+    }
+
+    def __init__(
+        self, settings: Settings, config: Config, environment: Environment | None = None
+    ) -> None:
+        super().__init__(settings, config, environment)
+        self.graph, self.version = Graph(), 0
+        self._demonstrations = random.Random(f"{config.seed}/told")
+        self._demonstrated: dict[Query, dict[str, str]] = {}
+        """Strategies of the scripted trials so far, action by state, by query."""
+
+    def check(self) -> None:
+        """Refuse groups of one trial, in which no guided trial has another to compare with."""
+        if self.config.admission.trials_per_group < 2:
+            raise ConfigError(
+                "methods.graph_memory compares guided trials with others of their group: set "
+                "admission.trials_per_group to at least 2, or leave the method out"
+            )
+
+    def guidance(self, number: int, task: Task) -> Guidance | None:
+        """Draw strategies for a group by their weights."""
+        settings, scores = self.settings, self.scores(self.query(task))
+        source = random.Random(f"{self.config.seed}/memory/{self.version}/{number}")
+        decisions = drawn(scores, settings.strategies, source)
+        count = self.config.admission.trials_per_group
+        guided = min(count - 1, max(1, round(settings.guided * count)))
+        return self._guidance_of(decisions, logprob(scores, decisions), guided, self.version)
+
+    def guidance_tokens(self) -> int:
+        """Return a word each for the state and the action of every strategy."""
+        return 2 * self.settings.strategies
+
+    def evaluation_guidance(
+        self, task: Task, record: Mapping[str, Any] | None = None
+    ) -> Guidance | None:
+        """Return the strategies of the highest scores."""
+        query = self.query(task)
+        scores = self.scores(query) if record is None else recorded_scores(record, query)
+        decisions = best(scores, self.settings.strategies)
+        version = self.version if record is None else record["version"]
+        return self._guidance_of(decisions, logprob(scores, decisions), 1, version)
+
+    def begin(self, state: bytes | None, version: int) -> None:
+        """Take the graph from the journal."""
+        table = Table(version=version) if state is None else _DECODER.decode(state)
+        self.graph, self.version = Graph.of(table), table.version
+
+    def state(self) -> bytes:
+        """Return the graph for the journal."""
+        return _ENCODER.encode(self.graph.table(self.version))
+
+    def learn(self, groups: Sequence[Group]) -> None:
+        """Train the weights and add strategies; the module's docstring has the three parts."""
+        batch = list(zip(groups, self._played(groups), strict=True))
+        moves = [self._move(group, played) for group, played in batch]
+        for slopes, step in filter(None, moves):
+            self.graph.move(slopes, step)
+        for group, played in batch:
+            self._induce(self.query(group.trials[0].task), played)
+        self.graph.forget(self.settings.max_paths)
+        self.version += 1
+
+    def record(self) -> dict[str, Any]:
+        """Return the strategies of every query, the most relevant first."""
+        strategies = [row for query in self.graph.known_queries() for row in self._rows(query)]
+        digest = blake2s(self.state(), digest_size=8).hexdigest()
+        return {"version": self.version, "digest": digest, "strategies": strategies}
+
+    # A model that reads knows what to do with advice. One that is cloned from scripts has seen
+    # none: it would take strategies for noise, and no weight of the memory could tell a good one
+    # from a bad one. So some demonstrations begin with strategies of the demonstrations before, in
+    # the words of the memory, and their script follows them in its first episode. The strategies
+    # come from other tasks, so they are as often wrong as right where tasks are unlike; the later
+    # episodes of a demonstration show that what the trial itself has seen comes first.
+
+    def guide_demonstration(self, task: Task) -> Guidance | None:
+        """Return strategies of earlier demonstrations for a share `guided` of them."""
+        known = self._demonstrated.get(self.query(task), {})
+        if not known or self._demonstrations.random() >= self.settings.guided:
+            return None
+        decisions = list(known.items())
+        self._demonstrations.shuffle(decisions)
+        return self._guidance_of(decisions)
+
+    def learn_demonstration(self, trial: Trial) -> None:
+        """Keep the latest strategy of each state, by the best and the worst episode of a trial."""
+        if not (episodes := episodes_of(trial)):
+            return
+        _, decisions = lessons(episodes)
+        query = self.query(trial.task)
+        known = self._demonstrated.get(query, {})
+        for state, action in filter(self.fits, decisions):
+            known.pop(state, None)  # the latest stand last
+            known[state] = action
+        self._demonstrated[query] = dict(list(known.items())[-self.settings.strategies :])
+
+    def _guidance_of(
+        self, decisions: Sequence[Decision], nats: float = 0.0, guided: int = 1, version: int = 0
+    ) -> Guidance | None:
+        """Return strategies as the text of a guidance; None where there are none.
+
+        Args:
+            nats: log-prob of drawing them.
+            guided: number of trials of the group that begin with them.
+            version: of the memory that they come from.
+        """
+        if not decisions:
+            return None
+        has_rules = self.config.transcript.rules
+        text = ("; " if has_rules else " ").join(map(self._text_of, decisions))
+        text = f"{_BEFORE}{text}.\n" if has_rules else text
+        return Guidance(version, guided, tuple(decisions), text, nats)
+
+    def query(self, task: Task) -> Query:
+        """Return what is known of a task before it is played; the hidden member is not."""
+        return (label_of(self.environment, task.member) or task.environment, task.seat)
+
+    def scores(self, query: Query) -> dict[Decision, float]:
+        """Return the relevance of the strategies that a guidance for a query may hold."""
+        scores = self.graph.scores(query)
+        return {decision: score for decision, score in scores.items() if self.fits(decision)}
+
+    def _played(self, groups: Sequence[Group]) -> Sequence[Played]:
+        """Return the episodes of each group, with the rewards that are learned from."""
+        batch = [[episodes_of(trial) for trial in group.trials] for group in groups]
+        if self.settings.rewards == "own":
+            return batch
+        source = random.Random(f"{self.config.seed}/shuffled/{self.version}")
+        return with_shuffled_rewards(batch, source)
+
+    def _move(self, group: Group, played: Played) -> tuple[Slopes, float] | None:
+        """Return a group's gradient and the step along it; None for a group without guidance."""
+        told, gap = group.guidance, _gap(group, played)
+        if told is None or gap is None:
+            return None
+        self._note(told.decisions, gap)
+        query = self.query(group.trials[0].task)
+        scores = self.scores(query)
+        if not all(decision in scores for decision in told.decisions):
+            return None  # some were forgotten since
+        ratio = math.exp(min(0.0, logprob(scores, told.decisions) - told.logprob))
+        slopes = self.graph.slopes(query, gradient(scores, told.decisions))
+        return slopes, self.settings.rate * gap * ratio
+
+    def _note(self, decisions: Iterable[Decision], gap: float) -> None:
+        for decision in decisions:
+            known = self.graph.strategies.get(decision)
+            if known is not None:
+                mean = known.gap + (gap - known.gap) / (known.shown + 1)
+                self.graph.strategies[decision] = replace(known, shown=known.shown + 1, gap=mean)
+
+    def _induce(self, query: Query, played: Played) -> None:
+        better, found = lessons([episode for trial in played for episode in trial])
+        path, weight = path_of(better), NEW_EDGE_WEIGHT
+        for decision in filter(self.fits, found):
+            self.graph.add(query, path, decision, born=self.version + 1, weight=weight)
+
+    def fits(self, decision: Decision) -> bool:
+        """Return whether `strategies` texts as long as this one fit into `max_bytes`."""
+        rules = self.settings
+        most = rules.max_bytes // max(1, rules.strategies)
+        return len(self._text_of(decision).encode(errors="replace")) < most
+
+    def _text_of(self, decision: Decision) -> str:
+        """Return a strategy in words for a model that reads, and bare for a tiny model."""
+        state, action = decision
+        return f"at “{state}”: {action}" if self.config.transcript.rules else f"{state} {action}"
+
+    def _rows(self, query: Query) -> list[dict[str, Any]]:
+        """Return the strategies of a query as plain data, at most `MAX_LISTED`."""
+        scores, graph = self.scores(query), self.graph
+        if not scores:
+            return []
+        shares = probabilities(scores)
+        order = sorted(scores, key=lambda decision: -scores[decision])[:MAX_LISTED]
+        return [
+            {
+                "kind": query[0],
+                "seat": query[1],
+                "state": decision[0],
+                "action": decision[1],
+                "score": scores[decision],
+                "probability": shares[decision],
+                "paths": graph.num_paths(decision),
+                "born": graph.strategies[decision].born,
+                "shown": graph.strategies[decision].shown,
+                "gap": graph.strategies[decision].gap,
+            }
+            for decision in order
+        ]
+
+
+_BEFORE = "In earlier tasks of this kind these decisions paid, which may help here too: "
+
+
+def _gap(group: Group, played: Played) -> float | None:
+    """Return the mean return of the guided trials minus that of the others; None where one of the
+    two is empty.
+    """
+    rewards: dict[bool, list[float]] = {True: [], False: []}
+    for trial, episodes in zip(group.trials, played, strict=True):
+        if episodes:
+            mean = statistics.fmean(map(return_of, episodes))
+            rewards[trial.memory is not None].append(mean)
+    if not all(rewards.values()):
+        return None
+    return statistics.fmean(rewards[True]) - statistics.fmean(rewards[False])
+
+
+def recorded_scores(record: Mapping[str, Any], query: Query) -> dict[Decision, float]:
+    """Return the relevance of the strategies of a query, as `GraphMemory.record` wrote them."""
+    return {
+        (row["state"], row["action"]): row["score"]
+        for row in record["strategies"]
+        if (row["kind"], row["seat"]) == query
+    }

@@ -1,0 +1,437 @@
+"""The interface of a research method.
+
+A method is a class derived from `Method` that overrides the hooks it needs; every hook does nothing
+by default. The core never names a method: it asks `mage_async.methods.method.Methods`, which asks
+the methods that the configuration turns on. One instance lives in each process that needs it, and
+each hook says in which. A hook must be a function of the configuration, of its arguments and of the
+state below, so that a replay of the journal computes the same.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2s
+from math import prod
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import msgspec
+
+from mage_async.config.schema import Config
+from mage_async.config.section import Section
+from mage_async.environments.catalogue import load
+from mage_async.environments.environment import Environment, Play
+from mage_async.errors import ConfigError
+from mage_async.methods.registry import method_class
+from mage_async.trajectory import Group, Guidance, Task, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """How long the trials of one group are."""
+
+    num_episodes: int
+    max_turns: int = 0
+    """Most actions of an episode; 0: as many as the environment allows."""
+
+
+class Adviser(Protocol):
+    """A player that is asked at each action of one trial what it would do."""
+
+    def action(self, play: Play, episode: int, done: Sequence[str]) -> str | None:
+        """Return the adviser's action, which is recorded and not played; None: it knows none.
+
+        Args:
+            play: the episode before the policy's action.
+            episode: number of the episode, from 0.
+            done: the policy's earlier actions of the episode.
+        """
+        ...
+
+
+Advisers = Callable[[Environment, Task, int], Adviser | None]
+"""Makes the adviser of a trial from its environment (of a mix, the component), task and index."""
+
+
+def overriding(config: Config, hook: str) -> list[str]:
+    """Return the names of the methods of a configuration that override a hook of `Method`."""
+    default = getattr(Method, hook)
+    return [name for name in config.methods if getattr(method_class(name), hook) is not default]
+
+
+class Method:
+    """One method of a run. A subclass overrides `Settings` and the hooks that it needs.
+
+    Args:
+        settings: the method's table of the configuration, an instance of `Settings`.
+        config: the whole configuration.
+        environment: of the run; None: it is loaded when it is first used.
+    """
+
+    Settings: ClassVar[type[Section]] = Section
+    """Keys of the table `[methods.NAME]`, with a type, a default and a docstring each."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Keys of the configuration by name of a preset: `mage --method NAME` writes them over a file.
+    A preset that turns the method on sets a key of its table, `methods.NAME.KEY`."""
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Unit and meaning of each metric that the method adds to the line of a step, by name."""
+
+    def __init__(
+        self, settings: Any, config: Config, environment: Environment | None = None
+    ) -> None:
+        self.settings, self.config = settings, config
+        if environment is not None:
+            self.environment = environment
+
+    @cached_property
+    def environment(self) -> Environment:
+        """The environment of the run."""
+        return load(self.config.environment.name, **self.config.environment.options)
+
+    def check(self) -> None:
+        """Refuse a configuration under which the method would do something else than it says.
+
+        Called once, before any process starts.
+
+        Raises:
+            ConfigError: with the key, its value, and what to write instead.
+        """
+
+    # Groups and their trials.
+
+    def horizon(self, version: int, horizon: Horizon) -> Horizon:
+        """Return the horizon of a group that is granted at a policy version.
+
+        Called by the learner for each grant. The horizon travels with the grant.
+
+        Args:
+            horizon: `trial.episodes`, and no limit of turns.
+        """
+        return horizon
+
+    def self_play_share(self) -> float:
+        """Return the share of groups, 0 to 1, in which the policy plays both seats of each trial
+        and is trained on both.
+        """
+        return 0.0
+
+    def guidance(self, number: int, task: Task) -> Guidance | None:
+        """Return text with which the first trials of a new group begin; None: no text.
+
+        Called by the learner as a group is granted, and again in a replay, which compares.
+
+        Args:
+            number: of the group, in order of grant.
+        """
+        return None
+
+    def guidance_tokens(self) -> int:
+        """Return the least number of tokens that a guidance of this method adds to a context."""
+        return 0
+
+    def evaluation_guidance(
+        self, task: Task, record: Mapping[str, Any] | None = None
+    ) -> Guidance | None:
+        """Return text with which a trial of an evaluation begins; None: no text.
+
+        Args:
+            record: what `record` returned at the evaluated version; None: this instance's state.
+        """
+        return None
+
+    def advisers(self) -> Advisers | None:
+        """Return what makes the adviser of each trial in training; None: nobody is asked.
+
+        Called by every actor as it starts. What an adviser answers is in `Trial.alternatives`.
+        """
+        return None
+
+    # State: kept by the learner, in step with the policy version.
+
+    def begin(self, state: bytes | None, version: int) -> None:
+        """Replace the state.
+
+        Args:
+            state: what `state` returned, from the journal; None: the state of a run that has just
+                begun, or that the method has just been added to.
+            version: the policy version that the state belongs to.
+        """
+
+    def adopt(self, settings: Any, config: Config) -> None:
+        """Go on under another configuration: a resumed run may have other values than before."""
+        self.settings, self.config = settings, config
+
+    def learn(self, groups: Sequence[Group]) -> None:
+        """Take a batch into the state after a step has trained on it.
+
+        Args:
+            groups: in order of grant.
+        """
+
+    def state(self) -> bytes | None:
+        """Return the whole state; equal states are equal bytes. None: the method has none.
+
+        Each segment of the journal begins with the state, each commit holds its digest, and a
+        replay compares the digests. A checkpoint does not hold it.
+        """
+        return None
+
+    def record(self) -> dict[str, Any] | None:
+        """Return the state as plain data for people and for evaluations; None: nothing is written.
+
+        The learner appends it to `memory.jsonl` of the run before it announces a version. The keys
+        "version" and "method" are added.
+        """
+        return None
+
+    # The warm start.
+
+    def guide_demonstration(self, task: Task) -> Guidance | None:
+        """Return text with which the next scripted trial of a warm start begins, and whose
+        decisions its script follows in the first episode; None: no text.
+        """
+        return None
+
+    def learn_demonstration(self, trial: Trial) -> None:
+        """Take a scripted trial of the warm start into account for later ones."""
+
+    # The step of the learner.
+
+    def turn_rewards(self, trials: Sequence[Trial]) -> list[list[float]] | None:
+        """Return a reward for each turn of each trial of a batch, added to what the environment
+        paid; None: nothing is added.
+
+        It stays in the episode of its turn, whatever `credit.kind` does with the environment's
+        rewards, and is discounted by `credit.turn_discount` alone.
+        """
+        return None
+
+    @property
+    def rewards_need_environment(self) -> bool:
+        """Whether `turn_rewards` plays the environment. `mage view` shows no returns of such a run
+        where the environment is a user's own, because to look at a run must not execute its code.
+        """
+        return False
+
+    def early_share(self) -> float:
+        """Return the share, 0 to 1, of the environment's credited return that turns before the last
+        episode are given.
+        """
+        return 1.0
+
+    def roles(self) -> tuple[str, str] | None:
+        """Return the names of two low-rank adapters, of which the second one computes the last
+        episode of a trial and the first one all episodes before; None: there is one adapter.
+        """
+        return None
+
+    def trainer(self, model: Any, chat: Any, *, max_staleness: int) -> Any:
+        """Return a trainer instead of `mage_async.learning.trainer.Trainer`; None: that one.
+
+        A run cannot be resumed with such a method added or left out: its checkpoints differ.
+
+        Args:
+            model: a `transformers.PreTrainedModel`, the one to train.
+            chat: a `mage_async.trials.chat_format.ChatFormat`.
+            max_staleness: bound of `admission`, in steps.
+        """
+        return None
+
+    def loss_term(self) -> Any:
+        """Return a `mage_async.learning.token_loss.LossTerm`, which is added to the loss of each
+        micro-batch; None: nothing is added.
+        """
+        return None
+
+    def frozen_policy(self) -> Path | None:
+        """Return the model directory of a second frozen policy for the loss term; None: it needs
+        none. It must have the tokenizer of the policy.
+        """
+        return None
+
+    def batch_metrics(self, trials: Sequence[Trial]) -> dict[str, float]:
+        """Return metrics of a batch by name, for the line of its step; each stands in `metrics`."""
+        return {}
+
+
+T = TypeVar("T")
+
+
+class Methods:
+    """The active methods of a run, in the order of their tables.
+
+    Where only one answer can count, such as the guidance of a group, it is that of the first method
+    that gives one. Without arguments: no method.
+
+    Args:
+        environment: of the run; None: a method that needs it loads it.
+    """
+
+    def __init__(
+        self, config: Config | None = None, environment: Environment | None = None
+    ) -> None:
+        self._environment = environment
+        self._version = 0
+        self._methods: dict[str, Method] = {}
+        if config is not None:
+            self.adopt(config)
+
+    def __iter__(self) -> Iterator[Method]:
+        return iter(self._methods.values())
+
+    def check(self) -> None:
+        """Refuse a configuration that a method cannot work with.
+
+        Raises:
+            ConfigError: as `Method.check`.
+        """
+        for method in self:
+            method.check()
+
+    def horizon(self, version: int, num_episodes: int) -> Horizon:
+        """Return the horizon of a group granted at a policy version.
+
+        Args:
+            num_episodes: of a trial, where no method says otherwise.
+        """
+        horizon = Horizon(num_episodes)
+        for method in self:
+            horizon = method.horizon(version, horizon)
+        return horizon
+
+    def self_play_share(self) -> float:
+        """Return the share of groups in which the policy plays both seats."""
+        return sum(method.self_play_share() for method in self)
+
+    def guidance(self, number: int, task: Task) -> Guidance | None:
+        """Return the text with which the first trials of a new group begin."""
+        return _first(method.guidance(number, task) for method in self)
+
+    def guidance_tokens(self) -> int:
+        """Return the least number of tokens that a guidance adds to a context."""
+        return sum(method.guidance_tokens() for method in self)
+
+    def evaluation_guidance(
+        self, task: Task, records: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Guidance | None:
+        """Return the text with which a trial of an evaluation begins.
+
+        Args:
+            records: what methods recorded at the evaluated version, by method; a method that
+                recorded nothing gives no guidance. None: the methods' own states.
+        """
+        if records is None:
+            return _first(method.evaluation_guidance(task) for method in self)
+        return _first(
+            method.evaluation_guidance(task, records[name])
+            for name, method in self._methods.items()
+            if name in records
+        )
+
+    def advisers(self) -> Advisers | None:
+        """Return what makes the adviser of each trial in training."""
+        return _first(method.advisers() for method in self)
+
+    def adopt(self, config: Config) -> None:
+        """Go on with the methods of another configuration; one that is new begins without state."""
+        before, self._methods = self._methods, {}
+        for name, table in config.methods.items():
+            kind = method_class(name)
+            try:
+                settings = msgspec.convert(table, kind.Settings)
+            except msgspec.ValidationError as error:  # of a user's own, whose keys have changed
+                raise ConfigError(f"methods.{name}: {error}") from error
+            if name in before:
+                method = before[name]
+                method.adopt(settings, config)
+            else:
+                method = kind(settings, config, self._environment)
+                method.begin(None, self._version)
+            self._methods[name] = method
+
+    def begin(self, states: Mapping[str, bytes], version: int) -> None:
+        """Replace the states by those of a journal, which belong to a policy version."""
+        self._version = version
+        for name, method in self._methods.items():
+            method.begin(states.get(name), version)
+
+    def learn(self, groups: Sequence[Group]) -> None:
+        """Take a batch into the states after a step has trained on it."""
+        self._version += 1
+        for method in self:
+            method.learn(groups)
+
+    def states(self) -> dict[str, bytes]:
+        """Return the states, by method; methods without a state are left out."""
+        states = {name: method.state() for name, method in self._methods.items()}
+        return {name: state for name, state in states.items() if state is not None}
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the states, by method."""
+        return {
+            name: blake2s(state, digest_size=8).hexdigest() for name, state in self.states().items()
+        }
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return one line of `memory.jsonl` for each method that records its state."""
+        records = ((name, method.record()) for name, method in self._methods.items())
+        return [
+            {"version": self._version, "method": name, **record}
+            for name, record in records
+            if record is not None
+        ]
+
+    def guide_demonstration(self, task: Task) -> Guidance | None:
+        """Return the text with which the next scripted trial of a warm start begins."""
+        return _first(method.guide_demonstration(task) for method in self)
+
+    def learn_demonstration(self, trial: Trial) -> None:
+        """Take a scripted trial of the warm start into account for later ones."""
+        for method in self:
+            method.learn_demonstration(trial)
+
+    def turn_rewards(self, trials: Sequence[Trial]) -> list[list[float]] | None:
+        """Return the sum of what methods add to the reward of each turn; None: nothing."""
+        answers = [method.turn_rewards(trials) for method in self]
+        parts = [rewards for rewards in answers if rewards is not None]
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return [
+            [sum(rewards) for rewards in zip(*of_trial, strict=True)]
+            for of_trial in zip(*parts, strict=True)
+        ]
+
+    def early_share(self) -> float:
+        """Return the share of the credited return that turns before the last episode are given."""
+        return prod(method.early_share() for method in self)
+
+    def roles(self) -> tuple[str, str] | None:
+        """Return the names of the two adapters; None: the policy has one role."""
+        return _first(method.roles() for method in self)
+
+    def trainer(self, model: Any, chat: Any, *, max_staleness: int) -> Any:
+        """Return the trainer that a method brings; None: the default one is used."""
+        return _first(method.trainer(model, chat, max_staleness=max_staleness) for method in self)
+
+    def loss_terms(self) -> list[Any]:
+        """Return the terms that methods add to the loss."""
+        return [term for method in self if (term := method.loss_term()) is not None]
+
+    def frozen_policy(self) -> Path | None:
+        """Return the model directory of a second frozen policy."""
+        return _first(method.frozen_policy() for method in self)
+
+    def metric_names(self) -> set[str]:
+        """Return the names of all metrics that the methods add."""
+        return {name for method in self for name in method.metrics}
+
+    def batch_metrics(self, trials: Sequence[Trial]) -> dict[str, float]:
+        """Return the metrics that methods add to the line of a step."""
+        metrics: dict[str, float] = {}
+        for method in self:
+            metrics |= method.batch_metrics(trials)
+        return metrics
+
+
+def _first(answers: Iterator[T | None]) -> T | None:
+    return next((answer for answer in answers if answer is not None), None)

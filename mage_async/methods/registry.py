@@ -1,0 +1,49 @@
+"""The registry of methods: a name and the class behind it, imported when it is first used.
+
+A run turns a method on by a table of its configuration, `[methods.graph_memory]`. A method from
+outside this package is named `module:Class` in the same place, `[methods."my_file:MyMethod"]`.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from mage_async.registry import Registry
+
+METHODS = Registry(
+    "method",
+    {
+        "both_seats": "mage_async.methods.both_seats:BothSeats",
+        "graph_memory": "mage_async.methods.graph_memory:GraphMemory",
+        "metacure": "mage_async.methods.metacure:MetaCure",
+        "rema": "mage_async.methods.rema:Rema",
+        "sac_glam": "mage_async.methods.sac_glam.method:SacGlam",
+        "scaling_inter": "mage_async.methods.scaling_inter:ScalingInter",
+        "sge": "mage_async.methods.sge:Sge",
+        "stepagent": "mage_async.methods.stepagent.method:StepAgent",
+    },
+)
+
+
+@cache
+def method_class(name: str) -> Any:
+    """Return the class of a method, a subclass of `mage_async.methods.method.Method`.
+
+    Args:
+        name: a name of `METHODS`, or `module:Class` of a user's own.
+
+    Raises:
+        ConfigError: there is no such method, or its module cannot be imported.
+    """
+    return METHODS.load(name)
+
+
+@cache
+def metrics() -> dict[str, tuple[str, str]]:
+    """Return the unit and the meaning of each metric that the methods of this package add."""
+    return {name: each for method in METHODS for name, each in method_class(method).metrics.items()}
+
+
+def presets() -> dict[str, Mapping[str, Any]]:
+    """Return the keys that the presets of this package's methods set, by preset."""
+    return {name: keys for each in METHODS for name, keys in method_class(each).presets.items()}

@@ -1,0 +1,136 @@
+"""SAC-GLAM as a method of a run: its keys, what it works with, and the trainer that it brings.
+
+It trains on one episode a trial, on the environment's actions of one token each;
+`docs/methods/sac_glam.md` has the equations.
+"""
+
+from typing import Any, ClassVar
+
+from mage_async.config.schema import Config
+from mage_async.config.section import Count, Natural, Positive, Section, Share
+from mage_async.environments.environment import Environment
+from mage_async.environments.mix import Mix
+from mage_async.environments.user_calls import SlowPlay
+from mage_async.errors import ConfigError
+from mage_async.methods.method import Method, overriding
+from mage_async.trajectory import Task
+
+CREDITS = ("single_episode", "cumulative_code")
+
+
+class Settings(Section):
+    """Soft actor-critic over the environment's actions (SAC-GLAM, arXiv 2410.12481), instead of
+    the policy gradient and `learner.correction`."""
+
+    entropy_coefficient: Positive = 0.02
+    """Weight of a nat of the entropy over valid actions, in units of reward."""
+    batch: Count = 64
+    """Trials that an update draws from the replay buffer; a step makes `learner.minibatches`
+    updates."""
+    capacity: Count = 2048
+    """Trials in the replay buffer; the oldest make room. Checkpoints hold them."""
+    hindsight: Natural = 4
+    """Most copies of a trial with another goal, one that it reached; a draw takes the trial or one
+    of its copies. 0: no goal is relabelled."""
+    critic_rate: Positive = 0.002
+    """AdamW's learning rate of the Q heads."""
+    target_rate: Share = 0.05
+    """Part of the way that the target heads move towards the Q heads after each update."""
+
+
+class SacGlam(Method):
+    """Brings a trainer; what the default trainer would have used is refused by `check`."""
+
+    Settings = Settings
+    presets: ClassVar = {
+        "sac_glam": {
+            "trial.episodes": 1,
+            "credit.kind": "single_episode",
+            "credit.turn_discount": 0.95,
+            "learner.correction.kind": "none",
+            "learner.entropy": 0.0,
+            "learner.final_entropy": 0.0,
+            "learner.max_tokens_per_microbatch": 0,
+            "learner.minibatches": 16,
+            "transcript.forced_tags": "both",
+            "transcript.max_action_tokens": 1,
+            "methods.sac_glam.hindsight": 4,
+        }
+    }
+    metrics: ClassVar = {
+        "actor_loss": ("reward", "Mean `sum pi (alpha log pi - Q)` over valid actions."),
+        "critic_loss": ("reward²", "Mean half squared error of both Q heads."),
+        "invalid_nats": ("nats", "Mean -log of the total probability of the valid actions."),
+        "soft_value": ("reward", "Mean soft value of drawn states, by the target heads."),
+        "replay_trials": ("trials", "In the replay buffer."),
+        "replay_age_mean": ("steps", "Version being trained minus version of a drawn trial."),
+        "replay_age_max": ("steps", "The largest such age of the step."),
+    }
+
+    def check(self) -> None:
+        """Refuse keys that would be ignored, and environments whose actions cannot be scored."""
+        for key, value, allowed in _needs(self.config):
+            if value not in allowed:
+                raise ConfigError(
+                    f"methods.sac_glam: {key} must be {' or '.join(map(_shown, allowed))}, got "
+                    f"{_shown(value)}: --method sac_glam sets the key, or leave the table out"
+                )
+        ignored = ("horizon", "advisers", "turn_rewards", "loss_term", "self_play_share", "roles")
+        others = [name for hook in ignored for name in overriding(self.config, hook)]
+        if others:
+            raise ConfigError(
+                f"methods.sac_glam: it does not work together with methods.{others[0]}: leave one "
+                "of the tables out"
+            )
+        _check_environment(self.environment)
+
+    def trainer(self, model: Any, chat: Any, *, max_staleness: int) -> Any:
+        """Return the trainer of soft actor-critic."""
+        from mage_async.methods.sac_glam.trainer import SacTrainer  # with torch
+
+        return SacTrainer(model, self.config, chat, max_staleness=max_staleness)
+
+
+def _needs(config: Config) -> list[tuple[str, object, tuple[object, ...]]]:
+    """Return keys, their values, and the values that they may have."""
+    learner, transcript, trial = config.learner, config.transcript, config.trial
+    return [
+        ("learner.correction", learner.correction.kind, ("none",)),
+        ("learner.max_tokens_per_microbatch", learner.max_tokens_per_microbatch, (0,)),
+        ("learner.kl", learner.kl, (0.0,)),
+        ("learner.entropy", learner.entropy, (0.0,)),
+        ("learner.final_entropy", learner.final_entropy, (0.0,)),
+        ("credit.kind", config.credit.kind, CREDITS),
+        ("transcript.forced_tags", transcript.forced_tags, ("both",)),
+        ("transcript.max_action_tokens", transcript.max_action_tokens, (1,)),
+        ("trial.memory", trial.memory, ("none", "history")),
+        ("trial.strategy", trial.strategy, ("none",)),
+        ("sampling.top_p", config.sampling.top_p, (1.0,)),
+        ("sampling.top_k", config.sampling.top_k, (0,)),
+        ("population.rivals", config.population.rivals, (0.0,)),
+    ]
+
+
+def _check_environment(environment: Environment) -> None:
+    """Refuse actions that are no words, and episodes that the learner cannot play again."""
+    name = environment.facts.name
+    if isinstance(environment, Mix):
+        raise ConfigError(
+            "methods.sac_glam plays one environment, not a mix: name one of its parts"
+        )
+    task = Task(name, environment.members("train")[0], 0, environment.seats()[0])
+    play = environment.begin(task, 0)
+    if isinstance(play, SlowPlay):
+        raise ConfigError(
+            f"methods.sac_glam: the learner plays each trial of {name!r} again, and its episodes "
+            "may take long: it needs an environment of the whole protocol, with `begin`"
+        )
+    if long := [action for action in play.legal_actions() if " " in action or "[" in action]:
+        raise ConfigError(
+            f"methods.sac_glam scores actions of one word, and {name!r} has {long[0]!r}: choose an "
+            "environment whose `legal_actions` are words, or an option that makes them so"
+        )
+
+
+def _shown(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}"

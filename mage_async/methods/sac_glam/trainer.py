@@ -1,0 +1,371 @@
+"""A step of soft actor-critic: a batch goes into the replay buffer, updates draw from there.
+
+The critic has two Q heads on the policy's last hidden state, with slow copies as targets. A head
+reads the state that predicts an action's token, and gives a value to every action at once. For a
+policy `pi`, an entropy coefficient `alpha` and a discount `d` (Haarnoja et al. 2018, with
+expectations over actions taken exactly: Christodoulou 2019, arXiv 1910.07207):
+
+    V(s)   = sum_a pi(a|s) (Q(s, a) - alpha log pi(a|s))
+    y      = r + d V'(s'),   with V' by the target heads
+    critic = 1/2 sum_i (Q_i(s, a) - y)^2
+    actor  = sum_a pi(a|s) (alpha log pi(a|s) - min_i Q_i(s, a))
+
+Sums run over the valid actions of a state; of two heads the smaller value counts.
+
+Shapes: `N` states, `D` hidden, `A` actions of the environment; logits and log-probs in nats.
+"""
+
+import copy
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mage_async.assembly import environment_of
+from mage_async.config.schema import Config
+from mage_async.learning.corrections import Surrogate
+from mage_async.learning.forward import head_inputs
+from mage_async.learning.packing import MicroBatch, TokenRow, training_sequences
+from mage_async.learning.step_metrics import SUMS, TrainedMicroBatch, Update, step_metrics
+from mage_async.learning.token_loss import HeadInputs
+from mage_async.learning.trainer import Trainer
+from mage_async.methods.sac_glam.method import Settings
+from mage_async.methods.sac_glam.replay_buffer import (
+    Copy,
+    ReplayBuffer,
+    SoftSequence,
+    action_tokens,
+    experiences,
+)
+from mage_async.trajectory import Group
+from mage_async.trials.chat_format import ChatFormat
+from mage_kernels import linear_logprob
+
+# The critic
+
+
+HEADS = 2
+
+
+class Critic(nn.Module):
+    """The heads, their targets and their optimizer, all in float32.
+
+    Args:
+        hidden_size: D.
+        num_actions: A.
+        seed: of the initial weights, so that a replay begins with the same heads.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_actions: int, *, seed: int, device: torch.device
+    ) -> None:
+        super().__init__()
+        source = torch.Generator().manual_seed(seed)
+        self.heads = nn.ModuleList(
+            _head(hidden_size, num_actions, source).to(device) for _ in range(HEADS)
+        )
+        self.slow = copy.deepcopy(self.heads).requires_grad_(requires_grad=False)
+        self.optimizer = torch.optim.AdamW(self.heads.parameters(), weight_decay=0.0)
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """Return Q of every action by each head: float32 [heads, N, A]."""
+        return torch.stack([head(hidden.float()) for head in self.heads])
+
+    @torch.no_grad()
+    def target_values(self, hidden: Tensor) -> Tensor:
+        """Return the smaller Q of the target heads: float32 [N, A]."""
+        return torch.stack([head(hidden.float()) for head in self.slow]).amin(0)
+
+    def update(self, rate: float, target_rate: float) -> None:
+        """Make an optimizer step, and move the targets towards the heads."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.heads.parameters(), strict=True):
+                slow.lerp_(fast, target_rate)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"weights": self.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Replace the state by what `state` returned."""
+        self.load_state_dict(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _head(hidden_size: int, num_actions: int, source: torch.Generator) -> nn.Sequential:
+    """Return an MLP whose initial values are 0."""
+    inner = nn.utils.skip_init(nn.Linear, hidden_size, hidden_size)
+    outer = nn.utils.skip_init(nn.Linear, hidden_size, num_actions)
+    with torch.no_grad():
+        inner.weight.normal_(0.0, hidden_size**-0.5, generator=source)
+        for zero in (inner.bias, outer.weight, outer.bias):
+            zero.zero_()
+    return nn.Sequential(inner, nn.SiLU(), outer)
+
+
+# The equations, as pure functions
+
+
+def log_policy(logits: Tensor, valid: Tensor) -> Tensor:
+    """Return log-probs over valid actions, float [N, A]; 0 where an action is not valid.
+
+    Args:
+        logits: float [N, A], after temperature.
+        valid: bool [N, A], at least one in a row.
+    """
+    logprobs = logits.masked_fill(~valid, -torch.inf).log_softmax(-1)
+    return logprobs.masked_fill(~valid, 0.0)
+
+
+def soft_values(q: Tensor, logprobs: Tensor, valid: Tensor, alpha: float) -> Tensor:
+    """Return V of every state under a policy: float [N].
+
+    Args:
+        q: float [N, A].
+        logprobs: float [N, A], as `log_policy` gives them.
+    """
+    return (_probs(logprobs, valid) * (q - alpha * logprobs)).sum(-1)
+
+
+def targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tensor:
+    """Return the targets of the critic: float [N].
+
+    Args:
+        discounts: float [N]: 0 where nothing follows.
+        next_values: float [N]: V of the state that follows.
+    """
+    return rewards + discounts * next_values
+
+
+def critic_losses(q: Tensor, actions: Tensor, wanted: Tensor) -> Tensor:
+    """Return half the squared errors, summed over heads: float [N].
+
+    Args:
+        q: float [heads, N, A].
+        actions: int64 [N]: numbers of the sampled actions.
+        wanted: float [N], as `targets` gives them.
+    """
+    taken = q.gather(-1, actions.expand(q.shape[0], -1)[..., None])[..., 0]
+    return 0.5 * (taken - wanted).square().sum(0)
+
+
+def actor_losses(q: Tensor, logprobs: Tensor, valid: Tensor, alpha: float) -> Tensor:
+    """Return the actor's loss, `-V` with Q held fixed: float [N]."""
+    return -soft_values(q.detach(), logprobs, valid, alpha)
+
+
+def entropies(logprobs: Tensor, valid: Tensor) -> Tensor:
+    """Return the entropy over valid actions in nats: float [N]."""
+    return -(_probs(logprobs, valid) * logprobs).sum(-1)
+
+
+def _probs(logprobs: Tensor, valid: Tensor) -> Tensor:
+    return logprobs.exp() * valid
+
+
+# Losses of an update
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transitions:
+    """Actions and rewards of the states of a row, on the learner's device."""
+
+    actions: Tensor
+    """int64 [N]; -1 where the critic has nothing to learn"""
+    valid: Tensor
+    """bool [N, A]"""
+    rewards: Tensor
+    """float32 [N]"""
+    discounts: Tensor
+    """float32 [N]: factor of the next state's value; 0 where a segment ends"""
+
+    @classmethod
+    def of(cls, parts: Sequence[SoftSequence], device: torch.device) -> Self:
+        """Join segments, one after the other."""
+        names = ("actions", "valid", "rewards", "discounts")
+        arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Losses:
+    """Means over the states of an update, each []; the first three have gradients."""
+
+    actor: Tensor
+    critic: Tensor
+    outside: Tensor
+    """-log of the total probability of the valid actions among all tokens, in nats."""
+    entropy: Tensor
+    """Over valid actions, in nats."""
+    value: Tensor
+    """V by the target heads."""
+
+    def total(self) -> Tensor:
+        """Return the sum to be minimised."""
+        return self.actor + self.critic + self.outside
+
+
+def row_of(parts: Sequence[SoftSequence], first: int, device: torch.device) -> TokenRow:
+    """The row, the places of its states, and `first`, a token whose log-prob is asked for in each.
+
+    Trials that are drawn twice, or begin alike, are not joined.
+    """
+    tokens, places = [part.tokens for part in parts], [part.places for part in parts]
+    row = TokenRow.of(tokens, device, predicted=places)
+    return replace(row, targets=torch.full_like(row.targets, first))
+
+
+def losses(
+    inputs: HeadInputs, tokens: Tensor, critic: Critic, given: Transitions, alpha: float
+) -> Losses:
+    """Return the losses of all states of a row.
+
+    Args:
+        inputs: states, whose targets are all the first of `tokens`.
+        tokens: int64 [A], the environment's actions.
+    """
+    hidden, weights = inputs.hidden.float(), inputs.head[tokens].float()
+    logits = hidden @ weights.T * inputs.inverse_temperature
+    logprobs = log_policy(logits, given.valid)
+    q, slow = critic.values(hidden), critic.target_values(hidden)
+    with torch.no_grad():
+        values = soft_values(slow, logprobs, given.valid, alpha)
+        wanted = targets(given.rewards, given.discounts, values.roll(-1))
+    known = given.actions >= 0
+    errors = critic_losses(q, given.actions.clamp(min=0), wanted) * known
+    return Losses(
+        actor_losses(q.amin(0), logprobs, given.valid, alpha).mean(),
+        errors.sum() / known.sum().clamp(min=1),
+        _outside(inputs, logits, given.valid).mean(),
+        entropies(logprobs, given.valid).mean().detach(),
+        values.mean(),
+    )
+
+
+def _outside(inputs: HeadInputs, logits: Tensor, valid: Tensor) -> Tensor:
+    """Return -log P(a valid action) among all tokens of the vocabulary: float [N]."""
+    # The log-sum over the vocabulary is the logit of one token minus its log-prob.
+    first, _ = linear_logprob(
+        inputs.hidden, inputs.head, inputs.targets, inputs.inverse_temperature
+    )
+    among_all = logits[:, 0] - first
+    return among_all - logits.masked_fill(~valid, -torch.inf).logsumexp(-1)
+
+
+class SacTrainer(Trainer):
+    """The model under training with Q heads on its last hidden state, and the replay buffer.
+
+    A step adds its batch to the buffer and makes `learner.minibatches` updates, each on trials
+    drawn from the whole buffer. Policy and critic train the transformer together. The losses do
+    not depend on the weights that sampled a trial, so there is no correction for staleness.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, config: Config, chat: ChatFormat, *, max_staleness: int
+    ) -> None:
+        super().__init__(
+            model,
+            config.learner,
+            config.sampling.temperature,
+            config.seed,
+            max_staleness=max_staleness,
+        )
+        self._environment, self._chat = environment_of(config), chat
+        tokens = list(action_tokens(self._environment, chat))
+        self._tokens = torch.tensor(tokens, device=model.device)
+        width = int(model.config.hidden_size)
+        self._critic = Critic(width, len(tokens), seed=config.seed, device=model.device)
+        self._buffer = ReplayBuffer()
+
+    def train(self, groups: Sequence[Group], config: Config) -> dict[str, float]:
+        """Add a batch to the buffer and train on draws; the version grows by one."""
+        rules = msgspec.convert(config.methods["sac_glam"], Settings)
+        new = experiences(groups, config, self._environment, self._chat, rules.hindsight)
+        self._buffer.add(new, rules.capacity)
+        sequences = training_sequences(groups, config, self.model.device)
+        batch = [self.with_proximal(each) for each in self.micro_batches(sequences)]
+        self._set_rate()
+        draws = [self._draw(rules.batch, number) for number in range(self._rules.minibatches)]
+        made = [self._improve(draw, rules) for draw in draws]
+        norm = torch.stack([norm for _, norm in made]).mean()
+        trained = [
+            TrainedMicroBatch(each, _no_sums(self.model.device), _nothing(each)) for each in batch
+        ]
+        metrics = step_metrics([Update(trained, norm)], self.version, self._max_staleness)
+        del metrics["zero_advantage_share"]  # advantages are not what is trained on
+        metrics["mean_weight"] = 1.0
+        metrics |= _means([found for found, _ in made]) | self._ages(draws)
+        metrics["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
+        metrics["replay_trials"] = float(len(self._buffer))
+        self.version += 1
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """Return the trainer's state with the Q heads and the buffer."""
+        return super().state() | {"critic": self._critic.state(), "replay": self._buffer.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
+        super().restore(state)
+        self._critic.restore(state["critic"])
+        self._buffer.restore(state["replay"])
+
+    def _draw(self, count: int, number: int) -> list[Copy]:
+        source = random.Random(f"{self._seed}/replay/{self.version}/{number}")
+        return self._buffer.draw(count, source)
+
+    def _improve(self, draw: Sequence[Copy], rules: Settings) -> tuple[Losses, Tensor]:
+        """Update policy and critic once; return the losses and the norm of the gradient."""
+        parts, device = [part for copy in draw for part in copy], self.model.device
+        row = row_of(parts, int(self._tokens[0]), device)
+        inputs = head_inputs(self.model, row, self._temperature)
+        transitions = Transitions.of(parts, device)
+        self.optimizer.zero_grad(set_to_none=True)
+        found = losses(inputs, self._tokens, self._critic, transitions, rules.entropy_coefficient)
+        found.total().backward()
+        norm = self._apply()
+        self._critic.update(rules.critic_rate, rules.target_rate)
+        return found, norm
+
+    def _ages(self, draws: Sequence[Sequence[Copy]]) -> dict[str, float]:
+        """Return metrics of the age of the drawn trials, in steps."""
+        ages = [self.version - part.version for draw in draws for copy in draw for part in copy]
+        return {"replay_age_mean": sum(ages) / len(ages), "replay_age_max": float(max(ages))}
+
+
+def _means(found: Sequence[Losses]) -> dict[str, float]:
+    """Return the means of losses over the updates of a step."""
+
+    def mean(values: list[Tensor]) -> float:
+        return float(torch.stack([value.detach() for value in values]).mean())
+
+    return {
+        "loss": mean([each.total() for each in found]),
+        "actor_loss": mean([each.actor for each in found]),
+        "critic_loss": mean([each.critic for each in found]),
+        "invalid_nats": mean([each.outside for each in found]),
+        "entropy": mean([each.entropy for each in found]),
+        "soft_value": mean([each.value for each in found]),
+    }
+
+
+def _no_sums(device: torch.device) -> Tensor:
+    """Return sums of 0: there is no correction."""
+    return torch.zeros(len(SUMS), device=device)
+
+
+def _nothing(each: MicroBatch) -> Surrogate:
+    """What a correction did to the tokens of a micro-batch: nothing."""
+    zeros = torch.zeros_like(each.behaviour)
+    no = zeros.bool()
+    return Surrogate(zeros, zeros + 1.0, no, no)

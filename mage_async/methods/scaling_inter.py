@@ -1,0 +1,73 @@
+"""ScalingInter-RL (AgentGym-RL, arXiv 2509.08755): a horizon that grows in stages.
+
+The most actions of an episode grow by `h = turns[min(version // steps, last)]`
+(`StepRoundsScheduler` of its code: 10, 20, 30 in stages of 100 steps for WebArena, and 6, 13, 20
+for BabyAI): a policy first learns what few turns can do, then explores. Here the number of episodes
+of a trial may grow by the same rule. An episode that is cut off keeps what it has earned.
+
+A stage depends on the version at the grant alone, the grant carries the horizon, and the journal
+keeps the grant. So a group has one horizon even where it is granted again or trained in the next
+stage, and a restarted learner goes on where it was.
+"""
+
+from typing import ClassVar
+
+from msgspec import field
+
+from mage_async.config.section import Count, Section
+from mage_async.errors import ConfigError
+from mage_async.methods.method import Horizon, Method, overriding
+
+
+class Settings(Section):
+    """A horizon that grows with the policy version (ScalingInter-RL, arXiv 2509.08755)."""
+
+    steps: Count = 20
+    """Steps that a stage lasts; the last stage stays."""
+    turns: list[Count] = field(default_factory=list)
+    """Most actions of an episode, by stage; [] is what the environment allows."""
+    episodes: list[Count] = field(default_factory=list)
+    """Episodes of a trial, by stage, the last of them `trial.episodes`; [] is always that."""
+
+
+class ScalingInter(Method):
+    """A curriculum of horizons."""
+
+    Settings = Settings
+    presets: ClassVar = {
+        "scaling_inter": {"methods.scaling_inter.episodes": [1, 2, 3], "trial.episodes": 3}
+    }
+
+    def check(self) -> None:
+        """Refuse stages that shrink, or that do not end with the configured trial."""
+        settings, num_episodes = self.settings, self.config.trial.episodes
+        for name, stages in (("turns", settings.turns), ("episodes", settings.episodes)):
+            if sorted(stages) != stages:
+                raise ConfigError(
+                    f"methods.scaling_inter.{name} must not shrink from stage to stage: {stages}"
+                )
+        if settings.episodes and settings.episodes[-1] != num_episodes:
+            raise ConfigError(
+                f"methods.scaling_inter.episodes must end with trial.episodes = {num_episodes}, "
+                f"got {settings.episodes}"
+            )
+        self_play = overriding(self.config, "self_play_share")
+        if settings.turns and (self_play or self.config.population.rivals_remember):
+            raise ConfigError(
+                "methods.scaling_inter.turns ends an episode for the agent alone, and here both "
+                "sides go on to the next: leave the key out, or set population.rivals_remember = "
+                f"false{''.join(f' and leave methods.{name} out' for name in self_play)}"
+            )
+
+    def horizon(self, version: int, horizon: Horizon) -> Horizon:
+        """Return the horizon of the stage that a version lies in."""
+        settings = self.settings
+        stage = version // settings.steps
+        return Horizon(
+            _at(settings.episodes, stage) if settings.episodes else horizon.num_episodes,
+            _at(settings.turns, stage) if settings.turns else horizon.max_turns,
+        )
+
+
+def _at(stages: list[int], stage: int) -> int:
+    return stages[min(stage, len(stages) - 1)]

@@ -1,0 +1,134 @@
+"""The inverse reinforcement learning of StepAgent: a discriminator of steps pays the turns.
+
+GAIL (Ho and Ermon 2016, arXiv 1606.03476) trains D(s, a) to tell an expert's steps from the
+policy's. As both act in the same states, the best D is
+
+    D(s, a) = p_E(s, a) / (p_E(s, a) + p(s, a))
+
+and a turn is paid its log-odds, log D - log (1 - D) = log p_E - log p: 0 where nobody can tell the
+two apart, so that an episode's length is neither paid nor charged, as it would be by GAIL's own
+-log (1 - D).
+
+D is a logistic regression on the text of a step: the action, the state with the action, and each
+word of the state at its place with the action. It is fitted to the steps of one batch, from
+zero, which is a convex problem with one solution. So rewards are a function of the batch and the
+configuration alone: a resumed or replayed run, and a reader of its journal, compute the same ones.
+
+Shapes: `P` distinct pairs of state and action, `F` features.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from mage_async.methods.stepagent.method import Settings
+from mage_async.trajectory import Trial
+
+Step = tuple[str, str]
+"""The text of a state, `Turn.anchor`, and an action."""
+MOST_WORDS = 512
+"""Words of a state that are features of their own."""
+_ROUNDS = 300
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Discriminator:
+    """Log-odds, in nats, that a step is the expert's and not the policy's."""
+
+    log_odds: Mapping[Step, float]
+
+    @classmethod
+    def fitted(
+        cls, expert: Mapping[Step, int], policy: Mapping[Step, int], *, smoothing: float
+    ) -> Self:
+        """Fit to the counts of the expert's and the policy's steps.
+
+        Minimises the cross-entropy, summed over steps, plus half of `smoothing` times the squared
+        weights; by accelerated steps of each weight's own curvature bound, which never diverge.
+        """
+        steps = list(dict.fromkeys([*expert, *policy]))
+        counts = np.array([(expert.get(step, 0), policy.get(step, 0)) for step in steps], float)
+        problem = _Problem.of(steps, counts, smoothing)
+        weights = problem.solved()
+        return cls(dict(zip(steps, problem.logits(weights).tolist(), strict=True)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Problem:
+    """A logistic regression on features that are 0 or 1."""
+
+    features: np.ndarray
+    """int64 [all features of all pairs]: their numbers, pair by pair"""
+    starts: np.ndarray
+    """int64 [P]: where a pair's features begin; each has some"""
+    lengths: np.ndarray
+    """int64 [P]"""
+    counts: np.ndarray
+    """float64 [P, 2]: the expert's steps and the policy's"""
+    smoothing: float
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], counts: np.ndarray, smoothing: float) -> Self:
+        """Number the features of the steps."""
+        numbers: dict[Hashable, int] = {}
+        rows = [[numbers.setdefault(key, len(numbers)) for key in _features(*s)] for s in steps]
+        lengths = np.array([len(row) for row in rows], np.int64)
+        features = np.array([number for row in rows for number in row], np.int64)
+        return cls(features, np.cumsum(lengths) - lengths, lengths, counts, smoothing)
+
+    def logits(self, weights: np.ndarray) -> np.ndarray:
+        """Log-odds of each pair: float64 [P]."""
+        return np.add.reduceat(weights[self.features], self.starts)
+
+    def solved(self) -> np.ndarray:
+        """The weights: float64 [F]."""
+        total = self.counts.sum(1)
+        curvature = self._on_features(0.25 * total * self.lengths) + self.smoothing
+        weights = ahead = np.zeros(len(curvature))
+        for number in range(_ROUNDS):
+            before, weights = weights, ahead - self._gradient(ahead, total) / curvature
+            ahead = weights + number / (number + 3) * (weights - before)
+        return weights
+
+    def _gradient(self, weights: np.ndarray, total: np.ndarray) -> np.ndarray:
+        shares = 0.5 * (1 + np.tanh(0.5 * self.logits(weights)))
+        return self._on_features(total * shares - self.counts[:, 0]) + self.smoothing * weights
+
+    def _on_features(self, values: np.ndarray) -> np.ndarray:
+        """Sums over the pairs that have each feature: float64 [F]."""
+        return np.bincount(self.features, np.repeat(values, self.lengths))
+
+
+def step_rewards(trials: Sequence[Trial], settings: Settings) -> list[list[float]]:
+    """Return the reward of each turn of each trial: `settings.weight` per nat of log-odds, and 0
+    where the expert knew no action.
+    """
+    pairs = [
+        ((trial.turns[step.turn].anchor, step.action), _own(trial, step.turn))
+        for trial in trials
+        for step in trial.alternatives
+    ]
+    expert, policy = Counter(theirs for theirs, _ in pairs), Counter(own for _, own in pairs)
+    found = Discriminator.fitted(expert, policy, smoothing=settings.smoothing) if pairs else None
+    paid = [[0.0] * len(trial.turns) for trial in trials]
+    for trial, rewards in zip(trials, paid, strict=True):
+        for step in trial.alternatives:
+            assert found is not None
+            rewards[step.turn] = settings.weight * found.log_odds[_own(trial, step.turn)]
+    return paid
+
+
+def _own(trial: Trial, number: int) -> Step:
+    """Return the state of a turn and the policy's action."""
+    turn = trial.turns[number]
+    return turn.anchor, turn.action
+
+
+def _features(state: str, action: str) -> Iterator[Hashable]:
+    yield action
+    yield state, action
+    for place, word in enumerate(state.split()[:MOST_WORDS]):
+        yield place, word, action

@@ -1,0 +1,130 @@
+"""StepAgent as a method of a run: an expert is asked at each action, and its answers are used.
+
+Two forms, `docs/methods/stepagent.md`: "implicit" adds a preference loss on the first token that
+differs (`preference.py`), "irl" pays turns by a discriminator of steps (`discriminator.py`).
+"""
+
+import random
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from mage_async.assembly import named_parts
+from mage_async.config.section import NonNegative, Positive, Section
+from mage_async.errors import ConfigError
+from mage_async.methods.method import Advisers, Method
+from mage_async.methods.stepagent.experts import RecordedExperts, scripted
+from mage_async.trajectory import Trial
+
+
+class Settings(Section):
+    """Comparison with an expert at each action (StepAgent, arXiv 2411.03817); see
+    `docs/methods/stepagent.md`."""
+
+    form: Literal["implicit", "irl"] = "implicit"
+    """"implicit": at every turn the expert's action is preferred to the policy's, as in DPO; "irl":
+    a discriminator of the two pays every turn a reward."""
+    source: str = "script"
+    """"script": the environment's best scripted player; or a file of recorded trials, as
+    `mage journal --export FILE.jsonl` writes them; or, implicit, the model directory of a policy
+    with the same tokenizer."""
+    weight: NonNegative = 1.0
+    """Implicit: weight of the preference loss, relative to an advantage of 1; irl: reward per nat
+    of the discriminator's log-odds."""
+    beta: Positive = 0.1
+    """Implicit: DPO's reward per nat between the policy and the one that training began with."""
+    smoothing: Positive = 1.0
+    """Irl: penalty of the discriminator's squared weights, against counts of steps; a small one
+    fits sharply."""
+
+
+class StepAgent(Method):
+    """Asks an expert in training, and trains on its answers in one of two forms."""
+
+    Settings = Settings
+    presets: ClassVar = {
+        "stepagent_implicit": {"methods.stepagent.form": "implicit"},
+        "stepagent_irl": {"methods.stepagent.form": "irl"},
+    }
+    metrics: ClassVar = {
+        "expert_agreement": (
+            "share",
+            "Actions equal to those of the expert, of all at which the expert knew one.",
+        ),
+        "expert_loss": (
+            "1",
+            "Mean preference loss of the pairs of an expert's and a policy's action.",
+        ),
+        "expert_preferred_share": (
+            "share",
+            "Pairs in which the expert's action has gained on the policy's since training began.",
+        ),
+    }
+
+    def check(self) -> None:
+        """Refuse a run without an expert: every part of a mix has a script, or there is a file."""
+        settings = self.settings
+        if self.config.learner.ranks > 1 and settings.form == "implicit":
+            raise ConfigError(
+                f'learner.ranks = {self.config.learner.ranks}: methods.stepagent.form = "implicit" '
+                'works in one process alone: set methods.stepagent.form = "irl", or set '
+                "learner.ranks = 1"
+            )
+        if settings.source != "script":
+            if self.frozen_policy() and settings.form == "irl":
+                raise ConfigError(
+                    f'methods.stepagent.source = "{settings.source}" is a model directory, whose '
+                    'actions are not written down; set methods.stepagent.form = "implicit", or a '
+                    "file of its recorded trials"
+                )
+            self.advisers()
+            return
+        for name, part in named_parts(self.config):
+            if part.script(random.Random(0)) is None:
+                raise ConfigError(
+                    f"environment {name!r} has no `script` to be the expert: write one, or set "
+                    "methods.stepagent.source to a file of recorded trials, or leave the table out"
+                )
+
+    def advisers(self) -> Advisers | None:
+        """Return the experts; None: the expert is a policy, which the learner asks."""
+        return None if self.frozen_policy() else self._experts
+
+    def turn_rewards(self, trials: Sequence[Trial]) -> list[list[float]] | None:
+        """Return what the discriminator pays."""
+        if self.settings.form != "irl":
+            return None
+        from mage_async.methods.stepagent.discriminator import step_rewards  # with numpy
+
+        return step_rewards(trials, self.settings)
+
+    def loss_term(self) -> Any:
+        """Return the preference loss."""
+        if self.settings.form != "implicit":
+            return None
+        from mage_async.methods.stepagent.preference import PreferenceLoss  # with torch
+
+        return PreferenceLoss(self.settings)
+
+    def frozen_policy(self) -> Path | None:
+        """Return the expert's model directory, where the expert is a policy."""
+        source = Path(self.settings.source)
+        return source if source.is_dir() else None
+
+    def batch_metrics(self, trials: Sequence[Trial]) -> dict[str, float]:
+        """Return how often the policy acted as the expert."""
+        pairs = [
+            (trial.turns[each.turn].action, each.action)
+            for trial in trials
+            for each in trial.alternatives
+        ]
+        if not pairs:
+            return {}
+        return {"expert_agreement": sum(own == wanted for own, wanted in pairs) / len(pairs)}
+
+    @cached_property
+    def _experts(self) -> Advisers:
+        """The experts that are asked; a file is read once."""
+        source = self.settings.source
+        return scripted if source == "script" else RecordedExperts.read(Path(source))

@@ -1,0 +1,136 @@
+"""The implicit reward of StepAgent: at every turn an expert's action is preferred to the policy's.
+
+DPO (Rafailov et al. 2023, arXiv 2305.18290) reads a policy as a reward: r(s, a) = beta log(p(a|s) /
+ref(a|s)), where `ref` is the policy that training began with. StepAgent (arXiv 2411.03817) has the
+expert's action e earn more than the policy's own a, step by step:
+
+    loss = -log sigmoid(r(s, e) - r(s, a))
+
+Here the two are compared at the first token that differs, with all before it in common. Both
+log-probs are then of one softmax, whose normaliser cancels:
+
+    gap = log p(e|s) - log p(a|s) = hidden . (head[e] - head[a]) / temperature
+
+so a pair costs two rows of the LM head, and no forward of its own. For actions of one token that
+is the whole action.
+
+Shapes: `N` sampled tokens, `D` hidden.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from mage_async.learning.packing import MicroBatch
+from mage_async.learning.token_loss import HeadInputs
+from mage_async.methods.stepagent.method import Settings
+from mage_async.trajectory import Kind
+
+_ROWS = 1024
+"""Tokens whose logits over the whole vocabulary are in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertPairs:
+    """The pairs of a micro-batch, at the sampled tokens."""
+
+    experts: torch.Tensor
+    """int64 [N]: the expert's token; the sampled token where there is no pair."""
+    weights: torch.Tensor
+    """float32 [N]: number of tokens of the turn where there is a pair, as an advantage is counted;
+    else 0."""
+    reference: torch.Tensor
+    """float32 [N]: gaps in nats under the reference policy."""
+
+    @classmethod
+    def of(cls, experts: np.ndarray, turn_lengths: np.ndarray, reference: HeadInputs) -> Self:
+        """Make the pairs of a micro-batch.
+
+        Args:
+            experts: int64 [N]: the expert's token; -1 where there is no pair.
+            turn_lengths: int64 [turns]: sampled tokens of each turn; they sum to N.
+            reference: forward of the reference policy over the micro-batch.
+        """
+        device = reference.hidden.device
+        is_pair = experts >= 0
+        weights = torch.from_numpy(is_pair * np.repeat(turn_lengths, turn_lengths)).float()
+        known = torch.from_numpy(experts).to(device)
+        tokens = torch.where(torch.from_numpy(is_pair).to(device), known, reference.targets)
+        return cls(tokens, weights.to(device), gaps(reference, tokens))
+
+    def loss(self, inputs: HeadInputs, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of the pairs' losses, each times the tokens of its turn; and float32 [3]
+        without a gradient: the number of pairs, the sum of their losses, and the number of pairs
+        that prefer the expert's token by more than the reference does.
+        """
+        margins = beta * (gaps(inputs, self.experts) - self.reference)
+        losses, is_pair = -functional.logsigmoid(margins), self.weights > 0
+        numbers = (is_pair, is_pair * losses, is_pair & (margins > 0))
+        counted = torch.stack([each.sum().detach().float() for each in numbers])
+        return (self.weights * losses).sum(), counted
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceLoss:
+    """The loss term of the method: see `mage_async/learning/token_loss.py`."""
+
+    settings: Settings
+    needs_reference = True
+
+    def prepare(
+        self, batch: MicroBatch, reference: HeadInputs | None, frozen: HeadInputs | None
+    ) -> ExpertPairs:
+        """Return the pairs of a micro-batch; an expert that is a policy is asked here."""
+        assert reference is not None
+        experts = batch.alternatives
+        if frozen is not None:
+            experts = likeliest(frozen, batch.sampled.kinds, batch.turn_lengths)
+        return ExpertPairs.of(experts, batch.turn_lengths, reference)
+
+    def loss(
+        self, prepared: ExpertPairs, inputs: HeadInputs, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weighted preference loss, and what `ExpertPairs.loss` counts."""
+        loss, counted = prepared.loss(inputs, self.settings.beta)
+        return self.settings.weight * scale * loss, counted
+
+    def metrics(self, counted: np.ndarray) -> dict[str, float]:
+        """Return the mean loss of pairs, and the share that prefers the expert's token."""
+        num_pairs, losses, preferred = counted
+        if not num_pairs:
+            return {}
+        return {
+            "expert_loss": float(losses / num_pairs),
+            "expert_preferred_share": float(preferred / num_pairs),
+        }
+
+
+@torch.no_grad()
+def likeliest(inputs: HeadInputs, kinds: np.ndarray, turn_lengths: np.ndarray) -> np.ndarray:
+    """Return the most likely token of an expert that is a policy, at the first token of each action
+    where it is not the sampled one: int64 [N], -1 elsewhere.
+
+    Args:
+        inputs: the expert's forward over the policy's own tokens.
+        kinds: int32 [N]: `Kind` of each token's turn.
+        turn_lengths: int64 [turns]: sampled tokens of each turn; they sum to N.
+    """
+    rows = inputs.hidden.split(_ROWS)
+    tokens = torch.cat([(each @ inputs.head.T).argmax(-1) for each in rows]).cpu().numpy()
+    targets = inputs.targets.cpu().numpy()
+    differs = np.flatnonzero((tokens != targets) & (kinds == Kind.ACT))
+    turns = np.repeat(np.arange(len(turn_lengths)), turn_lengths)
+    _, first = np.unique(turns[differs], return_index=True)
+    experts = np.full(len(tokens), -1, np.int64)
+    experts[differs[first]] = tokens[differs[first]]
+    return experts
+
+
+def gaps(inputs: HeadInputs, experts: torch.Tensor) -> torch.Tensor:
+    """Return the log-prob of other tokens minus that of the sampled ones, in nats: float32 [N]."""
+    other, own = (functional.embedding(each, inputs.head) for each in (experts, inputs.targets))
+    apart = (inputs.hidden.float() * (other.float() - own.float())).sum(-1)
+    return apart * inputs.inverse_temperature

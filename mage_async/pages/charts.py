@@ -1,0 +1,497 @@
+"""Charts as plain data that templates draw as SVG, and numbers in the form that a person reads.
+
+Charts are lines, histograms, and bars of shares. Coordinates are in units of the view box; the page
+scales the whole drawing.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+# Line charts, which `templates/chart.svg` draws.
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line. `css` is the class of its colour; points that are not finite are left out."""
+
+    label: str
+    points: Sequence[Point]
+    css: str
+    half_widths: Sequence[float] = ()
+    """95 % half-widths of the points, drawn as a band; empty: no band."""
+    has_dots: bool = False
+
+    @cached_property
+    def finite(self) -> list[Point]:
+        """The points that can be drawn."""
+        return [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
+
+    def dots(self) -> list[Point]:
+        """Return the points to mark by dots. A single point is always marked: it has no line."""
+        return self.finite if self.has_dots or len(self.finite) == 1 else []
+
+
+@dataclass(frozen=True, slots=True)
+class PlotArea:
+    """Ranges of both axes, size of the drawing, and its margins: maps data to coordinates."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    width: float = 500.0
+    height: float = 260.0
+    left: float = 40.0
+    right: float = 120.0
+    top: float = 10.0
+    bottom: float = 26.0
+
+    def across(self, x: float) -> float:
+        """Return the horizontal coordinate of a value."""
+        low, high = self.x
+        inner = self.width - self.left - self.right
+        return self.left + (x - low) / (high - low) * inner
+
+    def down(self, y: float) -> float:
+        """Return the vertical coordinate of a value."""
+        low, high = self.y
+        inner = self.height - self.top - self.bottom
+        return self.top + (high - y) / (high - low) * inner
+
+    def path(self, points: Iterable[Point]) -> str:
+        """Return points in the form of SVG's `points` attribute."""
+        return " ".join(f"{self.across(x):.1f},{self.down(y):.1f}" for x, y in points)
+
+    def outline(self, series: Series) -> str:
+        """Return the outline of a series' band, clipped to the range of the y axis."""
+        low, high = self.y
+        pairs = list(zip(series.points, series.half_widths, strict=True))
+        above = [(x, min(high, y + half)) for (x, y), half in pairs]
+        below = [(x, max(low, y - half)) for (x, y), half in reversed(pairs)]
+        return self.path([*above, *below])
+
+
+@dataclass(frozen=True, slots=True)
+class LinkArea:
+    """A stretch of the x axis that leads to an address when it is clicked."""
+
+    left: float
+    width: float
+    address: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineLabel:
+    """Name and last value of a line; the whole name is shown on hovering."""
+
+    name: str
+    short_name: str
+    css: str
+    value: float
+    y: float
+    leader: str
+    """Path from the end of the line to the label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A line chart; ticks are values of the data."""
+
+    described: str
+    """Content of the chart in words, for readers who cannot see it."""
+    area: PlotArea
+    series: Sequence[Series]
+    y_ticks: Sequence[float]
+    x_ticks: Sequence[tuple[float, str]] = ()
+    labels: Sequence[LineLabel] = ()
+    links: Sequence[LinkArea] = ()
+
+    def with_links(self, address: Callable[[int], str], noun: str, xs: Sequence[int]) -> "Chart":
+        """Return the chart with links: a click leads to the address of the nearest of `xs`.
+
+        Args:
+            noun: what an x is, for titles such as "step 3".
+            xs: ascending whole numbers.
+        """
+        ends = [self.area.across(x) for x in xs]
+        left, right = self.area.left, self.area.width - self.area.right
+        middles = [(one + other) / 2 for one, other in pairwise(ends)]
+        edges = [min(max(edge, left), right) for edge in (left, *middles, right)]
+        links = [
+            LinkArea(start, stop - start, address(x), f"{noun} {x}")
+            for x, (start, stop) in zip(xs, pairwise(edges), strict=True)
+        ]
+        return replace(self, links=links)
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    described: str,
+    x_names: Sequence[tuple[float, str]] = (),
+    y_span: tuple[float, float] | None = None,
+) -> Chart | None:
+    """Lay out lines with their labels at the right; return `None` if no point can be drawn.
+
+    Args:
+        described: content of the chart in words, for readers who cannot see it.
+        x_names: named ticks of the x axis; empty: round numbers.
+        y_span: range of the y axis; `None`: the range of the lines.
+    """
+    drawn = [line for line in series if line.finite]
+    if not drawn:
+        return None
+    points = [point for line in drawn for point in line.finite]
+    across, down = _span([x for x, _ in points], 0.0), _span([y for _, y in points], 0.06)
+    area = PlotArea(across, y_span or down, right=_label_width(drawn))
+    named = x_names or [(x, figure(x)) for x in ticks(*area.x, 5)]
+    return Chart(described, area, drawn, ticks(*area.y, 6), named, _line_labels(drawn, area))
+
+
+def small_chart(values: Sequence[Point], *, described: str, css: str = "accent") -> Chart | None:
+    """Lay out one quantity without labels except its bounds, to stand among many others."""
+    series = Series("", values, css)
+    points = series.finite
+    if not points:
+        return None
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    spans = _span([x for x, _ in points], 0.0), _span([low, high], 0.08)
+    area = PlotArea(*spans, width=240, height=84, left=44, right=4, top=6, bottom=6)
+    bounds = [low] if math.isclose(low, high, rel_tol=1e-9) else [low, high]
+    return Chart(described, area, [series], bounds)
+
+
+def _span(values: Sequence[float], margin: float) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    if low == high:
+        return low - 0.5, high + 0.5
+    return low - margin * (high - low), high + margin * (high - low)
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Return about `count` round numbers within `low` and `high`."""
+    raw = (high - low) / max(1, count - 1)
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(number * step, 10) for number in range(first, last + 1)]
+
+
+# Labels stand at the right of a chart, each as near to the end of its line as the others allow.
+
+LABEL_GAP = 14.0
+MAX_LABEL = 22
+"""Characters of a label; a longer name is cut."""
+_CHARACTER = 6.7
+"""Approximate width of a character."""
+
+
+def _label_width(series: Sequence[Series]) -> float:
+    longest = max((len(_shortened(line.label)) for line in series), default=0)
+    return 22 + _CHARACTER * (longest + 6)
+
+
+def _line_labels(series: Sequence[Series], area: PlotArea) -> list[LineLabel]:
+    labelled = [line for line in series if line.label]
+    lasts = [line.finite[-1] for line in labelled]
+    ends = [(area.across(x), area.down(y)) for x, y in lasts]
+    heights = spread([y for _, y in ends], LABEL_GAP, area.top + 4, area.height - area.bottom)
+    edge = area.width - area.right + 12
+    return [
+        LineLabel(
+            name=line.label,
+            short_name=_shortened(line.label),
+            css=line.css,
+            value=round(value, 2),
+            y=height,
+            leader=f"{x + 4:.1f},{y:.1f} {edge:.1f},{height:.1f}",
+        )
+        for line, (_, value), (x, y), height in zip(labelled, lasts, ends, heights, strict=True)
+    ]
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move positions so that they are at least `gap` apart, keep their order and stay in bounds.
+
+    If there is no room for all, they stay apart and reach over `high`.
+    """
+    order = sorted(range(len(wanted)), key=lambda number: wanted[number])
+    placed = list(wanted)
+    floor = low
+    for number in order:
+        placed[number] = floor = max(wanted[number], floor)
+        floor += gap
+    ceiling = max(high, low + gap * (len(order) - 1))
+    for number in reversed(order):
+        placed[number] = ceiling = min(placed[number], ceiling)
+        ceiling -= gap
+    return placed
+
+
+def _shortened(label: str) -> str:
+    return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1].rstrip(" ,") + "…"
+
+
+# Histograms whose bins are links, which `templates/histogram.svg` draws.
+
+HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, HISTOGRAM_BOTTOM = 500.0, 130.0, 18.0
+MAX_BINS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """A bar of a histogram, and the address that it leads to."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    title: str
+    address: str
+    is_chosen: bool
+    label: str
+    """Text below the bar; empty if there is no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Bars of the number of values in each bin."""
+
+    bins: Sequence[Bin]
+    described: str
+    width: float = HISTOGRAM_WIDTH
+    height: float = HISTOGRAM_HEIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class BinEdges:
+    """Bins of equal width: [low, low + width), ...; the last bin includes its upper end."""
+
+    low: float
+    width: float
+    count: int
+
+    def bin_of(self, value: float) -> int:
+        """Return the number of the bin of a value."""
+        return min(self.count - 1, max(0, math.floor((value - self.low) / self.width + 1e-9)))
+
+    @property
+    def are_whole_numbers(self) -> bool:
+        """Whether each bin holds one whole number."""
+        return self.width == 1.0 and self.low % 1 == 0.5
+
+    def label(self, number: int) -> str:
+        """Return the lower end of a bin, or its whole number."""
+        middle = 0.5 if self.are_whole_numbers else 0.0
+        return figure(round(self.low + number * self.width + middle, 9))
+
+    def title(self, number: int) -> str:
+        """Return the range of a bin in words."""
+        start = self.low + number * self.width
+        if self.are_whole_numbers:
+            return signed(start + 0.5, 0)
+        return f"{figure(round(start, 9))} to {figure(round(start + self.width, 9))}"
+
+
+def bin_edges(values: Sequence[float]) -> BinEdges:
+    """Choose round edges; one bin for each value if the values are few whole numbers."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if all(value == int(value) for value in values) and high - low < MAX_BINS:
+        return BinEdges(low - 0.5, 1.0, int(high - low) + 1)
+    if low == high:
+        return BinEdges(low - 0.5, 1.0, 1)
+    marks = ticks(low, high, MAX_BINS - 2)
+    width = marks[1] - marks[0] if len(marks) > 1 else high - low
+    start = math.floor(low / width) * width
+    return BinEdges(start, width, min(MAX_BINS + 8, math.floor((high - start) / width + 1e-9) + 1))
+
+
+def histogram(
+    values: Sequence[float], chosen: int | None, address: Callable[[int | None], str], noun: str
+) -> Histogram | None:
+    """Lay out the histogram of some values; return `None` if there are none.
+
+    Args:
+        chosen: the bin that the list is narrowed to.
+        address: returns the address of the list narrowed to a bin, or of the whole list for `None`.
+        noun: what is counted, for readers who cannot see the drawing.
+    """
+    if not values:
+        return None
+    edges = bin_edges(values)
+    counts = Counter(map(edges.bin_of, values))
+    inner, most = HISTOGRAM_WIDTH / edges.count, max(counts.values())
+    every = max(1, math.ceil(edges.count / 10))
+    bins = []
+    for number in range(edges.count):
+        height = (HISTOGRAM_HEIGHT - HISTOGRAM_BOTTOM - 14) * counts[number] / most
+        bins.append(
+            Bin(
+                x=number * inner + 1,
+                y=HISTOGRAM_HEIGHT - HISTOGRAM_BOTTOM - height,
+                width=inner - 2,
+                height=height,
+                title=f"{edges.title(number)}: {counts[number]:,} of {len(values):,} trials",
+                address=address(None if number == chosen else number),
+                is_chosen=number == chosen,
+                label=edges.label(number) if number % every == 0 else "",
+            )
+        )
+    return Histogram(bins, f"{noun} of {len(values):,} trials")
+
+
+# Bars of shares: the time of each process, the fates of trials, the ages of tokens.
+
+STATE_COLOURS = {
+    "training": "work1",
+    "engine": "work1",
+    "environment": "work2",
+    "publishing": "work3",
+    "checkpoint": "work4",
+    "parity": "work5",
+    "playing": "work1",
+    "loading": "work4",
+    "preparing": "work4",
+    "journal sync": "work4",
+    "view": "work3",
+    "ending": "work5",
+    "batch not full": "wait1",
+    "no grant": "wait1",
+    "no fresh weights": "wait2",
+    "no version": "wait1",
+    "peer gone": "wait2",
+    "processes": "wait1",
+    "process starting": "wait2",
+    "back-off": "wait2",
+}
+"""CSS class of each known state of a process: work is coloured, waiting is warm, others are grey.
+Bars keep this order of states, so that they can be compared."""
+FATE_COLOURS = {"trained": "work1", "dropped": "bad", "in_flight": "wait2"}
+"""CSS class of each fate of a trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarPart:
+    """A part of a bar. Its title is shown on hovering: a narrow part has no room for text."""
+
+    text: str
+    title: str
+    share: float
+    css: str
+    age: float | None = None
+    """Age of tokens from 0, fresh, to 1, old, which is the colour of such parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A labelled bar; the shares of its parts sum to 1."""
+
+    label: str
+    parts: Sequence[BarPart]
+    note: str = ""
+
+
+def time_bars(seconds_by_process: Mapping[str, Mapping[str, float]]) -> list[Bar]:
+    """Return a bar for each process: the share of its time in each state."""
+    states = list(STATE_COLOURS)
+    bars = []
+    for process, seconds in seconds_by_process.items():
+        ordered = sorted(
+            seconds.items(),
+            key=lambda item: (
+                states.index(item[0]) if item[0] in states else len(states),
+                -item[1],
+            ),
+        )
+        parts = _bar_parts(dict(ordered), STATE_COLOURS)
+        bars.append(Bar(process, parts, duration(sum(seconds.values()))))
+    return bars
+
+
+def fate_bar(trials: Mapping[str, int]) -> Bar:
+    """Return a bar of all granted trials: trained, dropped or in flight."""
+    return Bar("", _bar_parts({name: float(trials[name]) for name in FATE_COLOURS}, FATE_COLOURS))
+
+
+def age_bar(label: str, shares: Mapping[int, float]) -> Bar:
+    """Return a bar of the share of tokens of each age in steps."""
+    return Bar(label, [_age_part(age, share) for age, share in shares.items()])
+
+
+def _age_part(age: int, share: float) -> BarPart:
+    text = f"{age}: {percent(share)}" if share >= 0.14 else f"{age}" if share >= 0.04 else ""
+    return BarPart(text, f"{age} steps: {percent(share)}", share, "age", min(age, 8) / 8)
+
+
+def _bar_parts(sizes: Mapping[str, float], colours: Mapping[str, str]) -> list[BarPart]:
+    total = sum(sizes.values()) or 1.0
+    shares = {name: size / total for name, size in sizes.items() if size > 0}
+    return [_bar_part(name, share, colours.get(name, "other")) for name, share in shares.items()]
+
+
+def _bar_part(name: str, share: float, css: str) -> BarPart:
+    title = f"{words(name)} {percent(share)}"
+    text = title if share >= 0.14 else percent(share) if share >= 0.07 else ""
+    return BarPart(text, title, share, css)
+
+
+# Numbers and names in the form that a person reads: +0.75, 12.3k, 71 %, 1 min 36 s.
+
+MINUS = "−"
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """Format a return: +0.75, −0.02, and 0.00 without a sign."""
+    text = f"{abs(value):.{digits}f}"
+    is_zero = float(text) == 0
+    return text if is_zero else ("+" if value > 0 else MINUS) + text
+
+
+def figure(value: float) -> str:
+    """Format a quantity with three significant digits: 0.0123, 1.23, 1,234, 12.3k, 8.1e−7."""
+    size = abs(value)
+    if size >= 1e6:
+        text = f"{value / 1e6:.2f}M"
+    elif size >= 1e4:
+        text = f"{value / 1e3:.1f}k"
+    elif size >= 100 or value == int(value):
+        text = f"{value:,.0f}"
+    elif size < 1e-3:
+        text = f"{value:.1e}".replace("e-0", "e-")
+    else:
+        text = f"{value:.{2 - math.floor(math.log10(size))}f}".rstrip("0").rstrip(".")
+    return text.replace("-", MINUS)
+
+
+def percent(share: float) -> str:
+    """Format a share: 71 %, and 0.4 % if it is small."""
+    value = 100 * share
+    return f"{value:.1f} %" if 0 < value < 10 else f"{value:.0f} %"
+
+
+def duration(seconds: float) -> str:
+    """Format a time span: 9.3 s, 1 min 36 s, 2 h 05 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def ago(seconds: float) -> str:
+    """Format the time since an event, roughly: 3 h ago."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return "just now"
+
+
+def words(name: str) -> str:
+    """Return an identifier as words: `trials_per_s` is trials/s."""
+    return name.replace("_per_s", "/s").replace("_", " ")

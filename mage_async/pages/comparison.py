@@ -1,0 +1,328 @@
+"""The comparison: one self-contained page about several runs, with what differs, results and costs.
+
+Runs that differ only in their seed form an *arm*. Intervals over the runs of an arm are Student's,
+half-widths at 95 %; a single run has none.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mage_async.config.schema import Config
+from mage_async.errors import RunError
+from mage_async.pages.charts import Chart, Series, duration, figure, line_chart, signed
+from mage_async.pages.curves import curve_points
+from mage_async.pages.tables import Table, TableCell, TableRow
+from mage_async.pages.templating import fill
+from mage_async.results import intervals
+from mage_async.results.intervals import interval
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import RunRecords, read_document, read_records
+
+IGNORED_KEYS = ("seed", "journal.", "supervision.", "transport.")
+"""Beginnings of keys that make no other arm: they change neither what is learned nor how fast."""
+SUMMARY_PARTS = ("environment", "seed", "complete")
+"""Keys that every summary has, even that of an interrupted run."""
+COLOURS = ("heldout", "train", "blind", "swapped", "e0", "e1", "e3")
+"""CSS classes of arms; further arms are not drawn."""
+LAST = ("return_by_episode", -1)
+TRAINED = "trained batches"
+SPLITS = {"held-out tasks": "heldout", TRAINED: "train"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComparedRun:
+    """The records and the summary of a run."""
+
+    records: RunRecords
+    summary: Mapping[str, Any]
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.records.config.seed
+
+
+def read_run(run: RunDirectory) -> ComparedRun:
+    """Read a run that has ended.
+
+    Raises:
+        RunError: the folder is no run, or has no summary yet.
+    """
+    records = read_records(run)
+    if not run.summary.is_file():
+        raise RunError(f"{run.root} has no {run.summary.name}: it has not ended")
+    summary = read_document(run.summary)
+    missing = [name for name in SUMMARY_PARTS if name not in summary]
+    if missing:
+        raise RunError(f"{run.summary} lacks {', '.join(missing)}: it is damaged")
+    return ComparedRun(records, summary)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arm:
+    """Runs of one configuration, in order of their seeds."""
+
+    settings: Mapping[str, Any]
+    """Values of the keys in which the arms differ."""
+    runs: Sequence[ComparedRun]
+
+    @property
+    def label(self) -> str:
+        """The settings in one line, each key as short as possible."""
+        known = {key: value for key, value in self.settings.items() if value is not None}
+        pairs = [f"{_short_key(key)} {_value_text(value)}" for key, value in known.items()]
+        if pairs or not self.settings:
+            return ", ".join(pairs) or "all runs"
+        # Only keys of methods are missing from a configuration.
+        methods = dict.fromkeys(key.removeprefix("methods.").split(".")[0] for key in self.settings)
+        return f"without {', '.join(methods)}"
+
+    def values(self, *path: str | int) -> list[float]:
+        """Return one number from the summary of each run that has it."""
+        found = (_lookup(run.summary, path) for run in self.runs)
+        return [value for value in found if value is not None]
+
+
+def arms(runs: Iterable[ComparedRun]) -> list[Arm]:
+    """Sort runs into arms, in the order in which each arm first appears; seeds ascend."""
+    flat = [(run, _compared_keys(run.records.config)) for run in runs]
+    differing = _differing([settings for _, settings in flat])
+    found: dict[str, tuple[dict[str, Any], list[ComparedRun]]] = {}
+    for run, settings in flat:
+        own = {key: settings.get(key) for key in differing}
+        found.setdefault(repr(own), (own, []))[1].append(run)
+    return [Arm(own, sorted(same, key=lambda run: run.seed)) for own, same in found.values()]
+
+
+def paired(first: Arm, second: Arm, *path: str | int) -> list[float]:
+    """Return second minus first for each seed that both arms have."""
+    one, other = (
+        {run.seed: value for run in arm.runs if (value := _lookup(run.summary, path)) is not None}
+        for arm in (first, second)
+    )
+    return intervals.paired(other, one)
+
+
+def flat_config(config: Config) -> dict[str, Any]:
+    """Return every key of a configuration by its path, keys of the top level first."""
+    pending, flat = [("", msgspec.to_builtins(config))], {}
+    while pending:
+        prefix, tree = pending.pop(0)
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                pending.append((f"{prefix}{key}.", value))
+            else:
+                flat[f"{prefix}{key}"] = "none" if value is None else value
+    return flat
+
+
+def _compared_keys(config: Config) -> dict[str, Any]:
+    keys = flat_config(config).items()
+    return {key: value for key, value in keys if not key.startswith(IGNORED_KEYS)}
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [key for key in keys if _differs(key, settings)]
+
+
+def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the values of a key differ.
+
+    Some tables, such as a correction, have a `kind`, and keys that only some kinds have. Such a key
+    differs only if the configurations that have it disagree.
+    """
+    table = key.rpartition(".")[0]
+    has_kinds = any({f"{table}.kind", f"{table}.estimator"} & {*each} for each in settings)
+    return len({repr(each.get(key)) for each in settings if key in each or not has_kinds}) > 1
+
+
+def _short_key(key: str) -> str:
+    """Return a key's last name; for the kind of a table inside a section, the table's name."""
+    *above, table, last = ("", "", *key.split("."))
+    return table if last == "kind" and any(above) else last
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, list):
+        return "+".join(map(str, value)) or "all"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _lookup(tree: Any, path: Sequence[str | int]) -> float | None:
+    for name in path:
+        if isinstance(name, str):
+            tree = tree.get(name) if isinstance(tree, Mapping) else None
+        else:
+            tree = tree[name] if tree else None
+    return tree
+
+
+def compare(runs: Sequence[ComparedRun]) -> str:
+    """Return the page about two runs or more.
+
+    Raises:
+        ValueError: fewer than two runs.
+    """
+    if len(runs) < 2:
+        raise ValueError(f"a comparison needs at least two runs, got {len(runs)}")
+    found = arms(runs)
+    first, *others = found
+    keys = ", ".join(first.settings) or "nothing but seeds"
+    split, charts = curves(found)
+    return fill(
+        "comparison.html",
+        title=f"{len(runs)} runs · mage",
+        num_runs=len(runs),
+        differences=f"{len(found)} arms; they differ in {keys}",
+        has_small_arm=any(len(arm.runs) < 3 for arm in found),
+        reached=_arm_table(found, REACHED),
+        first=first.label,
+        differences_to_first=_difference_table(first, others) if others else None,
+        arm_names={colour: arm.label for colour, arm in zip(COLOURS, found, strict=False)},
+        curves=[(f"{split}, by {axis}", chart) for axis, chart in charts.items()],
+        num_left_out=max(0, len(found) - len(COLOURS)),
+        cost=_arm_table(found, COST),
+    )
+
+
+def lines(runs: Sequence[ComparedRun]) -> list[Mapping[str, Any]]:
+    """Return the arms and their last episodes as rows for a terminal."""
+    return [
+        {
+            "arm": arm.label,
+            "runs": len(arm.runs),
+            "last": _mean(arm, "heldout", *LAST),
+            "blind": _mean(arm, "heldout_blind", *LAST),
+            "swapped": _mean(arm, "heldout_swapped", *LAST),
+        }
+        for arm in arms(runs)
+    ]
+
+
+# Learning curves, on three x axes.
+
+
+def _trials_at(run: ComparedRun, version: int) -> float:
+    admission = run.records.config.admission
+    return float(version * admission.groups_per_step * admission.trials_per_group)
+
+
+def _seconds_at(run: ComparedRun, version: int) -> float:
+    """Return the time of the last recorded step up to a version."""
+    times = [line["time_s"] for line in run.records.metrics if line["step"] <= version]
+    return times[-1] if times else 0.0
+
+
+AXES: Mapping[str, Callable[[ComparedRun, int], float]] = {
+    "policy version": lambda run, version: float(version),
+    "trials": _trials_at,
+    "seconds of training": _seconds_at,
+}
+
+
+def curves(found: Sequence[Arm]) -> tuple[str, dict[str, Chart | None]]:
+    """Return charts of the last episode's return by x axis, with bands over seeds.
+
+    Returns:
+        What the returns are of, and the charts: held-out tasks if every run recorded a curve, the
+        trained batches otherwise.
+    """
+    shown = found[: len(COLOURS)]
+    points = {
+        name: [[_returns(run, split) for run in arm.runs] for arm in shown]
+        for name, split in SPLITS.items()
+    }
+    split = next(
+        (name for name, by_arm in points.items() if all(len(p) > 1 for arm in by_arm for p in arm)),
+        TRAINED,
+    )
+    charts = {}
+    for axis, x_of in AXES.items():
+        series = [
+            _arm_line(arm, by_run, x_of, colour)
+            for arm, by_run, colour in zip(shown, points[split], COLOURS, strict=False)
+        ]
+        charts[axis] = line_chart(series, described="the last episode's return of every arm")
+    return split, charts
+
+
+def _returns(run: ComparedRun, split: str) -> dict[int, float]:
+    """Return the last episode's return by policy version."""
+    if split == "train":
+        return {line["step"]: line["return_by_episode"][-1] for line in run.records.metrics}
+    points = curve_points(run.records, split)
+    return {version: score["return_by_episode"][-1] for version, score in points}
+
+
+def _arm_line(
+    arm: Arm,
+    by_run: Sequence[Mapping[int, float]],
+    x_of: Callable[[ComparedRun, int], float],
+    colour: str,
+) -> Series:
+    """Return the mean over an arm's runs at the versions that all of them have."""
+    points, halves = [], []
+    for version in sorted(set.intersection(*map(set, by_run))):
+        mean, half = interval([returns[version] for returns in by_run])
+        points.append((statistics.fmean(x_of(run, version) for run in arm.runs), mean))
+        halves.append(half)
+    return Series(arm.label, points, colour, halves if len(by_run) > 1 else ())
+
+
+# Tables: a row for each arm.
+
+
+def _difference_table(first: Arm, others: Sequence[Arm]) -> Table:
+    """Compare the last episode seed by seed, which cancels what the runs of a seed share."""
+    rows = []
+    for arm in others:
+        gaps = paired(first, arm, "evaluation", "heldout", *LAST)
+        text = _interval_text(gaps) if gaps else "no seed in common"
+        rows.append(TableRow(arm.label, [TableCell(text), TableCell(str(len(gaps)))]))
+    return Table(["", "last episode, difference", "seeds"], rows)
+
+
+def _arm_table(found: Sequence[Arm], columns: Mapping[str, Callable[[Arm], str]]) -> Table:
+    rows = [
+        TableRow(arm.label, [TableCell(text(arm)) for text in columns.values()]) for arm in found
+    ]
+    return Table(["", *columns], rows)
+
+
+def _mean(arm: Arm, *path: str | int) -> str:
+    values = arm.values("evaluation", *path)
+    return _interval_text(values) if values else "–"
+
+
+def _interval_text(values: Sequence[float]) -> str:
+    mean, half = interval(values)
+    return signed(mean, 3) + ("" if half != half else f" ± {half:.3f}")
+
+
+def _plain(arm: Arm, *path: str) -> str:
+    values = arm.values(*path)
+    return figure(statistics.fmean(values)) if values else "–"
+
+
+REACHED: Mapping[str, Callable[[Arm], str]] = {
+    "runs": lambda arm: str(len(arm.runs)),
+    "first episode": lambda arm: _mean(arm, "heldout", "return_by_episode", 0),
+    "last episode": lambda arm: _mean(arm, "heldout", *LAST),
+    "blind": lambda arm: _mean(arm, "heldout_blind", *LAST),
+    "swapped": lambda arm: _mean(arm, "heldout_swapped", *LAST),
+    "won, last": lambda arm: _mean(arm, "heldout", "won_by_episode", -1),
+    "won, any": lambda arm: _mean(arm, "heldout", "won_within", -1),
+}
+COST: Mapping[str, Callable[[Arm], str]] = {
+    "wall time": lambda arm: duration(statistics.fmean(arm.values("wall_s"))),
+    "trials/s": lambda arm: _plain(arm, "throughput", "trials_per_s"),
+    "generated tokens/s": lambda arm: _plain(arm, "throughput", "generated_tokens_per_s"),
+    "staleness, mean": lambda arm: _plain(arm, "staleness", "mean"),
+    "largest": lambda arm: figure(max(arm.values("staleness", "max"), default=0.0)),
+    "dropped": lambda arm: figure(sum(arm.values("trials", "dropped"))),
+}

@@ -1,0 +1,245 @@
+"""Charts of a run: returns and metrics against steps, and returns against the episode."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mage_async.pages.charts import Chart, Point, Series, figure, line_chart, small_chart, words
+from mage_async.results.metrics import explanation_of
+from mage_async.results.return_rows import SETS
+from mage_async.results.run_files import Record, RunRecords
+from mage_async.results.summary import weighted_mean
+
+CurvePoint = tuple[int, Mapping[str, Any]]
+"""A policy version and the score of an evaluation set."""
+CAPTIONS = {
+    "heldout": "held-out tasks; dashed: references, last episode",
+    "train": "train tasks; faint: the batch of every step",
+}
+
+
+def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
+    """Return charts of held-out and train returns with their captions, on the same scale."""
+    span = _return_span(records)
+    charts = []
+    for split, caption in CAPTIONS.items():
+        series = [
+            *_reference_lines(records, split),
+            *(_batches(records) if split == "train" else []),
+        ]
+        series += _episode_lines(curve_points(records, split))
+        described = f"return of each episode against steps, {caption}"
+        charts.append((caption, line_chart(series, described=described, y_span=span)))
+    return charts
+
+
+def environment_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
+    """Return charts of the held-out returns in each environment of a mix, each on its own scale."""
+    points = curve_points(records, "heldout")
+    names = points[0][1].get("parts", {}).get("environment", {}) if points else {}
+    charts = []
+    for name in names:
+        own = [(version, score["parts"]["environment"][name]) for version, score in points]
+        described = f"return of each episode against steps, {name}"
+        charts.append((name, line_chart(_episode_lines(own), described=described)))
+    return charts
+
+
+def adaptation(
+    evaluation: Mapping[str, Any], references: Mapping[str, Sequence[float]]
+) -> Chart | None:
+    """Return the chart of returns against the episode, with a line for each set and reference."""
+    num_episodes = len(evaluation["heldout"]["return_by_episode"])
+    series = [
+        Series(label, _numbered(values), "reference")
+        for label, values in grouped(references).items()
+    ]
+    for name, each in reversed(SETS.items()):  # the most important line is drawn last, on top
+        if name in evaluation:
+            score = evaluation[name]
+            points = _numbered(score["return_by_episode"])
+            halves = score["ci95_by_episode"]
+            series.append(Series(each.label, points, set_css(name), halves, has_dots=True))
+    named = [(float(k), f"episode {k}") for k in range(1, num_episodes + 1)]
+    return line_chart(series, described="return of each episode, by set", x_names=named)
+
+
+def curve_points(records: RunRecords, split: str) -> list[CurvePoint]:
+    """Return versions and scores of a split over the run; the final evaluation is the last."""
+    points = {line["version"]: line["sets"][split] for line in records.curve}
+    if records.evaluation:
+        points[records.evaluation["version"]] = records.evaluation["sets"][split]
+    return sorted(points.items())
+
+
+def set_css(name: str) -> str:
+    """Return the CSS class of an evaluation set."""
+    return name.removeprefix("heldout_")
+
+
+def episode_css(episode: int, num_episodes: int) -> str:
+    """Return the CSS class of an episode: one of five colours, from the first to the last."""
+    return f"e{round(4 * episode / (num_episodes - 1)) if num_episodes > 1 else 4}"
+
+
+def grouped(references: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    """Return references by label; references of equal values share a line and a label."""
+    names: dict[tuple[float, ...], list[str]] = {}
+    for name, values in references.items():
+        names.setdefault(tuple(round(value, 6) for value in values), []).append(words(name))
+    return {", ".join(same): values for values, same in names.items()}
+
+
+def _numbered(values: Sequence[float]) -> list[Point]:
+    return [(float(number), value) for number, value in enumerate(values, 1)]
+
+
+def _episode_lines(points: Sequence[CurvePoint]) -> list[Series]:
+    num_episodes = len(points[0][1]["return_by_episode"]) if points else 0
+    return [
+        Series(
+            f"episode {episode + 1}",
+            [(float(version), score["return_by_episode"][episode]) for version, score in points],
+            episode_css(episode, num_episodes),
+            [score["ci95_by_episode"][episode] for _, score in points],
+            has_dots=True,
+        )
+        for episode in range(num_episodes)
+    ]
+
+
+def _batches(records: RunRecords) -> list[Series]:
+    """Return the noisy returns of each step's batch, as faint lines without labels."""
+    num_episodes = len(records.metrics[0]["return_by_episode"]) if records.metrics else 0
+    return [
+        Series(
+            "",
+            [(float(line["step"]), line["return_by_episode"][k]) for line in records.metrics],
+            f"faint {episode_css(k, num_episodes)}",
+        )
+        for k in range(num_episodes)
+    ]
+
+
+def _reference_lines(records: RunRecords, split: str) -> list[Series]:
+    """Return the references of the last episode, as level lines over all steps."""
+    references = records.evaluation.get("references", {}).get(split, {})
+    last = max([1, *(line["step"] for line in records.metrics[-1:])])
+    levels = grouped({name: values[-1:] for name, values in references.items()})
+    return [
+        Series(label, [(0.0, value), (float(last), value)], "reference")
+        for label, (value,) in levels.items()
+    ]
+
+
+def _return_span(records: RunRecords) -> tuple[float, float]:
+    """Return the range of all returns and references of both splits."""
+    values = [
+        value
+        for split in CAPTIONS
+        for _, score in curve_points(records, split)
+        for value in score["return_by_episode"]
+    ]
+    values += [value for line in records.metrics for value in line["return_by_episode"]]
+    for references in records.evaluation.get("references", {}).values():
+        values += [row[-1] for row in references.values()]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    margin = 0.06 * (high - low) or 0.5
+    return low - margin, high + margin
+
+
+# Metrics against steps.
+
+THROUGHPUT = (
+    "trials_per_s",
+    "generated_tokens_per_s",
+    "trained_tokens_per_s",
+    "trial_s",
+    "train_s",
+    "waiting_s",
+    "prefix_hit_rate",
+    "groups_in_flight",
+)
+POLICY = (
+    "entropy",
+    "loss",
+    "grad_norm",
+    "clipped_share",
+    "mean_weight",
+    "logprob_gap_mean",
+    "invalid_actions_per_trial",
+    "learning_rate",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricChart:
+    """A small chart of one metric, with its meaning and its mean."""
+
+    label: str
+    meaning: str
+    mean: str
+    chart: Chart | None
+
+
+def staleness(metrics: Sequence[Record], bound: int) -> Chart | None:
+    """Return the chart of staleness: largest, mean, mean by episode, and the bound.
+
+    `None` if no step was trained.
+    """
+    steps = [float(line["step"]) for line in metrics]
+    if not steps:
+        return None
+    num_episodes = len(metrics[0]["return_by_episode"])
+    series = [
+        Series("bound", [(steps[0], float(bound)), (steps[-1], float(bound))], "reference"),
+        _metric_line(metrics, "staleness_max", "max", "swapped"),
+        *(
+            _metric_line(
+                metrics,
+                f"staleness_mean_episode_{k + 1}",
+                f"episode {k + 1}",
+                f"thin {episode_css(k, num_episodes)}",
+            )
+            for k in range(num_episodes)
+        ),
+        _metric_line(metrics, "staleness_mean", "mean", "heldout"),
+    ]
+    described = "staleness of the tokens of each step, in steps"
+    return line_chart(series, described=described, y_span=(-0.1, max(1.0, bound) * 1.15 + 0.1))
+
+
+def metric_charts(records: RunRecords, names: Sequence[str]) -> list[MetricChart]:
+    """Return a small chart for each of the metrics that some step recorded."""
+    charts = []
+    for name in names:
+        points = [
+            (float(line["step"]), float(line[name])) for line in records.metrics if name in line
+        ]
+        if points:
+            unit, meaning = metric_unit(name), explanation_of(name)[1]
+            label = words(f"{name.removesuffix('_s')}_time" if unit == " s" else name)
+            chart = small_chart(points, described=f"{label}: {meaning}")
+            mean = f"{figure(_mean(records, name))}{unit}"
+            charts.append(MetricChart(label, meaning, mean, chart))
+    return charts
+
+
+def metric_unit(name: str) -> str:
+    """Return the unit of a metric with a leading space; empty for numbers, shares and rates."""
+    unit = explanation_of(name)[0]
+    return "" if unit in ("1", "share", "1/s") else f" {unit}"
+
+
+def _mean(records: RunRecords, name: str) -> float:
+    # Rates are averaged over time, as in the summary; other metrics over steps.
+    steps = zip(records.metrics, records.step_s(), strict=True)
+    pairs = [(line[name], seconds) for line, seconds in steps if name in line]
+    is_rate = name.endswith("_per_s")
+    weights = [seconds if is_rate else 1.0 for _, seconds in pairs]
+    return weighted_mean([value for value, _ in pairs], weights)
+
+
+def _metric_line(metrics: Sequence[Record], name: str, label: str, css: str) -> Series:
+    points = [(float(line["step"]), line[name]) for line in metrics if name in line]
+    return Series(label, points, css)

@@ -1,0 +1,158 @@
+"""The page of a matrix of runs: returns, learning curves, and the ages of the trained tokens."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from mage_async.pages.charts import Bar, Chart, Series, age_bar, figure, line_chart, signed, words
+from mage_async.pages.curves import episode_css
+from mage_async.pages.tables import Table, TableCell, TableRow
+from mage_async.pages.templating import fill
+from mage_async.results.intervals import interval
+from mage_async.results.matrix import (
+    STALENESS,
+    FinishedRun,
+    RunsBySetting,
+    Setting,
+    Subject,
+    bounds_that_did_not_act,
+    by_flow,
+    by_method,
+    by_setting,
+    mean_shares,
+    smooth,
+    values,
+)
+
+NUM_COLOURS = 9
+RETURN = "heldout_last_return"
+REACHED = (
+    RETURN,
+    "train_last_return",
+    "trials_per_s",
+    "wall_s",
+    "processor_s",
+    "staleness_mean",
+    "staleness_max",
+)
+TREATED = (
+    "over_bound_share",
+    "over_bound_share_episode_1",
+    "masked_share",
+    "masked_share_episode_1",
+    "clipped_share",
+    "effective_share",
+    "k3_mean",
+)
+FATES = ("dropped_share", "wasted_share", "length_bias")
+CaptionedChart = tuple[str, Chart | None]
+
+
+def render_matrix(
+    finished: Sequence[FinishedRun], *, num_cells: int, title: str, subject: Subject = STALENESS
+) -> str:
+    """Return one self-contained page.
+
+    Args:
+        finished: the runs that are done, at least one.
+        num_cells: number of cells of the whole matrix.
+        title: what was varied, and in which configuration.
+        subject: the question of the matrix.
+    """
+    runs = by_setting(finished)
+    by_label = {setting.label: same for setting, same in runs.items()}
+    seeds = ", ".join(map(str, sorted({run.cell.seed for run in finished})))
+    return fill(
+        "matrix.html",
+        title=f"{subject.heading} · mage",
+        heading=subject.heading,
+        matrix=f"{title} · {len(finished)} of {num_cells} runs, seeds {seeds}",
+        bounds=bounds_that_did_not_act(finished),
+        returns=_return_charts(runs, subject),
+        curves=_learning_curves(runs),
+        ages=_age_bars(runs),
+        fates=_figure_table(by_flow(runs), FATES),
+        reached=_figure_table(by_label, REACHED),
+        treated=_figure_table(by_label, TREATED),
+    )
+
+
+def _return_charts(runs: RunsBySetting, subject: Subject) -> list[CaptionedChart]:
+    intended = _method_lines(runs, lambda setting, _: float(setting.place))
+    charts = [_chart(f"held-out return of the last episode against {subject.axis}", intended)]
+    if subject.is_about_age:
+        measured = _method_lines(runs, lambda _, same: interval(values(same, "staleness_mean"))[0])
+        caption = "the same against the mean staleness that was measured, steps"
+        charts.append(_chart(caption, measured))
+    return charts
+
+
+def _method_lines(
+    runs: RunsBySetting, x_of: Callable[[Setting, Sequence[FinishedRun]], float]
+) -> list[Series]:
+    """Return a line for each method, and a stroke for each interval."""
+    series = []
+    for number, (label, settings) in enumerate(by_method(runs).items()):
+        colour = f"s{number % NUM_COLOURS}"
+        rows = sorted(
+            (x_of(setting, runs[setting]), *interval(values(runs[setting], RETURN)))
+            for setting in settings
+        )
+        for x, y, half in rows:
+            if math.isfinite(half):
+                series.append(Series("", [(x, y - half), (x, y + half)], f"thin {colour}"))
+        series.append(Series(label, [(x, y) for x, y, _ in rows], colour, has_dots=True))
+    return series
+
+
+def _learning_curves(runs: RunsBySetting) -> list[CaptionedChart]:
+    """Return two charts for each method, against trials and time, with a line for each setting."""
+    figures, ends = [], list[float]()
+    for label, settings in by_method(runs).items():
+        for axis, column, scale in (("thousand trials", 0, 1e-3), ("seconds of training", 1, 1.0)):
+            series = []
+            for number, setting in enumerate(sorted(settings, key=lambda each: each.place)):
+                points = smooth(runs[setting], lambda point, c=column, s=scale: point[c] * s)
+                halves = [0.0 if math.isnan(half) else half for _, _, half in points]
+                line = [(x, y) for x, y, _ in points]
+                pairs = zip(line, halves, strict=True)
+                ends += [y + sign * half for (_, y), half in pairs for sign in (-1, 1)]
+                css = episode_css(number, len(settings))
+                series.append(Series(setting.place_name, line, css, halves))
+            figures.append((f"{label or 'all'}, against {axis}", series))
+    low = min(ends, default=0.0)
+    span = low, max([low + 0.1, *ends])  # all charts have one scale
+    return [_chart(caption, series, span) for caption, series in figures]
+
+
+def _age_bars(runs: RunsBySetting) -> list[Bar]:
+    """Return the ages of tokens in each flow: a bar for all tokens, and one for each episode."""
+    bars = []
+    for name, same in by_flow(runs).items():
+        for number in range(max(len(run.ages) for run in same)):
+            if shares := mean_shares([run.ages[number] for run in same]):
+                bars.append(age_bar(f"episode {number}" if number else name, shares))
+    return bars
+
+
+def _figure_table(groups: Mapping[str, Sequence[FinishedRun]], names: Sequence[str]) -> Table:
+    rows = []
+    for label, same in groups.items():
+        cells = [_figure_cell(name, values(same, name)) for name in names]
+        rows.append(TableRow(label, [TableCell(str(len(same))), *cells]))
+    return Table([words(name) for name in ("", "runs", *names)], rows)
+
+
+def _figure_cell(name: str, figures: Sequence[float]) -> TableCell:
+    known = [value for value in figures if math.isfinite(value)]
+    if not known:
+        return TableCell("–")
+    mean, half = interval(known)
+    is_exact = math.isnan(half) or half <= 1e-6 * abs(mean)
+    text = signed(mean, 3) if name.endswith("return") else figure(mean)
+    return TableCell(text, "" if is_exact else f"± {figure(half)}")
+
+
+def _chart(
+    caption: str, series: Sequence[Series], span: tuple[float, float] | None = None
+) -> CaptionedChart:
+    return caption, line_chart(series, described=caption, y_span=span)

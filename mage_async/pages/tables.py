@@ -1,0 +1,203 @@
+"""Tables as plain data, which `templates/parts.html` lays out, and those that show returns."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mage_async.pages.charts import MINUS, percent, signed
+from mage_async.results.return_rows import (
+    SETS,
+    EpisodeRow,
+    diversity_row,
+    environment_rows,
+    harder_rows,
+    probe_rows,
+    reference_rows,
+    score_row,
+    set_rows,
+)
+from mage_async.tasks.population import version_of
+
+
+@dataclass(frozen=True, slots=True)
+class TableCell:
+    """A number, with a small note after it."""
+
+    text: str
+    note: str = ""
+    shade: float | None = None
+    """Colour from -1, red, to 1, green; `None`: no colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A label and its cells; `css` is a class of the row."""
+
+    label: str
+    cells: Sequence[TableCell]
+    css: str = ""
+    is_bold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Names of the columns, beginning with the column of labels, and the rows."""
+
+    heads: Sequence[str]
+    rows: Sequence[TableRow]
+
+
+def episode_table(head: str, rows: Iterable[EpisodeRow], text: Callable[[float], str]) -> Table:
+    """Return a table with a column for each episode, whose values are formatted by `text`."""
+    return _table(head, [TableRow(row.label, _cells(row, text)) for row in rows])
+
+
+def return_table(head: str, rows: Iterable[EpisodeRow], bound: float) -> Table:
+    """Return a table of returns: green for gains and red for losses.
+
+    Args:
+        bound: the largest possible return in absolute value, which has the deepest colour.
+    """
+    made = []
+    for row in rows:
+        cells = _cells(row, partial(signed, digits=2 if row.half_widths is None else 3))
+        shaded = [
+            TableCell(cell.text, cell.note, max(-1.0, min(1.0, value / bound)))
+            for cell, value in zip(cells, row.values, strict=True)
+        ]
+        made.append(TableRow(row.label, shaded, "quiet" if row.is_reference else ""))
+    return _table(head, made)
+
+
+def _cells(row: EpisodeRow, text: Callable[[float], str]) -> list[TableCell]:
+    halves = row.half_widths or [None] * len(row.values)
+    return [
+        TableCell(text(value), "" if half is None else f"± {half:.3f}")
+        for value, half in zip(row.values, halves, strict=True)
+    ]
+
+
+def _table(head: str, rows: Sequence[TableRow]) -> Table:
+    return Table([head, *(f"episode {k}" for k in range(1, len(rows[0].cells) + 1))], rows)
+
+
+def sets_tables(
+    evaluation: Mapping[str, Any], summary: Mapping[str, Any], bound: float
+) -> dict[str, Table | str | None]:
+    """Return the tables of an evaluation: sets with references, wins, seats, probes; and a text on
+    trials that were cut short.
+    """
+    heldout = evaluation["heldout"]
+    seats = heldout.get("parts", {}).get("seat", {})
+    seat_rows = [score_row(f"seat {name}", part) for name, part in seats.items()]
+    probes = probe_rows(evaluation)
+    rows = [*set_rows(evaluation).values(), *reference_rows(summary)]
+    return {
+        "sets": return_table("set", rows, bound),
+        "wins": episode_table(
+            "share", _win_rows(heldout, evaluation.get("heldout_blind")), percent
+        ),
+        "seats": return_table("seat", seat_rows, bound) if len(seats) > 1 else None,
+        "cut": _cut_short(evaluation),
+        "probes": episode_table("set", probes.values(), percent) if probes else None,
+    }
+
+
+def _win_rows(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> list[EpisodeRow]:
+    """Return the shares of held-out tasks won: in the episode, and in any so far.
+
+    The latter never decreases, so the same policy without its earlier episodes stands beside it:
+    it shows what independent retries reach.
+    """
+    won, lost = heldout["won_by_episode"], heldout["lost_by_episode"]
+    drawn = [1.0 - win - loss for win, loss in zip(won, lost, strict=True)]
+    rows = [
+        EpisodeRow("won", won),
+        EpisodeRow("drawn", drawn),
+        EpisodeRow("lost", lost),
+        EpisodeRow("won at least once so far", heldout["won_within"]),
+    ]
+    retries = "the same by independent retries"
+    return [*rows, *([EpisodeRow(retries, blind["won_within"])] if blind else [])]
+
+
+def _cut_short(evaluation: Mapping[str, Any]) -> str:
+    cut = {name: score["cut_short"] for name, score in evaluation.items() if score.get("cut_short")}
+    return ", ".join(f"{percent(share)} of {SETS[name].label}" for name, share in cut.items())
+
+
+def environment_tables(summary: Mapping[str, Any]) -> list[dict[str, Table | str]]:
+    """Return a labelled table for each environment of a mix: its sets and its references."""
+    tables = []
+    for environment in environment_rows(summary):
+        facts = environment.facts
+        largest = max(abs(facts["min_return"] or 0.0), abs(facts["max_return"] or 0.0))
+        rows = [*environment.sets.values(), *environment.references]
+        table = return_table("set", rows, largest / facts["units"] or 1.0)
+        tables.append({"label": environment.label, "table": table})
+    return tables
+
+
+def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table | str]]:
+    """Return the tables of held-out and train returns by family and by member."""
+
+    def table(head: str, returns: Mapping[str, Sequence[float]]) -> Table:
+        return return_table(head, [EpisodeRow(*item) for item in returns.items()], bound)
+
+    return [
+        {
+            "label": SETS[name].label,
+            "families": table("family", sets[name]["by_family"]),
+            "members": table("member", sets[name]["by_member"]),
+        }
+        for name in ("heldout", "train")
+        if name in sets
+    ]
+
+
+def diversity_table(diversity: Mapping[str, Any]) -> Table:
+    """Return the table of trajectory diversity: entropy, and the number of trajectories."""
+    distinct = EpisodeRow("distinct trajectories", diversity["distinct_by_episode"])
+    return episode_table("of a task", [diversity_row(diversity), distinct], "{:.3f}".format)
+
+
+def harder_tables(harder: Mapping[str, Any]) -> dict[str, Table]:
+    """Return the tables of returns and of wins on a ladder of harder tasks."""
+    won = [EpisodeRow(each["label"], each["score"]["won_by_episode"]) for each in harder["rungs"]]
+    return {
+        "table": episode_table("return", harder_rows(harder), "{:.3f}".format),
+        "won": episode_table("share won", won, percent),
+    }
+
+
+MEMBER_HEADS = ("member", "Elo rating", "groups", "episodes", "agent's return", "of late")
+Standing = Mapping[str, Any]
+
+
+def population_table(table: Mapping[str, Any], units: int) -> Table:
+    """Return the table of the members met in training, the best rated first.
+
+    Args:
+        table: `League.table`; versions of the policy that it keeps are in bold.
+        units: units of an episode, by which returns are divided.
+    """
+    standings: Mapping[str, Standing] = table["standings"]
+    ordered = sorted(standings.items(), key=lambda item: -item[1]["rating"])
+    rows = [TableRow("the agent, at last", [_number(f"{table['rating']:.0f}")])]
+    for name, standing in ordered:
+        if standing["groups"]:
+            numbers = (
+                f"{standing['rating']:.0f}",
+                f"{standing['groups']:,}",
+                f"{standing['episodes']:,}",
+                signed(standing["total"] / max(1, standing["episodes"]) / units),
+                signed(standing["recent"] / units),
+            )
+            is_kept = version_of(name) in table["rivals"]
+            rows.append(TableRow(name, [_number(text) for text in numbers], is_bold=is_kept))
+    return Table(MEMBER_HEADS, rows)
+
+
+def _number(text: str) -> TableCell:
+    return TableCell(text.replace("-", MINUS))

@@ -1,0 +1,199 @@
+"""Checks of a policy before a run: memory, context length, and deadlines.
+
+They import no torch and read only the headers, the tokenizer and the chat template of a model
+directory. Scripted trials are played with the tokenizer and the template of the model, so a context
+that is too short or an action that is cut off is found in the tokens of this model. `plan.py`
+computes memory more exactly, with torch.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from mage_async.assembly import named_parts, rules_of
+from mage_async.config.schema import Config, Embedded, Pretrained, Tiny
+from mage_async.environments.environment import Environment
+from mage_async.environments.user_class import ResetStep
+from mage_async.errors import ConfigError
+from mage_async.inference.chat_files import load_chat
+from mage_async.policy.headers import Outline, check_head, check_targets, outline_of, says_untied
+from mage_async.trajectory import Kind, Trial
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.scripted import random_task, scripted_trial
+
+BYTES = {"float32": 4, "bfloat16": 2}
+PATIENCE = 5.0
+"""A deadline is at least this multiple of the time measured on the first turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The memory that a policy takes."""
+
+    num_weights: int
+    kv_token_bytes: int
+    """Bytes of one token's keys and values in float32; 0 if unknown."""
+
+
+def tiny_size(shape: Tiny) -> Size:
+    """Return the size of a tiny policy, without its embedding (one row for each word)."""
+    head_size = shape.hidden_size // shape.heads
+    attention = 2 * shape.hidden_size * head_size * (shape.heads + shape.kv_heads)
+    block = attention + 3 * shape.hidden_size * shape.mlp_size
+    return Size(shape.layers * block, 2 * 4 * shape.layers * shape.kv_heads * head_size)
+
+
+def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int) -> None:
+    """Refuse a policy that does not fit into memory with the contexts of its engines.
+
+    Activations and logits are not counted; `mage plan` counts them.
+
+    Raises:
+        ConfigError: the message says what is needed, what there is, and which key to change.
+    """
+    num_engines = num_actors + bool(config.evaluation.every)
+    tokens = config.engine.max_contexts * config.engine.max_tokens
+    learner = size.num_weights * _bytes_a_weight(config)
+    engines = 4 * size.num_weights * num_engines
+    contexts = size.kv_token_bytes * tokens * num_engines
+    needed = learner * (config.learner.device == "cpu")
+    needed += (engines + contexts) * isinstance(config.engine, Embedded)
+    if needed <= memory_bytes:
+        return
+    raise ConfigError(
+        f"policy of {size.num_weights:,} weights: the learner needs {learner / 1e9:.1f} GB for "
+        f"weights, gradients and optimizer, and {num_engines} engines, the evaluator's among them, "
+        f"{engines / 1e9:.1f} GB for weights and {contexts / 1e9:.1f} GB for keys and values of "
+        f"{config.engine.max_contexts} contexts each, but this machine has "
+        f"{memory_bytes / 1e9:.1f} GB; {_advice(config, contexts, learner + engines)}"
+    )
+
+
+def _advice(config: Config, contexts: int, weights: int) -> str:
+    if contexts > weights:
+        return "lower engine.max_contexts or engine.max_tokens, or take fewer --actors"
+    is_smaller = bool(config.policy.lora) or not isinstance(config.policy, Pretrained)
+    advice = "take a smaller policy" if is_smaller else "set policy.lora.rank = 16"
+    return f"{advice}, or fewer --actors"
+
+
+def _bytes_a_weight(config: Config) -> int:
+    """Return the learner's bytes for each weight: the weight, its gradient, AdamW's moments."""
+    own = BYTES[config.policy.dtype]
+    if config.policy.lora:
+        return own
+    return 2 * own + 2 * (1 if config.learner.optimizer_state == "8bit" else own)
+
+
+def with_deadlines(config: Config, *, turn_s: float, num_turns: int) -> tuple[Config, list[str]]:
+    """Raise deadlines that the policy would miss on this machine.
+
+    Args:
+        turn_s: seconds that one turn of all trials of a group takes.
+        num_turns: turns of a trial.
+
+    Returns:
+        The configuration, and a sentence for each key that was raised.
+    """
+    groups_at_once = max(1, config.engine.max_contexts // config.admission.trials_per_group)
+    slowest_turn_s = turn_s * groups_at_once
+    group_s = slowest_turn_s * num_turns
+    engine, admission = config.engine, config.admission
+    notes = []
+    if engine.turn_deadline_s < PATIENCE * slowest_turn_s:
+        engine = msgspec.structs.replace(engine, turn_deadline_s=PATIENCE * slowest_turn_s)
+        notes.append(_raised("engine.turn_deadline_s", engine.turn_deadline_s, "turn"))
+    if admission.grant_deadline_s < PATIENCE * group_s:
+        admission = msgspec.structs.replace(admission, grant_deadline_s=PATIENCE * group_s)
+        notes.append(_raised("admission.grant_deadline_s", admission.grant_deadline_s, "group"))
+    return msgspec.structs.replace(config, engine=engine, admission=admission), notes
+
+
+def _raised(key: str, seconds: float, what: str) -> str:
+    return f"{key} is raised to {seconds:.0f}: a {what} may take {seconds / PATIENCE:.0f} s here"
+
+
+NUM_SCRIPTED_TRIALS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Lengths of trials in tokens of a policy."""
+
+    scripted: int
+    """Tokens of the longest context of the shortest scripted trial."""
+    longest: int
+    """Tokens of the longest scripted trial if every action were as long as allowed."""
+    num_turns: int
+    """Turns of the longest scripted trial."""
+
+
+def check_files(config: Config, directory: Path) -> Contexts:
+    """Read the tokenizer and the chat template, and measure scripted trials in their tokens.
+
+    Trials are not measured if the environment has no script or makes calls that may wait. Their
+    length is then that of the actions of all turns; their observations are unknown here.
+
+    Raises:
+        PolicyError: the tokenizer or the template is missing, or the template drops words.
+        ConfigError: no trial fits into `engine.max_tokens`, or no action into its token limit.
+    """
+    chat = load_chat(directory, thinking=config.transcript.thinking)
+    parts = [_contexts(config, directory, chat, *named) for named in named_parts(config)]
+    return Contexts(
+        max(part.scripted for part in parts),
+        max(part.longest for part in parts),
+        max(part.num_turns for part in parts),
+    )
+
+
+def _contexts(
+    config: Config, directory: Path, chat: ChatFormat, name: str, environment: Environment
+) -> Contexts:
+    """Return the lengths of the trials of one environment, named `name` in the configuration."""
+    num_turns = config.trial.episodes * environment.facts.max_turns
+    if isinstance(environment, ResetStep) or environment.script(random.Random(0)) is None:
+        return Contexts(0, num_turns * config.transcript.max_action_tokens, num_turns)
+    rules = rules_of(config, environment, chat, config.trial.episodes)
+    source = random.Random(0)
+    tasks = [random_task(environment, "train", source) for _ in range(NUM_SCRIPTED_TRIALS)]
+    trials = [scripted_trial(environment, task, 0, rules, chat) for task in tasks]
+    _check_actions(config, name, trials)
+    scripted = min(max(turn.start for turn in trial.turns) + 1 for trial in trials)
+    if scripted > config.engine.max_tokens:
+        raise ConfigError(
+            f"engine.max_tokens must be at least {scripted}, which a trial of "
+            f"{config.trial.episodes} episodes of {name!r} takes in the tokens of {directory}; "
+            f"got {config.engine.max_tokens}"
+        )
+    num_turns = max(len(trial.turns) for trial in trials)
+    longest = max(len(segment.tokens) for trial in trials for segment in trial.segments)
+    sampled = num_turns * config.transcript.max_action_tokens
+    return Contexts(scripted, longest + sampled, num_turns)
+
+
+def check_outline(config: Config, directory: Path) -> Outline:
+    """Read the model's shape from its files, and refuse a combination that cannot work.
+
+    Raises:
+        PolicyError: a file cannot be read, there is no LM head, or adapters have no layers.
+    """
+    outline = outline_of(directory)
+    check_head(directory, outline.tensors, is_tied=not says_untied(directory))
+    if config.policy.lora and outline.tensors:
+        check_targets(outline.model_type, config.policy.lora.targets, outline.linear())
+    return outline
+
+
+def _check_actions(config: Config, name: str, trials: list[Trial]) -> None:
+    longest = max(
+        turn.stop - turn.start for trial in trials for turn in trial.turns if turn.kind is Kind.ACT
+    )
+    if longest > config.transcript.max_action_tokens:
+        raise ConfigError(
+            f"transcript.max_action_tokens must be at least {longest}, which an action of "
+            f"{name!r} has in this policy's tokens; "
+            f"got {config.transcript.max_action_tokens}"
+        )

@@ -1,0 +1,116 @@
+"""The shape of a policy, from its `config.json`, without weights and without a download.
+
+The shapes of hub models that the shipped configurations name are listed here.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from mage_async.assembly import WORDS, environment_of
+from mage_async.config.policy import local_policy
+from mage_async.config.schema import Config, Tiny
+from mage_async.errors import PolicyError
+from mage_async.learning.attention import NAME
+from mage_async.methods.method import Methods
+from mage_async.policy.guards import refuse_untrainable
+from mage_async.policy.headers import kv_heads_of_a_gpu
+from mage_async.policy.load import tiny_shape
+from mage_async.policy.lora import add_adapters
+from mage_async.policy.tiny_tokenizer import build_tokenizer
+
+QWEN3: dict[str, Any] = {
+    "vocab_size": 151936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+}
+HUB: dict[str, dict[str, Any]] = {
+    f"Qwen/Qwen3-{size}": QWEN3
+    | {
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "tie_word_embeddings": is_tied,
+    }
+    for size, hidden, mlp, layers, heads, is_tied in (
+        ("0.6B", 1024, 3072, 28, 16, True),
+        ("1.7B", 2048, 6144, 28, 16, True),
+        ("4B", 2560, 9728, 36, 32, True),
+        ("8B", 4096, 12288, 36, 32, False),
+        ("14B", 5120, 17408, 40, 40, False),
+        ("32B", 5120, 25600, 64, 64, False),
+    )
+}
+"""Fields of `config.json` by hub id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of a model, on which memory and operations depend."""
+
+    config: PretrainedConfig
+    num_weights: int
+    """Elements of all weight tensors, without adapters; a tied LM head counts once."""
+
+    def kv_token_bytes(self, itemsize: int, gpus: int = 1) -> int:
+        """Return the bytes of a token's keys and values on each of `gpus` that share the model."""
+        rules = self.config
+        size = getattr(rules, "head_dim", None) or rules.hidden_size // rules.num_attention_heads
+        heads = kv_heads_of_a_gpu(rules.num_key_value_heads, gpus)
+        return 2 * rules.num_hidden_layers * heads * size * itemsize
+
+
+def shape_of(config: Config) -> Shape:
+    """Return the shape of a configuration's policy.
+
+    Raises:
+        PolicyError: the shape is unknown on this machine, or the model cannot be trained.
+    """
+    model_config = _model_config(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config)
+    refuse_untrainable(model, getattr(config.policy, "source", "policy"))
+    return Shape(model_config, model.num_parameters())
+
+
+def meta_model(config: Config, shape: Shape) -> PreTrainedModel:
+    """Return the model as the learner trains it, on torch's meta device (shapes without values).
+
+    Raises:
+        PolicyError: the model lacks the layers that adapters are configured for.
+    """
+    dtype = getattr(torch, config.policy.dtype)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            shape.config, dtype=dtype, attn_implementation=NAME
+        )
+    if config.policy.lora:
+        add_adapters(model, config.policy.lora, config.seed, roles=Methods(config).roles())
+    return model.train()
+
+
+def _model_config(config: Config) -> PretrainedConfig:
+    policy = config.policy
+    if isinstance(policy, Tiny):
+        words = (*environment_of(config).facts.words, *WORDS)
+        return tiny_shape(policy, build_tokenizer(words))
+    if directory := local_policy(policy.source) or _cached_folder(policy.source):
+        return AutoConfig.from_pretrained(directory, local_files_only=True)
+    if policy.source in HUB:
+        return AutoConfig.for_model("qwen3", **HUB[policy.source])
+    raise PolicyError(
+        f"policy.source {policy.source!r} is not on this machine, and its shape is not known: give "
+        f"a directory with its config.json, or one of {', '.join(HUB)}"
+    )
+
+
+def _cached_folder(name: str) -> Path | None:
+    """Return the cached folder of a hub model whose `config.json` was downloaded before."""
+    file = try_to_load_from_cache(name, "config.json")
+    return Path(file).parent if isinstance(file, str) else None

@@ -1,0 +1,182 @@
+"""Files of a model that is sharded over several ranks: published weights, and checkpoints.
+
+All ranks write one safetensors file of weights together: each copies its shard of every tensor and
+writes the copy to the shard's place in the file. So no rank gathers the weights, and a rank needs
+memory for one shard. The file's tensors are, byte for byte, those that one process would write.
+
+The optimizer's moments and the float32 masters of a checkpoint are written and read by
+torch.distributed.checkpoint: each rank writes its shards into a safetensors file of its own, which
+states their places in the whole tensors. So any number of ranks can read it, each its part alone.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings
+
+import torch
+from torch import distributed
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from transformers import PreTrainedModel
+
+from mage_async.errors import RunError
+from mage_async.learning.adapters import trained_tensors
+from mage_async.learning.ranked_trainer import own_part
+from mage_async.learning.trainer import Trainer
+from mage_async.policy.snapshot import Place, on_host, places_of, published_tensors
+from mage_async.policy.weight_digest import sum_digests, word_sum
+
+
+def sharded_digests(model: PreTrainedModel) -> dict[str, str]:
+    """Compute `weight_digest.tensor_digests` of a sharded model; all ranks call it together."""
+    tensors = {name: tensor.detach() for name, tensor in trained_tensors(model).items()}
+    sums = torch.stack([_own_sum(tensor) for tensor in tensors.values()])
+    distributed.all_reduce(sums)
+    return sum_digests(tensors, sums)
+
+
+def _own_sum(tensor: torch.Tensor) -> torch.Tensor:
+    first, part = own_part(tensor)
+    return word_sum(part, first)
+
+
+def file_places(model: PreTrainedModel) -> tuple[Place, ...]:
+    """Return where the tensors of a model lie in a file."""
+    return tuple(places_of(published_tensors(model)))
+
+
+def write_head(file: Path, head: bytes) -> None:
+    """Write the header of a safetensors file whose tensors are written already."""
+    _write_at(file, [(0, memoryview(head))])
+
+
+def mapped(file: Path, places: tuple[Place, ...], start: int) -> torch.Tensor:
+    """Map the tensors of a file, without its header: uint8 [bytes]"""
+    size = start + places[-1].end
+    return torch.from_file(str(file), size=size, dtype=torch.uint8)[start:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightShards:
+    """A copy of a rank's shards of all tensors."""
+
+    pieces: tuple[tuple[int, int], ...]
+    """Offset of each shard among the file's tensors, and its size, in bytes."""
+    data: torch.Tensor
+    """uint8 [bytes], on the model's device: one shard after the other"""
+    made: torch.cuda.Event | None = None
+    """Event that is set once `data` holds the weights; None if the model is not on a GPU."""
+
+    @staticmethod
+    @torch.no_grad()
+    def of(model: PreTrainedModel, places: tuple[Place, ...]) -> "WeightShards":
+        """Copy this rank's shards out of a model.
+
+        Args:
+            places: those of `file_places`.
+        """
+        tensors, pieces, parts = published_tensors(model), [], []
+        for place in places:
+            first, part = own_part(tensors[place.name])
+            if part.numel():
+                start = place.start + first * part.element_size()
+                pieces.append((start, part.numel() * part.element_size()))
+                parts.append(part.detach().contiguous().reshape(-1).view(torch.uint8))
+        data = torch.cat(parts)
+        made = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
+        return WeightShards(tuple(pieces), data, made)
+
+    def write(self, file: Path, start: int) -> None:
+        """Write the shards into a file whose tensors begin at `start`, while other ranks do."""
+        data = memoryview(on_host(self.data, self.made).numpy())
+        written, pieces = 0, []
+        for place, size in self.pieces:
+            pieces.append((start + place, data[written : written + size]))
+            written += size
+        _write_at(file, pieces)
+
+
+def _write_at(file: Path, pieces: list[tuple[int, memoryview]]) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
+    with os.fdopen(descriptor, "wb") as out:
+        for place, data in pieces:
+            out.seek(place)
+            out.write(data)
+
+
+MASTER = "master"
+"""Prefix of the names of float32 masters; a moment is named `NUMBER.KEY`."""
+
+
+def named_state(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return the trainer's masters and moments by name; zero moments before the first update."""
+    masters = {f"{MASTER}.{n}": each for n, each in enumerate(trainer.masters.tensors())}
+    moments = {
+        f"{number}.{key}": value.view(1) if value.dim() == 0 else value
+        for number, weight in enumerate(trainer.masters.trained)
+        for key, value in _moments(trainer.optimizer, weight).items()
+    }
+    return masters | moments
+
+
+def copied_state(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return a copy of `named_state`, so that training can continue while it is written."""
+    return {name: tensor.detach().clone() for name, tensor in named_state(trainer).items()}
+
+
+def write_state(state: dict[str, torch.Tensor], folder: Path, group: ProcessGroup) -> None:
+    """Write the shards of all ranks; all ranks call it together.
+
+    Raises:
+        OSError: a rank cannot write.
+        RuntimeError: a rank has ended.
+    """
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    try:
+        save(state, storage_writer=writer, process_group=group)
+    except CheckpointException as error:
+        rank, (reason, _) = next(iter(error.failures.items()))
+        raise OSError(f"rank {rank}: {reason}") from error
+
+
+def read_state(trainer: Trainer, folder: Path) -> None:
+    """Restore the state that any number of ranks has written; each rank reads its own part.
+
+    Raises:
+        RunError: only one of the checkpoint and the trainer has float32 masters.
+        OSError: the checkpoint is incomplete.
+    """
+    reader, own = HuggingFaceStorageReader(str(folder)), named_state(trainer)
+    kept = reader.read_metadata().state_dict_metadata
+    if sum(map(_is_master, kept)) != sum(map(_is_master, own)):
+        raise RunError(
+            f"the checkpoint has {sum(map(_is_master, kept))} float32 masters, the model "
+            f"{sum(map(_is_master, own))}: leave learner.float32_masters as it was"
+        )
+    try:
+        with catch_warnings(action="ignore", category=UserWarning):  # it warns of `no_dist`
+            load(own, storage_reader=reader, no_dist=True)
+    except CheckpointException as error:
+        raise OSError(f"{folder}: {error}") from error
+
+
+def _is_master(name: str) -> bool:
+    return name.startswith(MASTER)
+
+
+def _moments(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, Any]:
+    """Return the optimizer's state of a weight, initialised as AdamW does."""
+    own = optimizer.state[weight]
+    if not own:
+        device = weight.device if optimizer.param_groups[0].get("fused") else "cpu"
+        own["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        own["exp_avg"] = torch.zeros_like(weight)
+        own["exp_avg_sq"] = torch.zeros_like(weight)
+    return own

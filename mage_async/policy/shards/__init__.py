@@ -1,1 +1,0 @@
-"""A model that lies on several ranks: digested, published and saved from the shards of each."""

@@ -1,0 +1,134 @@
+"""Registries: the components of one kind by name, each imported when it is first used.
+
+A component of the package is one line, `"name": "module:Class"`. A name with a colon is a class of
+a user's own, which may also lie in the current folder. Whatever a user's module raises becomes a
+`ConfigError` of one line with the file and line number.
+"""
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+
+from mage_async.errors import ConfigError, MageError
+
+
+class Registry:
+    """Components of one kind by name.
+
+    Args:
+        noun: what an error calls a component, such as "environment".
+        addresses: "module:Class" of each name.
+        others: further names that an error lists, which the caller resolves itself.
+    """
+
+    def __init__(self, noun: str, addresses: Mapping[str, str], others: Iterable[str] = ()) -> None:
+        self.noun = noun
+        self._addresses, self._others = dict(addresses), tuple(others)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._addresses
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._addresses)
+
+    def classes(self) -> tuple[type, ...]:
+        """Import every registered component."""
+        return tuple(map(self.load, self))
+
+    def load(self, name: str) -> type:
+        """Import the class of a registered name, or of a `module:Class` of the user's own.
+
+        Raises:
+            ConfigError: the name is unknown, or its class cannot be imported.
+        """
+        is_own = name not in self
+        if is_own and ":" not in name:
+            raise ConfigError(self._unknown(name))
+        module_name, _, class_name = self._addresses.get(name, name).partition(":")
+        what = f"{self.noun} {name!r}"
+        if not module_name or not class_name.isidentifier():
+            raise ConfigError(f"{what}: write it as `module:Class`")
+        module = import_own(module_name, what) if is_own else importlib.import_module(module_name)
+        found = getattr(module, class_name, None)
+        if found is None:
+            classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+            hint = did_you_mean(class_name, classes)
+            raise ConfigError(f"{what}: {module_name} has no class `{class_name}`{hint}")
+        if not inspect.isclass(found):
+            kind = type(found).__name__
+            raise ConfigError(f"{what}: `{class_name}` is a {kind}, not a class")
+        return found
+
+    def _unknown(self, name: str) -> str:
+        known = [*self, *self._others]
+        plain = [each.removesuffix(":…") for each in known]
+        hint = did_you_mean(name.lower(), plain, most=2)
+        return (
+            f"no {self.noun} {name!r}{hint}; there are {', '.join(known)}, "
+            "or your own class as `module:Class`"
+        )
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
+    """Return " (did you mean `x`?)" for the known names closest to `name`, "" without any."""
+    near = difflib.get_close_matches(name, list(known), n=most)
+    return f" (did you mean {' or '.join(f'`{match}`' for match in near)}?)" if near else ""
+
+
+def import_own(module_name: str, what: str) -> ModuleType:
+    """Import a module of the user's own.
+
+    Args:
+        what: the component as an error begins with it, such as "environment 'game:Lock'".
+
+    Raises:
+        ConfigError: the module cannot be found, or raises while it is imported.
+    """
+    # The processes of a run have no entry for the current folder on their path (`PYTHONSAFEPATH`),
+    # so that a checkout does not hide the installed package. The folder therefore comes last.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    with own_code(what):
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            # A module that the user's module itself imports in vain is the user's error.
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
+            raise ConfigError(
+                f"{what}: cannot import {module_name!r}: {error}; "
+                "start in the folder it lies in, or put that on PYTHONPATH"
+            ) from None
+
+
+@contextmanager
+def own_code(what: str) -> Iterator[None]:
+    """Turn any exception of a user's code into one line.
+
+    Raises:
+        ConfigError: the code raised; with `what`, file, line, type and first line of the message.
+    """
+    try:
+        yield
+    except MageError:
+        raise
+    except Exception as error:  # anything may come out of foreign code
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+        first, *_ = text.splitlines() or [""]
+        kind = type(error).__name__
+        raise ConfigError(f"{what}: {_place(error)}: {kind}: {first}") from error
+
+
+def _place(error: Exception) -> str:
+    """Return the file and line that raised; for a syntax error, the line that is no Python."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    *_, last = (frame for frame in frames if not frame.filename.startswith("<"))
+    return f"{last.filename}, line {last.lineno}"

@@ -1,1 +1,0 @@
-"""Matrices of runs: which cells there are, what a finished one says, and means over seeds."""

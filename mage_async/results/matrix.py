@@ -1,0 +1,379 @@
+"""A matrix of runs (`mage ablate`, `mage sweep`): its cells, and the figures of finished runs.
+
+A cell of the matrix is one whole run in a folder of its own. It is done when its summary says so; a
+later call runs the missing cells and reads the finished ones.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mage_async.admission.staleness_metrics import OLDEST_AGE
+from mage_async.assembly import check
+from mage_async.config import config_file
+from mage_async.config.policy import check_source
+from mage_async.config.schema import Config
+from mage_async.results.intervals import interval
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import Record, RunRecords, read_document, read_records
+
+BOUND_OF = {"sync": 0, "one_step": 1}
+"""Rules that ignore `admission.max_staleness` because they have a bound of their own, in steps: the
+matrix has one cell of them, not one for each bound.
+"""
+AVERAGED = (
+    "over_bound_share",
+    "k3_mean",
+    "effective_share",
+    "clipped_share",
+    "masked_share",
+    "entropy",
+)
+"""Metrics whose mean over steps is a figure of a run; every step trains equally many trials."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """What the runs of a matrix compare; runs that differ only in their seed have the same setting.
+
+    `staleness_setting` makes those of `mage ablate`, `combination` those of `mage sweep`.
+    """
+
+    key: tuple[Any, ...]
+    """Identity of the setting, and its order among the others of the matrix."""
+    label: str = field(compare=False)
+    """The setting in a few words."""
+    folder: str = field(compare=False)
+    """The setting in a file name; no other setting of the matrix has it."""
+    assignments: Sequence[str] = field(compare=False)
+    """Changes to the configuration, as `key=value`."""
+    columns: Mapping[str, Any] = field(compare=False)
+    """Cells of a table by column."""
+    place: float = field(compare=False)
+    """Position on the x axis of the chart of returns."""
+    place_name: str = field(compare=False)
+    """The same in words, for the legend of one method."""
+    method: str = field(compare=False)
+    """Settings of one method differ only in their place: a chart joins them by a line."""
+    flow: str = field(compare=False)
+    """Settings of one flow have tokens of the same ages."""
+    allowed_age: int | None = field(default=None, compare=False)
+    """The largest age in steps that the setting allows; `None` if it does not limit ages."""
+
+
+def staleness_setting(rule: str, correction: str, lag: int, bound: int) -> Setting:
+    """Return a setting of an ablation of staleness.
+
+    Args:
+        rule: name of the admission rule.
+        correction: name of the off-policy correction.
+        lag: steps added to every token's age.
+        bound: `admission.max_staleness`, steps.
+    """
+    age, lag_text = bound + lag, f", lag {lag}" if lag else ""
+    masked = [f"learner.correction.max_age={age}"] if correction == "age_mask" else []
+    return Setting(
+        key=(rule, correction, lag, bound),
+        label=f"{rule} {bound}, {correction}{lag_text}",
+        folder=f"{rule}-{bound}-{correction}" + (f"-lag{lag}" if lag else ""),
+        assignments=[
+            f"admission.rule={rule}",
+            f"admission.max_staleness={bound}",
+            f"admission.lag={lag}",
+            f"learner.correction={correction}",
+            *masked,
+        ],
+        columns={"rule": rule, "correction": correction, "lag": lag, "bound": bound},
+        place=age,
+        place_name=f"{bound}" + (f" + lag {lag}" if lag else ""),
+        method=f"{rule}, {correction}",
+        flow=f"{rule} {bound}{lag_text}",  # corrections do not change ages
+        allowed_age=age,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the matrix."""
+
+    setting: Setting
+    seed: int
+
+    def name(self) -> str:
+        """Return the name of the run's folder."""
+        return f"{self.setting.folder}-seed{self.seed}"
+
+    def assignments(self) -> list[str]:
+        """Return the changes to the configuration, as `key=value`."""
+        return [f"seed={self.seed}", *self.setting.assignments]
+
+
+def cells(
+    *,
+    bounds: Iterable[int],
+    rules: Iterable[str],
+    corrections: Iterable[str],
+    lags: Iterable[int],
+    seeds: Iterable[int],
+) -> list[Cell]:
+    """Return the cells of an ablation: every bound with every rule, correction, lag and seed.
+
+    Cells of one seed stand together, so that an interrupted matrix is a matrix of fewer seeds.
+    """
+    product = itertools.product(seeds, lags, bounds, rules, corrections)
+    found = (
+        Cell(staleness_setting(rule, correction, lag, BOUND_OF.get(rule, bound)), seed)
+        for seed, lag, bound, rule, correction in product
+    )
+    return list(dict.fromkeys(found))
+
+
+def is_done(run: RunDirectory) -> bool:
+    """Return whether a cell's run is complete."""
+    return bool(read_document(run.summary).get("complete"))
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """Figures of a finished run."""
+
+    cell: Cell
+    figures: dict[str, float]
+    """Figures by name, beginning with the return of the last episode."""
+    curve: list[tuple[int, float, float]]
+    """For each step: trials trained, seconds of training, return of the batch's last episode."""
+    ages: list[dict[int, float]]
+    """Share of tokens by age in steps: among all tokens, then among the tokens of each episode."""
+
+    def row(self) -> dict[str, Any]:
+        """Return setting, seed and figures as one row of a table."""
+        return dict(self.cell.setting.columns) | {"seed": self.cell.seed} | self.figures
+
+
+def read_cell(cell: Cell, run: RunDirectory) -> FinishedRun:
+    """Read a run that is done.
+
+    Raises:
+        RunError: a file of the run is damaged.
+    """
+    records, summary = read_records(run), read_document(run.summary)
+    return FinishedRun(cell, _figures(records, summary), _curve(records), _ages(records))
+
+
+def bounds_that_did_not_act(finished: Iterable[FinishedRun]) -> str:
+    """Return a sentence about the settings in which no token was as old as the bound allows, or "".
+
+    Such settings do not differ in the age of their tokens, whatever their returns say: if actors
+    are slower than the learner, no trial waits long enough to become old.
+    """
+    oldest = dict[tuple[Setting, int], float]()
+    for run in finished:
+        allowed = run.cell.setting.allowed_age
+        if allowed is not None:
+            own = run.cell.setting, allowed
+            oldest[own] = max(oldest.get(own, 0.0), run.figures["staleness_max"])
+    idle = [own for own in oldest if oldest[own] < own[1]]
+    if not idle:
+        return ""
+    bound = max(allowed for _, allowed in idle)
+    reached = max(oldest[own] for own in idle if own[1] == bound)
+    return (
+        f"In {len(idle)} of {len(oldest)} settings no token was as old as the bound allows (at "
+        f"{bound} steps: {reached:g} at most): there it limited nothing, and what tells them apart "
+        "is chance. `--lags` sets the age itself."
+    )
+
+
+def _figures(records: RunRecords, summary: Record) -> dict[str, float]:
+    stale, trials = summary["staleness"], summary["trials"]
+    last = {
+        f"{split}_last_return": summary["evaluation"][split]["return_by_episode"][-1]
+        for split in ("heldout", "train")
+    }
+    first = {
+        f"{name}_episode_1": statistics.fmean(
+            record.get(f"{name}_episode_1", 0.0) for record in records.metrics
+        )
+        for name in ("over_bound_share", "masked_share")
+    }
+    return {
+        **last,
+        "wall_s": summary["wall_s"],
+        "processor_s": summary.get("processor_s", math.nan),
+        "trials_per_s": summary["throughput"]["trials_per_s"],
+        "staleness_mean": stale["mean"],
+        "staleness_max": stale["max"],
+        **{n: statistics.fmean(record[n] for record in records.metrics) for n in AVERAGED},
+        **first,
+        "dropped_share": trials["dropped"] / max(1, trials["granted"]),
+        "wasted_share": stale.get("wasted_share", math.nan),
+        "length_bias": stale.get("length_bias", math.nan),
+    }
+
+
+def _curve(records: RunRecords) -> list[tuple[int, float, float]]:
+    rules = records.config.admission
+    batch = rules.groups_per_step * rules.trials_per_group
+    return [
+        (record["step"] * batch, record["time_s"], record["return_by_episode"][-1])
+        for record in records.metrics
+    ]
+
+
+def _ages(records: RunRecords) -> list[dict[int, float]]:
+    endings = ["", *(f"_episode_{k + 1}" for k in range(records.config.trial.episodes))]
+    return [_histogram(records.metrics, ending) for ending in endings]
+
+
+def _histogram(metrics: Sequence[Record], ending: str) -> dict[int, float]:
+    """Return the share of tokens of each age, as a mean over steps."""
+    shares: dict[int, float] = {}
+    for record in metrics:
+        for age in range(OLDEST_AGE + 1):
+            share = record.get(f"token_share_age_{age}{ending}", 0.0)
+            if share:
+                shares[age] = shares.get(age, 0.0) + share / len(metrics)
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The question of a matrix, in the words of its page."""
+
+    heading: str
+    axis: str
+    """Label of the x axis, on which settings have their `place`."""
+    is_about_age: bool = False
+
+
+STALENESS = Subject("What staleness costs", "bound plus lag, steps", is_about_age=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix whose configurations were checked, so that it can run."""
+
+    root: Path
+    title: str
+    configs: dict[Cell, Config]
+    num_actors: int
+    parallel: int
+    """Number of runs at a time."""
+    for_s: float
+    """Seconds after the first start within which all other runs must start."""
+    subject: Subject = STALENESS
+
+    def run_of(self, cell: Cell) -> RunDirectory:
+        """Return the directory of a cell's run."""
+        return RunDirectory(self.root / cell.name())
+
+    def log_of(self, cell: Cell) -> Path:
+        """Return the file with the output of a cell's run."""
+        return self.root / f"{cell.name()}.log"
+
+    def failures_of(self, cell: Cell) -> Path:
+        """Return the file that has one line for each failure of a cell's run."""
+        return self.root / f"{cell.name()}.failures"
+
+    def num_failures(self, cell: Cell) -> int:
+        """Return how often a cell's run has failed, over all calls."""
+        file = self.failures_of(cell)
+        return len(file.read_text().splitlines()) if file.is_file() else 0
+
+    def finished_runs(self) -> list[FinishedRun]:
+        """Read the runs that are done.
+
+        Raises:
+            RunError: a file of a run is damaged.
+        """
+        runs = [(cell, self.run_of(cell)) for cell in self.configs]
+        return [read_cell(cell, run) for cell, run in runs if is_done(run)]
+
+
+def checked_configs(
+    file: Path, wanted: Iterable[Cell], assignments: list[str], method: str | None = None
+) -> dict[Cell, Config]:
+    """Return the checked configuration of each cell.
+
+    Args:
+        file: the configuration that all cells begin with.
+        assignments: changes of all cells, as `key=value`; the cell's own come after them.
+        method: name of a method of the papers, applied to the file first.
+
+    Raises:
+        MageError: a cell cannot be run; the message names the key and the reason.
+    """
+    return {cell: _checked(file, [*assignments, *cell.assignments()], method) for cell in wanted}
+
+
+def _checked(file: Path, assignments: list[str], method: str | None) -> Config:
+    config = config_file.load(file, assignments, method)
+    check(config)
+    check_source(config.policy)
+    return config
+
+
+# Finished runs, grouped for tables and charts.
+
+POINTS = 15
+"""Number of points of a smoothed learning curve."""
+RunsBySetting = Mapping[Setting, Sequence[FinishedRun]]
+
+
+def by_setting(finished: Sequence[FinishedRun]) -> dict[Setting, list[FinishedRun]]:
+    """Group runs that differ only in their seed; settings and seeds ascend."""
+    found: dict[Setting, list[FinishedRun]] = {}
+    for each in sorted(finished, key=lambda one: (one.cell.setting, one.cell.seed)):
+        found.setdefault(each.cell.setting, []).append(each)
+    return found
+
+
+def by_flow(runs: RunsBySetting) -> dict[str, list[FinishedRun]]:
+    """Group runs whose tokens have the same ages, by `Setting.flow`."""
+    found: dict[str, list[FinishedRun]] = {}
+    for setting, same in runs.items():
+        found.setdefault(setting.flow, []).extend(same)
+    return found
+
+
+def by_method(runs: RunsBySetting) -> dict[str, list[Setting]]:
+    """Group settings that a chart joins by a line, by `Setting.method`."""
+    found: dict[str, list[Setting]] = {}
+    for setting in runs:
+        found.setdefault(setting.method, []).append(setting)
+    return found
+
+
+def values(runs: Sequence[FinishedRun], name: str) -> list[float]:
+    """Return one figure of each run."""
+    return [run.figures[name] for run in runs]
+
+
+def smooth(
+    runs: Sequence[FinishedRun], x_of: Callable[[tuple[int, float, float]], float]
+) -> list[tuple[float, float, float]]:
+    """Return a learning curve of at most `POINTS` points, each a mean over neighbouring steps.
+
+    Returns:
+        Tuples of x, mean return over the runs, and the 95 % half-width of that mean.
+    """
+    length = min(len(run.curve) for run in runs)
+    size = max(1, math.ceil(length / POINTS))
+    points = []
+    for start in range(0, length, size):
+        parts = [run.curve[start : start + size] for run in runs]
+        means = [sum(point[2] for point in part) / len(part) for part in parts]
+        x = sum(x_of(part[-1]) for part in parts) / len(parts)
+        points.append((x, *interval(means)))
+    return points
+
+
+def mean_shares(parts: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return the mean share of each age, over the runs that recorded any."""
+    known = [part for part in parts if part]
+    ages = sorted({age for part in known for age in part})
+    return {age: sum(part.get(age, 0.0) for part in known) / len(known) for age in ages}

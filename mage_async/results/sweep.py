@@ -1,0 +1,162 @@
+"""The settings of a sweep: a grid of all values, or combinations drawn at random.
+
+`KEY=V1,V2` names the values of a key, `KEY=LOW..HIGH` a range of numbers, and `KEY=LOW..HIGH:log` a
+range in which each factor of ten has the same weight. Keys keep the order of the command line.
+"""
+
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2s
+
+from mage_async.errors import ConfigError
+from mage_async.results.matrix import Cell, Setting
+
+LONGEST_FOLDER = 120
+_UNSAFE = re.compile(r"[^\w.+=,-]")
+_RANGE = re.compile(r"(?P<low>[^.\s][^\s]*?)\.\.(?P<high>[^:\s]+)(?P<log>:log)?")
+_PARTS = re.compile(r'(?:\[[^\]]*\]|"[^"]*"|[^,\["])+')
+"""Values between commas; a list or a quoted text is one value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers between two bounds, inclusive; whole numbers if both bounds are whole."""
+
+    low: float
+    high: float
+    is_log: bool
+    is_whole: bool
+
+    def draw(self, source: random.Random) -> str:
+        """Draw a number, and return it as text."""
+        ends = (math.log(self.low), math.log(self.high)) if self.is_log else (self.low, self.high)
+        drawn = source.uniform(*ends)
+        return self.text(math.exp(drawn) if self.is_log else drawn)
+
+    def text(self, number: float) -> str:
+        """Return a number in the form that a configuration has."""
+        return str(round(number)) if self.is_whole else f"{number:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A key and its possible values."""
+
+    key: str
+    choices: tuple[str, ...] | Range
+
+
+def axis_of(text: str) -> Axis:
+    """Parse `KEY=V1,V2`, `KEY=LOW..HIGH` or `KEY=LOW..HIGH:log`.
+
+    Raises:
+        ConfigError: the text has another form.
+    """
+    key, equals, given = text.partition("=")
+    values = tuple(value.strip() for value in _PARTS.findall(given))
+    if not equals or not key.strip() or not all(values) or not values:
+        raise ConfigError(f"--over takes KEY=V1,V2 or KEY=LOW..HIGH, got {text!r}")
+    if match := _RANGE.fullmatch(given.strip()):
+        return Axis(key.strip(), _range(text, match["low"], match["high"], bool(match["log"])))
+    if len(set(values)) < len(values):
+        raise ConfigError(f"--over {text}: a value stands there twice")
+    return Axis(key.strip(), values)
+
+
+def _range(text: str, low: str, high: str, is_log: bool) -> Range:
+    try:
+        made = Range(float(low), float(high), is_log, low.isdigit() and high.isdigit())
+    except ValueError:
+        raise ConfigError(f"--over {text}: a range is of two numbers") from None
+    if not made.low < made.high or (is_log and made.low <= 0):
+        above = " and above 0" if is_log else ""
+        raise ConfigError(f"--over {text}: the bounds of a range must rise{above}")
+    return made
+
+
+def grid(axes: Sequence[Axis]) -> list[Setting]:
+    """Return every combination of the values.
+
+    Raises:
+        ConfigError: a key has a range, whose values cannot be listed.
+    """
+    for axis in axes:
+        if isinstance(axis.choices, Range):
+            raise ConfigError(
+                f"--over {axis.key}: a range is drawn from; add --random N or --search N"
+            )
+    products = itertools.product(*(axis.choices for axis in axes))
+    return [combination(axes, values) for values in products]
+
+
+def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Setting]:
+    """Draw `count` different combinations at random, or fewer if there are fewer.
+
+    The first ones do not depend on `count`.
+    """
+    source, found = random.Random(seed), dict[Setting, None]()
+    for _ in range(100 * count):
+        if len(found) < count:
+            found[combination(axes, [_draw(axis, source) for axis in axes])] = None
+    return list(found)
+
+
+def _draw(axis: Axis, source: random.Random) -> str:
+    if isinstance(axis.choices, Range):
+        return axis.choices.draw(source)
+    return source.choice(axis.choices)
+
+
+def combination(axes: Sequence[Axis], values: Sequence[str]) -> Setting:
+    """Return the setting with one value for each key."""
+    names = [axis.key for axis in axes]
+    pairs = tuple(zip(names, values, strict=True))
+    assignments = [f"{key}={value}" for key, value in pairs]
+    x, label = _x(axes[0], values[0]), ", ".join(assignments)
+    return Setting(
+        key=(x, pairs),
+        label=label,
+        folder=_folder(",".join(assignments)),
+        assignments=assignments,
+        columns=dict(pairs),
+        place=x,
+        place_name=values[0],
+        method=", ".join(assignments[1:]),
+        flow=label,  # any key may change ages
+    )
+
+
+def _folder(text: str) -> str:
+    """Return a text as a file name; a digest keeps texts apart that would be spelled alike."""
+    safe = _UNSAFE.sub("_", text)[:LONGEST_FOLDER]
+    digest = blake2s(text.encode(), digest_size=3).hexdigest()
+    return safe if safe == text else f"{safe}-{digest}"
+
+
+def _x(axis: Axis, value: str) -> float:
+    if isinstance(axis.choices, Range):
+        return float(value)
+    numbers = [_number(choice) for choice in axis.choices]
+    at = axis.choices.index(value)
+    number = numbers[at]
+    return float(at) if None in numbers or number is None else number
+
+
+def _number(text: str) -> float | None:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    return float(found) if is_number and math.isfinite(found) else None
+
+
+def sweep_cells(found: Iterable[Setting], seeds: Iterable[int]) -> list[Cell]:
+    """Return every setting with every seed; cells of one seed stand together."""
+    wanted = list(found)
+    return [Cell(each, seed) for seed in dict.fromkeys(seeds) for each in wanted]

@@ -1,0 +1,382 @@
+"""Trials in which a policy plays the opponent's seat too, and the choice of a task's kind of trial.
+
+`DuelRun` is a trial against a past policy on the same engine. The agent's side is an ordinary
+trial. The past policy has no memory and gets no guidance: each episode is its first, so it plays
+the same way in all of them, and the agent can find out how. It observes what the agent would
+observe in that seat, and its random seed is the episode's, the same for all trials of a group. Its
+actions reach the trial as the opponent's moves, in the environment's words; its tokens belong to no
+trial, so they are neither trained on nor counted. In a `TwoMemoriesRun` both sides remember earlier
+episodes.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from mage_async.completion import Completion, Prompt
+from mage_async.environments.environment import (
+    AGENT,
+    OPPONENT,
+    PENDING,
+    Chance,
+    Duel,
+    Environment,
+    Outcome,
+    Play,
+    Side,
+)
+from mage_async.environments.user_calls import Call
+from mage_async.errors import EnvironmentFault
+from mage_async.tasks.population import version_of
+from mage_async.tasks.task_stream import num_seats
+from mage_async.trajectory import Kind, Task, Trial
+from mage_async.trials.chat_format import ChatFormat
+from mage_async.trials.trial_config import TrialConfig
+from mage_async.trials.trial_run import TrialRun, environment_code
+
+
+def duel_of(environment: Environment, task: Task, episode: int) -> Duel:
+    """Start an episode between two policies.
+
+    Raises:
+        EnvironmentFault: the environment has no opponent's seat.
+    """
+    with environment_code(task):
+        duel = environment.duel(task, episode)
+    if duel is None:
+        raise EnvironmentFault(f"{task.environment}: nobody can play the opponent's seat")
+    return duel
+
+
+def no_turn_fault(task: Task, side: str) -> EnvironmentFault:
+    """Return the fault of an episode that was over before a side could act: nothing of it can be
+    credited to that side.
+
+    Args:
+        side: `the agent` or `the other seat`.
+    """
+    return EnvironmentFault(
+        f"{task.environment}, seed {task.seed}: an episode against {task.member!r} was over before "
+        f"{side} could act"
+    )
+
+
+class SidePlay(Play):
+    """One side of a duel as a `Play`."""
+
+    def __init__(self, duel: Duel, side: Side) -> None:
+        self._duel, self._side, self.chance = duel, side, duel.chance
+
+    @property
+    def observation(self) -> str:
+        """The first observation; it can be read once."""
+        return self._duel.observe(self._side).observation
+
+    @property
+    def anchor(self) -> str:
+        return self._duel.anchor(self._side)
+
+    def legal_actions(self) -> Sequence[str]:
+        return self._duel.legal_actions() if self._duel.turn == self._side else ()
+
+    def act(self, action: str) -> Outcome:
+        """Apply the action; its outcome is known when it is this side's turn again, or the episode
+        is done.
+        """
+        self._duel.act(action)
+        return PENDING
+
+
+class TwoSidedRun:
+    """Base of the runs with two sides; has the interface of `TrialRun`.
+
+    A subclass stores the agent's trial in `_agent`. A duel is never slow, so its calls are those of
+    the agent's trial, which has none.
+    """
+
+    _agent: TrialRun
+
+    def next_call(self) -> Call | None:
+        """See `TrialRun.next_call`."""
+        return self._agent.next_call()
+
+    def answer(self, value: Any) -> None:
+        """See `TrialRun.answer`."""
+        self._agent.answer(value)
+
+    def abandon(self) -> list[Call]:
+        """See `TrialRun.abandon`."""
+        return self._agent.abandon()
+
+    def cut_short(self) -> None:
+        """See `TrialRun.cut_short`; the last prompt may be of either side."""
+        self._agent.cut_short()
+
+    def trial(self, duration_s: float = 0.0) -> Trial:
+        """Return the agent's finished trial."""
+        return self._agent.trial(duration_s)
+
+
+class PastPolicySide:
+    """The past policy's side of one episode.
+
+    Raises:
+        EnvironmentFault: the environment has no opponent's seat.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        task: Task,
+        episode: int,
+        config: TrialConfig,
+        chat: ChatFormat,
+        *,
+        name: str,
+        version: int,
+    ) -> None:
+        duel = self.duel = duel_of(environment, task, episode)
+        self._version = version
+        own_config = replace(
+            config.with_guidance(None), num_episodes=1, max_turns=0, stops_on_success=False
+        )
+        own_task = replace(task, seed=_episode_sampling_seed(duel.chance))
+        side = SidePlay(duel, OPPONENT)
+        own_name = f"{name}.rival{episode}"
+        self._run = TrialRun(
+            environment, own_task, 0, own_config, chat, name=own_name, begin=lambda _: side
+        )
+
+    def next_prompt(self) -> Prompt | None:
+        """Return the past policy's next prompt; `None` if it is not its turn."""
+        prompt = self._run.next_prompt() if self.duel.turn == OPPONENT else None
+        return None if prompt is None else replace(prompt, rival=self._version)
+
+    def receive(self, completion: Completion) -> None:
+        """Receive the completion of the last prompt."""
+        self._run.receive(completion)
+
+    def observe(self) -> None:
+        """Pass the outcome of the past policy's last action to it, if it is known; call this after
+        every action.
+        """
+        if self.duel.turn != AGENT and self._run.is_waiting:
+            self._run.observe(self.duel.observe(OPPONENT))
+
+    def contexts(self) -> list[str]:
+        """Return the names of the contexts so far, for an engine to release."""
+        return self._run.contexts()
+
+
+class DuelRun(TwoSidedRun):
+    """A trial against a past policy; has the interface of `TrialRun` and yields the prompts of both
+    sides.
+
+    Args:
+        version: of the past policy; its prompts request the weights of that version.
+
+    Raises:
+        EnvironmentFault: the environment has no opponent's seat.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        task: Task,
+        index: int,
+        config: TrialConfig,
+        chat: ChatFormat,
+        *,
+        name: str,
+        version: int,
+    ) -> None:
+        self._task, self._past_contexts = task, list[str]()
+        config = replace(config, advisers=None)  # scripts look at plays, not at a side of a duel
+        self._start_opponent = partial(
+            PastPolicySide, environment, task, config=config, chat=chat, name=name, version=version
+        )
+        self._opponent = self._start_opponent(0)
+        self._agent = TrialRun(
+            environment, task, index, config, chat, name=name, begin=self._agent_play
+        )
+
+    def next_prompt(self) -> Prompt | None:
+        """Return the next prompt of either side; `None` when the trial is over."""
+        return self._opponent.next_prompt() or self._agent.next_prompt()
+
+    def receive(self, completion: Completion) -> None:
+        """Receive the completion of the last prompt, and pass outcomes to both sides."""
+        opponent, duel = self._opponent, self._opponent.duel
+        is_opponents = duel.turn == OPPONENT
+        (opponent if is_opponents else self._agent).receive(completion)
+        if duel.turn is None and is_opponents and not self._agent.is_waiting:
+            raise no_turn_fault(self._task, "the agent")
+        opponent.observe()
+        if duel.turn != OPPONENT and self._agent.is_waiting:
+            self._agent.observe(duel.observe(AGENT))
+
+    def contexts(self) -> list[str]:
+        """Return the names of the contexts so far, for an engine to release."""
+        return [*self._agent.contexts(), *self._past_contexts, *self._opponent.contexts()]
+
+    def _agent_play(self, episode: int) -> SidePlay:
+        """Start the agent's next episode, and the past policy's with it."""
+        if episode:
+            self._past_contexts += self._opponent.contexts()
+            self._opponent = self._start_opponent(episode)
+        return SidePlay(self._opponent.duel, AGENT)
+
+
+def _episode_sampling_seed(chance: Chance) -> int:
+    """Return the seed of the past policy's completions, from the episode's chance alone."""
+    return random.Random(f"{chance.seed}/{chance.episode}/rival").getrandbits(40)
+
+
+class TwoMemoriesRun(TwoSidedRun):
+    """A trial with two remembering sides; has the interface of `TrialRun` and yields the prompts of
+    both sides.
+
+    Each side has a context with the episodes as it observed them and its own remarks, and starts
+    the next episode after its remark. The other side is either the same policy (self-play), whose
+    trial is trained on too, with its own returns, as a second trial of the group; or a past policy,
+    whose prompts request the weights of its version, whose seeds are the same for all trials of a
+    group, and whose tokens belong to no trial.
+
+    Args:
+        version: of the other side; `None`: the policy itself, whose trial is wanted too.
+
+    Raises:
+        EnvironmentFault: the environment has no opponent's seat, or an episode was over before a
+            side could act in it.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        task: Task,
+        index: int,
+        config: TrialConfig,
+        chat: ChatFormat,
+        *,
+        name: str,
+        version: int | None,
+    ) -> None:
+        assert not config.max_turns, "both sides have all turns of an episode, as is checked"
+        self._environment, self._task, self._version = environment, task, version
+        self._duels: list[Duel] = []
+        self._side_to_sample: Side = AGENT
+        config = replace(config, advisers=None)  # scripts look at plays, not at a side of a duel
+        mine, across, other_name = self._play_of(AGENT), self._play_of(OPPONENT), f"{name}.across"
+        agent = self._agent = TrialRun(
+            environment, task, index, config, chat, name=name, begin=mine
+        )
+        task, index = task.across(), index + 1
+        if version is not None:
+            task, index = replace(task, seed=_group_sampling_seed(task)), 0
+            config = replace(config.with_guidance(None), stops_on_success=False)
+        other = TrialRun(environment, task, index, config, chat, name=other_name, begin=across)
+        self._runs: dict[Side, TrialRun] = {OPPONENT: other, AGENT: agent}
+        """In order of precedence when both sides can go on."""
+
+    def next_prompt(self) -> Prompt | None:
+        """Return the next prompt of either side; `None` when the agent's trial is over."""
+        if self._agent.is_over:
+            return None
+        self._side_to_sample = next(side for side in self._runs if self._can_sample(side))
+        prompt = self._runs[self._side_to_sample].next_prompt()
+        assert prompt is not None, "a side whose trial is over is not asked"
+        return prompt if self._side_to_sample == AGENT else replace(prompt, rival=self._version)
+
+    def receive(self, completion: Completion) -> None:
+        """Receive the completion of the last prompt, and pass outcomes to both sides."""
+        run = self._runs[self._side_to_sample]
+        duel = self._duels[run.episode]
+        run.receive(completion)
+        if duel.turn is None and run.is_waiting:
+            self._check_both_acted()
+        for side, side_run in self._runs.items():
+            own = self._duels[side_run.episode]
+            if side_run.is_waiting and own.turn in (side, None):
+                side_run.observe(own.observe(side))
+
+    def contexts(self) -> list[str]:
+        """Return the names of the contexts so far, for an engine to release."""
+        return [context for run in self._runs.values() for context in run.contexts()]
+
+    def trial_across(self, duration_s: float = 0.0) -> Trial | None:
+        """Return the finished trial of the other seat; `None` if a past policy had that seat."""
+        return self._runs[OPPONENT].trial(duration_s) if self._version is None else None
+
+    def _play_of(self, side: Side) -> Callable[[int], Play]:
+        """Return the function that creates a side's play of an episode; the first side to arrive
+        starts the duel.
+        """
+
+        def begin(episode: int) -> Play:
+            if episode == len(self._duels):
+                self._duels.append(duel_of(self._environment, self._task, episode))
+            return SidePlay(self._duels[episode], side)
+
+        return begin
+
+    def _can_sample(self, side: Side) -> bool:
+        """Return whether a side can go on: with a remark, or with an action at its turn."""
+        run = self._runs[side]
+        if run.is_over or run.is_waiting:
+            return False
+        return run.kind is Kind.REFLECT or self._duels[run.episode].turn == side
+
+    def _check_both_acted(self) -> None:
+        """Check, at the end of an episode, that both sides wait for an outcome and so have
+        acted.
+        """
+        for side, words in ((AGENT, "the agent"), (OPPONENT, "the other seat")):
+            if not self._runs[side].is_waiting:
+                raise no_turn_fault(self._task, words)
+
+
+def _group_sampling_seed(task: Task) -> int:
+    """Return the seed of a past policy's completions, which depends only on the group's seed."""
+    return random.Random(f"{task.seed}/across").getrandbits(40)
+
+
+Run = TrialRun | DuelRun | TwoMemoriesRun
+
+
+def begin_trial(
+    environment: Environment,
+    task: Task,
+    index: int,
+    config: TrialConfig,
+    chat: ChatFormat,
+    *,
+    name: str,
+    swap: Task | None = None,
+) -> Run:
+    """Create a trial: against the environment, against a past policy, or with the policy in both
+    seats.
+    """
+    version = version_of(task.member)
+    if num_seats(task.member) == 1 and version is None:
+        return TrialRun(environment, task, index, config, chat, name=name, swap=swap)
+    if version is None or config.rivals_remember:
+        return TwoMemoriesRun(environment, task, index, config, chat, name=name, version=version)
+    return DuelRun(environment, task, index, config, chat, name=name, version=version)
+
+
+def trials_of(run: Run, duration_s: float = 0.0) -> tuple[Trial, ...]:
+    """Return the trials of a finished run, in order of index: one, or one for each seat."""
+    across = run.trial_across(duration_s) if isinstance(run, TwoMemoriesRun) else None
+    return (run.trial(duration_s), *(() if across is None else (across,)))
+
+
+def settle(run: Run) -> None:
+    """Make the calls that a run waits for, one after another, without an event loop.
+
+    Raises:
+        EnvironmentFault: see `Call.now`.
+    """
+    while (call := run.next_call()) is not None:
+        run.answer(call.now())

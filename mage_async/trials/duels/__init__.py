@@ -1,1 +1,0 @@
-"""Trials with the policy in the opponent's seat too: an older version of it, or the same one."""

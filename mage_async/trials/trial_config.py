@@ -1,0 +1,76 @@
+"""Settings of trials: episodes, sampling, prompts, and what stays in the context."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mage_async.completion import Sampling
+from mage_async.environments.environment import Environment
+from mage_async.methods.method import Advisers
+from mage_async.trajectory import Guidance
+from mage_async.trials.action_parser import ActionParser
+from mage_async.trials.prompts import Prompts, prompts_for
+
+
+@dataclass(frozen=True, slots=True)
+class TrialConfig:
+    """Settings shared by all trials of a run."""
+
+    num_episodes: int
+    sampling: Sampling
+    max_reflection_tokens: int
+    parser: ActionParser
+    prompts: Prompts
+    keeps_history: bool
+    """Whether earlier episodes stay in the context."""
+    reflects: bool
+    """Whether the agent writes a remark between episodes, which new contexts begin with."""
+    fresh_keys: Literal["never", "episode", "turn"] = "never"
+    """When cached keys of older weights are recomputed: at the start of an episode, or at every
+    turn.
+    """
+    turn_deadline_s: float = math.inf
+    """Seconds after which a turn without a completion is given up."""
+    stops_on_success: bool = False
+    """Whether a won episode ends the trial."""
+    max_turns: int = 0
+    """Number of actions after which an episode ends, with what it has earned; 0: no limit."""
+    strategy: Literal["none", "episode", "turn"] = "none"
+    """Before which actions the agent writes a strategy."""
+    strategy_temperature: float = 1.0
+    advisers: Advisers | None = None
+    """Creates the adviser that proposes an alternative to each action; `None`: there is no
+    adviser.
+    """
+    rivals_remember: bool = False
+    """Whether a past policy in the opponent's seat remembers the trial's earlier episodes."""
+    has_roles: bool = False
+    """Whether the policy's second role plays the last episode, and the first role all episodes
+    before.
+    """
+    memory: int | None = None
+    """Version of the guidance that the prompts begin with; `None`: there is no guidance."""
+
+    def for_environment(self, environment: Environment) -> "TrialConfig":
+        """Return the settings with the prompts and the tools of one component of a mix."""
+        prompts = self._prompts_for(environment, self.num_episodes)
+        parser = replace(self.parser, has_tools=bool(environment.tools))
+        return replace(self, prompts=prompts, parser=parser)
+
+    def with_horizon(
+        self, environment: Environment, num_episodes: int, max_turns: int
+    ) -> "TrialConfig":
+        """Return the settings with another horizon, which the prompts state too."""
+        if (num_episodes, max_turns) == (self.num_episodes, self.max_turns):
+            return self
+        prompts = self._prompts_for(environment, num_episodes)
+        return replace(self, num_episodes=num_episodes, max_turns=max_turns, prompts=prompts)
+
+    def with_guidance(self, guidance: Guidance | None) -> "TrialConfig":
+        """Return the settings with guidance from earlier tasks in the prompts, or without any."""
+        text, version = (guidance.text, guidance.version) if guidance else ("", None)
+        return replace(self, prompts=replace(self.prompts, guidance=text), memory=version)
+
+    def _prompts_for(self, environment: Environment, num_episodes: int) -> Prompts:
+        prompts = prompts_for(environment, num_episodes, rules=bool(self.prompts.rules))
+        return replace(prompts, guidance=self.prompts.guidance)

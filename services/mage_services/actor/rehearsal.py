@@ -1,0 +1,135 @@
+"""The rehearsal of an environment of a user's own, before a run: its calls are made and timed, and
+their repeatability is checked. `mage_async/environments/rehearsal.py` chooses the calls.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+
+from mage_async.config.schema import Config
+from mage_async.environments.environment import Environment
+from mage_async.environments.rehearsal import Rehearsal, Rehearsed, rehearsal, whole_rehearsal
+from mage_async.environments.user_calls import Answered, Call
+from mage_async.environments.user_class import ResetStep
+from mage_async.errors import CallFault, ConfigError
+from mage_services.environments.workers import Workers
+
+QUIET_S = 5.0
+"""Progress is printed wherever nothing was printed for so long."""
+CHARS_PER_TOKEN = 4
+"""Roughly, of English text in the tokenizers of language models."""
+TEMPLATE_TOKENS = 12
+"""Roughly, of the chat template around a turn."""
+
+
+async def rehearse(
+    config: Config, name: str, environment: Environment, say: Callable[[str], None]
+) -> None:
+    """Play a few trials of an environment twice with the same seeds, and compare them.
+
+    Args:
+        name: as the configuration names the environment.
+        say: takes lines for a person.
+
+    Raises:
+        ConfigError: the class raised, took too long, returned a wrong value, or did not repeat
+            itself.
+    """
+    say(f"rehearsal: playing {name} twice with the same seeds")
+    seconds: dict[str, list[float]] = defaultdict(list)
+    playing = _playing(config, name, environment)
+    progress = _Progress(say)
+    async with Workers.of(config.environment) as workers:
+        go_on = partial(playing.send, None)
+        while True:
+            try:
+                call = go_on()
+            except StopIteration as end:
+                seen = end.value
+                break
+            except CallFault as fault:
+                raise ConfigError(f"environment {name!r}: {fault}") from fault
+            began = time.monotonic()
+            try:
+                go_on = partial(playing.send, await _performed(call, workers, progress))
+            except CallFault as fault:
+                go_on = partial(playing.throw, fault)
+            if call.name:
+                seconds[call.name].append(time.monotonic() - began)
+    say(f"rehearsal: {_times(seconds)}")
+    say(f"rehearsal: {_room(config, environment, seen)}")
+
+
+def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
+    if isinstance(environment, ResetStep):
+        return rehearsal(name, environment, compares=config.trial.repeats == "same")
+    return whole_rehearsal(name, environment)
+
+
+class _Progress:
+    """Prints how far a rehearsal is, wherever nothing was printed for `QUIET_S`."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._num_calls = say, 0
+        self._said_at = time.monotonic()
+
+    def left_s(self) -> float:
+        """Return the seconds until a line is due."""
+        return max(0.0, self._said_at + QUIET_S - time.monotonic())
+
+    def waits(self, call: Call, since_s: float) -> None:
+        """Print a line, where one is due, while a call has not returned."""
+        if not self.left_s():
+            self._say(
+                f"rehearsal: {self._num_calls} calls made; {call.name} has taken "
+                f"{since_s:.0f} s so far"
+            )
+            self._said_at = time.monotonic()
+
+    def returned(self) -> None:
+        """Count a call that has returned."""
+        self._num_calls += 1
+
+
+async def _performed(call: Call, workers: Workers, progress: _Progress) -> Answered:
+    """Make a call, printing progress, and return its result. Cancellation abandons the call."""
+    began = time.monotonic()
+    performing = asyncio.ensure_future(workers.perform(call))
+    try:
+        while not performing.done():
+            await asyncio.wait([performing], timeout=progress.left_s())
+            progress.waits(call, time.monotonic() - began)
+    finally:
+        performing.cancel()
+    progress.returned()
+    return performing.result()
+
+
+def _times(seconds: dict[str, list[float]]) -> str:
+    parts = [
+        f"{len(each)} × {method} took {sum(each) / len(each):.2g} s each, at most {max(each):.2g} s"
+        for method, each in seconds.items()
+    ]
+    return "; ".join(parts)
+
+
+def _room(config: Config, environment: Environment, seen: Rehearsed) -> str:
+    """Compare the engine's context with the longest trial, estimated by the longest observation."""
+    episodes = config.trial.episodes if "history" in config.trial.memory else 1
+    facts, room = environment.facts, config.engine.max_tokens
+    turn = _tokens(seen.longest) + config.transcript.max_action_tokens + TEMPLATE_TOKENS
+    opening = _tokens(environment.rules()) if config.transcript.rules else 0
+    needed = opening + episodes * facts.max_turns * turn
+    need = (
+        f"the longest trial, {episodes} × {facts.max_turns} turns, needs up to about {needed:,} "
+        f"tokens of engine.max_tokens = {room:,}"
+    )
+    if needed <= room:
+        return need
+    return f"{need}: groups of longer trials are dropped; lower the class's max_turns, or raise it"
+
+
+def _tokens(text: str) -> int:
+    return max(len(text.split()), len(text) // CHARS_PER_TOKEN)

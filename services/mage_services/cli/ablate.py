@@ -1,0 +1,79 @@
+"""`mage ablate`: what staleness costs, by bound, rule, correction, lag and seed.
+
+A sweep of keys that the command knows by name. Every combination is a whole run in a folder of its
+own under `--run-dir`. The command resumes: what is done is read, the rest is run, one process tree
+a run, as many side by side as there are CPU cores. In the end `report.html` and `runs.csv`
+are there.
+"""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from mage_async.admission.policies import POLICIES
+from mage_services.cli.sweep import add_run_arguments, matrix_of
+
+if TYPE_CHECKING:
+    from mage_async.results.matrix import Matrix
+
+HELP = "Measure what staleness costs: whole runs by bound, rule, correction, lag and seed."
+BOUNDS = (0, 1, 2, 4, 8)
+GRANT_RULES = ("slots", "count", "drop")
+CORRECTIONS = ("decoupled", "none", "ppo")
+LAGS = (0,)
+SEEDS = (0, 1, 2)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the matrix, and how its runs are started."""
+    parser.epilog = (
+        "Every combination is a whole run; the default matrix has 135. The same command again goes "
+        "on where it stopped."
+    )
+    add_run_arguments(parser, "runs/ablation")
+    _add_matrix(parser)
+
+
+def _add_matrix(parser: argparse.ArgumentParser) -> None:
+    """Declare the axes of the matrix; each help text ends with the default."""
+
+    def axis(name: str, default: tuple[int, ...] | tuple[str, ...], text: str, **more: Any) -> None:
+        shown = " ".join(map(str, default))
+        parser.add_argument(
+            name, nargs="+", default=list(default), help=f"{text} ({shown})", **more
+        )
+
+    axis("--bounds", BOUNDS, "largest staleness in steps", type=int, metavar="N")
+    rules = f"rules of admission, of {', '.join(POLICIES)}"
+    axis("--rules", GRANT_RULES, rules, choices=POLICIES, metavar="RULE")
+    axis("--corrections", CORRECTIONS, "values of learner.correction", metavar="NAME")
+    lag = "act with the weights of so many steps ago: age without a change of speed"
+    axis("--lags", LAGS, lag, type=int, metavar="N")
+    axis("--seeds", SEEDS, "seeds", type=int, metavar="N")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Check every configuration of the matrix, run the missing cells, and write the report.
+
+    Returns: 1 where a run failed.
+    """
+    from mage_services.cli.matrix_runs import run_matrix
+
+    return run_matrix(ablation_of(given))
+
+
+def ablation_of(given: argparse.Namespace) -> "Matrix":
+    """Return the matrix of a command line.
+
+    Raises:
+        ConfigError: a cell is no valid configuration; the sentence says which and why.
+    """
+    from mage_async.results.matrix import STALENESS, cells
+
+    wanted = cells(
+        bounds=given.bounds,
+        rules=given.rules,
+        corrections=given.corrections,
+        lags=given.lags,
+        seeds=given.seeds,
+    )
+    return matrix_of(given, wanted, STALENESS, [])

@@ -1,0 +1,27 @@
+"""`mage config`: print every key of the configuration, with its default and meaning."""
+
+import argparse
+
+from mage_services.terminal import printing
+
+HELP = "Explain every key of the configuration, with its default."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the section."""
+    parser.epilog = "`mage train --print-config` prints the configuration that a run would have."
+    text = "a section such as learner or learner.correction (all)"
+    parser.add_argument("section", nargs="?", default="", metavar="SECTION", help=text)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the keys of a section, or of all.
+
+    Raises:
+        ConfigError: there is no such section.
+    """
+    from mage_async.config.reference import as_lines, sections
+
+    with printing():
+        print("\n".join(as_lines(sections(given.section))))
+    return 0

@@ -1,0 +1,105 @@
+"""`mage doctor`: print what is wrong with runs, since which step, and what to do.
+
+With `--cluster` it examines the nodes of a Ray cluster before a run is started there.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mage_async.errors import ConfigError, RunError
+from mage_async.results.run_directory import RunDirectory
+from mage_services.terminal import printing
+
+HELP = "Say what is wrong with a run, or with a cluster, and what to do about it."
+EXIT_FOUND = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the runs, or the cluster."""
+    parser.epilog = (
+        "Finished, living and interrupted runs are read alike. The exit status is 1 where anything "
+        "is found. The signatures are explained in docs/doctor.md, the nodes in docs/cluster.md."
+    )
+    parser.add_argument(
+        "run_dir", type=Path, nargs="*", help="a run, or a folder that holds runs, at any depth"
+    )
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="look at the nodes of a Ray cluster instead: `auto`, or HOST:PORT of its head",
+    )
+    parser.add_argument("--config", help="with --cluster: what is to be trained (quickstart)")
+    parser.add_argument(
+        "--actors", type=int, default=1, metavar="N", help="with --cluster: actor processes (1)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="A.B=C", help="with --cluster: change a key"
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the findings of every run, or of the cluster; return 1 where there are any.
+
+    Raises:
+        ConfigError: neither runs nor a cluster are named, or both are.
+    """
+    if bool(given.run_dir) == bool(given.cluster):
+        raise ConfigError("give runs, or --cluster ADDRESS")
+    return _nodes(given) if given.cluster else _all_runs(given)
+
+
+def _nodes(given: argparse.Namespace) -> int:
+    import time
+
+    from mage_async.assembly import check
+    from mage_async.config import config_file
+    from mage_async.doctor.cluster_faults import faults_of
+    from mage_services.cluster.examination import examine
+    from mage_services.cluster.placement import check as check_placed
+
+    config = config_file.load(config_file.find(given.config), given.set)
+    check(config)
+    check_placed(config)
+    began = time.monotonic()
+    facts, needs = examine(given.cluster, config, given.actors)
+    faults = faults_of(facts, needs)
+    num_nodes, seconds = 1 + len(facts.others) + len(facts.silent), time.monotonic() - began
+    print(f"{given.cluster}: {num_nodes} nodes in {seconds:.1f} s, {len(faults) or 'no'} faults")
+    for fault in faults:
+        print(f"  {fault}")
+    return EXIT_FOUND if faults else 0
+
+
+def _all_runs(given: argparse.Namespace) -> int:
+    from mage_async.doctor import examine
+    from mage_async.results.run_files import read_records
+
+    num_found = 0
+    with printing():
+        for place in _runs(given.run_dir):
+            records = read_records(place)
+            findings = examine(records)
+            num_found += len(findings)
+            print(f"{place.root}: {len(records.metrics)} steps, {len(findings) or 'no'} findings")
+            for finding in findings:
+                print(f"  {finding.sentence()}")
+    return EXIT_FOUND if num_found else 0
+
+
+def _runs(roots: Sequence[Path]) -> Iterator[RunDirectory]:
+    """Yield the runs that are named, and those inside named folders that are no runs themselves.
+
+    Raises:
+        RunError: a folder has no run.
+    """
+    for root in roots:
+        name = RunDirectory(root).config.name
+        found = [root] if (root / name).is_file() else _below(root, name)
+        if not found:
+            raise RunError(f"{root}: neither a run nor a folder with runs: no {name} in it")
+        yield from map(RunDirectory, found)
+
+
+def _below(root: Path, name: str) -> list[Path]:
+    return sorted({file.parent for file in root.rglob(name)})

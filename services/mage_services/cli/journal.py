@@ -1,0 +1,112 @@
+"""`mage journal`: list the records of a run's journal, or export its trials."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mage_async.errors import RunError
+from mage_async.results.run_directory import RunDirectory
+from mage_services.terminal import printing
+
+if TYPE_CHECKING:
+    from mage_async.attribution.turns import AttributedTrial, Decode
+    from mage_services.journal.reader import JournalOnDisk
+
+HELP = "List what a run's journal holds, a line a record, or export its trials."
+KINDS = ("head", "grant", "trial", "drop", "commit", "publication", "receipt")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run and the filters."""
+    parser.epilog = (
+        "A line says where a record lies, what it is and what it says. Filters may be combined, "
+        "and hold for an export too. The run may still be going on."
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument(
+        "--kind", action="append", default=[], choices=KINDS, help="only these; may be given again"
+    )
+    parser.add_argument("--grant", type=int, metavar="N", help="only what names group N")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="only step N, and the groups it was computed from"
+    )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="FILE",
+        help="write the trials asked for, with text, returns, advantages and the environment's "
+        "info, to FILE.jsonl; with their tokens too to FILE.parquet or FILE.dataset (extra "
+        "`export`: pyarrow), or to FILE.atif, a folder of trajectories that Harbor reads",
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the records that match the filters, or export their trials."""
+    run_dir = RunDirectory(given.run_dir)
+    check_journal(run_dir)
+    with printing():
+        _list(run_dir, given)
+    return 0
+
+
+def check_journal(run: RunDirectory) -> None:
+    """Check that a directory is a run with a journal.
+
+    Raises:
+        RunError: it has no configuration, or no journal.
+    """
+    if not run.config.is_file():
+        raise RunError(f"{run.root}: no config.toml, so this is no run directory")
+    if not any(run.journal.glob("*.log")):
+        raise RunError(f"{run.root}: the run has no journal yet")
+
+
+def _list(run: RunDirectory, given: argparse.Namespace) -> None:
+    from mage_async.protocol.journal_records import Commit, RecordFilter, line_of, trained_in
+    from mage_services.journal.reader import open_journal
+
+    journal = open_journal(run.journal)
+    if given.export is not None:
+        _export(run, journal, given)
+        return
+    trained = frozenset() if given.step is None else trained_in(journal.records(0), given.step)
+    wanted = RecordFilter(tuple(given.kind), given.grant, given.step, trained)
+    records = filter(wanted.wants, journal.records(0))
+    is_empty = True
+    for record in records:
+        is_empty = False
+        kind, text = line_of(record)
+        print(f"{kind:<12} {text}")
+    if is_empty:
+        steps = [record.version for record in journal.records(0) if isinstance(record, Commit)]
+        there = f"steps {steps[0]} to {steps[-1]}" if steps else "no step"
+        print(f"nothing matches; the journal has {there}")
+    if journal.torn is not None:
+        print(f"{journal.torn.name} has a torn tail, from byte {journal.torn_at} on")
+
+
+def _export(run: RunDirectory, journal: "JournalOnDisk", given: argparse.Namespace) -> None:
+    from mage_async.inference.chat_files import load_chat
+    from mage_services.journal.export import export
+
+    if given.kind and "trial" not in given.kind:
+        raise RunError(f"an export is made of trials, and --kind asks for {', '.join(given.kind)}")
+    chat = load_chat(run.policy)
+    trials = _wanted(journal, given, chat.decode)
+    count = export(trials, chat, given.export, run=run.root.resolve().name)
+    print(f"{count} trials in {given.export}")
+
+
+def _wanted(
+    journal: "JournalOnDisk", given: argparse.Namespace, decode: "Decode"
+) -> Iterator["AttributedTrial"]:
+    """Yield the trials that match the filters, step by step; other steps are not computed."""
+    from mage_async.attribution.journal_steps import steps_of
+    from mage_async.attribution.turns import attributed
+
+    for step in steps_of(journal.records(0)):
+        is_wanted = given.grant is None or any(each.grant == given.grant for each in step.groups)
+        if is_wanted and given.step in (None, step.step):
+            trials = attributed(step, decode)
+            yield from (each for each in trials if given.grant in (None, each.grant))

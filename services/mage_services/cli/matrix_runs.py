@@ -1,0 +1,217 @@
+"""The runs of `mage ablate` and `mage sweep`: several at once, each in processes of its own.
+
+Each cell of the matrix is a task: it waits until fewer than `parallel` runs go on, starts its run,
+waits for its end and writes the report again.
+A run that fails leaves its cell empty and makes the exit status 1. SIGINT and SIGTERM end the
+current runs; the next call begins those anew.
+"""
+
+import asyncio
+import csv
+import os
+import shutil
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from mage_async.config import config_file
+from mage_async.errors import RunError
+from mage_async.pages.charts import duration
+from mage_async.pages.matrix import render_matrix
+from mage_async.results.matrix import Cell, FinishedRun, Matrix, bounds_that_did_not_act, is_done
+from mage_async.results.run_directory import RunDirectory
+from mage_services.processes.run_lock import hold, take_lock
+
+
+@dataclass(slots=True)
+class Progress:
+    """Lines for the terminal: runs that are done, and an estimate of the time that is left."""
+
+    num_runs: int
+    num_done: int
+    """Runs that are done, those of earlier calls included."""
+    parallel: int
+    """Runs at once."""
+    _took_s: list[float] = field(default_factory=list)
+
+    def begin(self) -> str:
+        """Return the line before the first run of this call."""
+        return f"{self.num_runs} runs, {self.num_done} of them done"
+
+    def done(self, run: FinishedRun, took_s: float) -> str:
+        """Count a run that was done in `took_s` seconds, and return its line."""
+        self.num_done += 1
+        self._took_s.append(took_s)
+        returned = f"last held-out episode {run.figures['heldout_last_return']:.2f}"
+        return f"{self._place(run.cell)}: {returned}, {took_s:.0f} s{self._left()}"
+
+    def failed(self, cell: Cell, log: str) -> str:
+        """A run ended otherwise, having said why in its log."""
+        return f"{self._place(cell)}: failed, see {log}"
+
+    def _place(self, cell: Cell) -> str:
+        return f"[{self.num_done}/{self.num_runs}] {cell.name()}"
+
+    def _left(self) -> str:
+        """Assumes runs as long as those of this call so far."""
+        if self.num_done == self.num_runs:
+            return ""
+        left_s = statistics.fmean(self._took_s) * (self.num_runs - self.num_done) / self.parallel
+        return f"; about {duration(left_s)} left"
+
+
+def write_files(matrix: Matrix) -> list[FinishedRun]:
+    """Write `report.html` and `runs.csv` of the runs that are done, which are returned."""
+    finished = matrix.finished_runs()
+    if finished:
+        page = render_matrix(
+            finished,
+            num_cells=len(matrix.configs),
+            title=matrix.title,
+            subject=matrix.subject,
+        )
+        (matrix.root / "report.html").write_text(page)
+        _write_csv(matrix.root / "runs.csv", finished)
+    return finished
+
+
+def _write_csv(file: Path, finished: Sequence[FinishedRun]) -> None:
+    """Write a row for each run."""
+    rows = [each.row() for each in finished]
+    with file.open("w", newline="") as out:
+        table = csv.DictWriter(out, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+
+
+RunEnd = Literal["done", "failed", "left for later"]
+
+
+def run_matrix(matrix: Matrix) -> int:
+    """Run the missing cells of a matrix, and write the report; return 1 where a run failed.
+
+    Raises:
+        RunError: a cell's directory holds another run or a damaged one, or another process runs the
+            same matrix or a cell of it.
+    """
+    matrix.root.mkdir(parents=True, exist_ok=True)
+    with _alone(matrix.root):
+        missing = [cell for cell in matrix.configs if not _found(matrix, cell)]
+        for cell in missing:
+            _check_that_nobody_runs(matrix.run_of(cell))
+        num_runs = len(matrix.configs)
+        progress = Progress(num_runs, num_runs - len(missing), matrix.parallel)
+        print(progress.begin(), flush=True)
+        try:
+            outcomes = asyncio.run(_run_all(matrix, missing, progress))
+        except asyncio.CancelledError:
+            print("stopped; the same call goes on")
+            return 128 + signal.SIGTERM
+        finally:
+            finished = write_files(matrix)
+            if finished and matrix.subject.is_about_age:
+                print(bounds_that_did_not_act(finished) or "every bound was reached", flush=True)
+    left = outcomes.count("left for later")
+    print(f"{left} runs left; call again" if left else f"report: {matrix.root / 'report.html'}")
+    return 1 if "failed" in outcomes else 0
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Lock the folder of a matrix; the lock ends with the process at the latest."""
+    refusal = f"{root}: another `mage sweep` or `mage ablate` runs there; wait for it"
+    lock = hold(root / ".lock", refusal)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+async def _run_all(matrix: Matrix, missing: Sequence[Cell], progress: Progress) -> list[RunEnd]:
+    """Run the missing cells, and return how each ended. Cancellation ends the current runs."""
+    room = asyncio.Semaphore(matrix.parallel)
+    until = time.monotonic() + matrix.for_s
+
+    async def one(cell: Cell) -> RunEnd:
+        async with room:
+            began = time.monotonic()
+            outcome = await _run(matrix, cell) if began < until else "left for later"
+            took_s = time.monotonic() - began
+        if outcome == "done":
+            found = next(run for run in write_files(matrix) if run.cell == cell)
+            print(progress.done(found, took_s), flush=True)
+        elif outcome == "failed":
+            with matrix.failures_of(cell).open("a") as failures:
+                failures.write(f"{time.time():.0f}: see {matrix.log_of(cell).name}\n")
+            print(progress.failed(cell, str(matrix.log_of(cell))), flush=True)
+        return outcome
+
+    whole = asyncio.current_task()
+    assert whole is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, whole.cancel)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(one(cell), name=cell.name()) for cell in missing]
+    return [task.result() for task in running]
+
+
+async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
+    """Run one cell by `mage train`. Cancellation ends the run and all its processes."""
+    run = matrix.run_of(cell)
+    shutil.rmtree(run.root, ignore_errors=True)  # what an interrupted run left
+    config = matrix.root / f"{cell.name()}.toml"
+    config.write_text(config_file.dump(matrix.configs[cell]))
+    command = ["-m", "mage_async.launch", "--config", str(config), "--run-dir", str(run.root)]
+    with matrix.log_of(cell).open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            "--actors",
+            str(matrix.num_actors),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {"PYTHONSAFEPATH": "1"},
+        )
+        try:
+            code = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+    config.unlink()
+    return "failed" if code else "done"
+
+
+def _found(matrix: Matrix, cell: Cell) -> bool:
+    """Return whether a cell is done.
+
+    Raises:
+        RunError: its directory holds a run of another configuration.
+    """
+    run = matrix.run_of(cell)
+    if not is_done(run):
+        return False
+    if config_file.load_recorded(run.config) != matrix.configs[cell]:
+        raise RunError(
+            f"{run.root} is done, and was run with another configuration than is asked for now: "
+            "give the same --config and --set, or another --run-dir"
+        )
+    return True
+
+
+def _check_that_nobody_runs(run: RunDirectory) -> None:
+    """Check that no run of an earlier command that was killed goes on in the directory of a cell,
+    which is about to be removed.
+
+    Raises:
+        RunError: one goes on.
+    """
+    if run.root.is_dir():
+        os.close(take_lock(run))

@@ -1,0 +1,63 @@
+"""`mage plan CONFIG`: estimate the memory and time of a run, before any weights are loaded."""
+
+import argparse
+
+HELP = "Say what a configuration needs of memory and time, and whether that fits."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the configuration and the hardware."""
+    parser.epilog = (
+        "The learner's own code runs one update on tensors without values, so nothing is "
+        "downloaded and no GPU is needed. `mage train` does this before a launch on a GPU."
+    )
+    parser.add_argument(
+        "config", nargs="?", help="a TOML file, or the name of a shipped one (quickstart)"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="change a key")
+    parser.add_argument("--method", metavar="NAME", help="write a published method over it")
+    parser.add_argument("--actors", type=int, default=1, metavar="N", help="actor processes (1)")
+    parser.add_argument(
+        "--memory-gb",
+        type=float,
+        default=0.0,
+        metavar="GB",
+        help="memory of each GPU, or of this machine (that of hardware.gpu, or this machine's)",
+    )
+    parser.add_argument(
+        "--context-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens of a context on average (engine.max_tokens, the most there can be)",
+    )
+    parser.add_argument(
+        "--tflops",
+        type=float,
+        default=0.0,
+        metavar="RATE",
+        help="10^12 operations a second that were measured (what the GPU's data sheet says)",
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the plan.
+
+    Raises:
+        ConfigError: the run would not fit; or the hardware is not known.
+    """
+    from mage_async.assembly import check
+    from mage_async.config import config_file
+    from mage_async.plan.plan import plan_lines, plan_of
+    from mage_services.actor.preflight import device_for
+    from mage_services.terminal import printing
+
+    config = config_file.load(config_file.find(given.config), given.set, given.method)
+    check(config)
+    device = device_for(config, given.memory_gb)
+    plan = plan_of(config, device, given.actors, context_tokens=given.context_tokens)
+    with printing():
+        print("\n".join(plan_lines(plan, given.tflops)))
+    plan.check()
+    print(f"fits, with {plan.spare():.0%} to spare")
+    return 0

@@ -1,0 +1,85 @@
+"""`mage play`: play a trial in the agent's place, or watch the agent play."""
+
+import argparse
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mage_async.errors import RunFailed
+from mage_async.results.run_directory import RunDirectory
+from mage_services.cli.evaluate import positive
+
+if TYPE_CHECKING:
+    from mage_async.trials.human_play import HumanPrompt
+
+HELP = "Play a trial in the agent's place, then see what the agent makes of the same task."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run and the trial."""
+    parser.epilog = "The opponent is hidden. With --watch only the agent plays."
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--watch", action="store_true", help="let the agent play")
+    parser.add_argument(
+        "--member",
+        metavar="NAME",
+        help="whom you play against (any held-out one, hidden); or a "
+        "version that the run has kept, such as policy-20",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="the task's luck (a new one)")
+    parser.add_argument("--episodes", type=positive, metavar="K", help="(as in training)")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Play one trial, and print its rewards.
+
+    Raises:
+        RunFailed: the person left in the middle of the trial.
+    """
+    from mage_services.actor.play_session import check_policy
+
+    run_dir = RunDirectory(given.run_dir)
+    check_policy(run_dir)
+    try:
+        _play(RunDirectory(run_dir.root.resolve()), given)
+    except* (KeyboardInterrupt, EOFError):
+        print()
+        raise RunFailed("left in the middle of a trial") from None
+    return 0
+
+
+def _play(run: RunDirectory, given: argparse.Namespace) -> None:
+    import uvloop
+
+    from mage_async.tasks.population import version_of
+    from mage_async.trials.human_play import episode_lines, reward_table, whole_text
+    from mage_services.actor.play_session import prepare
+    from mage_services.weights.weight_store import WeightFiles
+
+    session = prepare(run, given.member, given.seed, given.episodes)
+    from mage_services.actor.play_session import play_person_and_agent
+
+    task, ask = session.task, None if given.watch else ask_in_terminal
+    playing = play_person_and_agent(session.make, task, WeightFiles(run.weights), ask)
+    rewards, trial = uvloop.run(playing)
+    print(f"\nthe agent (version {session.version}) on the same task, against {task.member}:")
+    is_duel = version_of(task.member) is not None
+    print(whole_text(trial, session.chat) if given.watch and is_duel else episode_lines(trial))
+    if rewards:
+        print(reward_table(rewards, trial.episode_rewards()))
+
+
+def ask_in_terminal(wanted: "HumanPrompt") -> str:
+    """Show the possible actions, and read a line."""
+    from mage_async.trials.human_play import shown
+
+    return read_line(f"[{shown(wanted.choices)}] > ")
+
+
+def read_line(prompt: str) -> str:
+    """Read a line; Ctrl-C leaves at once instead of waiting for the end of the line."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return input(prompt)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,99 @@
+"""`mage replay`: train the committed batches of a run's journal again, without actors.
+
+The replay begins at the oldest weights from which the journal is complete, and compares the digest
+of the weights after each step with that of the commit. It changes no file of the run.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mage_async.errors import RunError, RunFailed
+from mage_async.results.run_directory import RunDirectory
+from mage_services.cli.journal import check_journal
+
+if TYPE_CHECKING:
+    from mage_async.config.schema import Config
+    from mage_services.journal.reader import JournalOnDisk
+    from mage_services.learner.ranks.gang import Gang
+    from mage_services.learner.training import Training
+
+HELP = "Train every committed batch of a run again, and compare the weights."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run and the last step."""
+    parser.epilog = (
+        "No actor plays: the batches come from the journal. The weights after each step are "
+        "compared with what the run committed, bit for bit on the CPU. Where they differ, the exit "
+        "status is 1 and the step and the first tensor are named. So are the states "
+        "of methods, and the guidance that they gave each group."
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--to-step", type=int, metavar="N", help="stop after step N")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Replay and print each step.
+
+    Raises:
+        RunFailed: a step's weights differ from those that the run committed.
+    """
+    run_dir = RunDirectory(given.run_dir.resolve())
+    check_journal(RunDirectory(given.run_dir))
+    _replay(run_dir, given.to_step)
+    return 0
+
+
+def _replay(run: RunDirectory, to_step: int | None) -> None:
+    from mage_async.config import config_file
+    from mage_services.journal.reader import open_journal
+    from mage_services.learner.ranks.gang import Gang
+
+    config, journal = config_file.load_recorded(run.config), open_journal(run.journal)
+    with Gang(run, config) as gang:
+        _replay_steps(run, config, journal, gang, to_step)
+
+
+def _replay_steps(
+    run: RunDirectory, config: "Config", journal: "JournalOnDisk", gang: "Gang", to_step: int | None
+) -> None:
+    from mage_async.admission.ledger import Ledger
+    from mage_async.admission.recovery import replay
+    from mage_async.assembly import environment_of
+    from mage_async.methods.method import Methods
+    from mage_async.tasks.population import League
+
+    rules = config.admission
+    ledger = Ledger(rules.groups_per_step, rules.max_staleness, rules.trials_per_group)
+    training, first = _begin(run, config, journal, gang)
+    methods = Methods(config, environment_of(config))
+    version = began = training.trainer.version
+    for committed in replay(journal.records(first), ledger, League(), methods):
+        if to_step is not None and committed.commit.version > to_step:
+            break
+        if committed.commit.version > version:
+            _, difference = training.redo(committed)
+            if difference:
+                raise RunFailed(difference)
+            version = committed.commit.version
+            print(f"step {version}: {committed.commit.digest} as committed", flush=True)
+    print(f"{version - began} steps from step {began} on: every digest agrees")
+
+
+def _begin(
+    run: RunDirectory, config: "Config", journal: "JournalOnDisk", gang: "Gang"
+) -> tuple["Training", int]:
+    """Return a training with the oldest weights from which the journal can be replayed, and the
+    first segment of the journal to read.
+    """
+    from mage_async.policy.checkpoint import checkpoints
+    from mage_async.protocol.journal_records import first_needed
+    from mage_services.learner.training import Training
+
+    for checkpoint in (None, *checkpoints(run.checkpoints)):
+        version = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
+        first = first_needed(journal.segments, version)
+        if first is not None:
+            return Training.of(run, config, checkpoint, gang.begin(config, checkpoint)), first
+    raise RunError(f"{run.journal} holds no steps behind the policy or a checkpoint of the run")

@@ -1,1 +1,0 @@
-"""Commands that play or train: `mage train`, `evaluate`, `play`, `replay`, `actor`."""

@@ -1,0 +1,80 @@
+"""`mage serve-environment NAME`: serve an environment over OpenEnv's or AgentGym's protocol."""
+
+import argparse
+import importlib.util
+
+from mage_async.errors import ConfigError
+from mage_services.cli.evaluate import positive
+
+HELP = "Offer an environment to other programs, over OpenEnv's or AgentGym's protocol."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the environment and the address."""
+    parser.epilog = (
+        "With OpenEnv a connection is a session, with AgentGym an environment that is created. "
+        "Anybody who reaches the port may play; there is no authentication. Ctrl-C ends it."
+    )
+    parser.add_argument("name", help="as environment.name: rps, module:Class, gymnasium:Taxi-v4, …")
+    parser.add_argument(
+        "--protocol", choices=("openenv", "agentgym"), default="openenv", help="(openenv)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes one that is free (8000)")
+    parser.add_argument(
+        "--sessions", type=positive, default=64, metavar="N", help="most at once (64)"
+    )
+    parser.add_argument(
+        "--idle",
+        type=positive,
+        default=300,
+        metavar="S",
+        help="seconds without a request after which a session is closed (300)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="change one key of the configuration, such as environment.options.turns=50",
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Rehearse an environment that waits, then serve until Ctrl-C.
+
+    Raises:
+        ConfigError: the environment cannot be loaded or repeated, or aiohttp is missing.
+    """
+    import asyncio
+
+    import uvloop
+
+    from mage_async.assembly.parts import environment_of, named_parts
+    from mage_async.config import config_file
+    from mage_async.environments.rehearsal import is_rehearsed
+    from mage_services.actor.rehearsal import rehearse
+    from mage_services.environments.workers import Workers
+
+    if importlib.util.find_spec("aiohttp") is None:
+        raise ConfigError("serving needs aiohttp: pip install 'mage_async[openenv]'")
+    from mage_services.serving.agentgym_server import AgentGymServer
+    from mage_services.serving.http_server import Limits, serve
+    from mage_services.serving.openenv_server import Server
+
+    assignments = [f"environment.name={given.name}", *given.set]
+    config = config_file.load(config_file.find(None), assignments)
+    environment = environment_of(config)
+    for name, part in named_parts(config):
+        if is_rehearsed(name, part):
+            asyncio.run(rehearse(config, name, part, print))
+    limits = Limits(given.sessions, float(given.idle))
+
+    def say(address: str) -> None:
+        print(f"serving {given.name} at {address}, at most {limits.sessions} sessions", flush=True)
+
+    workers = Workers.of(config.environment)
+    kind = AgentGymServer if given.protocol == "agentgym" else Server
+    application = kind(environment, limits, workers).application
+    uvloop.run(serve(application, given.host, given.port, workers, say))
+    return 0

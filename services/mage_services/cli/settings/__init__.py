@@ -1,1 +1,0 @@
-"""Commands about settings and the command line: `mage config`, `keys`, `completion`."""

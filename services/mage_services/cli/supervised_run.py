@@ -1,0 +1,215 @@
+"""A run from its first process to its report: what `mage train` does after its checks."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from mage_async.config.schema import Config
+from mage_async.doctor import Doctor
+from mage_async.errors import Halted, MageError, RunError, RunFailed
+from mage_async.pages.report import render
+from mage_async.results.durable_files import write_whole
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines, read_records
+from mage_async.results.summary import summarise, write_summary
+from mage_services.engines.sglang.arguments import installed
+from mage_services.processes.process import first_failure
+from mage_services.processes.supervised_process import (
+    ProcessSpec,
+    RunningProcess,
+    SupervisedProcess,
+)
+from mage_services.processes.supervisor import RecordedView, Supervisor, until_signalled
+from mage_services.terminal.view import View, make_view
+from mage_services.tracking.tracker_worker import tracked, trackers_of
+from mage_services.transport.authentication import actor_keys, keys_in, learner_keys, make_keys
+from mage_services.transport.sockets import check_address, ipc_address
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the processes of a run live: on this machine, or on the nodes of a Ray cluster."""
+
+    address: str
+    """Address of the learner."""
+    start: Callable[[ProcessSpec], Awaitable[RunningProcess]]
+    """Starts a process there."""
+
+
+def site_of(
+    run: RunDirectory, config: Config, num_actors: int, cluster: str, say: Callable[[str], None]
+) -> AbstractContextManager[Site]:
+    """Return a context that sets up and removes the site of a run.
+
+    Args:
+        cluster: address of a Ray cluster; "" for this machine.
+
+    Raises:
+        ConfigError: the address, the keys or the cluster cannot be used.
+        RunError: no socket can be made, or the cluster has no room.
+    """
+    return _on_cluster(run, config, num_actors, cluster, say) if cluster else _here(run, config)
+
+
+@contextmanager
+def _here(run: RunDirectory, config: Config) -> Iterator[Site]:
+    address, keys = config.transport.address, config.transport.keys
+    is_ours = address == "ipc"
+    _check_keys(keys)
+    if is_ours:
+        address = ipc_address(run.root)
+    check_address(address, has_keys=bool(keys))
+    try:
+        yield Site(address, SupervisedProcess.start)
+    finally:
+        if is_ours:
+            shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+
+
+@contextmanager
+def _on_cluster(
+    run: RunDirectory, config: Config, num_actors: int, cluster: str, say: Callable[[str], None]
+) -> Iterator[Site]:
+    """Set up a site on a cluster; keys are made where the configuration names none."""
+    from mage_services.cluster.connection import joined
+    from mage_services.cluster.placement import Placement, check
+
+    check(config)
+    keys = Path(config.transport.keys or run.root / "keys")
+    if not config.transport.keys and not keys.exists():
+        make_keys(keys)
+    _check_keys(str(keys))
+    with joined(cluster):
+        placement = Placement(run, config, num_actors, keys.resolve(), say)
+        placement.reserve()
+        yield Site(placement.address, placement.start)
+
+
+def _check_keys(keys: str) -> None:
+    """Raise the error of unusable keys before any process starts."""
+    keys_in(learner_keys, keys)
+    keys_in(actor_keys, keys)
+
+
+EXIT_HALTED = 3
+"""The doctor ended the run."""
+
+
+def run_to_end(
+    run: RunDirectory,
+    config: Config,
+    *,
+    num_actors: int,
+    is_resumed: bool = False,
+    cluster: str = "",
+) -> int:
+    """Supervise a run whose lock this process holds, then write its summary and report.
+
+    Args:
+        cluster: address of a Ray cluster; "" for this machine.
+
+    Returns: 0, `EXIT_HALTED`, or 128 + N where signal N ended the run.
+
+    Raises:
+        RunFailed: a process failed more often than its budget allows, or the summary and report
+            cannot be written.
+    """
+    tracking = config.tracking
+    view = RecordedView(make_view(config, run, is_terminal=sys.stdout.isatty()), run)
+    began, doctor = time.monotonic(), _doctor(run, config)
+    with tracked(run, trackers_of(tracking), tracking.wait_s, view.line):
+        try:
+            with site_of(run, config, num_actors, cluster, view.line) as site:
+                code = _supervise(
+                    run, config, site, doctor, view, num_actors=num_actors, is_resumed=is_resumed
+                )
+            _finish(run, doctor, view, time.monotonic() - began)
+        except MageError as error:
+            view.close(None)
+            raise RunFailed(str(error)) from error
+    return code
+
+
+def _supervise(
+    run: RunDirectory,
+    config: Config,
+    site: Site,
+    doctor: Doctor,
+    view: View,
+    *,
+    num_actors: int,
+    is_resumed: bool,
+) -> int:
+    """Run the processes to their end.
+
+    Returns: 0, `EXIT_HALTED` where the doctor ended the run, or 128 + N where signal N did.
+    """
+    if config.engine.kind == "sglang":
+        installed()
+    supervisor = Supervisor(
+        run, config, num_actors, site.address, view, is_resumed, doctor, site.start
+    )
+    number, halt = None, ""
+    try:
+        number = uvloop.run(until_signalled(supervisor))
+    except* Halted as group:
+        halt = str(first_failure(group))
+    except* MageError as group:
+        raise first_failure(group) from None
+    finally:
+        shutil.rmtree(run.shared_weights, ignore_errors=True)
+        _write_time(run, supervisor, view)
+    if halt:
+        view.line(f"{halt} Go on with --resume --run-dir {run.root}")
+        return EXIT_HALTED
+    if number is None:
+        return 0
+    view.line(f"ended by {signal.Signals(number).name}; go on with --resume --run-dir {run.root}")
+    return 128 + number
+
+
+def _doctor(run: RunDirectory, config: Config) -> Doctor:
+    """Return the doctor of a run, which has examined the steps of earlier lives."""
+    doctor = Doctor.of(config)
+    for record in read_lines(run.metrics):
+        doctor.step(record)
+    return doctor
+
+
+def _write_time(run: RunDirectory, supervisor: Supervisor, view: View) -> None:
+    """Write the supervisor's time accounting."""
+    try:
+        times = {"blocked_s": supervisor.time.seconds()}
+        write_whole(run.supervisor, json.dumps(times) + "\n")
+    except OSError as error:  # as on a full disk: it must not hide the reason why the run ended
+        view.line(f"{run.supervisor} cannot be written: {error.strerror}")
+
+
+def _finish(run: RunDirectory, doctor: Doctor, view: View, wall_s: float) -> None:
+    """Write the summary and the report of a run, finished or not.
+
+    Raises:
+        RunError: the disk is full, or a file of the run is damaged.
+    """
+    summary = summarise(run, wall_s=wall_s, processor_s=sum(os.times()[:4]))
+    page = render(run, summary)
+    view.close(summary)
+    for finding in doctor.conclude(read_records(run)):
+        view.line(f"doctor: {finding.sentence()}")
+    try:
+        write_summary(run, summary)
+        run.report.write_text(page)
+    except OSError as error:
+        raise RunError(
+            f"{run.root}: no summary and report can be written: {error.strerror}; make room, then "
+            "--resume"
+        ) from error

@@ -1,0 +1,158 @@
+"""`mage sweep`: whole runs over the values of any keys, and their results on one page.
+
+Every combination with every seed is a run in a folder of its own under `--run-dir`.
+`matrix_runs.py` runs them, and `search.py` chooses combinations for `--search`.
+"""
+
+import argparse
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mage_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mage_async.results.matrix import Cell, Matrix, Setting, Subject
+    from mage_async.results.sweep import Axis
+
+HELP = "Compare values of any keys: whole runs by combination and seed, and one page of results."
+FINAL_TRIALS = 512
+"""Tasks of a final set: a return within ± 0.03 in a tenth of a run's time."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the keys to vary, and how their values are combined."""
+    parser.epilog = (
+        "Without --random and --search every combination is run. The same command again goes on "
+        "where it stopped. `mage config` explains the keys."
+    )
+    add_run_arguments(parser, "runs/sweep")
+    over = "values of a key, or a range: KEY=LOW..HIGH, KEY=LOW..HIGH:log; may be given again"
+    parser.add_argument("--over", action="append", default=[], metavar="KEY=V1,V2", help=over)
+    seeds = "seeds of the runs, by commas or spaces (0)"
+    parser.add_argument("--seeds", nargs="+", default=["0"], metavar="N", help=seeds)
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--random", type=int, metavar="N", help="N combinations drawn at random")
+    search = "N combinations, each chosen by what the ones before reached (extra `search`: Optuna)"
+    ways.add_argument("--search", type=int, metavar="N", help=search)
+    draw = "seed of --random and --search (0)"
+    parser.add_argument("--draw-seed", type=int, default=0, metavar="N", help=draw)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Check every configuration, run the missing cells, and write the report.
+
+    Returns: 1 where a run failed.
+    """
+    from mage_services.cli.matrix_runs import run_matrix
+    from mage_services.cli.search import search
+
+    if given.search is None:
+        return run_matrix(sweep_of(given))
+    axes, seeds = _axes(given), _seeds(given)
+
+    def matrix(found: Sequence["Setting"]) -> "Matrix":
+        return _matrix(given, axes, found, seeds)
+
+    return search(axes, given.search, given.draw_seed, matrix)
+
+
+def sweep_of(given: argparse.Namespace) -> "Matrix":
+    """Return the matrix of a command line without --search.
+
+    Raises:
+        ConfigError: a combination is no valid configuration.
+    """
+    from mage_async.results.sweep import drawn, grid
+
+    axes = _axes(given)
+    found = grid(axes) if given.random is None else drawn(axes, given.random, given.draw_seed)
+    return _matrix(given, axes, found, _seeds(given))
+
+
+def _matrix(
+    given: argparse.Namespace,
+    axes: Sequence["Axis"],
+    found: Sequence["Setting"],
+    seeds: Sequence[int],
+) -> "Matrix":
+    from mage_async.results.matrix import Subject
+    from mage_async.results.sweep import sweep_cells
+
+    subject = Subject(", ".join(axis.key for axis in axes), axes[0].key)
+    return matrix_of(given, sweep_cells(found, seeds), subject, given.over)
+
+
+def _axes(given: argparse.Namespace) -> "list[Axis]":
+    """Return the keys to vary, with their values.
+
+    Raises:
+        ConfigError: there is none, or one is named twice.
+    """
+    from mage_async.results.sweep import axis_of
+
+    axes = [axis_of(text) for text in given.over]
+    keys = [axis.key for axis in axes]
+    if not axes:
+        raise ConfigError("--over KEY=V1,V2 is missing: which key is varied?")
+    if len(set(keys)) < len(keys):
+        raise ConfigError(f"--over names a key twice: {', '.join(keys)}")
+    if "seed" in keys:
+        raise ConfigError("--over seed: seeds are given by --seeds, and means are taken over them")
+    for count in (given.random, given.search):
+        if count is not None and count < 1:
+            raise ConfigError(f"--random and --search must be at least 1, got {count}")
+    return axes
+
+
+def _seeds(given: argparse.Namespace) -> list[int]:
+    try:
+        return [int(part) for text in given.seeds for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds takes whole numbers, got {' '.join(given.seeds)!r}") from None
+
+
+# `mage ablate` shares what follows.
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
+    """Declare the configuration, the folder, and how many runs go on at once and for how long."""
+    parser.add_argument("--config", help="a TOML file, or the name of a shipped one (quickstart)")
+    parser.add_argument(
+        "--run-dir", type=Path, default=Path(run_dir), metavar="DIR", help="(%(default)s)"
+    )
+    parser.add_argument("--method", metavar="NAME", help="a method in every run, before --set")
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="in every run")
+    trials = f"tasks of each final set ({FINAL_TRIALS})"
+    parser.add_argument("--trials", type=int, default=FINAL_TRIALS, metavar="N", help=trials)
+    parser.add_argument("--actors", type=int, default=1, metavar="N", help="actors of a run (1)")
+    parallel = "runs side by side (the number of CPU cores; a run with one actor fills one core)"
+    parser.add_argument("--parallel", type=int, default=_num_cores(), metavar="N", help=parallel)
+    for_s = "begin no run later than so many seconds from now"
+    parser.add_argument("--for-s", type=float, default=math.inf, metavar="S", help=for_s)
+
+
+def matrix_of(
+    given: argparse.Namespace, wanted: Iterable["Cell"], subject: "Subject", said: Sequence[str]
+) -> "Matrix":
+    """The matrix of some cells, with a title that has the configuration and what is `said`.
+
+    Raises: ConfigError: a cell of it is no run; the sentence says which and why.
+    """
+    from mage_async.config import config_file
+    from mage_async.results.matrix import Matrix, checked_configs
+
+    if given.parallel < 1 or given.actors < 1:
+        raise ConfigError("--parallel and --actors must be at least 1")
+    file = config_file.find(given.config)
+    cheap = ["evaluation.every=0", f"evaluation.final_trials={given.trials}"]
+    configs = checked_configs(file, wanted, [*cheap, *given.set], given.method)
+    method = [] if given.method is None else [given.method]
+    title = " · ".join([file.stem, *method, *said, *given.set])
+    return Matrix(given.run_dir, title, configs, given.actors, given.parallel, given.for_s, subject)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,77 @@
+"""`mage track`: send trackers what they lack of a run that has ended."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mage_async.errors import ConfigError, RunError
+from mage_async.results.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from mage_services.tracking.tracker import Tracker
+
+HELP = "Tell W&B, TensorBoard, MLflow or trackio of a run, from where they were told last."
+MAX_S = 3600.0
+"""Seconds after which a tracker that has not returned is given up."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = (
+        "The trackers are those of the run's configuration. Others are named by --set, as in "
+        "`mage track RUN_DIR --set tracking.tensorboard=true`."
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="A.B=C", help="change a key of [tracking]"
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Send every tracker what is new, and wait for all.
+
+    Returns: 1 where a tracker was not sent everything.
+    """
+    from mage_services.tracking.tracker_worker import start
+
+    directory, trackers = RunDirectory(given.run_dir.resolve()), _trackers(given)
+    directory.tracking.mkdir(exist_ok=True)
+    for name in trackers:
+        _check_that_no_process_sends(directory, name)
+    processes = start(directory, trackers, MAX_S)
+    processes.end(MAX_S)
+    unfinished = list(processes.unfinished(directory))
+    print(*(unfinished or [f"{', '.join(trackers)}: told of the whole run"]), sep="\n")
+    return 1 if unfinished else 0
+
+
+def _trackers(given: argparse.Namespace) -> "dict[str, Tracker]":
+    """Return the trackers of the run's configuration and of `--set`.
+
+    Raises:
+        RunError: there is no run.
+        ConfigError: no tracker is named, or one is not installed.
+    """
+    from mage_async.config import config_file
+    from mage_async.config.components import TRACKERS
+    from mage_services.tracking.tracker_worker import trackers_of
+
+    file = RunDirectory(given.run_dir).config
+    if not file.is_file():
+        raise RunError(f"{given.run_dir}: no config.toml, so this is no run directory")
+    found = trackers_of(config_file.load_recorded(file, given.set).tracking)
+    if not found:
+        keys = ", ".join(f"tracking.{name}" for name in TRACKERS)
+        raise ConfigError(f"{given.run_dir} has no tracker: name one by --set, of {keys}")
+    return found
+
+
+def _check_that_no_process_sends(directory: RunDirectory, name: str) -> None:
+    """Refuse a run whose own process is sending to that tracker."""
+    from mage_services.processes.run_lock import hold
+
+    lock = directory.tracking / f"{name}.lock"
+    os.close(
+        hold(lock, f"{name} is being told of {directory.root} by another process: wait for it")
+    )

@@ -1,0 +1,627 @@
+"""The process that runs SGLang for an actor: `python -m mage_services.engines.sglang.server`.
+
+SGLang ends its whole process tree when its scheduler fails. Because it has a process of its own,
+the actor survives and starts another (`watchdog.py`). The process ends with its socket to the actor
+and, by the kernel's help, with the actor; SGLang's own children end with the process.
+
+task        waits for                              then
+serve       the actor's next message               starts a request, aborts one, begins a load
+draw RID    its reply                              sends it
+prepare     a file of weights                      has them ready, while tokens are sampled
+load        the requests that it interrupts, then  changes the weights, and lets generation go on
+            the weights
+"""
+
+import os
+
+from mage_services.processes.child_process import PARENT, die_with_parent
+
+# SGLang's own processes import their parent's main module first. They bind their lives to their
+# parent's before the imports below, which take long.
+if __name__ in ("__main__", "__mp_main__"):
+    die_with_parent()
+    os.environ[PARENT] = str(os.getpid())
+
+import asyncio
+import inspect
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+import torch
+
+from mage_async.errors import PolicyError, UnreadableWeights
+from mage_async.inference.weight_fingerprint import (
+    FingerprintBuilder,
+    Precision,
+    WeightFingerprint,
+    mismatch,
+    probe_tokens,
+)
+from mage_async.inference.weights import read_error, shape_error, tensor_shapes, weight_files
+from mage_async.policy.snapshot import read_snapshot
+from mage_async.policy_version import Provenance
+from mage_services.engines.sglang import messages as say
+from mage_services.engines.sglang.arguments import (
+    has_sessions,
+    installed,
+    known_names,
+    says_spans,
+    vocabulary,
+)
+from mage_services.engines.sglang.messages import Drew
+from mage_services.engines.weight_acceptance import accepted, is_published, promised
+from mage_services.processes.child_process import Channel, inherited_socket
+from mage_services.weights.weight_group import (
+    HOST,
+    SENDING,
+    Manifest,
+    Row,
+    answer,
+    ask,
+    is_manifest,
+    on_disk,
+    store_of,
+)
+
+Update = Callable[[], Awaitable[str]]
+"""Changes the weights; returns an error message, or an empty string."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request under way."""
+
+    task: asyncio.Task[None]
+    cuts: list[tuple[int, int]]
+    """(tokens received, version) at its beginning and at each change of weights since."""
+    num_heard: int = 0
+    """Tokens received."""
+    is_aborted: bool = False
+
+
+class Server:
+    """Answer an actor's messages with an SGLang `TokenizerManager`, on one event loop."""
+
+    def __init__(
+        self,
+        manager: Any,
+        send: Callable[[say.Message], None],
+        *,
+        version: int,
+        directory: Path,
+        says_spans: bool,
+        has_sessions: bool,
+        precision: Precision = "reduced",
+    ) -> None:
+        self._manager, self._send, self._says_spans = manager, send, says_spans
+        self._version, self._good = version, directory
+        self._layout = tensor_shapes(directory)
+        self._loader = Loader(manager, vocabulary(directory), precision, has_sessions=has_sessions)
+        self._ready: tuple[int, str, Update] | None = None
+        """Version, path and update of prepared weights."""
+        self._running: dict[str, _Running] = {}
+
+    async def serve(self, messages: AsyncIterator[say.Message]) -> None:
+        """Serve until the actor closes its end; raise failures of SGLang as an exception group."""
+        async with asyncio.TaskGroup() as tasks:
+            async for message in messages:
+                match message:
+                    case say.Draw():
+                        task = tasks.create_task(self._draw(message), name=f"draw {message.rid}")
+                        self._running[message.rid] = _Running(task, [(0, self._version)])
+                    case say.Abort():
+                        self._abort(message.rid)
+                    case say.Prepare():
+                        tasks.create_task(self._prepare(message), name="prepare")
+                    case say.Load():
+                        tasks.create_task(self._load(message), name="load")
+                    case _:
+                        raise ValueError(f"an engine cannot take {type(message).__name__}")
+            for running in self._running.values():
+                running.task.cancel()
+
+    async def _draw(self, ask: say.Draw) -> None:
+        running = self._running[ask.rid]
+        try:
+            self._send(nothing(ask.rid) if running.is_aborted else await self._reply(ask, running))
+        finally:
+            del self._running[ask.rid]
+
+    async def _reply(self, ask: say.Draw, running: _Running) -> say.Message:
+        """Run a request, and return the message that ends it."""
+        is_streamed = ask.says_when_it_began or not self._says_spans
+        meta: dict[str, Any] = {}
+        try:
+            async for reply in self._manager.generate_request(_request(ask, is_streamed), None):
+                if ask.says_when_it_began and not running.num_heard:
+                    self._send(say.Began(rid=ask.rid))
+                meta = reply["meta_info"]
+                running.num_heard = len(meta.get("output_token_logprobs") or ())
+        except ValueError as error:  # it cannot be served, or was aborted before it ran
+            if running.is_aborted:
+                return nothing(ask.rid)
+            return say.Refused(rid=ask.rid, reason=str(error))
+        return drew(ask.rid, meta, running.cuts)
+
+    def _abort(self, rid: str) -> None:
+        running = self._running.get(rid)
+        if running is not None:
+            running.is_aborted = True
+            self._manager.abort_request(rid=rid)
+
+    async def _prepare(self, ask: say.Prepare) -> None:
+        """Prepare an update. A failure is not reported here: the load will fail in the same way."""
+        with suppress(PolicyError):
+            self._ready = ask.version, ask.path, await self._update_of(ask)
+        self._send(say.Prepared())
+
+    async def _update_of(self, ask: say.Prepare | say.Load) -> Update:
+        ready, self._ready = self._ready, None
+        if ready is not None and ready[:2] == (ask.version, ask.path):
+            return ready[2]
+        await asyncio.to_thread(self._check, Path(ask.path))
+        return await self._loader.prepare(ask.version, Path(ask.path))
+
+    async def _load(self, ask: say.Load) -> None:
+        """Load weights, and once more from disk if they are not what the learner published."""
+        loaded = await self._load_once(ask, num_retries=0)
+        if loaded.is_refused:
+            again = msgspec.structs.replace(ask, path=str(on_disk(Path(ask.path))))
+            loaded = await self._load_once(again, num_retries=1)
+        self._send(loaded)
+
+    async def _load_once(self, ask: say.Load, num_retries: int) -> say.Loaded:
+        """Load weights while nothing is sampled, then compare them with the published ones.
+
+        The comparison runs after generation goes on, because a pause in place would also stop its
+        scoring request.
+        """
+        try:
+            update = await self._update_of(ask)
+            published, observed = await asyncio.to_thread(promised, Path(ask.path))
+        except PolicyError as error:
+            is_refused = isinstance(error, UnreadableWeights) and is_published(Path(ask.path))
+            return say.Loaded(version=self._version, error=str(error), is_refused=is_refused)
+        began = time.perf_counter()
+        await (self._interrupt() if ask.interrupts else self._pause())
+        reason = await self._update(ask, update)
+        if not ask.interrupts:
+            await self._go_on()
+        stall_s = time.perf_counter() - began
+        loaded = say.Loaded(version=self._version, error=reason, stall_s=stall_s)
+        if reason or published is None:
+            return loaded
+        scores = bool(published.logprobs)
+        own = await self._loader.fingerprint(loaded.version, observed, scores=scores)
+        if reason := mismatch(published, own):
+            return msgspec.structs.replace(loaded, error=reason, is_refused=True)
+        receipt = accepted(published, own, num_retries)
+        return msgspec.structs.replace(loaded, receipt=receipt)
+
+    def _check(self, path: Path) -> None:
+        """Refuse the weights of another model, which would kill the scheduler half-way."""
+        reason = "" if is_manifest(path) else shape_error(path, self._layout)
+        if reason:
+            raise PolicyError(reason)
+
+    async def _interrupt(self) -> None:
+        """Abort all requests, and wait until each has ended with the tokens it has."""
+        await asyncio.sleep(0)  # requests that have just arrived reach the scheduler first
+        running = list(self._running.items())
+        for rid, _ in running:
+            self._abort(rid)
+        await asyncio.gather(*(each.task for _, each in running))
+
+    async def _pause(self) -> None:
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+        await self._manager.pause_generation(PauseGenerationReqInput(mode="in_place"))
+
+    async def _go_on(self) -> None:
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput
+
+        await self._manager.continue_generation(ContinueGenerationReqInput())
+
+    async def _update(self, ask: say.Load, update: Update) -> str:
+        """Load new weights; if that fails, load the previous ones again and return the reason."""
+        error = await update()
+        if not error:
+            self._version, self._good = ask.version, Path(ask.path)
+            for running in self._running.values():
+                running.cuts.append((running.num_heard, ask.version))
+            return ""
+        repair = await self._loader.prepare(self._version, self._good)
+        if worse := await repair():
+            raise RuntimeError(f"weights are half-written: {error}; and then: {worse}")
+        return error
+
+
+def _request(ask: say.Draw, is_streamed: bool) -> Any:
+    """Make SGLang's request. Log-probs are of the outputs only, after temperature."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    return GenerateReqInput(
+        rid=ask.rid,
+        input_ids=np.frombuffer(ask.tokens, np.int32).tolist(),
+        sampling_params={
+            "max_new_tokens": ask.max_tokens,
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            "top_k": ask.top_k or -1,
+            "stop_token_ids": list(ask.stop_tokens),
+            "ignore_eos": not ask.stop_tokens,
+            "sampling_seed": ask.seed % 2**63,
+        },
+        return_logprob=True,
+        logprob_start_len=-1,
+        stream=is_streamed,
+        extra_key=ask.key,
+    )
+
+
+# SGLang's reply to a request.
+
+Spans = tuple[tuple[int, int], ...]
+"""(start, version) of runs of tokens, in order; a run ends where the next one starts."""
+
+
+def drew(rid: str, meta: Mapping[str, Any], cuts: Sequence[tuple[int, int]]) -> Drew:
+    """Make the message that ends a request.
+
+    Its tokens are those with a log-prob, including the stop token. An aborted request that never
+    ran has none.
+
+    Args:
+        cuts: see `spans_of`.
+    """
+    entries = meta.get("output_token_logprobs") or ()
+    spans, provenance = spans_of(meta, cuts, len(entries))
+    return Drew(
+        rid=rid,
+        tokens=np.array([entry[1] for entry in entries], np.int32).tobytes(),
+        logprobs=np.array([entry[0] for entry in entries], np.float32).tobytes(),
+        spans=spans,
+        provenance=provenance,
+        num_cached=int(meta.get("cached_tokens") or 0),
+        is_aborted=(meta.get("finish_reason") or {}).get("type") == "abort",
+    )
+
+
+def nothing(rid: str) -> Drew:
+    """Make the message that ends a request which was aborted before its first token."""
+    return drew(rid, {"finish_reason": {"type": "abort"}}, ((0, 0),))
+
+
+def spans_of(
+    meta: Mapping[str, Any], cuts: Sequence[tuple[int, int]], num_tokens: int
+) -> tuple[Spans, Provenance]:
+    """Return which version sampled which tokens of a request, and how that is known.
+
+    From 0.5.19 on, SGLang reports the version of each token (`weight_versions`). Before, a request
+    under one version is known as exactly; a request during which weights changed is cut at the
+    number of tokens that had been received by then.
+
+    Args:
+        cuts: (tokens received, version) at the beginning of the request and at each change of
+            weights since; all numbers of tokens are 0 if the reply was not streamed.
+    """
+    reported = meta.get("weight_versions")
+    if reported:
+        spans = [(int(span["start"]), int(span["version"])) for span in reported]
+        return _inside(spans, num_tokens), "exact"
+    if len(cuts) == 1:
+        return _inside(cuts, num_tokens), "exact"
+    if any(start > 0 for start, _ in cuts):
+        return _inside(cuts, num_tokens), "segment"
+    return _inside([(0, cuts[-1][1])], num_tokens), "reply"
+
+
+def _inside(spans: Sequence[tuple[int, int]], num_tokens: int) -> Spans:
+    """Drop spans without tokens: of several with the same start, the last one is kept."""
+    last = {start: version for start, version in spans if start < num_tokens}
+    return tuple(sorted(last.items()))
+
+
+# New weights for a running SGLang. Their path says how they arrive:
+#
+#     a directory, or a file on disk   SGLang reads them
+#     a file in shared memory          one flattened bucket, handed over as a tensor. On a GPU it is
+#                                      copied there first and shared by CUDA IPC; with several GPUs,
+#                                      each takes its part of the same bucket
+#     a manifest                       the learner sends them to SGLang's scheduler, in a group
+#
+# `prepare` does everything that is possible while tokens are sampled; only `update` needs
+# generation to stand still. An update never flushes the cache, because SGLang ends its whole
+# process tree where it cannot flush. Keys of older weights have other names
+# (`mage_async/inference/server_prefixes.py`).
+
+SHARED = Path("/dev/shm")
+
+
+class Loader:
+    """Loads weights into an SGLang through its `TokenizerManager`."""
+
+    def __init__(
+        self, manager: Any, vocabulary: int, precision: Precision, *, has_sessions: bool
+    ) -> None:
+        self._manager, self._has_sessions = manager, has_sessions
+        self._vocabulary: int = vocabulary
+        self._precision: Precision = precision
+        self._port, self._group = 0, ""
+        self._kept: Any = None
+        """Tensors handed over last: SGLang reads their memory until the update is answered."""
+
+    async def prepare(self, version: int, path: Path) -> Update:
+        """Do everything that needs no pause, and return the rest as an update.
+
+        An update that fails may leave the weights half-written: the previous ones must then be
+        loaded again. Cancellation leaves the old weights.
+
+        Raises:
+            UnreadableWeights: the weights cannot be read; nothing has changed.
+        """
+        if is_manifest(path):
+            return await self._ask(Manifest.read(path))
+        reason = await asyncio.to_thread(read_error, path)
+        if reason:
+            raise UnreadableWeights(reason)
+        if path.suffix == ".safetensors" and path.is_relative_to(SHARED):
+            self._forget_last()
+            bucket = await asyncio.to_thread(_bucket, path)
+            return partial(self._in_session, partial(self._hand_over, version, bucket))
+        return partial(self._read, version, path)
+
+    async def fingerprint(
+        self, version: int, observed: FingerprintBuilder, *, scores: bool
+    ) -> WeightFingerprint:
+        """Return the fingerprint of the loaded weights: sums of what SGLang was given and, if
+        `scores`, its log-probs of the probe tokens.
+        """
+        logprobs = await self._logprobs() if scores else ()
+        return await asyncio.to_thread(observed.fingerprint, version, self._precision, logprobs)
+
+    async def _logprobs(self) -> tuple[float, ...]:
+        """Compute log-probs of the check tokens after the first, without cached keys."""
+        meta: dict[str, Any] = {}
+        async for reply in self._manager.generate_request(_check_request(self._vocabulary), None):
+            meta = reply["meta_info"]
+        return tuple(entry[0] for entry in meta["input_token_logprobs"][1:])
+
+    def _forget_last(self) -> None:
+        """Free the tensors handed over last, which SGLang has copied, before new ones are made."""
+        self._kept = None
+        if torch.cuda.is_available():
+            torch.cuda.ipc_collect()
+            torch.cuda.empty_cache()
+
+    async def _read(self, version: int, path: Path) -> str:
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+        with tempfile.TemporaryDirectory(prefix="mage-weights-") as folder:
+            for number, file in enumerate(weight_files(path)):
+                (Path(folder) / f"{number}.safetensors").symlink_to(file.resolve())
+            success, message, *_ = await self._manager.update_weights_from_disk(
+                UpdateWeightFromDiskReqInput(
+                    model_path=folder, weight_version=str(version), flush_cache=False
+                ),
+                None,
+            )
+        return "" if success else message
+
+    async def _in_session(self, update: Update) -> str:
+        """Run an update between begin and end messages, which SGLang needs from 0.5.21 on."""
+        if not self._has_sessions:
+            return await update()
+        from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
+
+        success, message = await self._manager.begin_weight_update(BeginWeightUpdateReqInput())
+        if not success:
+            return message
+        reason = await update()
+        success, message = await self._manager.end_weight_update(EndWeightUpdateReqInput())
+        return reason or ("" if success else message)
+
+    async def _hand_over(self, version: int, bucket: dict[str, Any]) -> str:
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+        from sglang.srt.utils import MultiprocessingSerializer
+
+        self._kept, num_gpus = bucket, self._manager.server_args.tp_size
+        success, message = await self._manager.update_weights_from_tensor(
+            UpdateWeightsFromTensorReqInput(
+                serialized_named_tensors=[
+                    MultiprocessingSerializer.serialize(bucket) for _ in range(num_gpus)
+                ],
+                load_format="flattened_bucket",
+                weight_version=str(version),
+                flush_cache=False,
+            ),
+            None,
+        )
+        return "" if success else message
+
+    async def _ask(self, manifest: Manifest) -> Update:
+        """Ask the learner to send weights, and wait until it is ready."""
+        store = await asyncio.to_thread(store_of, manifest.port)
+        is_new = self._port != manifest.port  # a learner that was started since
+        if is_new:
+            self._group = uuid4().hex
+        members = 1 + self._manager.server_args.tp_size
+        number = ask(store, self._group, manifest.version, members)
+        if is_new:
+            await self._join(manifest, members)
+        reply = await asyncio.to_thread(answer, store, number)
+        if reply != SENDING:
+            raise UnreadableWeights(f"weights of version {manifest.version}: {reply}")
+        return partial(self._in_session, partial(self._receive, manifest))
+
+    async def _join(self, manifest: Manifest, members: int) -> None:
+        from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
+
+        success, message = await self._manager.init_weights_update_group(
+            InitWeightsUpdateGroupReqInput(
+                master_address=HOST,
+                master_port=manifest.port,
+                rank_offset=1,
+                world_size=members,
+                group_name=self._group,
+                backend=manifest.backend,
+            ),
+            None,
+        )
+        if not success:
+            raise UnreadableWeights(f"no group with the learner: {message}")
+        self._port = manifest.port
+
+    async def _receive(self, manifest: Manifest) -> str:
+        for bucket in manifest.buckets:
+            success, message = await self._receive_bucket(manifest.version, bucket)
+            if not success:
+                return message
+        return ""
+
+    async def _receive_bucket(self, version: int, bucket: tuple[Row, ...]) -> tuple[bool, str]:
+        from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
+
+        names, dtypes, shapes = zip(*bucket, strict=True)
+        return await self._manager.update_weights_from_distributed(
+            UpdateWeightsFromDistributedReqInput(
+                names=list(names),
+                dtypes=list(dtypes),
+                shapes=[list(shape) for shape in shapes],
+                group_name=self._group,
+                load_format="flattened_bucket",
+                weight_version=str(version),
+                flush_cache=False,
+            ),
+            None,
+        )
+
+
+def _check_request(vocabulary: int) -> Any:
+    """Make a request of one token that returns the log-probs of its prompt."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    rid = uuid4().hex
+    return GenerateReqInput(
+        rid=rid,
+        input_ids=probe_tokens(vocabulary).tolist(),
+        sampling_params={"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
+        return_logprob=True,
+        logprob_start_len=0,
+        extra_key=rid,
+    )
+
+
+def _bucket(path: Path) -> dict[str, Any]:
+    """Read a file in shared memory as SGLang's flattened bucket, in memory that it can share."""
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
+
+    places, data = read_snapshot(path)
+    if torch.cuda.is_available():
+        from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+
+        monkey_patch_torch_reductions()
+        flat = data.to("cuda")
+        torch.cuda.synchronize()
+    else:
+        flat = torch.empty(len(data), dtype=torch.uint8).share_memory_()
+        flat.copy_(data)
+    metadata = [
+        FlattenedTensorMetadata(
+            name=place.name,
+            shape=torch.Size(place.shape),
+            dtype=place.dtype,
+            start_idx=place.start,
+            end_idx=place.end,
+            numel=place.end - place.start,
+        )
+        for place in places
+    ]
+    return {"flattened_tensor": flat, "metadata": metadata}
+
+
+# The process.
+
+_SHOWN = (
+    "device",
+    "dtype",
+    "attention_backend",
+    "sampling_backend",
+    "mem_fraction_static",
+    "max_total_tokens",
+    "chunked_prefill_size",
+    "max_running_requests",
+)
+
+
+def _launch(start: say.Start) -> Any:
+    """Start an `Engine` of SGLang: its imports and the model take long."""
+    from sglang.srt.entrypoints.engine import Engine
+    from sglang.srt.server_args import ServerArgs
+
+    known = inspect.signature(ServerArgs).parameters
+    return Engine(**known_names(start.arguments, known))
+
+
+def _facts(engine: Any, found: str) -> str:
+    """Describe version and main arguments in one line."""
+    resolve = getattr(engine.server_args, "resolved_dict", None)
+    values = vars(engine.server_args) if resolve is None else resolve()
+    shown = ", ".join(f"{name} {values[name]}" for name in _SHOWN if values.get(name) is not None)
+    return f"SGLang {found}: {shown}"
+
+
+async def _main() -> None:
+    """Start SGLang as the first message asks for, and serve."""
+    end = inherited_socket()
+    assert end is not None, "an actor starts this process"
+    channel: Channel[say.Message] = await Channel.over(end, say.Message)
+    start = await channel.receive()
+    if not isinstance(start, say.Start):
+        return
+    send, found = channel.send, installed()
+    try:
+        engine = _launch(start)
+    except Exception as error:  # foreign code may raise anything; the actor must get the reason
+        send(say.Failed(reason=f"{type(error).__name__}: {error}"))
+        await channel.drain()
+        raise
+    send(say.Serving(facts=_facts(engine, found)))
+    server = Server(
+        engine.tokenizer_manager,
+        send,
+        version=start.version,
+        directory=Path(start.directory),
+        says_spans=says_spans(found),
+        has_sessions=has_sessions(found),
+    )
+    await server.serve(channel.messages())
+
+
+def main() -> None:
+    """Serve the actor that started this process, then exit at once."""
+    import uvloop
+
+    code = 0
+    try:
+        uvloop.run(_main())
+    except BaseException:  # os._exit below: SGLang's own exit would wait for its children
+        traceback.print_exc()
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

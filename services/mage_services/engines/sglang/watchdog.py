@@ -1,0 +1,135 @@
+"""The watchdog of SGLang's process: starts it, restarts it after its death, kills it when it hangs.
+
+task     waits for                     then
+run      the process's next message    passes it on; after the process's end, starts another
+watch    the clock                     kills a process that has not answered in time
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from mage_async.errors import RunError
+from mage_services.engines.sglang.messages import Failed, Message, Serving, Start
+from mage_services.processes.child_process import ChildProcess, end_in_words, module_command
+from mage_services.processes.process import ticks
+
+MODULE = "mage_services.engines.sglang.server"
+START_S = 600.0
+"""Time limit from the process's start to its first message: imports, the model, graphs."""
+WATCH_S = 1.0
+"""Interval between two looks at the clock."""
+BACK_OFF_S = 0.5
+"""Pause before the second restart in a row; doubled for each further one, up to a minute."""
+EVERYTHING = ""
+"""Name of the answer to a start or a load. While it is due, no other answer is."""
+
+
+async def start_process(threads: int) -> ChildProcess[Message]:
+    """Start SGLang's process. Cancellation leaves at most one that ends with this process."""
+    variables = {"OMP_NUM_THREADS": str(threads)}
+    return await ChildProcess.start(module_command(MODULE), Message, variables=variables)
+
+
+class EngineWatchdog:
+    """Runs SGLang's process, one after the other.
+
+    Args:
+        start: returns the first message for the process with a number, from 0.
+        on_message: called with each message of the process.
+        on_death: called after the process's end; all that it held is lost.
+        max_deaths: deaths in a row, without `reset_deaths`, after which it is restarted.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int], Start],
+        on_message: Callable[[Message], None],
+        on_death: Callable[[], None],
+        *,
+        threads: int,
+        max_deaths: int,
+    ) -> None:
+        self._start, self._on_message, self._on_death = start, on_message, on_death
+        self._threads, self._max_deaths = threads, max_deaths
+        self._child: ChildProcess[Message] | None = None
+        self._has_served = False
+        self._num_deaths = 0
+        self._due: dict[str, float] = {}
+        self.num_restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while there is no process."""
+        return None if self._child is None else self._child.pid
+
+    def send(self, message: Message) -> None:
+        """Send a message to the process; without a process it is discarded."""
+        if self._child is not None:
+            self._child.send(message)
+
+    def expect(self, name: str, seconds: float) -> None:
+        """Set a deadline for an answer of the process."""
+        self._due[name] = time.monotonic() + seconds
+
+    def answered(self, name: str) -> None:
+        """Remove the deadline of an answer."""
+        self._due.pop(name, None)
+
+    def reset_deaths(self) -> None:
+        """Forget the deaths so far: the process has completed something."""
+        self._num_deaths = 0
+
+    async def run(self) -> None:
+        """Keep a process running. Cancellation kills it.
+
+        Raises:
+            RunError: it cannot be started, or dies again and again.
+        """
+        while True:
+            reason = await self._run_once()
+            self._num_deaths += 1
+            if self._num_deaths > self._max_deaths or not self._has_served:
+                raise RunError(
+                    f"SGLang's process {reason}; what it printed is in this process's log"
+                )
+            self.num_restarts += 1
+            if self._num_deaths > 1:
+                await asyncio.sleep(min(60.0, BACK_OFF_S * 2 ** (self._num_deaths - 2)))
+
+    async def watch(self) -> None:
+        """Kill a process that misses a deadline. Cancellation leaves nothing."""
+        async for _ in ticks(WATCH_S):
+            now, only = time.monotonic(), self._due.get(EVERYTHING)
+            deadlines = self._due.values() if only is None else [only]
+            if self._child is not None and any(deadline < now for deadline in deadlines):
+                self._child.kill()
+
+    async def _run_once(self) -> str:
+        """Run one process from its start to its end; return why it ended."""
+        child = self._child = await start_process(self._threads)
+        self.expect(EVERYTHING, START_S)
+        try:
+            child.send(self._start(self.num_restarts))
+            reason = await self._receive(child)
+        finally:
+            child.kill()
+            self._child = None
+            self._due.clear()
+            self._on_death()
+            ended = end_in_words(await child.wait())
+        return reason or ended
+
+    async def _receive(self, child: ChildProcess[Message]) -> str:
+        """Pass on the process's messages until its end; return the reason that it gave, if any."""
+        reason = ""
+        while (message := await child.receive()) is not None:
+            match message:
+                case Failed():
+                    reason = f"failed: {message.reason}"
+                    continue
+                case Serving():
+                    self._has_served = True
+                    self.answered(EVERYTHING)
+            self._on_message(message)
+        return reason

@@ -1,0 +1,128 @@
+"""A rank of the learner other than rank 0: executes the orders of rank 0 until rank 0 ends.
+
+Rank 0 starts it with `python -m mage_services.learner.ranks.rank_worker RUN PORT NUMBER` and sends
+the orders. Its output goes where the learner's goes.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import distributed
+
+from mage_async.config import config_file
+from mage_async.errors import MageError
+from mage_async.learning.rank_orders import (
+    Adopt,
+    Begin,
+    Digest,
+    Forward,
+    Order,
+    Publish,
+    Ranks,
+    Save,
+    Step,
+)
+from mage_async.learning.ranked_trainer import RankedTrainer
+from mage_async.results.run_directory import RunDirectory
+from mage_services.learner.ranks.gang import (
+    MAX_ORDER_BYTES,
+    Ready,
+    device_type,
+    join,
+    on_own_device,
+    store_at,
+)
+from mage_services.learner.ranks.sharded_files import JoinedRank, joined_rank
+from mage_services.learner.training import Training
+from mage_services.processes.child_process import (
+    BlockingChannel,
+    die_with_parent,
+    inherited_socket,
+)
+from mage_services.processes.process import EXIT_DETERMINISTIC, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+class RankWorker:
+    """One rank; it loads the same policy as rank 0, and computes on its own shards."""
+
+    def __init__(
+        self, run: RunDirectory, port: int, number: int, rank_0: BlockingChannel[Order]
+    ) -> None:
+        self._run, self._port, self._number, self._rank_0 = run, port, number, rank_0
+        self._training: Training | None = None
+        self._joined: JoinedRank | None = None
+
+    def execute(self, order: Order) -> None:
+        """Execute one order, at the same time as rank 0 and all other ranks."""
+        if isinstance(order, Begin):
+            self._training = self._begun(order)
+            return
+        assert self._training is not None, "the first order is to begin"
+        trainer, files = self._training.trainer, self._training.sharded
+        assert isinstance(trainer, RankedTrainer)
+        assert files is not None
+        match order:
+            case Adopt():
+                self._training.adopt(
+                    on_own_device(config_file.from_tables(order.tables), self._number)
+                )
+            case Step():
+                trainer.follow_step(order)
+            case Forward():
+                trainer.join_forwards(order.num_forwards)
+            case Digest():
+                files.digests()
+            case Publish():
+                files.publish(order).add_done_callback(self._end_if_failed)
+            case Save():
+                files.save(order, lambda: None).add_done_callback(self._end_if_failed)
+
+    def _begun(self, order: Begin) -> Training:
+        config = config_file.from_tables(order.tables)
+        if self._joined is None:
+            self._rank_0.send(Ready())
+            join(store_at(self._port), self._number, config)
+            count, kind = config.learner.ranks, device_type(config)
+            self._joined = joined_rank(Ranks(self._number, count, kind, lambda orders: None))
+        checkpoint = Path(order.checkpoint) if order.checkpoint else None
+        return Training.of(self._run, on_own_device(config, self._number), checkpoint, self._joined)
+
+    def _end_if_failed(self, written: "Future[None]") -> None:
+        """End this rank, and so all ranks, if a file could not be written."""
+        if error := written.exception():
+            _print_error(self._number, error)
+            os._exit(EXIT_FAILED)
+
+
+def _print_error(number: int, error: BaseException) -> None:
+    print(f"rank {number}: {error}", file=sys.stderr, flush=True)
+
+
+def main(run: RunDirectory, port: int, number: int) -> int:
+    """Execute orders until there are no more; returns the exit code."""
+    end = inherited_socket()
+    assert end is not None, "rank 0 starts this process"
+    rank_0: BlockingChannel[Order] = BlockingChannel(end, Order, MAX_ORDER_BYTES)
+    worker = RankWorker(run, port, number, rank_0)
+    try:
+        for order in rank_0.messages():
+            worker.execute(order)
+    except MageError as error:
+        _print_error(number, error)
+        return EXIT_DETERMINISTIC if error.is_deterministic else EXIT_FAILED
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    for each in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides what they mean
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(main(RunDirectory(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])))

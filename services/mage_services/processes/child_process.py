@@ -1,0 +1,471 @@
+"""Child processes, and the one protocol between a process and the children that it starts.
+
+A child inherits one end of a private socket pair. A message is a frame: the length of its body (4
+bytes, little endian, at most `MAX_MESSAGE_BYTES`), then the body, which is msgpack of a type that
+the receiver names. A side has ended when its end of the pair closes, and on Linux the kernel kills
+a child with its parent.
+
+              parent            child
+    asyncio   `ChildProcess`    `Channel` over `inherited_socket()`
+    threads   `BlockingChild`   `BlockingChannel` over `inherited_socket()`
+"""
+
+import asyncio
+import ctypes
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+
+from mage_async.errors import RunError, WireError
+
+CHANNEL_FD = "MAGE_CHANNEL_FD"
+"""Environment variable: descriptor of the child's end of the socket pair."""
+PARENT = "MAGE_PARENT"
+"""Environment variable: process id of the parent."""
+MAX_MESSAGE_BYTES = 1 << 26
+"""Far above what is sent: a whole trial as text, or an error that quotes whole answers."""
+WAIT_NOTICE_S = 10.0
+"""Whoever waits longer than this for a child prints that it waits."""
+EXIT_ORPHANED = 2
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 1 << 20
+_PR_SET_PDEATHSIG = 1
+
+T = TypeVar("T")
+
+
+def frame(message: Any, codec: Any = msgspec.msgpack, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
+    """Encode a message as its length and its body.
+
+    Args:
+        codec: `msgspec.msgpack`, or `msgspec.json` for a child that can import neither.
+
+    Raises:
+        WireError: the body is longer than `max_bytes`.
+    """
+    body = codec.encode(message, enc_hook=_plain)
+    if len(body) > max_bytes:
+        raise WireError(f"a message of {len(body)} bytes is too long: at most {max_bytes}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def _plain(value: Any) -> Any:
+    """Convert NumPy's float64, a subclass of float, which msgspec does not encode."""
+    if isinstance(value, float):
+        return float(value)
+    raise NotImplementedError(f"a message cannot hold a {type(value).__name__}")
+
+
+def _body_length(header: bytes, max_bytes: int) -> int:
+    """Return the length of a body, in bytes.
+
+    Raises:
+        WireError: it is above `max_bytes`; nothing after such a frame can be read.
+    """
+    (length,) = _LENGTH.unpack(header)
+    if length > max_bytes:
+        raise WireError(f"a frame of {length} bytes is too long: at most {max_bytes}")
+    return length
+
+
+class Channel(Generic[T]):
+    """One end of a socket pair on an event loop; it receives messages of type T."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        kind: Any,
+        codec: Any = msgspec.msgpack,
+    ) -> None:
+        self._reader, self._writer, self._codec = reader, writer, codec
+        self._decode = codec.Decoder(kind).decode
+        self._num_bytes: int | None = None
+        """Length of the body that comes next; None before its header has come."""
+
+    @classmethod
+    async def over(cls, end: socket.socket, kind: Any, codec: Any = msgspec.msgpack) -> Self:
+        """Take over one end of a socket pair."""
+        return cls(*await asyncio.open_connection(sock=end), kind, codec)
+
+    def send(self, message: Any) -> None:
+        """Send a message, which waits in memory while the other side does not read. A message to a
+        side that has ended is lost.
+
+        Raises:
+            WireError: the message is too long.
+        """
+        data = frame(message, self._codec)
+        if not self._writer.is_closing():
+            self._writer.write(data)
+
+    async def drain(self) -> None:
+        """Wait until most of what was sent has left this process."""
+        await self._writer.drain()
+
+    async def receive(self) -> T | None:
+        """Return the next message; None when the other side has ended, be it within a message.
+
+        Cancellation loses no message.
+
+        Raises:
+            WireError: the other side sent something else than a message.
+        """
+        try:
+            # readexactly takes bytes out of its buffer only when all of them are there, and the
+            # header that was read before is kept here: so a timeout may cancel this anywhere
+            if self._num_bytes is None:
+                header = await self._reader.readexactly(_LENGTH.size)
+                self._num_bytes = _body_length(header, MAX_MESSAGE_BYTES)
+            body = await self._reader.readexactly(self._num_bytes)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        self._num_bytes = None
+        return _decoded(self._decode, body)
+
+    async def messages(self) -> AsyncIterator[T]:
+        """Yield messages until the other side ends. Cancellation loses no message."""
+        while (message := await self.receive()) is not None:
+            yield message
+
+    def close(self) -> None:
+        """Close this end, which tells the other side that this one has ended."""
+        self._writer.close()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether this end is closed or about to be, or the other side has ended."""
+        return self._writer.is_closing() or self._reader.at_eof()
+
+
+class BlockingChannel(Generic[T]):
+    """One end of a socket pair for threads; it receives messages of type T.
+
+    `send` may be called by any thread, `receive` by one at a time.
+    """
+
+    def __init__(
+        self, end: socket.socket, kind: Any, max_message_bytes: int = MAX_MESSAGE_BYTES
+    ) -> None:
+        self._socket, self._max_message_bytes = end, max_message_bytes
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._sending = threading.Lock()
+        self._buffer = bytearray()
+        self.has_ended = False
+        """Whether the other side has ended, and all that it sent has been received."""
+
+    def send(self, message: Any) -> None:
+        """Send a message; blocks while the other side does not read.
+
+        Raises:
+            WireError: the message is too long.
+            OSError: the other side has ended.
+        """
+        data = frame(message, max_bytes=self._max_message_bytes)
+        with self._sending:
+            rest = memoryview(data)
+            while rest:
+                try:
+                    rest = rest[self._socket.send(rest) :]
+                except BlockingIOError:
+                    self._wait(select.POLLOUT)
+
+    def receive(self, *, waits: bool = True) -> T | None:
+        """Return the next message; None when the other side has ended.
+
+        Args:
+            waits: False: return None also where no whole message has come yet.
+
+        Raises:
+            WireError: the other side sent something else than a message.
+        """
+        while not self.has_ended:
+            if (body := self._take()) is not None:
+                return _decoded(self._decode, body)
+            try:
+                data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if not waits:
+                    return None
+                self._wait(select.POLLIN)
+                continue
+            except ConnectionError:
+                data = b""
+            self._buffer += data
+            self.has_ended = not data
+        return None
+
+    def messages(self) -> Iterator[T]:
+        """Yield messages until the other side ends."""
+        while (message := self.receive()) is not None:
+            yield message
+
+    async def receive_async(self) -> T | None:
+        """Do as `receive` without blocking the event loop. Cancellation loses no message."""
+        loop = asyncio.get_running_loop()
+        while (message := self.receive(waits=False)) is None and not self.has_ended:
+            is_readable = asyncio.Event()
+            loop.add_reader(self._socket.fileno(), is_readable.set)
+            try:
+                await is_readable.wait()
+            finally:
+                loop.remove_reader(self._socket.fileno())
+        return message
+
+    def close(self) -> None:
+        """Close this end, which tells the other side that this one has ended."""
+        self._socket.close()
+
+    def _wait(self, event: int) -> None:
+        """Block until the socket can be read or written. An event loop that has watched it may have
+        made it non-blocking.
+        """
+        poll = select.poll()
+        poll.register(self._socket, event)
+        poll.poll()
+
+    def _take(self) -> bytes | None:
+        """Take the next body out of the buffer; None where it has not come whole."""
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        header = bytes(self._buffer[: _LENGTH.size])
+        end = _LENGTH.size + _body_length(header, self._max_message_bytes)
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return body
+
+
+def _decoded(decode: Any, body: bytes) -> Any:
+    try:
+        return decode(body)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"a message between processes cannot be read: {error}") from error
+
+
+class ChildProcess(Generic[T]):
+    """A running child and the channel to it, on an event loop; it sends messages of type T."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, channel: Channel[T], log: Path | None
+    ) -> None:
+        self._process, self.channel, self._log = process, channel, log
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        kind: Any,
+        *,
+        variables: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        codec: Any = msgspec.msgpack,
+    ) -> Self:
+        """Start a child in a session of its own, so that Ctrl-C reaches the parent alone.
+
+        Cancellation in here leaves at most a child that ends with this process.
+
+        Args:
+            command: program and arguments, as `module_command` gives them.
+            kind: type of the messages that the child sends.
+            variables: environment variables besides those of this process.
+            log: file to which the child prints; None: it prints to this process's stderr.
+            codec: `msgspec.msgpack` or `msgspec.json`.
+
+        Raises:
+            OSError: there is no such program, or the log cannot be written.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, _output(log) as out:
+                process = await asyncio.create_subprocess_exec(
+                    *command, **_popen_options(theirs, out, variables or {})
+                )
+        except BaseException:
+            ours.close()
+            raise
+        return cls(process, await Channel.over(ours, kind, codec), log)
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also that of the child's process group and session."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the end of the child has not been noticed yet."""
+        return self._process.returncode is None
+
+    def send(self, message: Any) -> None:
+        """Send a message; as `Channel.send`."""
+        self.channel.send(message)
+
+    async def receive(self) -> T | None:
+        """Return the child's next message; as `Channel.receive`."""
+        return await self.channel.receive()
+
+    async def messages(self, name: str) -> AsyncIterator[T]:
+        """Yield messages until the child ends. Cancellation leaves the child running.
+
+        Raises:
+            RunError: the child ended with another exit code than 0; `name` begins the sentence.
+        """
+        async for message in self.channel.messages():
+            yield message
+        if code := await self.wait():
+            raise RunError(f"{name} {end_in_words(code)}")
+
+    async def wait(self) -> int:
+        """Wait for the end of the child; return its exit code, negative for a signal.
+
+        Cancellation leaves the child running.
+        """
+        code = await self._process.wait()
+        self.channel.close()
+        return code
+
+    def terminate(self) -> None:
+        """Ask the child and what it started to end (SIGTERM)."""
+        if self.is_running:
+            self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the child and what it started, also where the child itself has ended."""
+        self._signal(signal.SIGKILL)
+
+    def last_line(self) -> str:
+        """Return the last line of the child's log, which is most often its error; "" without."""
+        return last_line(self._log) if self._log is not None else ""
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # all of it has ended
+            os.killpg(self.pid, number)
+
+
+class BlockingChild(Generic[T]):
+    """A running child and the channel to it, for threads; it sends messages of type T.
+
+    See `ChildProcess.start` for the arguments. The child shares this process's session, so that
+    Ctrl-C reaches both.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        kind: Any,
+        *,
+        variables: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, _output(log) as out:
+            options = _popen_options(theirs, out, variables or {}) | {"start_new_session": False}
+            self.process = subprocess.Popen(command, **options)
+        self.channel: BlockingChannel[T] = BlockingChannel(ours, kind, max_message_bytes)
+
+    def kill(self) -> None:
+        """Kill the child, wait for its end and close the channel."""
+        self.process.kill()
+        self.process.wait()
+        self.channel.close()
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module with this process's interpreter."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def _popen_options(theirs: socket.socket, out: Any, variables: Mapping[str, str]) -> dict[str, Any]:
+    own = {
+        "PYTHONSAFEPATH": "1",  # no module of the current directory takes the place of another
+        "PYTHONUNBUFFERED": "1",
+        **variables,
+        CHANNEL_FD: str(theirs.fileno()),
+        PARENT: str(os.getpid()),
+    }
+    return {
+        "stdin": subprocess.DEVNULL,
+        "stdout": out,
+        "stderr": out,
+        "pass_fds": (theirs.fileno(),),  # no other child inherits it: that would keep it open
+        "start_new_session": True,
+        "env": os.environ | own,
+    }
+
+
+@contextmanager
+def _output(log: Path | None) -> Iterator[Any]:
+    """Yield the file to which a child prints: its log, or the stderr of this process."""
+    if log is None:
+        yield 2
+        return
+    with log.open("ab") as file:
+        yield file
+
+
+def inherited_socket() -> socket.socket | None:
+    """Return this process's end of the socket pair to its parent, once; None for a process that was
+    started by hand. Children of this process do not inherit it.
+    """
+    number = os.environ.pop(CHANNEL_FD, None)
+    if number is None:
+        return None
+    end = socket.socket(fileno=int(number))
+    end.set_inheritable(False)
+    return end
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process with its parent; of no effect where it was started by
+    hand, or on another system than Linux.
+    """
+    parent = os.environ.get(PARENT)
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it ended before the kernel was asked
+        os._exit(EXIT_ORPHANED)
+
+
+def end_in_words(code: int) -> str:
+    """Say how a process ended, by its exit code, negative for a signal."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that is not empty, cut to 500 characters; "" for none."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:500] if lines else ""
+
+
+@contextmanager
+def waiting_notice(what: str) -> Iterator[None]:
+    """Print to stderr, every `WAIT_NOTICE_S`, that `what` is waited for; on an event loop."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    def notice() -> None:
+        nonlocal handle
+        print(f"waiting for {what}: {loop.time() - began:.0f} s", file=sys.stderr, flush=True)
+        handle = loop.call_later(WAIT_NOTICE_S, notice)
+
+    handle = loop.call_later(WAIT_NOTICE_S, notice)
+    try:
+        yield
+    finally:
+        handle.cancel()

@@ -1,0 +1,169 @@
+"""A process of a run as the supervisor sees it: it sends status events until it ends.
+
+A process that stays silent for too long is killed. Its heartbeat, a status event a second, keeps it
+from being silent.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_services.processes.child_process import (
+    ChildProcess,
+    end_in_words,
+    last_line,
+    module_command,
+)
+from mage_services.processes.process import EXIT_DETERMINISTIC
+from mage_services.processes.startup import Begin, BroughtFile
+
+FIRST_EVENT_S = 180.0
+"""Until the first event of a process: imports take a while on a busy machine."""
+NOTICE_S = 4.0
+"""A process that has been silent for so long is mentioned, long before it is killed."""
+STALL_S = 1.0
+"""A wait that took this much longer than its timeout: the supervisor itself did not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """What to run, and under which name."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    log: Path
+    threads: int
+    devices: tuple[int, ...] = ()
+    """Indices of the only GPUs that the process sees; () for all."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables besides those of every process of a run."""
+    config: Config | None = None
+    """The resolved configuration, which the process is sent; None: it is sent none."""
+
+
+class RunningProcess(Protocol):
+    """A process of a run, on whatever machine; `SupervisedProcess` explains the methods."""
+
+    spec: ProcessSpec
+    node: str
+    """The node it runs on; "" for this machine."""
+    was_silent: bool
+
+    def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]: ...
+
+    async def wait(self) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def epitaph(self, code: int) -> str: ...
+
+
+class SupervisedProcess:
+    """A running process of this machine."""
+
+    node = ""
+
+    def __init__(self, spec: ProcessSpec, child: ChildProcess[dict[str, Any]]) -> None:
+        self.spec, self._child = spec, child
+        self.failure = ""
+        """The reason that the process gave for its failure."""
+        self.was_silent = False
+
+    @classmethod
+    async def start(cls, spec: ProcessSpec) -> "SupervisedProcess":
+        """Start a process. Cancellation in here leaves at most one that ends with this process."""
+        numbers = ",".join(map(str, spec.devices))
+        variables = {"CUDA_VISIBLE_DEVICES": numbers} if spec.devices else {}
+        variables |= {**spec.variables, "OMP_NUM_THREADS": str(spec.threads)}
+        child = await ChildProcess[dict[str, Any]].start(
+            module_command(spec.module, *spec.arguments),
+            dict[str, Any],
+            variables=variables,
+            log=spec.log,
+        )
+        if spec.config is not None:
+            child.send(Begin(config_file.as_tables(spec.config)))
+        return cls(spec, child)
+
+    @property
+    def pid(self) -> int:
+        """Process id; the process leads a process group of its own."""
+        return self._child.pid
+
+    async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:
+        """Yield the status events of the process until it ends, each with the time it came ("at").
+
+        A process that sends nothing for `silence_s` is killed; after `NOTICE_S` of silence a note
+        is yielded. Cancellation leaves the process running: end it by `terminate` or `kill`.
+        """
+        loop = asyncio.get_running_loop()
+        allowed, silent_s, is_noted = FIRST_EVENT_S, 0.0, False
+        while True:
+            began, starved_s = loop.time(), self.starved_s()
+            timeout_s = min(NOTICE_S, max(allowed - silent_s, allowed / 10))
+            try:
+                async with asyncio.timeout(timeout_s):
+                    event = await self._child.receive()
+            except TimeoutError:
+                if loop.time() - began > timeout_s + STALL_S:
+                    continue  # this process was stopped: what has come since is not read yet
+                # time in which the process was ready to run and had no core is not silence
+                silent_s += max(0.0, timeout_s - (self.starved_s() - starved_s))
+                if silent_s >= allowed:
+                    self.was_silent = True
+                    self.kill()
+                    return
+                if timeout_s == NOTICE_S and allowed == silence_s and not is_noted:
+                    is_noted = True
+                    yield {"event": "note", "text": f"silent for {NOTICE_S:g} s", "at": loop.time()}
+                continue
+            if event is None:
+                return
+            allowed, silent_s, is_noted = silence_s, 0.0, False
+            if event["event"] == "failed":
+                self.failure = event["reason"]
+            yield event | {"at": loop.time()}
+
+    def starved_s(self) -> float:
+        """Return the seconds in which the main thread of the process was ready to run and had no
+        core; 0 where the system does not say.
+        """
+        try:
+            running_and_waiting = Path(f"/proc/{self.pid}/schedstat").read_text()
+        except OSError:
+            return 0.0
+        return int(running_and_waiting.split()[1]) / 1e9
+
+    async def wait(self) -> int:
+        """Return the exit code, negative for a signal. Cancellation leaves the process running."""
+        return await self._child.wait()
+
+    def answer(self, file: BroughtFile) -> None:
+        """Answer a process that asked for a file of its run."""
+        self._child.send(file)
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self._child.terminate()
+
+    def kill(self) -> None:
+        """Kill the process and what it started."""
+        if self._child.is_running:
+            self._child.kill()
+
+    def epitaph(self, code: int) -> str:
+        """Return one line that says which process failed, and why."""
+        how = end_in_words(code)
+        if code == EXIT_DETERMINISTIC:
+            how = "cannot go on"
+        elif self.was_silent:
+            how = "said nothing for too long and was killed"
+        reason = self.failure or last_line(self.spec.log)
+        return f"{self.spec.name} {how}" + (f": {reason}" if reason else f"; see {self.spec.log}")

@@ -1,0 +1,148 @@
+"""A server of one environment over OpenEnv's WebSocket: a connection is a session.
+
+ended by                  effect on the session
+the client, `close`       closed; its place is free before the connection is closed
+the network               the same; a connection that does not answer a ping is closed
+no request for `idle_s`   the client receives `SESSION_ERROR`, and the connection is closed
+no room                   the client receives `CAPACITY_REACHED`, and there is no session
+"""
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from mage_async.environments.environment import Environment
+from mage_async.environments.loaders.openenv import error_answer, observation_answer
+from mage_async.errors import EnvironmentFault
+from mage_services.environments.workers import Workers
+from mage_services.serving.http_server import Limits, refuse_other_sites
+from mage_services.serving.session import BadRequest, Json, Session
+
+PING_S = 20.0
+"""Seconds of silence after which a connection is pinged; it is closed if no answer comes."""
+MAX_REQUEST_BYTES = 2**20
+
+ACTION = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
+OBSERVATION = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "legal_actions": {"type": "array", "items": {"type": "string"}},
+    },
+}
+STATE = {
+    "type": "object",
+    "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer"}},
+}
+
+_SCHEMA = {"action": ACTION, "observation": OBSERVATION, "state": STATE}
+
+
+class Server:
+    """Answers requests; `serve` runs its `application`."""
+
+    def __init__(self, environment: Environment, limits: Limits, workers: Workers) -> None:
+        self._environment, self._limits, self._workers = environment, limits, workers
+        self._open: set[web.WebSocketResponse] = set()
+        self.application = web.Application()
+        self.application.add_routes(
+            [
+                web.get("/ws", self._connected),
+                web.get("/health", lambda _: _json({"status": "healthy"})),
+                web.get("/schema", lambda _: _json(_SCHEMA)),
+                web.get("/metadata", lambda _: _json(self._metadata())),
+            ]
+        )
+        self.application.on_shutdown.append(self._close_all)
+
+    async def _connected(self, request: web.Request) -> web.WebSocketResponse:
+        refuse_other_sites(request)
+        socket = web.WebSocketResponse(heartbeat=PING_S, max_msg_size=MAX_REQUEST_BYTES)
+        await socket.prepare(request)
+        if len(self._open) >= self._limits.sessions:
+            await socket.send_json(self._full())
+            await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
+            return socket
+        self._open.add(socket)
+        session = Session(self._environment, self._workers)
+        try:
+            with suppress(ConnectionResetError):  # the client has left without a word
+                await self._converse(socket, session)
+        finally:
+            self._open.discard(socket)
+            session.end()
+        await socket.close()
+        return socket
+
+    async def _converse(self, socket: web.WebSocketResponse, session: Session) -> None:
+        """Answer until the client or the network ends the session, or it is idle for too long."""
+        try:
+            await self._answer_all(socket, session)
+        except TimeoutError:
+            message = f"closed after {self._limits.idle_s:g} s without a request"
+            await socket.send_json(error_answer("SESSION_ERROR", message))
+
+    async def _answer_all(self, socket: web.WebSocketResponse, session: Session) -> None:
+        clock = asyncio.get_running_loop().time
+        async with asyncio.timeout(None) as idle:  # ends the session: no request is lost by it
+            while True:
+                idle.reschedule(clock() + self._limits.idle_s)
+                message = await socket.receive()
+                idle.reschedule(None)
+                if message.type is not WSMsgType.TEXT:
+                    return
+                if (reply := await answer(session, message.data)) is None:
+                    return
+                await socket.send_json(reply)
+
+    async def _close_all(self, _: web.Application) -> None:
+        """Close all sessions concurrently; each waits a while for its client."""
+        closing = (socket.close(code=WSCloseCode.GOING_AWAY) for socket in self._open)
+        await asyncio.gather(*closing)
+
+    def _full(self) -> Json:
+        room, active = self._limits.sessions, len(self._open)
+        message = f"Server at capacity: {active}/{room} sessions active"
+        return error_answer("CAPACITY_REACHED", message, active_sessions=active, max_sessions=room)
+
+    def _metadata(self) -> Json:
+        return {"name": self._environment.facts.name, "description": self._environment.rules()}
+
+
+async def _json(document: Json) -> web.Response:
+    return web.json_response(document)
+
+
+async def answer(session: Session, text: str) -> Json | None:
+    """Return the answer to a request; `None` if the client closes the session."""
+    try:
+        request = json.loads(text)
+    except ValueError as error:
+        return error_answer("INVALID_JSON", f"Invalid JSON: {error}")
+    if not isinstance(request, dict):
+        return error_answer("VALIDATION_ERROR", "a request must be an object")
+    if (kind := request.get("type")) == "close":
+        return None
+    try:
+        return await _answered(session, kind, request)
+    except BadRequest as error:
+        return error_answer("VALIDATION_ERROR", str(error))
+    except EnvironmentFault as fault:
+        return error_answer("EXECUTION_ERROR", str(fault))
+
+
+async def _answered(session: Session, kind: Any, request: Json) -> Json:
+    if kind == "state":
+        state = {"episode_id": session.episode_id, "step_count": session.num_steps}
+        return {"type": "state", "data": state}
+    data = request.get("data", {})
+    if not isinstance(data, dict):
+        raise BadRequest(f"`data` must be an object, got {data!r:.60}")
+    if kind == "reset":
+        return observation_answer(await session.reset(data))
+    if kind == "step":
+        return observation_answer(await session.step(data))
+    return error_answer("UNKNOWN_TYPE", f"Unknown message type: {kind!r:.60}")

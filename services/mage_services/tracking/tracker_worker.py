@@ -1,0 +1,350 @@
+"""The process of one tracker: reads the files that a run writes, and sends them to the tracker.
+
+    python -m mage_services.tracking.tracker_worker RUN_DIR --tracker JSON --pipe-fd N --end-s S
+
+The run writes its files whether or not somebody reads them, so a tracker can neither delay nor end
+a run, and points that were not sent, because the tracker raised or hung, are still there for the
+next try. `mage train` holds the other end of a pipe. When the pipe closes, however `mage train`
+ended, this process sends what is left, and after `--end-s` seconds the kernel ends it.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from mage_async.config import config_file
+from mage_async.config.components import TRACKERS, component
+from mage_async.config.running import Tracking
+from mage_async.errors import ConfigError, RunError
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import Record, read_document, read_lines
+from mage_async.results.summary import of_end, of_evaluation, of_step
+from mage_services.processes.process import WATCHER, give_way, give_way_no_more
+from mage_services.tracking.tracker import TrackedRun, Tracker, TrackerClient
+
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0
+"""Pauses between tries while the tracker raises; the pause doubles after each."""
+MAX_BYTES = 1 << 20
+"""Bytes of lines that are read and sent at once; a line has about 5 kB."""
+
+
+class Position(msgspec.Struct):
+    """How much of a run a tracker has been sent, where its next process continues.
+
+    It is the file `tracking/NAME.json`.
+    """
+
+    id: str
+    """Id of the tracker's own run."""
+    began: float
+    """When training began, in seconds since 1970: what a point's time is added to."""
+    step: int = 0
+    """Last step that was sent."""
+    metrics_bytes: int = 0
+    """Bytes of `metrics.jsonl` that were sent, up to the end of a line."""
+    curve_bytes: int = 0
+    """Bytes of `evaluations.jsonl` that were sent."""
+    end_step: int = 0
+    """Step of the last summary that was sent; 0 if none was."""
+    fault: str = ""
+    """Last exception of the tracker, "" once a later try succeeded."""
+    num_faults: int = 0
+    """Number of exceptions of the tracker, in all lives of the run."""
+
+
+def file_name(tracker: Tracker) -> str:
+    """Return a tracker's kind as part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", tracker.kind)
+
+
+def read_position(run: RunDirectory, name: str) -> Position | None:
+    """Return the position of one tracker; None if nothing was sent yet.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    file = run.tracking / f"{name}.json"
+    if not file.is_file():
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Position)
+    except msgspec.DecodeError as error:
+        raise RunError(f"{file}: damaged: {error}; without it the tracker begins anew") from None
+
+
+def write_position(run: RunDirectory, name: str, position: Position) -> None:
+    """Replace the file of a position as a whole."""
+    # Not synced to the disk: the run's journal is synced at the same time, and would wait. A
+    # machine that loses power sends a few points again.
+    file = run.tracking / f"{name}.json"
+    draft = file.with_suffix(".part")
+    draft.write_bytes(msgspec.json.encode(position))
+    os.replace(draft, file)
+
+
+@dataclass(slots=True)
+class TrackerWorker:
+    """Sends one run to one tracker."""
+
+    run: RunDirectory
+    tracker: Tracker
+    ended: threading.Event
+    """Set when nothing more is written to the run's files."""
+
+    @property
+    def name(self) -> str:
+        """Name of the tracker's files."""
+        return file_name(self.tracker)
+
+    def follow(self) -> bool:
+        """Send new points until the run has ended; return whether everything was sent."""
+        position = self._position()
+        client: TrackerClient | None = None
+        num_faults = 0
+        while True:
+            is_last = self.ended.is_set()
+            try:
+                client = client or self.tracker.open(self._tracked_run(position))
+                self._send(client, position, is_last)
+                if is_last:
+                    client.close()
+                    return True
+                num_faults = 0
+            except Exception as fault:  # foreign code may raise anything; the next try opens anew
+                traceback.print_exc()
+                client, num_faults = None, num_faults + 1
+                self._note(position, fault)
+                if is_last:
+                    return False
+            self.ended.wait(self.tracker.every_s if client else _pause_s(num_faults))
+
+    def _position(self) -> Position:
+        """Return the position of an earlier process, or write a first one before sending."""
+        position = read_position(self.run, self.name)
+        if position is None:
+            metrics = read_lines(self.run.metrics)
+            trained_s = metrics[-1]["time_s"] if metrics else 0.0
+            position = Position(uuid.uuid4().hex, time.time() - trained_s)
+            write_position(self.run, self.name, position)
+        return position
+
+    def _tracked_run(self, position: Position) -> TrackedRun:
+        config = msgspec.to_builtins(config_file.load_recorded(self.run.config))
+        folder, name = self.run.tracking, self.run.root.name
+        return TrackedRun(name, position.id, folder, config, position.began, position.step)
+
+    def _send(self, client: TrackerClient, position: Position, is_last: bool) -> None:
+        """Send what is new, and write the position after each batch."""
+        while True:
+            steps, metrics_bytes = _read(self.run.metrics, position.metrics_bytes)
+            curve, curve_bytes = _read(self.run.curve, position.curve_bytes)
+            if (metrics_bytes, curve_bytes) == (position.metrics_bytes, position.curve_bytes):
+                break
+            steps = [record for record in steps if record["step"] > position.step]
+            client.send([*map(of_step, steps), *map(of_evaluation, curve)])
+            position.metrics_bytes, position.curve_bytes = metrics_bytes, curve_bytes
+            position.step = max([position.step, *(record["step"] for record in steps)])
+            self._write(position)
+        summary = read_document(self.run.summary) if is_last else {}
+        if summary.get("complete") and summary["steps"] > position.end_step:
+            client.send([of_end(summary, read_document(self.run.learner)["train_s"])])
+            position.end_step = summary["steps"]
+            self._write(position)
+
+    def _write(self, position: Position) -> None:
+        position.fault = ""
+        write_position(self.run, self.name, position)
+
+    def _note(self, position: Position, fault: Exception) -> None:
+        position.fault = f"{type(fault).__name__}: {fault}"[:500]
+        position.num_faults += 1
+        write_position(self.run, self.name, position)
+
+
+def _pause_s(num_faults: int) -> float:
+    """Return the pause after so many faults in a row."""
+    return min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2 ** (num_faults - 1))
+
+
+def _read(file: Path, start: int) -> tuple[list[Record], int]:
+    """Return the finished lines from a byte on, at most `MAX_BYTES`, and the byte behind them.
+
+    Where no line ends just before `start`, a resumed learner has cut the file and continued it:
+    then all lines are read again.
+    """
+    if not file.is_file():
+        return [], start
+    with file.open("rb") as lines:
+        lines.seek(max(0, start - 1))
+        if start and lines.read(1) != b"\n":
+            start = lines.seek(0)
+        whole = [line for line in lines.readlines(MAX_BYTES) if line.endswith(b"\n")]
+    return [json.loads(line) for line in whole], start + sum(map(len, whole))
+
+
+def _watch(pipe: int, ended: threading.Event, end_s: float) -> None:
+    """Wait until `mage train` has closed its end of the pipe, then limit the time that is left.
+
+    The timer is the kernel's: its signal ends a process whose tracker never returns.
+    """
+    while os.read(pipe, 1):
+        continue
+    signal.setitimer(signal.ITIMER_REAL, end_s)
+    give_way_no_more()
+    ended.set()
+
+
+def main() -> int:
+    """Follow a run; return 0 if everything was sent, else 1."""
+    parser = argparse.ArgumentParser(description="Send a run to a tracker.")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--tracker", required=True, help="its table of the configuration, as JSON")
+    parser.add_argument("--pipe-fd", type=int, required=True)
+    parser.add_argument("--end-s", type=float, required=True)
+    given = parser.parse_args()
+    give_way(WATCHER)
+    ended = threading.Event()
+    watch = (given.pipe_fd, ended, given.end_s)
+    threading.Thread(target=_watch, args=watch, name="end of the run", daemon=True).start()
+    tracker = component(TRACKERS, json.loads(given.tracker))
+    run = RunDirectory(given.run_dir)
+    with (run.tracking / f"{file_name(tracker)}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier life's process may still be sending
+        return 0 if TrackerWorker(run, tracker, ended).follow() else 1
+
+
+# The side of `mage train`: start the processes with the run, and leave them running at its end.
+
+END_S = 60.0
+"""Seconds from the end of a run to the end of its trackers' processes, whatever they do."""
+
+
+def trackers_of(tracking: Tracking) -> dict[str, Tracker]:
+    """Return the configured trackers by the name of their files.
+
+    Raises:
+        ConfigError: the package of one is not installed.
+    """
+    keys = [key for key in tracking.__struct_fields__ if key != "wait_s"]
+    trackers = {key: tracker for key in keys if (tracker := getattr(tracking, key)) is not None}
+    for key, tracker in trackers.items():
+        if tracker.package and find_spec(tracker.package) is None:
+            raise ConfigError(
+                f"tracking.{key} needs the package {tracker.package}, which is not installed: "
+                f"pip install 'mage_async[{tracker.package}]'"
+            )
+    return {file_name(tracker): tracker for tracker in trackers.values()}
+
+
+@contextmanager
+def tracked(
+    run: RunDirectory, trackers: Mapping[str, Tracker], wait_s: float, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Run the trackers' processes while the run goes on.
+
+    At the end, wait for the processes for at most `wait_s` seconds in all, and say a sentence about
+    each that has not sent everything; it goes on without this process.
+
+    Args:
+        trackers: as `trackers_of` returns them.
+    """
+    if not trackers:
+        yield
+        return
+    processes = start(run, trackers, END_S)
+    try:
+        yield
+    finally:
+        processes.end(wait_s)
+        for sentence in processes.unfinished(run):
+            say(sentence)
+
+
+@dataclass(slots=True)
+class TrackerProcesses:
+    """The trackers' processes of one life of a run."""
+
+    processes: Mapping[str, subprocess.Popen[bytes]]
+    """By the name of the tracker's files."""
+    pipe: int
+    """Our end of the pipe that the processes watch."""
+
+    def end(self, wait_s: float) -> None:
+        """Tell the processes that the run has ended, and wait for at most `wait_s` seconds."""
+        os.close(self.pipe)
+        until = time.monotonic() + wait_s
+        for process in self.processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+
+    def unfinished(self, run: RunDirectory) -> Iterator[str]:
+        """Yield a sentence about each tracker that may lack something."""
+        for name, process in self.processes.items():
+            position = read_position(run, name)
+            steps, fault = (position.step, position.fault) if position else (0, "")
+            why = f" ({fault})" if fault else ""
+            so_far = f"{name} was told of {steps} steps so far{why}"
+            rest = f"`mage track {run.root}` tells the rest"
+            if process.poll() is None:
+                yield f"{so_far}, and is told on for up to {END_S:g} s; after that, {rest}"
+            elif process.returncode:
+                yield f"{so_far}, and no more (see {run.log_of(_log(name))}): {rest}"
+
+
+def start(run: RunDirectory, trackers: Mapping[str, Tracker], end_s: float) -> TrackerProcesses:
+    """Start a process per tracker; each ends at most `end_s` seconds after this process."""
+    run.tracking.mkdir(exist_ok=True)
+    # a plain pipe instead of the protocol of child_process.py: trackers outlive this process and
+    # exchange no messages with it; the end of the pipe tells all of them that the run has ended
+    reading, writing = os.pipe()  # not inheritable, but for the end that is passed on
+    try:
+        processes = {
+            name: _start(run, name, tracker, reading, end_s) for name, tracker in trackers.items()
+        }
+    finally:
+        os.close(reading)
+    return TrackerProcesses(processes, writing)
+
+
+def _start(
+    run: RunDirectory, name: str, tracker: Tracker, pipe: int, end_s: float
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "mage_services.tracking.tracker_worker", str(run.root)]
+    command += ["--tracker", msgspec.json.encode(tracker).decode()]
+    command += ["--pipe-fd", str(pipe), "--end-s", str(end_s)]
+    defaults = {"MLFLOW_DISABLE_TELEMETRY": "true"}  # a variable of the user's wins
+    own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    with run.log_of(_log(name)).open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(pipe,),
+            start_new_session=True,  # Ctrl-C is for `mage train`
+            env=defaults | os.environ | own,
+        )
+
+
+def _log(name: str) -> str:
+    return f"tracker-{name}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,473 @@
+"""The channels between the learner and its peers, which are actors and evaluators.
+
+The learner's end is a ROUTER (`LearnerChannel`), a peer's end a DEALER (`PeerChannel`). A peer
+introduces itself with a Hello; the learner's end delivers the messages of introduced peers only.
+
+Flow control is by group quotas: a peer holds at most as many groups as its quota. So a healthy peer
+never reaches the high-water marks of the sockets; they bound the memory that a stopped peer costs.
+
+    queue                filled by          emptied by        when it is full
+    peer to learner      PeerChannel.send   zmq's thread      send waits: the learner is away
+    learner to one peer  LearnerChannel     zmq's thread      PeerGone: the peer has stopped reading
+    learner's incoming   zmq's thread       receive           the peers' outgoing queues fill
+"""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from mage_async.errors import MageError, PeerRefused, RunError, WireError
+from mage_async.protocol.codec import LastEncoded, decode, encode
+from mage_async.protocol.limits import DEFAULT_LIMITS, Limits
+from mage_async.protocol.messages import Goodbye, Hello, Message, Refusal, WhoAreYou
+from mage_async.protocol.trial_frames import Frame
+from mage_services.transport.authentication import Gate, LearnerKeys, PeerKeys
+from mage_services.transport.sockets import (
+    HIGH_WATER_MESSAGES,
+    PolledSocket,
+    bind,
+    check_address,
+    content_of,
+    open_socket,
+    send_now,
+    take_now,
+)
+
+Peer = str
+"""Name of one connection of one process: `actor-0/5e2c81d0`. A restarted process is a new peer."""
+
+MAX_REMEMBERED_PEERS = 8192
+"""Unknown peers, and peers with malformed messages, that are remembered one by one."""
+MAX_FAILED_HANDSHAKES = 20
+"""Failed handshakes in a row after which a peer gives up. A restarting learner causes none."""
+_RETRY_WAIT_S, _NUM_RETRY_WAITS = 0.25, 4
+"""How long, and how often, to wait for zmq to announce a new attempt to connect. It announces one
+within a millisecond of the end of a connection."""
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class PeerGone(MageError):
+    """A message could not be sent: the peer has ended, or has stopped reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Malformed messages of one peer."""
+
+    count: int
+    last: str
+    """Why the last of them could not be decoded."""
+
+
+class Verdict(NamedTuple):
+    """What to do with the frames of a peer; both are `None` if the frames are ignored."""
+
+    message: Message | None = None
+    """Message to deliver to the learner."""
+    answer: Message | None = None
+    """Message to send back to the peer."""
+
+
+@dataclass(slots=True)
+class AccessControl:
+    """Decide which frames that arrive at the learner are delivered. Nothing here waits or sends.
+
+    A peer is let in with a Hello of the learner's own build and configuration. An unknown peer that
+    sends anything else receives one `WhoAreYou`. So a restarted learner finds its peers again: each
+    answers with a Hello, and after the Welcome sends again whatever was not acknowledged.
+
+    A malformed message is counted and ignored; the first one of each peer is reported.
+    """
+
+    build: str
+    config_digest: str
+    limits: Limits = DEFAULT_LIMITS
+    peers: dict[Peer, Hello] = field(default_factory=dict)
+    """Peers that were let in."""
+    faults: dict[Peer, Faults] = field(default_factory=dict)
+    """Malformed messages by peer; those of peers over `MAX_REMEMBERED_PEERS` under "others"."""
+    num_turned_away: int = 0
+    """Connections with an unknown key."""
+    _questioned: dict[Peer, None] = field(default_factory=dict)
+    """Unknown peers that received a `WhoAreYou` and have not answered, oldest first."""
+    _notes: list[str] = field(default_factory=list)
+
+    def receive(self, peer: Peer, frames: Sequence[Frame]) -> Verdict:
+        """Decide what to do with a peer's frames."""
+        try:
+            message = decode(frames, self.limits)
+        except WireError as fault:
+            self._count_fault(peer, str(fault))
+            return Verdict()
+        if isinstance(message, Hello):
+            return self._receive_hello(peer, message)
+        if peer not in self.peers:
+            is_ignored = peer in self._questioned or isinstance(message, Goodbye)
+            return Verdict() if is_ignored else Verdict(answer=WhoAreYou())
+        if isinstance(message, Goodbye):
+            self.forget(peer)
+        return Verdict(message)
+
+    def turn_away(self, address: str) -> None:
+        """Count a connection with an unknown key; note the 1st, 10th, 100th, …"""
+        self.num_turned_away += 1
+        count = str(self.num_turned_away)
+        if count.strip("0") == "1":
+            self._note(
+                f"{count}. connection turned away, from {address}: it has no key that this "
+                "learner knows"
+            )
+
+    def sent(self, peer: Peer, message: Message) -> None:
+        """Take note that a message has left. (A `WhoAreYou` that did not leave is sent again.)"""
+        if isinstance(message, WhoAreYou):
+            self._questioned[peer] = None
+            if len(self._questioned) > MAX_REMEMBERED_PEERS:
+                del self._questioned[next(iter(self._questioned))]
+
+    def forget(self, peer: Peer) -> None:
+        """Forget a peer: it must say hello before its next message is delivered."""
+        self.peers.pop(peer, None)
+        self._questioned.pop(peer, None)
+
+    def take_notes(self) -> list[str]:
+        """Return the sentences for the screen since the last call, at most the latest 20."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def _receive_hello(self, peer: Peer, hello: Hello) -> Verdict:
+        self._questioned.pop(peer, None)
+        reason = ""
+        if hello.build != self.build:
+            reason = (
+                f"{hello.name} is build {hello.build}, the learner {self.build}: "
+                "run both from one install"
+            )
+        elif hello.config_digest != self.config_digest:
+            reason = (
+                f"{hello.name} has configuration {hello.config_digest}, the learner "
+                f"{self.config_digest}: start both from one run directory"
+            )
+        if reason:
+            return Verdict(answer=Refusal(reason=reason))
+        self.peers[peer] = hello
+        return Verdict(hello)
+
+    def _count_fault(self, peer: Peer, reason: str) -> None:
+        if peer not in self.faults and len(self.faults) >= MAX_REMEMBERED_PEERS:
+            peer = "others"
+        if peer not in self.faults:
+            self._note(f"{peer} sent a malformed message, which is ignored: {reason}"[:500])
+        count = self.faults[peer].count if peer in self.faults else 0
+        self.faults[peer] = Faults(count + 1, reason)
+
+    def _note(self, sentence: str) -> None:
+        self._notes = [*self._notes[-19:], sentence]
+
+
+class LearnerChannel:
+    """The learner's end: every peer's messages arrive here, and each answer goes to one peer."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        build: str,
+        config_digest: str,
+        limits: Limits = DEFAULT_LIMITS,
+        keys: LearnerKeys | None = None,
+    ) -> None:
+        """Bind `address`: `ipc://PATH`, or `tcp://HOST:PORT` (port 0 takes a free one).
+
+        Raises:
+            ConfigError: the address is malformed, or other machines can reach it without keys.
+            RunError: the address is in use, or cannot be written.
+        """
+        check_address(address, has_keys=keys is not None)
+        self.access = AccessControl(build, config_digest, limits)
+        self._context = zmq.asyncio.Context()
+        self._socket = open_socket(self._context, zmq.ROUTER, address, limits.max_frame_bytes())
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._gate: Gate | None = None
+        if keys is not None:
+            self._gate = Gate(self._context, keys.known, self.access.turn_away)
+            self._gate.start()
+            keys.apply(self._socket)
+        try:
+            bind(self._socket, address)
+        except RunError:
+            self._end(0.0)
+            raise
+        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """Where peers connect."""
+        self._encoder = LastEncoded(limits)
+        self._poller = zmq.asyncio.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    async def receive(self) -> tuple[Peer, Message]:
+        """Return the next message of a peer that was let in, and the peer.
+
+        The peer's Hello is delivered too; the caller answers it with a Welcome. Messages of unknown
+        peers and malformed messages are handled by `AccessControl`.
+
+        Cancellation loses no message: taking one off the socket cannot be interrupted.
+        """
+        while True:
+            await asyncio.sleep(0)  # a flood of messages must not starve the other tasks
+            frames = take_now(self._socket)
+            if frames is None:
+                await self._poller.poll()
+                continue
+            identity, *parts = frames
+            peer = identity.bytes.decode("latin-1")
+            message, answer = self.access.receive(peer, [content_of(part) for part in parts])
+            if answer is not None:
+                # It may have left before it was answered; none of its messages was taken.
+                with suppress(PeerGone):
+                    self.send(peer, answer)
+            if message is not None:
+                return peer, message
+
+    def send(self, peer: Peer, message: Message) -> None:
+        """Hand a message to zmq without waiting.
+
+        Raises:
+            PeerGone: the peer has ended, or 1,024 messages to it wait unread.
+            WireError: the message is out of bounds.
+        """
+        frames = self._encoder.encode(message)
+        try:
+            send_now(self._socket, [peer.encode("latin-1"), *frames])
+        except zmq.Again as fault:
+            raise PeerGone(
+                f"{peer} has stopped reading: {HIGH_WATER_MESSAGES} messages wait"
+            ) from fault
+        except zmq.ZMQError as fault:
+            if fault.errno != zmq.EHOSTUNREACH:
+                raise
+            self.access.forget(peer)
+            raise PeerGone(f"{peer} is gone: its connection ended") from fault
+        self.access.sent(peer, message)
+
+    def forget(self, peer: Peer) -> None:
+        """Forget a peer: it must say hello before its next message is delivered."""
+        self.access.forget(peer)
+
+    def take_notes(self) -> list[str]:
+        """Return the sentences for the screen since the last call, at most the latest 20."""
+        return self.access.take_notes()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close; block at most `linger_s` until the sent messages have left this process."""
+        if self.address.startswith("ipc://") and not self._socket.closed:
+            # zmq does not remove the file of the socket.
+            Path(self.address.removeprefix("ipc://")).unlink(missing_ok=True)
+        self._end(linger_s)
+
+    def _end(self, linger_s: float) -> None:
+        self._socket.close(linger=round(linger_s * 1000))
+        if self._gate is not None:
+            self._gate.stop()
+            self._gate = None
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class PeerChannel:
+    """An actor's or evaluator's end. It says hello when created, and to a restarted learner."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        keys: PeerKeys | None = None,
+    ) -> None:
+        """Connect to the learner's address; the learner may bind it later.
+
+        Raises:
+            ConfigError: the address is malformed, or on another machine and there are no keys.
+        """
+        check_address(address, has_keys=keys is not None)
+        self._hello = hello
+        self._owes_hello = False
+        """A hello must be sent: kept here because `receive` may be cancelled before it was."""
+        self._limits = limits
+        self._context = zmq.asyncio.Context()
+        self._socket = open_socket(self._context, zmq.DEALER, address, limits.max_frame_bytes())
+        identity = f"{hello.name}/{secrets.token_hex(4)}".encode()[-255:]
+        self._socket.setsockopt(zmq.ROUTING_ID, identity)
+        self.peer = identity.decode("latin-1")
+        """The learner's name for this channel."""
+        if keys is not None:
+            keys.apply(self._socket)
+        self._connection, self._address = _PeerConnection(self._socket, address), address
+        self._poller = zmq.asyncio.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._connection.monitor, zmq.POLLIN)
+        self._socket.connect(address)
+        send_now(self._socket, encode(hello, limits))
+
+    async def receive(self) -> Message:
+        """Return the learner's next message.
+
+        Cancellation loses no message: taking one off the socket cannot be interrupted.
+
+        Raises:
+            PeerRefused: the learner has another build or configuration, or does not know this
+                peer's key; the sentence says which.
+            WireError: the learner sent a malformed message: it has another build, or is broken.
+        """
+        while True:
+            await asyncio.sleep(0)  # a flood of messages must not starve the other tasks
+            # Messages under way on the broken connection are lost, perhaps the hello among them.
+            self._owes_hello |= self._connection.is_renewed()
+            if self._owes_hello:
+                await self.say_hello()
+            frames = take_now(self._socket)
+            if frames is None:
+                has_event = await self._poller.poll(self._connection.timeout_ms())
+                if not has_event and self._connection.is_given_up():
+                    # zmq connects a socket to one address only once.
+                    self._socket.disconnect(self._address)
+                    self._socket.connect(self._address)
+                continue
+            message = decode([content_of(frame) for frame in frames], self._limits)
+            if isinstance(message, Refusal):
+                raise PeerRefused(message.reason)
+            if not isinstance(message, WhoAreYou):
+                return message
+            self._owes_hello = True
+
+    async def send(self, message: Message) -> None:
+        """Hand a message to zmq; wait only while 1,024 are unsent because the learner is away.
+
+        Cancellation while waiting leaves the message unsent.
+
+        Raises:
+            WireError: the message is out of bounds.
+        """
+        await self._socket.send_multipart(encode(message, self._limits))
+
+    async def say_hello(self) -> None:
+        """Send the hello again. Cancellation leaves it unsent."""
+        await self.send(self._hello)
+        self._owes_hello = False
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close; block at most `linger_s` until the sent messages have left this process."""
+        self._connection.close()
+        self._socket.close(linger=round(linger_s * 1000))
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _PeerConnection:
+    """The state of a peer's one connection, from the events of zmq's monitor of its socket.
+
+    zmq renews a broken connection by itself and announces the attempt at once. But it gives up
+    after bytes that are no ZeroMQ message and after a frame over the limit: the socket would stay
+    unconnected without a sign. So where no attempt is announced, `is_given_up` becomes true and the
+    caller connects again.
+    """
+
+    def __init__(self, socket: PolledSocket, address: str) -> None:
+        self._socket, self._address = socket, address
+        self._num_made = self._num_failed = 0
+        self._num_waits: int | None = None
+        """Timeouts without an announced attempt; `None` unless the connection is broken."""
+        self._is_renewed_by_caller = False
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        # The monitor stays registered with the event loop while it lives; a blocking one would have
+        # to be registered anew for every wait.
+        monitor_address = f"inproc://monitor.{id(socket)}"
+        socket.monitor(monitor_address, events | _HANDSHAKE_FAILED)
+        self.monitor = socket.context.socket(zmq.PAIR, PolledSocket)
+        self.monitor.setsockopt(zmq.LINGER, 0)
+        self.monitor.connect(monitor_address)
+
+    def is_renewed(self) -> bool:
+        """Take the events that wait; return whether a broken connection was made anew.
+
+        Always false for a unix socket that zmq renewed: it breaks only with the learner's process,
+        and a new learner asks for a hello.
+
+        Raises:
+            PeerRefused: the learner does not accept this key, or this is not its address.
+        """
+        is_renewed = False
+        while (frames := take_now(self.monitor)) is not None:
+            event = parse_monitor_message([frame.bytes for frame in frames])
+            is_renewed |= self._take(int(event["event"]))
+        return is_renewed
+
+    def timeout_ms(self) -> float | None:
+        """Return how long to wait for the next event; `None` for no limit."""
+        return None if self._num_waits is None else 1000 * _RETRY_WAIT_S
+
+    def is_given_up(self) -> bool:
+        """Count one timeout without an event; return whether zmq has given the connection up."""
+        # Timeouts are counted instead of the time, in which this process may have stood still.
+        if self._num_waits is None:
+            return False
+        self._num_waits += 1
+        if self._num_waits < _NUM_RETRY_WAITS:
+            return False
+        self._num_waits, self._is_renewed_by_caller = None, True
+        return True
+
+    def close(self) -> None:
+        """End the monitor; call before the socket is closed."""
+        if not self.monitor.closed:
+            self._socket.disable_monitor()
+            self.monitor.close()
+
+    def _take(self, event: int) -> bool:
+        if event == zmq.EVENT_CONNECT_RETRIED:
+            self._num_waits = None
+            return False
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._num_failed, self._num_waits = 0, None
+            self._num_made += 1
+            is_renewed, self._is_renewed_by_caller = self._is_renewed_by_caller, False
+            return is_renewed or (self._num_made > 1 and self._address.startswith("tcp://"))
+        if event == zmq.EVENT_DISCONNECTED:
+            self._num_waits = 0
+            return False
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            raise PeerRefused(
+                f"the learner at {self._address} does not let this actor's key in: it has another "
+                "`actor.key`"
+            )
+        self._num_failed += 1
+        # A process that speaks no ZeroMQ listens there: trying again is of no use.
+        is_no_learner = event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        if is_no_learner or self._num_failed >= MAX_FAILED_HANDSHAKES:
+            raise PeerRefused(
+                f"{self._address} ends every connection in the handshake: no mage learner listens "
+                "there, it has another `learner.key`, or only one side has keys"
+            )
+        return False

@@ -1,0 +1,288 @@
+"""The index of a run: an SQLite file with the place of each trial in the journal, and list entries.
+
+The index can always be rebuilt. It lies in the run's folder or, if that is read-only, in the user's
+cache. One process writes it (`indexer.py`); any number may read at the same time.
+"""
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from functools import lru_cache
+from hashlib import blake2s
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from mage_async.errors import RunError, WireError
+from mage_async.pages.templating import IndexProgress
+from mage_async.pages.trial_lists import ListedGroup, ListedTrial
+from mage_async.protocol.journal_records import decode_record
+from mage_async.protocol.messages import TrialResult
+from mage_async.results.run_directory import RunDirectory
+from mage_async.trajectory import Trial
+
+FORMAT = 2
+"""Increased when a table changes; an index of another format is rebuilt."""
+_TABLES = """
+CREATE TABLE files (name TEXT PRIMARY KEY, read INTEGER, digest INTEGER);
+CREATE TABLE steps (number INTEGER PRIMARY KEY, record TEXT);
+CREATE TABLE curve (number INTEGER PRIMARY KEY, record TEXT);
+CREATE TABLE heads (segment INTEGER PRIMARY KEY, version INTEGER, config TEXT);
+CREATE TABLE groups (
+    number INTEGER PRIMARY KEY, version INTEGER, member TEXT, seat INTEGER, seed TEXT,
+    peer TEXT, epoch INTEGER, num_trials INTEGER, step INTEGER, dropped TEXT
+);
+CREATE INDEX groups_by_step ON groups (step);
+CREATE TABLE trials (
+    grp INTEGER, number INTEGER, segment INTEGER, place INTEGER, size INTEGER, rewards TEXT,
+    num_turns INTEGER, num_tokens INTEGER, num_invalid INTEGER, oldest INTEGER, newest INTEGER,
+    duration_s REAL, PRIMARY KEY (grp, number)
+) WITHOUT ROWID;
+"""
+_NAMES = "SELECT name FROM sqlite_schema WHERE type = 'table'"
+
+
+def index_file(run: RunDirectory) -> Path:
+    """Return the path of a run's index."""
+    if os.access(run.root, os.W_OK):
+        return run.index
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mage_async"
+    cache.mkdir(parents=True, exist_ok=True)
+    name = blake2s(str(run.root.resolve()).encode(), digest_size=8).hexdigest()
+    return cache / f"{name}.sqlite"
+
+
+def connect(run: RunDirectory) -> sqlite3.Connection:
+    """Open the index of a run; a new one has empty tables.
+
+    Raises:
+        RunError: the run is gone, or its index can be neither read nor written.
+    """
+    if not run.config.is_file():
+        raise RunError(f"{run.root} is no run directory: it has no {run.config.name}")
+    file = index_file(run)
+    try:
+        connection = _opened(file)
+        if _format(connection) != FORMAT:
+            _rebuild(file, connection)
+    except sqlite3.Error as error:
+        raise RunError(f"{file}: the index cannot be used: {error}") from error
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _opened(file: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(file, timeout=10.0)
+    connection.execute("PRAGMA synchronous = off")  # what is lost is built again
+    return connection
+
+
+def _format(connection: sqlite3.Connection) -> int:
+    with closing(connection.execute("PRAGMA user_version")) as found:
+        return found.fetchone()[0]
+
+
+def _rebuild(file: Path, connection: sqlite3.Connection) -> None:
+    """Create empty tables of this format, unless another process has just created them.
+
+    A page and the builder may open a new index at the same moment. The lock of the folder admits
+    one of them: two connections that switch to a write-ahead log at the same time fail.
+    """
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if _format(connection) != FORMAT:
+            connection.execute("PRAGMA journal_mode = wal")
+            with connection:
+                _replace_tables(connection)
+    finally:
+        os.close(folder)
+
+
+def _replace_tables(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    for (name,) in connection.execute(_NAMES).fetchall():
+        connection.execute(f"DROP TABLE {name}")
+    for statement in _TABLES.strip().rstrip(";").split(";"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+Record = dict[str, Any]
+_REWARDS = msgspec.json.Decoder(list[float])
+_GROUPS = "number, version, member, seat, seed, peer, epoch, num_trials, step, dropped"
+_TRIALS = (
+    "trials.grp, trials.number, rewards, num_turns, num_tokens, num_invalid, oldest, newest, "
+    "duration_s, step, member"
+)
+_JOINED = f"SELECT {_TRIALS} FROM groups JOIN trials ON trials.grp = groups.number"
+
+
+class RunReader:
+    """Reads lists from the index of a run and whole trials from its journal.
+
+    It is open while one page is made, and used by one thread only.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run, self._index = run, connect(run)
+
+    def __enter__(self) -> "RunReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._index.close()
+
+    def progress(self) -> IndexProgress:
+        """Return how much of the run's files the index has read."""
+        (read_bytes,) = self._one("SELECT coalesce(sum(read), 0) FROM files")
+        files = [*self.run.journal.glob("*.log"), self.run.metrics, self.run.curve]
+        return IndexProgress(read_bytes, sum(map(_size, files)))
+
+    def last_step(self) -> int:
+        """Return the newest step in the index; 0 if there is none."""
+        newest = "SELECT max(coalesce((SELECT max(number) FROM steps), 0),"
+        return self._one(f"{newest} coalesce((SELECT max(step) FROM groups), 0))")[0]
+
+    def metrics(self, at_most: int) -> list[Record]:
+        """Return metrics, oldest first; of more than `at_most` steps, evenly spaced ones."""
+        ends = "SELECT (SELECT min(number) FROM steps), (SELECT max(number) FROM steps)"
+        low, high = self._one(ends)  # as two queries, each reads only one end of the table
+        if low is None:
+            return []
+        every = max(1, -(-(high - low + 1) // at_most))
+        wanted = {*range(low, high + 1, every), high}
+        return self._records("steps", sorted(wanted))
+
+    def newest_metrics(self, at_most: int) -> list[Record]:
+        """Return the metrics of the newest steps, oldest first."""
+        rows = "SELECT record FROM steps ORDER BY number DESC LIMIT ?"
+        found = [_record(row[0]) for row in self._index.execute(rows, (at_most,))]
+        return found[::-1]
+
+    def step(self, number: int) -> Record:
+        """Return the metrics of one step; empty if there are none."""
+        return next(iter(self._records("steps", [number])), {})
+
+    def curve(self, at_most: int) -> list[Record]:
+        """Return evaluations while training, oldest first; of many, evenly spaced ones."""
+        found = [row[0] for row in self._index.execute("SELECT number FROM curve ORDER BY number")]
+        every = max(1, -(-len(found) // at_most))
+        return self._records("curve", sorted({*found[::every], *found[-1:]}))
+
+    def config_of(self, step: int) -> str:
+        """Return the configuration that a step was computed with, as TOML.
+
+        Raises:
+            RunError: the index has not read so far.
+        """
+        before = "SELECT config FROM heads WHERE version < ? ORDER BY segment DESC LIMIT 1"
+        found = self._one(before, (step,))
+        if found is None:
+            raise RunError(f"the journal has no configuration of step {step}")
+        return found[0]
+
+    def groups_of(self, step: int) -> list[ListedGroup]:
+        """Return the groups of a step, in the order of their grants."""
+        return self._groups("WHERE step = ? ORDER BY number", (step,))
+
+    def groups_in_flight(self, at_most: int) -> list[ListedGroup]:
+        """Return the newest groups that no step has trained, including dropped ones."""
+        last = self._one("SELECT coalesce(max(number), 0) FROM groups")[0]
+        wanted = "WHERE step IS NULL AND number > ? ORDER BY number DESC LIMIT ?"
+        return self._groups(wanted, (last - 100 * at_most, at_most))
+
+    def group(self, number: int) -> ListedGroup:
+        """Return one group.
+
+        Raises:
+            RunError: it is not in the index.
+        """
+        found = self._groups("WHERE number = ?", (number,))
+        if not found:
+            raise RunError(f"group {number} is not in the index of {self.run.root}")
+        return found[0]
+
+    def trials_of(self, groups: Sequence[int]) -> list[ListedTrial]:
+        """Return the trials of some groups, in order."""
+        marks = ",".join("?" * len(groups))
+        return self._trials(f"{_JOINED} WHERE groups.number IN ({marks}) ORDER BY 1, 2", groups)
+
+    def trials_between(self, first: int, last: int, at_most: int) -> list[ListedTrial]:
+        """Return at most so many trials of the steps `first` to `last`, the newest first."""
+        wanted = "WHERE step BETWEEN ? AND ? ORDER BY step DESC, number DESC"
+        groups = self._index.execute(f"SELECT number FROM groups {wanted}", (first, last))
+        found: list[ListedTrial] = []
+        for (number,) in groups:  # in the order of the index, so that no more is read than needed
+            if len(found) >= at_most:
+                break
+            found += self.trials_of([number])
+        return found[:at_most]
+
+    def load(self, group: int, number: int) -> Trial:
+        """Read a whole trial from the journal; its record may hold both seats of a play.
+
+        Raises:
+            RunError: its segment of the journal was deleted, or is damaged there.
+        """
+        where = "SELECT segment, place, size FROM trials WHERE grp = ? AND number = ?"
+        found = self._index.execute(where, (group, number)).fetchone()
+        if found is None:
+            raise RunError(f"trial {number} of group {group} is not in the index of the run")
+        file = self.run.journal / f"{found['segment']:08}.log"
+        try:
+            with file.open("rb") as source:
+                body = os.pread(source.fileno(), found["size"], found["place"])
+            record = decode_record(body)
+        except FileNotFoundError:
+            raise RunError(
+                f"{file} was deleted, and the trial with it; `journal.max_bytes` says how much a "
+                "run keeps"
+            ) from None
+        except (WireError, IndexError) as fault:
+            raise RunError(f"{file} is damaged at byte {found['place']}: {fault}") from fault
+        assert isinstance(record, TrialResult)
+        return next(trial for trial in record.trials() if trial.index == number)
+
+    def _groups(self, wanted: str, values: Sequence[Any]) -> list[ListedGroup]:
+        rows = self._index.execute(f"SELECT {_GROUPS} FROM groups {wanted}", values)
+        return [ListedGroup(*row) for row in rows]
+
+    def _trials(self, wanted: str, values: Sequence[Any]) -> list[ListedTrial]:
+        return [
+            ListedTrial(row[0], row[1], _REWARDS.decode(row[2]), *row[3:])
+            for row in self._index.execute(wanted, values)
+        ]
+
+    def _records(self, table: str, numbers: Sequence[int]) -> list[Record]:
+        marks = ",".join("?" * len(numbers))
+        rows = f"SELECT record FROM {table} WHERE number IN ({marks}) ORDER BY number"
+        return [_record(row[0]) for row in self._index.execute(rows, numbers)]
+
+    def _one(self, query: str, values: Sequence[Any] = ()) -> Any:
+        return self._index.execute(query, values).fetchone()
+
+
+@lru_cache(maxsize=1024)
+def _record(line: str) -> Record:
+    """Parse a line of metrics or of the curve. Callers must not change the result: it is cached,
+    because pages that follow a run need the same lines every second.
+    """
+    return json.loads(line)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,316 @@
+"""A process that builds the indexes of runs, so that no page waits for it.
+
+The server sends the runs whose files have grown. After each slice of work the process sends the run
+that it has read, and why it cannot read on, if so.
+"""
+
+import json
+import os
+import sqlite3
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from mage_async.errors import MageError, RunError, WireError
+from mage_async.policy_version import oldest
+from mage_async.protocol.journal_records import (
+    MAGIC,
+    Commit,
+    Dropped,
+    Granted,
+    SegmentHeader,
+    decode_record,
+    read_trial_header,
+    whole_records,
+)
+from mage_async.protocol.limits import MAX_RECORD_BYTES
+from mage_async.protocol.trial_frames import TrialHeader
+from mage_async.results.run_directory import RunDirectory
+from mage_async.trajectory import Trial
+from mage_services.processes.child_process import (
+    BlockingChannel,
+    die_with_parent,
+    inherited_socket,
+)
+from mage_services.processes.process import WATCHER, give_way
+from mage_services.view.index import connect
+
+MODULE = "mage_services.view.indexer"
+SLICE_S = 0.2
+"""Seconds of a slice of work, after which others can read its results."""
+WINDOW_BYTES = 1 << 22
+"""Bytes to read at a time; more if a record is longer."""
+CHECKED_BYTES = 1024
+"""Bytes at both ends of what was read of a file, whose checksum tells it from another file."""
+
+_GROUP = """
+INSERT INTO groups (number, version, member, seat, seed, peer, epoch, num_trials)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (number) DO UPDATE SET
+version = excluded.version, member = excluded.member, seat = excluded.seat, seed = excluded.seed,
+peer = excluded.peer, epoch = excluded.epoch, num_trials = excluded.num_trials
+WHERE groups.epoch IS NULL OR excluded.epoch >= groups.epoch
+"""
+_TASK = """
+INSERT INTO groups (number, member, seat, seed) VALUES (?, ?, ?, ?)
+ON CONFLICT (number) DO UPDATE SET member = excluded.member, seat = excluded.seat,
+seed = excluded.seed WHERE groups.member IS NULL
+"""
+_STEP = """
+INSERT INTO groups (number, step) VALUES (?, ?)
+ON CONFLICT (number) DO UPDATE SET step = excluded.step
+"""
+_DROPPED = """
+INSERT INTO groups (number, dropped) VALUES (?, ?)
+ON CONFLICT (number) DO UPDATE SET dropped = excluded.dropped
+"""
+_TRIAL = "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+_State = tuple[int, int, int]
+"""Size, time and number of a file."""
+
+
+class IndexBuilder:
+    """Builds the index of a run, a slice at a time, from its metrics and its journal, newest first.
+
+    It is the only writer of the index.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run, self._index = run, connect(run)
+        self._at_end: dict[str, _State] = {}
+        """States of the files in which no finished record was left to read."""
+
+    def close(self) -> None:
+        """Close the index."""
+        self._index.close()
+
+    def work(self) -> bool:
+        """Do one slice of work; return whether there is more to read.
+
+        Raises:
+            RunError: the run is gone, or a record has another format.
+        """
+        try:
+            until = time.monotonic() + SLICE_S
+            while unread := [file for file in self._files() if self._is_unread(file)]:
+                for file in unread:
+                    self._read(file, until)
+                    if time.monotonic() > until:
+                        return True
+        except FileNotFoundError as gone:
+            raise RunError(f"{gone.filename} was deleted") from gone
+        except sqlite3.Error as error:
+            raise RunError(f"the index of {self._run.root} cannot be written: {error}") from error
+        return False
+
+    def _files(self) -> list[Path]:
+        """Return the files to read, those that a person wants first at the beginning."""
+        segments = sorted(self._run.journal.glob("*.log"), reverse=True)
+        lines = [file for file in (self._run.metrics, self._run.curve) if file.is_file()]
+        return [*lines, *segments]
+
+    def _is_unread(self, file: Path) -> bool:
+        state = _state(file.stat())
+        if self._at_end.get(file.name) == state:
+            return False
+        size = state[0]
+        done, digest = self._done(file)
+        if size < done or (done and _digest(file, done) != digest):
+            self._forget(file)
+            done = 0
+        if size == done:
+            self._at_end[file.name] = state
+        return size > done
+
+    def _done(self, file: Path) -> tuple[int, int]:
+        """Return how far a file was read, and the checksum of that part."""
+        query = "SELECT read, digest FROM files WHERE name = ?"
+        found = self._index.execute(query, (file.name,)).fetchone()
+        return tuple(found) if found else (0, 0)
+
+    def _forget(self, file: Path) -> None:
+        """Delete what was read of a file that is another one now.
+
+        A resumed learner cuts lines off, and a new run in the folder has another journal.
+        """
+        with self._index:
+            if file.suffix == ".log":
+                for table in ("files", "heads", "groups", "trials"):
+                    self._index.execute(f"DELETE FROM {table}")
+            self._index.execute(f"DELETE FROM {self._table(file)[0]}")
+            self._index.execute("DELETE FROM files WHERE name = ?", (file.name,))
+        self._at_end.clear()
+
+    def _table(self, file: Path) -> tuple[str, str]:
+        """Return the table for the lines of a file and their key; `trials` for a segment."""
+        tables = {self._run.metrics: ("steps", "step"), self._run.curve: ("curve", "version")}
+        return tables.get(file, ("trials", ""))
+
+    def _read(self, file: Path, until: float) -> None:
+        """Read on in a file until a time; write the records and the position in one transaction."""
+        done, _ = self._done(file)
+        with file.open("rb") as source, self._index:
+            end, state = done, _state(os.fstat(source.fileno()))
+            for reached in self._ends(file, source, done):
+                end = reached
+                if time.monotonic() > until:
+                    break
+            else:
+                self._at_end[file.name] = state
+            values = (file.name, end, _digest(file, end))
+            self._index.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", values)
+
+    def _ends(self, file: Path, source: BinaryIO, start: int) -> Iterator[int]:
+        """Index the records from a byte on, and yield the position after each.
+
+        The file is read and never mapped: if a mapped file is truncated, the kernel kills the
+        process that accesses the map (SIGBUS).
+        """
+        take = self._segment if file.suffix == ".log" else self._lines
+        num_bytes = WINDOW_BYTES
+        while num_bytes <= 2 * MAX_RECORD_BYTES:
+            source.seek(start)
+            data, before = source.read(num_bytes), start
+            for start in take(file, data, before):
+                yield start
+            if len(data) < num_bytes:
+                return
+            num_bytes = WINDOW_BYTES if start > before else 2 * num_bytes
+
+    def _lines(self, file: Path, data: bytes, at: int) -> Iterator[int]:
+        """Index the finished lines in `data`, which lies at byte `at` of metrics or the curve."""
+        table, key = self._table(file)
+        *lines, _ = data.split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace")
+            try:
+                number = json.loads(text)[key]
+            except (ValueError, KeyError, TypeError) as error:
+                raise RunError(f"{file}: damaged at byte {at}: {error!r}") from error
+            self._index.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (number, text))
+            at += len(line) + 1
+            yield at
+
+    def _segment(self, file: Path, data: bytes, at: int) -> Iterator[int]:
+        """Index the finished records in `data`, which lies at byte `at` of a journal segment."""
+        if at == 0 and not data.startswith(MAGIC):
+            return
+        segment = int(file.stem)
+        for end, body in whole_records(memoryview(data), 0 if at else len(MAGIC)):
+            try:
+                self._take(segment, at + end, body)
+            except WireError as fault:
+                raise RunError(f"{file}: {fault}") from fault
+            yield at + end
+
+    def _take(self, segment: int, end: int, body: memoryview) -> None:
+        if (header := read_trial_header(body)) is not None:
+            for each in header.seats():
+                self._take_trial(each, (segment, end - len(body), len(body)))
+            return
+        match decode_record(body):
+            case SegmentHeader(version=version, config=config, groups=groups):
+                head = (segment, version, config)
+                self._index.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", head)
+                for granted in groups:
+                    self._take_group(granted)
+            case Granted() as granted:
+                self._take_group(granted)
+            case Dropped(grant=grant, reason=reason):
+                self._index.execute(_DROPPED, (grant, reason))
+            case Commit(version=version, grants=grants):
+                self._index.executemany(_STEP, [(grant, version) for grant in grants])
+
+    def _take_group(self, granted: Granted) -> None:
+        grant = granted.grant
+        task = (grant.member, grant.seat, str(grant.seed))
+        others = (granted.peer, grant.epoch, grant.num_trials)
+        self._index.execute(_GROUP, (grant.grant, granted.version, *task, *others))
+
+    def _take_trial(self, header: TrialHeader, place: tuple[int, int, int]) -> None:
+        trial = Trial(header.task, header.index, header.num_episodes, (), header.turns)
+        policies = [run.policy for runs in header.versions for run in runs]
+        drawn = [run for runs in header.versions for run in runs]
+        values = (
+            msgspec.json.encode(trial.episode_rewards()).decode(),
+            len(header.turns),
+            sum(header.num_tokens),
+            trial.num_invalid(),
+            oldest(drawn) if drawn else None,
+            max(policies, default=None),
+            header.duration_s,
+        )
+        self._index.execute(_TRIAL, (header.grant, header.index, *place, *values))
+        if header.index == 0:
+            task = header.task
+            self._index.execute(_TASK, (header.grant, task.member, task.seat, str(task.seed)))
+
+
+def _state(found: os.stat_result) -> _State:
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _digest(file: Path, end: int) -> int:
+    """Return a checksum of the first and the last bytes before `end`."""
+    with file.open("rb") as source:
+        head = source.read(min(CHECKED_BYTES, end))
+        source.seek(max(0, end - CHECKED_BYTES))
+        return zlib.crc32(head + source.read(min(CHECKED_BYTES, end)))
+
+
+class ReadRun(msgspec.Struct, frozen=True):
+    """Ask the process to read what is new of a run."""
+
+    run: str
+    """The run's directory."""
+
+
+class Indexed(msgspec.Struct, frozen=True):
+    """A slice of a run was read."""
+
+    run: str
+    """The run's directory."""
+    fault: str
+    """Why no more of the run can be read; "" where it can."""
+
+
+def main() -> None:
+    """Build until the server ends."""
+    die_with_parent()
+    give_way(WATCHER)
+    end = inherited_socket()
+    assert end is not None, "`mage view` starts this process"
+    server = BlockingChannel[ReadRun](end, ReadRun)
+    builders: dict[str, IndexBuilder] = {}
+    waiting: deque[str] = deque()
+    while not server.has_ended:
+        while (message := server.receive(waits=not waiting)) is not None:
+            if message.run not in waiting:
+                waiting.append(message.run)
+        if waiting:
+            root = waiting.popleft()
+            has_more, fault = _slice(root, builders)
+            server.send(Indexed(root, fault))
+            if has_more:
+                waiting.append(root)
+
+
+def _slice(root: str, builders: dict[str, IndexBuilder]) -> tuple[bool, str]:
+    """Do a slice for a run; return whether there is more to read, and why it cannot be read."""
+    try:
+        if root not in builders:
+            builders[root] = IndexBuilder(RunDirectory(Path(root)))
+        return builders[root].work(), ""
+    except MageError as error:
+        if root in builders:
+            builders.pop(root).close()
+        return False, str(error)
+
+
+if __name__ == "__main__":
+    main()

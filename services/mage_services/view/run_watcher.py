@@ -1,0 +1,228 @@
+"""Find the runs below a folder, list the state of each, and watch their files.
+
+When files change, the watcher has indexes catch up and notifies open pages. A thread scans the
+files, `INTERVAL_S` after the last scan; nothing sleeps.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mage_async.config import config_file
+from mage_async.errors import MageError, RunError
+from mage_async.pages.processes import RunHistory, run_history, run_state
+from mage_async.pages.run_lists import ListedRun
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_document, read_lines
+from mage_services.processes.child_process import ChildProcess
+from mage_services.processes.run_lock import is_held
+from mage_services.view.indexer import Indexed, ReadRun
+
+INTERVAL_S = 0.5
+FileStates = dict[str, tuple[tuple[int, int], ...]]
+"""Size and time of change of the files of each run, by name of the run."""
+
+
+def scan(root: Path) -> tuple[dict[str, RunDirectory], FileStates]:
+    """Find the runs below a folder and the states of their files."""
+    try:
+        runs = find_runs(root)
+    except (RunError, OSError):  # the folder was deleted; pages say so
+        runs = {}
+    return runs, {name: tuple(map(_state, _watched_files(run))) for name, run in runs.items()}
+
+
+def _watched_files(run: RunDirectory) -> list[Path]:
+    segments = sorted(run.journal.glob("*.log"))[-1:]
+    documents = (run.learner, run.evaluation, run.summary, run.events, run.times)
+    return [run.metrics, run.curve, *documents, *segments]
+
+
+def _state(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+@dataclass(slots=True)
+class RunWatcher:
+    """The runs below a folder, and the open pages that follow them."""
+
+    root: Path
+    threads: Executor
+    indexer: ChildProcess[Indexed]
+    runs: Mapping[str, RunDirectory]
+    opened: set[str] = field(default_factory=set)
+    """Names of runs whose pages were opened: they are indexed."""
+    faults: dict[str, str] = field(default_factory=dict)
+    """Why the index of a run no longer grows, by name."""
+    listeners: dict[asyncio.Queue[str], str] = field(default_factory=dict)
+    """Queues of open pages, with the name of the run that each follows; "" follows all runs."""
+    _states: FileStates = field(default_factory=dict)
+
+    def open(self, name: str) -> None:
+        """Index a run from now on."""
+        if name not in self.opened:
+            self.opened.add(name)
+            self.indexer.send(ReadRun(str(self.runs[name].root)))
+
+    def notify(self, name: str) -> None:
+        """Notify the open pages of a run, except those that have not handled the last notice."""
+        for queue, wanted in self.listeners.items():
+            if wanted in ("", name) and queue.empty():
+                queue.put_nowait(name)
+
+    def watch(self) -> None:
+        """Scan the files, and again after each scan for as long as the loop runs."""
+        loop = asyncio.get_running_loop()
+        scanning = loop.run_in_executor(self.threads, scan, self.root)
+        scanning.add_done_callback(self._scanned)
+
+    def _scanned(
+        self, scanning: "asyncio.Future[tuple[dict[str, RunDirectory], FileStates]]"
+    ) -> None:
+        if scanning.cancelled():
+            return
+        runs, states = scanning.result()
+        changed = {name for name in runs if self._states.get(name) != states[name]}
+        gone = self.runs.keys() - runs.keys()
+        self.runs, self._states = runs, states
+        # A page of an opened run shows its index, so it is notified once the index has the change.
+        for name in changed & self.opened:
+            self.faults.pop(name, None)
+            self.indexer.send(ReadRun(str(runs[name].root)))
+        for name in changed - self.opened | gone:
+            self.notify(name)
+        asyncio.get_running_loop().call_later(INTERVAL_S, self.watch)
+
+    def name_of(self, root: Path) -> str:
+        """Return the name of a run by its folder; "" if it is gone."""
+        return next((name for name, run in self.runs.items() if run.root == root), "")
+
+
+# Runs below a folder, and their entries in the list of runs.
+
+MAX_DEPTH = 3
+"""Folders between the root and a run."""
+TAIL_BYTES = 1 << 16
+"""Bytes at the end of a file in which its last line is looked for."""
+_listed: dict[Path, tuple[Any, ListedRun]] = {}
+"""The entry of each run in the list, with the state of its files. Threads share it: an entry is
+replaced as a whole and never removed.
+"""
+
+
+def find_runs(root: Path) -> dict[str, RunDirectory]:
+    """Return the runs below a folder by name, which is made of their path; or the folder itself.
+
+    Raises:
+        RunError: there is no such folder, or this user may not read it.
+    """
+    if not root.is_dir():
+        raise RunError(f"{root}: no such folder of runs")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise RunError(f"{root} cannot be read: permission denied")
+    if RunDirectory(root).config.is_file():
+        return {root.resolve().name: RunDirectory(root)}
+    return {
+        _name(path.relative_to(root)): RunDirectory(path)
+        for path in sorted(_runs_below(root, MAX_DEPTH))
+    }
+
+
+def _name(path: Path) -> str:
+    """Return a path as one part of an address; different paths have different names."""
+    return str(path).replace("%", "%25").replace("~", "%7E").replace("/", "~")
+
+
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:  # the folder was deleted since, or this user may not read it
+        return
+    for path in paths:
+        if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+            continue
+        if RunDirectory(path).config.is_file():
+            yield path
+        elif depth > 1:
+            yield from _runs_below(path, depth - 1)
+
+
+def listed_run(name: str, run: RunDirectory) -> ListedRun:
+    """Return the entry of a run in the list; it is read again only if its files have changed."""
+    files = (run.config, run.metrics, run.curve, run.summary, run.events)
+    now = (tuple(map(changed_at, files)), is_held(run.lock))
+    known = _listed.get(run.root)
+    if known is None or known[0] != now:
+        known = _listed[run.root] = now, _read_entry(name, run)
+    return known[1]
+
+
+def _read_entry(name: str, run: RunDirectory) -> ListedRun:
+    try:
+        config = config_file.load_recorded(run.config, imports=False)
+        curve = read_lines(run.curve)
+        last = last_line(run.metrics)
+        state = state_of(run, history_of(run))
+    except MageError as error:
+        return ListedRun(name, fault=str(error))
+    return ListedRun(
+        name,
+        config.environment.name,
+        config.seed,
+        state,
+        last.get("step", 0),
+        config.learner.steps,
+        [_curve_point(line) for line in curve if "heldout" in line["sets"]],
+        changed_at(run.metrics),
+    )
+
+
+def _curve_point(line: dict[str, Any]) -> tuple[int, float, float]:
+    score = line["sets"]["heldout"]
+    halves = score.get("ci95_by_episode") or [0.0]
+    return line["version"], score["return_by_episode"][-1], halves[-1]
+
+
+def history_of(run: RunDirectory) -> RunHistory:
+    """Read what happened to the processes of a run."""
+    return run_history(read_lines(run.events))
+
+
+def state_of(run: RunDirectory, history: RunHistory) -> str:
+    """Return the state of a run now, in a word or two."""
+    is_complete = bool(read_document(run.summary).get("complete"))
+    return run_state(is_held(run.lock), is_complete, history)
+
+
+def last_line(file: Path) -> dict[str, Any]:
+    """Read the last finished line of a file of JSON lines; return an empty dict if there is none.
+
+    Raises:
+        RunError: the line is damaged.
+    """
+    if not file.is_file():
+        return {}
+    with file.open("rb") as source:
+        source.seek(max(0, source.seek(0, 2) - TAIL_BYTES))
+        *lines, _ = source.read().split(b"\n")
+    try:
+        return json.loads(lines[-1]) if lines else {}
+    except ValueError as error:
+        raise RunError(f"{file}: damaged in its last line: {error}") from error
+
+
+def changed_at(file: Path) -> float:
+    """Return when a file was last written; 0 if there is none."""
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

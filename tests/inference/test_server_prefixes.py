@@ -1,0 +1,78 @@
+"""Which keys a prompt may read, under each rule of the cache."""
+
+import numpy as np
+import pytest
+
+from mage_async.assembly.parts import FRESH_KEYS
+from mage_async.completion import Prompt, Sampling
+from mage_async.inference.server_prefixes import ServerPrefixes
+
+
+def prompt(context: str, *tokens: int, fresh: bool = False) -> Prompt:
+    return Prompt(context, np.array(tokens, np.int32), Sampling(), 0, fresh_keys=fresh)
+
+
+def drawn(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("rule", "keys"),
+    [
+        ("keep", [5, 5, 5, 5]),
+        ("refresh_at_episode", [5, 5, 7, 7]),
+        ("isolate", [5, 6, 7, 8]),
+    ],
+)
+def test_two_episodes_of_two_turns_under_a_version_each(rule: str, keys: list[int]) -> None:
+    contexts = ServerPrefixes()
+    found, tokens = [], [1]
+    for turn, version in enumerate([5, 6, 7, 8]):
+        begins = turn == 2
+        fresh = {"never": False, "episode": begins, "turn": True}[FRESH_KEYS[rule]]
+        asked = prompt("a", *tokens, fresh=fresh)
+        found.append(contexts.open(asked, version).key_version)
+        contexts.close(asked, drawn(9))
+        tokens += [9, 1]
+    assert found == keys
+
+
+def test_a_new_context_begins_with_the_version_that_is_loaded() -> None:
+    contexts = ServerPrefixes()
+    assert contexts.open(prompt("a", 1), 3).key_version == 3
+    assert contexts.open(prompt("b", 1), 4).key_version == 4
+    contexts.release("a")
+    assert contexts.open(prompt("a", 1), 5).key_version == 5
+    assert len(contexts) == 2
+
+
+def test_a_prompt_that_goes_on_under_new_weights_keeps_its_keys_unless_it_wants_fresh_ones() -> (
+    None
+):
+    contexts = ServerPrefixes()
+    old, fresh = prompt("a", 1), prompt("b", 1, fresh=True)
+    contexts.open(old, 3)
+    contexts.open(fresh, 3)
+    assert contexts.reopen(old, 4) == 3
+    assert contexts.reopen(fresh, 4) == 4
+
+
+def test_a_server_that_died_has_no_old_keys() -> None:
+    contexts = ServerPrefixes()
+    asked = prompt("a", 1)
+    contexts.open(asked, 3)
+    contexts.lose_keys(6)
+    assert contexts.reopen(asked, 6) == 6
+
+
+def test_what_a_context_had_computed_is_known() -> None:
+    contexts = ServerPrefixes()
+    first = prompt("a", 1, 2, 3)
+    assert (contexts.open(first, 0).num_known, contexts.open(first, 0).is_extension) == (0, True)
+    contexts.close(first, drawn(4, 5))
+    opened = contexts.open(prompt("a", 1, 2, 3, 4, 5, 6), 0)
+    assert (opened.num_known, opened.is_extension) == (4, True)  # the last one drawn has no keys
+    opened = contexts.open(prompt("a", 1, 2, 7, 4, 5, 6), 0)
+    assert (opened.num_known, opened.is_extension) == (2, False)
+    opened = contexts.open(prompt("a", 1, 2, 3), 0)
+    assert (opened.num_known, opened.is_extension) == (2, False)

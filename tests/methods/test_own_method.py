@@ -1,0 +1,164 @@
+"""A method from outside the package: a file with a class, turned on by its table."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mage_async.algorithm import InProcessRun, prepare
+from mage_async.assembly import check
+from mage_async.config import config_file
+from mage_async.config.schema import Config
+from mage_async.errors import ConfigError
+from mage_async.learning.packing import credited
+from mage_async.methods.method import Methods, overriding
+from mage_async.results.metrics import check_names
+from mage_async.results.run_directory import RunDirectory
+from mage_async.results.run_files import read_lines
+from mage_services.learner.training import Training
+
+SOURCE = '''
+from mage_async.config.section import NonNegative, Section
+from mage_async.errors import ConfigError
+from mage_async.methods.method import Method
+
+
+class Settings(Section):
+    """Pay turns for their place in the episode."""
+
+    wage: NonNegative = 0.25
+    """Reward of each turn."""
+
+
+class Wages(Method):
+    """Adds a reward to each turn, and counts the batches that it has seen."""
+
+    Settings = Settings
+    metrics = {"wages_paid": ("reward", "Rewards that this method added to the batch.")}
+    num_batches = 0
+
+    def check(self):
+        if self.config.trial.episodes > 3:
+            raise ConfigError("wages are paid in trials of at most 3 episodes")
+
+    def turn_rewards(self, trials):
+        return [[self.settings.wage] * len(trial.turns) for trial in trials]
+
+    def batch_metrics(self, trials):
+        return {"wages_paid": self.settings.wage * sum(len(trial.turns) for trial in trials)}
+
+    def begin(self, state, version):
+        self.num_batches = int(state or b"0")
+
+    def learn(self, groups):
+        self.num_batches += 1
+
+    def state(self):
+        return str(self.num_batches).encode()
+'''
+SMALL = (
+    "warm_start=none",
+    "admission.groups_per_step=2",
+    "admission.trials_per_group=4",
+    "learner.minibatches=1",
+    "learner.steps=2",
+    "learner.checkpoint_every=1",
+    "credit.kind=single_episode",
+    "evaluation.every=0",
+    "evaluation.final_trials=4",
+)
+
+
+@pytest.fixture
+def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The method by its name, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "wages.py").write_text(SOURCE)
+    threads = torch.get_num_threads()
+    yield "wages:Wages"
+    torch.set_num_threads(threads)
+    sys.modules.pop("wages", None)
+
+
+def configured(name: str | None, *changes: str) -> Config:
+    return config_file.load(config_file.find(None), [*SMALL, *changes], name)
+
+
+def test_a_file_turns_it_on_and_its_own_struct_types_the_table(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    quickstart = config_file.find(None).read_text()
+    file.write_text(quickstart + f'\n[methods."{name}"]\nwage = 0.5\n')
+    config = config_file.load(file)
+    assert config.methods == {name: {"wage": 0.5}}
+    assert config_file.loads(config_file.dump(config)) == config
+    assert overriding(config, "turn_rewards") == [name]
+    assert configured(name).methods == {name: {"wage": 0.25}}
+    for key, sentence in (("wage=-1", "must be at least 0.0, got -1"), ("wagge=1", "did you mean")):
+        with pytest.raises(ConfigError, match=rf"--set methods\.{name}\.{key}: .*{sentence}"):
+            configured(None, f"methods.{name}.{key}")
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [("nobody:Wages", "cannot import 'nobody'"), ("wages:Nobody", "has no class `Nobody`")],
+)
+def test_a_class_that_is_not_there_is_named(name: str, other: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=f"method '{other}': .*{sentence}"):
+        configured(other)
+
+
+def test_its_check_is_asked_before_a_run(name: str) -> None:
+    check(configured(name, "engine.max_tokens=512"))
+    with pytest.raises(ConfigError, match="wages are paid in trials of at most 3 episodes"):
+        check(configured(name, "trial.episodes=4", "engine.max_tokens=512"))
+
+
+def test_it_pays_turns_and_learns_in_the_loop_of_the_algorithm(name: str, tmp_path: Path) -> None:
+    config = configured(name, f"methods.{name}.wage=0.5")
+    run = InProcessRun(config, prepare(config, tmp_path))
+    batches = []
+    run.train(batches.extend)
+    plain = credited(batches, configured(None)).returns
+    paid = credited(batches, config).returns
+    assert (paid - plain >= 0.5).all()
+    assert run.methods.states() == {name: b"2"}
+    again = Methods(config)
+    again.begin(run.methods.states(), 2)
+    assert again.digests() == run.methods.digests()
+
+
+def test_its_metrics_stand_in_the_line_of_a_step(name: str, tmp_path: Path) -> None:
+    config, run = configured(name), RunDirectory(tmp_path / "run")
+    run.root.mkdir()
+    prepare(config, tmp_path).rename(run.policy)
+    groups = InProcessRun(config, run.policy).play_batch()
+    metrics = Training.of(run, config, None).step(groups)
+    num_turns = sum(len(trial.turns) for group in groups for trial in group.trials)
+    assert metrics["wages_paid"] == 0.25 * num_turns
+    check_names(metrics, Methods(config).metric_names())
+
+
+@pytest.mark.slow
+def test_a_whole_run_plays_trains_and_replays_with_it(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mage_async.launch"]
+    run = RunDirectory(tmp_path / "run")
+    changes = [part for change in SMALL for part in ("--set", change)]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for arguments in (
+        ["--run-dir", str(run.root), "--actors", "1", "--method", name, *changes],
+        ["replay", str(run.root)],
+    ):
+        done = subprocess.run(
+            [*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    lines = read_lines(run.metrics)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["wages_paid"] > 0 for line in lines)
+    assert json.loads(run.learner.read_text())["version"] == 2

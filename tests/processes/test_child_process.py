@@ -1,0 +1,167 @@
+"""The protocol between a process and its children: frames, their bounds, and how children end."""
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import uvloop
+
+from mage_async.errors import RunError, WireError
+from mage_services.processes import child_process
+from mage_services.processes.child_process import (
+    BlockingChannel,
+    BlockingChild,
+    Channel,
+    ChildProcess,
+    frame,
+    last_line,
+    waiting_notice,
+)
+
+PATIENCE_S = 60.0
+
+ECHO = """
+import os
+from mage_services.processes.child_process import *
+die_with_parent()
+server = BlockingChannel(inherited_socket(), dict[str, int])
+for message in server.messages():
+    print("a user's class prints", flush=True)
+    os.system("echo so does what it starts")
+    server.send(message | {"answer": 42})
+"""
+
+
+def command(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def test_a_child_answers_and_what_it_prints_goes_to_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    async def main() -> None:
+        child: ChildProcess[dict[str, int]] = await ChildProcess.start(
+            command(ECHO), dict[str, int], log=log
+        )
+        child.send({"ask": 1})
+        assert await child.receive() == {"ask": 1, "answer": 42}
+        child.channel.close()
+        assert await child.wait() == 0
+        assert child.last_line() == "so does what it starts"
+
+    uvloop.run(main())
+    assert log.read_text() == "a user's class prints\nso does what it starts\n"
+
+
+def test_a_child_is_heard_by_a_thread() -> None:
+    child = BlockingChild[dict[str, int]](command(ECHO), dict[str, int])
+    child.channel.send({"ask": 2})
+    assert child.channel.receive() == {"ask": 2, "answer": 42}
+    child.kill()
+    assert child.process.returncode == -9
+
+
+def test_a_child_that_ends_badly_is_an_error_with_its_name() -> None:
+    async def main() -> None:
+        child: ChildProcess[int] = await ChildProcess.start(command("raise SystemExit(7)"), int)
+        with pytest.raises(RunError, match=r"^the index ended with exit code 7$"):
+            async for _ in child.messages("the index"):
+                pass
+
+    uvloop.run(main())
+
+
+def test_a_message_that_comes_in_pieces_survives_timeouts() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        channel: Channel[dict[str, str]] = await Channel.over(ours, dict[str, str])
+        data = frame({"text": "hello"})
+        for piece in (data[:2], data[2:4], data[4:6]):
+            theirs.send(piece)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await channel.receive()
+        theirs.send(data[6:] + data)
+        assert [await channel.receive(), await channel.receive()] == [{"text": "hello"}] * 2
+        theirs.send(data[:6])
+        theirs.close()
+        assert await channel.receive() is None
+        channel.close()
+
+    uvloop.run(main())
+
+
+def test_a_thread_takes_messages_that_are_there_and_waits_on_a_loop_for_others() -> None:
+    ours, theirs = socket.socketpair()
+    ends: list[BlockingChannel[int]] = [BlockingChannel(end, int) for end in (ours, theirs)]
+    assert ends[0].receive(waits=False) is None
+    assert not ends[0].has_ended
+    ends[1].send(1)
+    ends[1].send(2)
+    assert [ends[0].receive(waits=False), ends[0].receive()] == [1, 2]
+
+    async def main() -> int | None:
+        asyncio.get_running_loop().call_later(0.02, ends[1].send, 3)
+        return await ends[0].receive_async()
+
+    assert uvloop.run(main()) == 3
+    ends[0].send(4)  # an event loop that watched the socket made it non-blocking
+    assert ends[1].receive() == 4
+    ends[1].close()
+    assert ends[0].receive() is None
+    assert ends[0].has_ended
+    ends[0].close()
+
+
+def test_frames_are_bounded_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WireError, match="a message of 103 bytes is too long: at most 100"):
+        frame("x" * 101, max_bytes=100)
+    ours, theirs = socket.socketpair()
+    receiver: BlockingChannel[str] = BlockingChannel(ours, str, 100)
+    theirs.send(frame("x" * 200))
+    with pytest.raises(WireError, match="a frame of 202 bytes is too long: at most 100"):
+        receiver.receive()
+    ours.close()
+    theirs.close()
+
+
+def test_what_is_no_message_of_the_type_is_refused() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.send(frame({"a": "text"}))
+    with pytest.raises(WireError, match="Expected `int`, got `object`"):
+        BlockingChannel[int](ours, int).receive()
+    ours.close()
+    theirs.close()
+
+
+def test_numpys_float64_is_a_float_and_not_a_number_stays_one() -> None:
+    decoded: Any = msgspec.msgpack.decode(frame([np.float64(0.5), float("nan")])[4:])
+    assert decoded[0] == 0.5
+    assert decoded[1] != decoded[1]
+
+
+def test_the_last_line_of_a_log_is_cut(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("first\n" + "x" * 600 + "\n\n")
+    assert last_line(log) == "x" * 500
+
+
+def test_whoever_waits_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(child_process, "WAIT_NOTICE_S", 0.01)
+
+    async def main() -> None:
+        with waiting_notice("the model"):
+            await asyncio.sleep(0.05)
+        before = capsys.readouterr().err
+        assert before.startswith("waiting for the model: 0 s\nwaiting")
+        await asyncio.sleep(0.03)
+        assert capsys.readouterr().err == ""
+
+    asyncio.run(main())

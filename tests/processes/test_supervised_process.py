@@ -1,0 +1,317 @@
+"""A child as the supervisor sees it: real processes, each of a few lines."""
+
+import asyncio
+import os
+import select
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from mage_services.processes.process import EXIT_FAILED
+from mage_services.processes.supervised_process import NOTICE_S, ProcessSpec, SupervisedProcess
+
+PATIENCE_S = 60.0
+"""For a loaded machine; nothing here takes a second on an idle one."""
+HEALTHY_S = 20.0
+
+IMPORTS = """
+import asyncio, os, signal, subprocess, sys, time
+from mage_async.errors import RunError
+from mage_services.processes.process import run_process
+
+"""
+
+
+class Site:
+    """Where a test's children are written and started."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.children: list[SupervisedProcess] = []
+
+    async def start(self, body: str, name: str = "actor-0") -> SupervisedProcess:
+        """A child whose `main(status)` has this body."""
+        lines = "".join(f"    {line}\n" for line in body.splitlines())
+        main = f"async def main(status):\n    status.send('ready', pid=os.getpid())\n{lines}"
+        return await self.start_raw(f"{IMPORTS}{main}\nrun_process(main)\n", name)
+
+    async def start_raw(self, program: str, name: str = "actor-0") -> SupervisedProcess:
+        module = f"child_{len(self.children)}"
+        (self.directory / f"{module}.py").write_text(program)
+        path = os.pathsep.join([str(self.directory), *sys.path])
+        log, variables = self.directory / f"{name}.log", {"PYTHONPATH": path}
+        spec = ProcessSpec(name, module, ("an argument",), log, threads=1, variables=variables)
+        child = await SupervisedProcess.start(spec)
+        self.children.append(child)
+        return child
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[Callable[[Site], Awaitable[None]]], None]:
+    """Run a test as the supervisor's main is run, and end whatever it started."""
+
+    def begin(main: Callable[[Site], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            site = Site(tmp_path)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await main(site)
+            finally:
+                for child in site.children:
+                    child.kill()
+                    await child.wait()
+
+        uvloop.run(whole())
+
+    return begin
+
+
+Run = Callable[[Callable[[Site], Awaitable[None]]], None]
+
+
+async def life(
+    child: SupervisedProcess, silence_s: float = HEALTHY_S
+) -> tuple[list[dict[str, Any]], int]:
+    """All that a child says but its heartbeats, and its exit code."""
+    events = [event async for event in child.events(silence_s) if event["event"] != "beat"]
+    return events, await child.wait()
+
+
+async def first_word(child: SupervisedProcess) -> dict[str, Any]:
+    return await anext(child.events(HEALTHY_S))
+
+
+def ends(pid: int) -> Callable[[], bool]:
+    """A check, made while a process lives, that waits until it has ended."""
+    descriptor = os.pidfd_open(pid)
+
+    def wait() -> bool:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        ended = bool(poll.poll(PATIENCE_S * 1000))
+        os.close(descriptor)
+        return ended
+
+    return wait
+
+
+def test_a_child_is_heard_until_it_ends(run: Run) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start("status.send('said', argument=sys.argv[1])")
+        events, code = await life(child)
+        assert [event["event"] for event in events] == ["ready", "said"]
+        assert events[1]["argument"] == "an argument"
+        assert code == 0
+
+    run(main)
+
+
+def test_each_status_line_says_when_it_came(run: Run) -> None:
+    async def main(site: Site) -> None:
+        began = asyncio.get_running_loop().time()
+        events, _ = await life(await site.start("pass"))
+        assert began <= events[0]["at"] <= asyncio.get_running_loop().time()
+
+    run(main)
+
+
+def test_the_epitaph_is_one_line_with_the_reason(run: Run) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start("raise RunError('the disk is full')", "learner")
+        _, code = await life(child)
+        assert code == EXIT_FAILED
+        assert child.epitaph(code) == "learner ended with exit code 2: the disk is full"
+
+    run(main)
+
+
+def test_the_epitaph_of_one_that_gave_no_reason_is_its_logs_last_line(run: Run) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start_raw("print('first')\nraise SystemExit('no such module')\n")
+        _, code = await life(child)
+        assert child.epitaph(code) == "actor-0 ended with exit code 1: no such module"
+
+    run(main)
+
+
+def test_the_epitaph_of_one_that_said_nothing_points_to_its_log(run: Run) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start_raw("import os; os._exit(7)")
+        _, code = await life(child)
+        assert child.epitaph(code) == f"actor-0 ended with exit code 7; see {child.spec.log}"
+
+    run(main)
+
+
+def test_a_killed_childs_epitaph_names_the_signal(run: Run) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start("os.kill(os.getpid(), signal.SIGKILL)")
+        _, code = await life(child)
+        assert child.epitaph(code).startswith("actor-0 was killed by SIGKILL")
+
+    run(main)
+
+
+def test_what_a_killed_child_left_of_a_message_is_not_an_event(run: Run) -> None:
+    async def main(site: Site) -> None:
+        body = "status.channel._socket.send(b'\\x09\\0\\0\\0\\x81\\xa5')\nos._exit(9)"
+        events, code = await life(await site.start(body))
+        assert [event["event"] for event in events] == ["ready"]
+        assert code == 9
+
+    run(main)
+
+
+def test_a_silent_child_is_killed_and_says_so_in_its_epitaph(run: Run) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start("time.sleep(3600)")  # blocks its loop, and so its heartbeat
+        events, code = await life(child, silence_s=0.2)
+        assert [event["event"] for event in events] == ["ready"]
+        assert child.epitaph(code).startswith("actor-0 said nothing for too long and was killed")
+
+    run(main)
+
+
+def test_a_silent_child_is_noted_long_before_it_is_killed(
+    run: Run,
+) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start(
+            "os.kill(os.getpid(), signal.SIGSTOP)\nawait asyncio.Event().wait()"
+        )
+        events = child.events(HEALTHY_S)
+        assert (await anext(events))["event"] == "ready"
+        began = asyncio.get_running_loop().time()
+        note = await anext(events)
+        assert note["text"] == f"silent for {NOTICE_S:g} s"
+        assert note["at"] - began < HEALTHY_S  # 3 s where a machine does nothing else
+        os.kill(child.pid, signal.SIGCONT)
+        assert (await anext(events))["event"] == "beat"
+        assert not child.was_silent
+
+    run(main)
+
+
+def test_a_child_is_not_silent_while_it_is_the_supervisor_that_does_not_run(run: Run) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start("await asyncio.Event().wait()")
+        events = child.events(2.0)
+        assert (await anext(events))["event"] == "ready"
+        stopped = f"grep -q '^State:.T' /proc/{os.getpid()}/status"
+        wake = await asyncio.create_subprocess_shell(
+            f"until {stopped}; do sleep 0.1; done; sleep 4; kill -CONT {os.getpid()}"
+        )
+        os.kill(os.getpid(), signal.SIGSTOP)
+        assert (await anext(events))["event"] == "beat"
+        assert not child.was_silent
+        assert await wake.wait() == 0
+
+    run(main)
+
+
+def test_a_child_without_a_processor_is_not_silent(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine with nothing else to do cannot starve a child, so the system's figure is made up:
+    of two seconds in which the child says nothing, it was ready to run in all but a tenth.
+    """
+
+    async def main(site: Site) -> None:
+        child = await site.start("time.sleep(2)\nawait asyncio.Event().wait()")
+        clock = asyncio.get_running_loop().time
+        monkeypatch.setattr(SupervisedProcess, "starved_s", lambda child: 0.9 * clock())
+        events = child.events(0.5)
+        assert (await anext(events))["event"] == "ready"
+        assert (await anext(events))["event"] == "beat"
+        assert not child.was_silent
+
+    run(main)
+
+
+def test_how_long_a_child_waited_for_a_processor_is_read_from_the_system(run: Run) -> None:
+    async def main(site: Site) -> None:
+        body = (
+            "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+            "subprocess.Popen([sys.executable, '-c', 'while True: pass'])\n"
+            "end = time.process_time() + 0.3\n"
+            "while time.process_time() < end: pass\n"
+            "status.send('ran')\nawait asyncio.Event().wait()"
+        )
+        child = await site.start(body)
+        events = child.events(HEALTHY_S)
+        before = 0.0
+        async for event in events:
+            before = child.starved_s() if event["event"] == "ready" else before
+            if event["event"] == "ran":
+                break
+        assert child.starved_s() - before > 0.05
+
+    run(main)
+
+
+def test_a_child_that_only_beats_is_not_silent(run: Run) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start("await asyncio.Event().wait()")
+        said = [event["event"] async for event in _first(child.events(5.0), 2)]
+        assert said == ["ready", "beat"]
+        assert not child.was_silent
+
+    run(main)
+
+
+async def _first(events: Any, count: int) -> Any:
+    for _ in range(count):
+        yield await anext(events)
+
+
+def test_what_a_child_started_is_killed_with_it(run: Run) -> None:
+    async def main(site: Site) -> None:
+        body = """
+grandchild = subprocess.Popen(["sleep", "3600"])
+status.send("started", pid=grandchild.pid)
+await asyncio.Event().wait()
+"""
+        child = await site.start(body)
+        events = child.events(HEALTHY_S)
+        await anext(events)
+        grandchild_ends = ends((await anext(events))["pid"])
+        child.kill()
+        await child.wait()
+        assert grandchild_ends()
+
+    run(main)
+
+
+def test_a_child_lives_in_a_process_group_of_its_own(run: Run) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start("await asyncio.Event().wait()")
+        pid = (await first_word(child))["pid"]
+        assert os.getpgid(pid) == pid != os.getpgrp()
+        assert os.getsid(pid) == pid
+
+    run(main)
+
+
+def test_signalling_a_child_that_has_ended_is_no_error(run: Run) -> None:
+    async def main(site: Site) -> None:
+        child = await site.start("pass")
+        await life(child)
+        child.terminate()
+        child.kill()
+
+    run(main)
+
+
+def test_the_log_keeps_what_every_life_printed(run: Run) -> None:
+    async def main(site: Site) -> None:
+        for word in ("first", "second"):
+            child = await site.start(f"print({word!r})")
+            await life(child)
+        assert child.spec.log.read_text() == "first\nsecond\n"
+
+    run(main)

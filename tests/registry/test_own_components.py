@@ -1,0 +1,225 @@
+"""One component of each kind from outside the package, in the folder a run is started in."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mage_async.assembly import check, environment_of
+from mage_async.config import config_file
+from mage_async.config.components import REGISTRIES, component_class
+from mage_async.config.schema import digest
+from mage_async.errors import ConfigError
+from mage_async.learning.corrections import Tokens
+from mage_async.results.run_directory import RunDirectory
+
+OWN = '''
+import json
+
+from mage_async.config.section import Positive
+from mage_async.credit.returns import Credit, Returns
+from mage_async.learning.advantages import Advantage, compared
+from mage_async.learning.corrections import Correction, Surrogate, importance, no_token
+from mage_async.tasks.matchmaking import Matchmaker
+from mage_services.tracking.tracker import Tracker
+from mage_services.weights.weight_transport import Disk
+
+
+class Squared(Correction):
+    """The policy gradient under a power of the importance weight."""
+
+    power: Positive = 2.0
+    """Exponent of the weight."""
+
+    def surrogate(self, tokens):
+        weights = importance(tokens) ** self.power
+        losses = -weights * tokens.advantages * tokens.logprobs
+        return Surrogate(losses, weights, no_token(tokens), no_token(tokens))
+
+
+class BestEpisode(Credit):
+    """Every turn is credited with the best episode."""
+
+    def returns(self, rewards, has_reflection):
+        best = max(map(sum, rewards))
+        reflections = [best if opens else None for opens in has_reflection]
+        return Returns([[best] * len(each) for each in rewards], reflections, [best] * len(rewards))
+
+
+class Halved(Advantage):
+    """Half of the difference from the group's mean."""
+
+    def estimate(self, table, device):
+        values = compared(
+            table, baseline=["group"], scale=None, weight="trial", epsilon=0.0, device=device
+        )
+        return values / 2
+
+
+class Last(Matchmaker):
+    """Always the last name."""
+
+    def choose(self, names, draw):
+        return names[-1]
+
+
+class Lines(Tracker):
+    """Write points as lines of JSON."""
+
+    file: str = "lines.jsonl"
+    """Name of the file."""
+
+    def open(self, run):
+        return Open(run.folder / self.file)
+
+
+class Open:
+    def __init__(self, path):
+        self.out = path.open("a")
+
+    def send(self, points):
+        for point in points:
+            self.out.write(json.dumps([point.step, point.values]) + "\\n")
+
+    def close(self):
+        self.out.close()
+
+
+class Elsewhere(Disk):
+    """A file per version, in a folder of another name."""
+
+    def folder(self, run):
+        return run.root / "elsewhere"
+'''
+SETTINGS = (
+    "learner.correction.kind=own_parts:Squared",
+    "learner.correction.power=1.5",
+    "credit.kind=own_parts:BestEpisode",
+    "advantage.estimator=own_parts:Halved",
+    "population.matchmaker=own_parts:Last",
+    "tracking.own=own_parts:Lines",
+    "tracking.own.file=points.jsonl",
+    "tracking.wait_s=30",
+    "transport.weights=own_parts:Elsewhere",
+)
+SMALL = (
+    *("learner.steps=2", "admission.groups_per_step=4", "admission.trials_per_group=4"),
+    *(
+        "warm_start.steps=4",
+        "warm_start.gate=1.0",
+        "warm_start.trials=32",
+        "warm_start.cache=false",
+    ),
+    *("evaluation.every=0", "evaluation.final_trials=12"),
+)
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the components, which is the current one."""
+    (tmp_path / "own_parts.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
+    component_class.cache_clear()
+    return tmp_path
+
+
+def loaded(*settings: str) -> Any:
+    return config_file.load(config_file.find(None), [*SETTINGS, *settings])
+
+
+def test_a_whole_run_uses_one_of_each(own: Path) -> None:
+    """Learner, actors, evaluator and tracker are processes, which read the run's `config.toml`."""
+    run = RunDirectory(own / "run")
+    command = [sys.executable, "-m", "mage_async.launch", "--run-dir", str(run.root)]
+    command += ["--actors", "1"]
+    for setting in (*SMALL, *SETTINGS):
+        command += ["--set", setting]
+    safely = os.environ | {"PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, env=safely, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    points = [json.loads(line) for line in (run.tracking / "points.jsonl").read_text().splitlines()]
+    assert [step for step, values in points if "train/loss" in values] == [1, 2]
+    assert list((run.root / "elsewhere").glob("v*.safetensors"))
+    samples = [json.loads(line) for line in run.samples.read_text().splitlines()]
+    last = environment_of(loaded()).members("train")[-1]
+    assert {each["member"] for each in samples if each.get("step")} == {last}
+    assert json.loads(run.summary.read_text())["credit"]["kind"] == "own_parts:BestEpisode"
+
+
+@pytest.mark.usefixtures("own")
+def test_it_is_written_down_and_read_again_as_the_same() -> None:
+    config = loaded()
+    assert (config.learner.correction.kind, config.learner.correction.power) == (
+        *("own_parts:Squared", 1.5),
+    )
+    again = config_file.loads(config_file.dump(config))
+    assert again == config
+    assert digest(again) == digest(config) != digest(loaded("learner.correction.power=3.0"))
+    check(config)
+
+
+def test_to_look_at_a_run_does_not_execute_its_code(own: Path) -> None:
+    (own / "config.toml").write_text(config_file.dump(loaded()))
+    (own / "own_parts.py").write_text("raise SystemExit")
+    del sys.modules["own_parts"]
+    component_class.cache_clear()
+    config = config_file.load_recorded(own / "config.toml", imports=False)
+    assert (config.learner.correction.kind, config.learner.correction.power) == (
+        *("own_parts:Squared", 1.5),
+    )
+    assert "own_parts" not in sys.modules
+
+
+@pytest.mark.usefixtures("own")
+def test_its_loss_is_the_one_it_computes() -> None:
+    third = torch.tensor([-1.0, -2.0])
+    tokens = Tokens(third, third, third - 1.0, torch.ones(2), torch.zeros(2), torch.arange(2))
+    found = loaded().learner.correction.surrogate(tokens)
+    assert found.losses.tolist() == pytest.approx([-(2.718281828**1.5) * each for each in (-1, -2)])
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "learner.correction.power=0",
+            "--set learner.correction.power=0: `learner.correction.power` must be greater than 0.0",
+        ),
+        (
+            "learner.correction.powr=1",
+            "--set learner.correction.powr=1: unknown key `learner.correction.powr` (did you mean "
+            "`learner.correction.power`?)",
+        ),
+        (
+            "learner.correction=own_parts:Sqared",
+            "correction 'own_parts:Sqared': own_parts has no class `Sqared` (did you mean `Sq",
+        ),
+        (
+            "learner.correction=own_parts:Lines",
+            "correction 'own_parts:Lines': inherit mage_async.learning.corrections.Correction",
+        ),
+        ("learner.correction=nowhere:X", "correction 'nowhere:X': cannot import 'nowhere'"),
+        (
+            "learner.correction=squared",
+            "--set learner.correction=squared: `learner.correction.kind` must be one of 'none'",
+        ),
+    ],
+)
+def test_what_is_wrong_with_it_is_said_with_its_key(setting: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded(setting)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.noun)
+def test_every_registered_name_is_the_tag_of_its_class(registry: Any) -> None:
+    for name in registry:
+        assert registry.load(name).__struct_config__.tag == name

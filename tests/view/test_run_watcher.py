@@ -1,0 +1,38 @@
+"""When open pages hear of a change: a page of a run shows its index, so only once that has it."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from mage_services.view.indexer import ReadRun
+from mage_services.view.run_watcher import RunWatcher, find_runs
+
+
+class Indexer:
+    """What was said to it."""
+
+    def __init__(self):
+        self.said = []
+
+    def send(self, message):
+        self.said.append(message)
+
+
+async def looked_once(root, opened):
+    """The runs that pages were told of after a first look, and what was said to the index."""
+    with ThreadPoolExecutor(1) as threads:
+        watcher = RunWatcher(root, threads, Indexer(), find_runs(root), opened=set(opened))
+        told = {name: asyncio.Queue() for name in watcher.runs}
+        watcher.listeners = {queue: name for name, queue in told.items()}
+        watcher.watch()
+        await asyncio.get_running_loop().run_in_executor(threads, int)  # behind the look
+        await asyncio.sleep(0)  # what follows the look is called before this goes on
+    return {name for name, queue in told.items() if not queue.empty()}, watcher.indexer.said
+
+
+def test_a_run_that_is_looked_at_is_told_of_by_its_index_and_others_at_once(tmp_path):
+    for name in ("opened", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text("seed = 1")
+    told, said = asyncio.run(looked_once(tmp_path, {"opened"}))
+    assert told == {"other"}
+    assert said == [ReadRun(str(tmp_path / "opened"))]
