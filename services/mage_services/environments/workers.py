@@ -51,7 +51,10 @@ class Handover:
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[..., None]) -> None:
         self._loop, self._take = loop, take
         self._waiting: deque[tuple[Any, ...]] = deque()
-        self._is_woken = self._is_due = False
+        self._is_woken = False
+        # One for each event loop that puts items: a loop that a coroutine blocks never ends its
+        # iteration, and must not keep the items of the loop that replaces it.
+        self._due: set[asyncio.AbstractEventLoop] = set()
 
     def put(self, *parts: Any) -> None:
         """Put an item, from any thread. A closed event loop takes nothing.
@@ -64,12 +67,12 @@ class Handover:
         here = _running_loop()
         if here is None or len(self._waiting) >= BATCH:
             self._wake()
-        elif not self._is_due:
-            self._is_due = True
-            here.call_soon(self._end_turn)
+        elif here not in self._due:
+            self._due.add(here)
+            here.call_soon(self._end_turn, here)
 
-    def _end_turn(self) -> None:
-        self._is_due = False
+    def _end_turn(self, here: asyncio.AbstractEventLoop) -> None:
+        self._due.discard(here)
         if self._waiting and not self._is_woken:
             self._wake()
 
