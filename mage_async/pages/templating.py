@@ -116,6 +116,8 @@ class Frame:
     """Addresses of the neighbours; empty: none."""
     note: str = ""
     """A sentence if the index of the run is incomplete."""
+    change: int = 0
+    """Number of the last change that the page may show; later ones make it load again."""
 
     @property
     def home(self) -> str:

@@ -20,7 +20,7 @@ from mage_async.config import config_file
 from mage_async.config.schema import Config
 from mage_async.credit.turn_table import build_table
 from mage_async.environments import catalogue
-from mage_async.environments.environment import Environment
+from mage_async.environments.environment import OPPONENT, Environment
 from mage_async.errors import EnvironmentFault
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
@@ -161,7 +161,8 @@ def test_defect_16_the_equilibrium_is_also_met_as_it_draws_and_not_only_as_it_is
     def answers(member: str) -> set[str]:
         """What it does with a jack where nobody has bet."""
         begun = (kuhn.begin(Task("kuhn", member, seed, 1), 0) for seed in range(400))
-        return {play.observation.split()[-1] for play in begun if play._deals[0].opponent_card == 0}
+        jacks = (play for play in begun if play.duel.hands[0].cards[OPPONENT] == 0)  # a jack
+        return {play.observation.split()[-1] for play in jacks}
 
     assert answers("nash") == {"check", "bet"}
     assert answers("cfr-greedy") == {"check"}

@@ -207,6 +207,18 @@ def test_a_new_step_is_told_and_shown(tmp_path):
             assert time.monotonic() - began < 60  # 2 s where a machine does nothing else
 
 
+def test_a_change_between_the_making_of_a_page_and_its_listening_is_told_at_once(tmp_path):
+    run = unpack("finished", tmp_path)
+    with shown(run.root) as server:
+        page = server.page("runs/finished/")
+        server.until("runs/finished/", "batch of step 4")  # the index was built, a change
+        before = re.search(r'data-change="(\d+)"', page)[1]
+        address = f"{server.address}events?run=finished&after={before}"
+        with urllib.request.urlopen(address, timeout=60) as events:
+            heard = [events.readline() for _ in range(3)]
+        assert heard == [b": here\n", b"\n", b"data: changed\n"]
+
+
 def test_a_run_that_is_deleted_while_looked_at_is_said_to_be(tmp_path):
     run = unpack("finished", tmp_path)
     with shown(tmp_path) as server:

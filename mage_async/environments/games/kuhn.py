@@ -130,6 +130,8 @@ def dealt(chance: Chance, seat: int, num_hands: int) -> list[Hand]:
 class KuhnDuel(DuelSides):
     """A few hands between two policies."""
 
+    hands: Sequence[Hand]
+    """The luck of each hand, in the order of play."""
     seeing: Seen
     """What the current hand has shown of the opponent."""
     is_facing_bet: bool
@@ -137,7 +139,7 @@ class KuhnDuel(DuelSides):
 
     def __init__(self, game: Any, hands: Sequence[Hand], chance: Chance) -> None:
         super().__init__(chance)
-        self._game, self._hands, self.hand = game, hands, 0
+        self._game, self.hands, self.hand = game, hands, 0
         self.seen: list[Seen] = []
         """What the finished hands have shown of the opponent."""
         self._begin_hand()
@@ -145,9 +147,9 @@ class KuhnDuel(DuelSides):
     @property
     def turn(self) -> Side | None:
         """The side to act; `None` when all hands are played."""
-        if self.hand == len(self._hands):
+        if self.hand == len(self.hands):
             return None
-        is_agents = self._state.current_player() == self._hands[self.hand].seat
+        is_agents = self._state.current_player() == self.hands[self.hand].seat
         return AGENT if is_agents else OPPONENT
 
     def anchor(self, side: Side) -> str:
@@ -181,7 +183,7 @@ class KuhnDuel(DuelSides):
             self._settle()
 
     def _begin_hand(self) -> None:
-        hand = self._hands[self.hand]
+        hand = self.hands[self.hand]
         self._state, self.is_facing_bet = self._game.new_initial_state(), False
         self.seeing = Seen(hand.seat, hand.cards[AGENT])
         for card in hand.cards if hand.seat == 0 else reversed(hand.cards):
@@ -194,7 +196,7 @@ class KuhnDuel(DuelSides):
             self._show(side, text)
 
     def _settle(self) -> None:
-        hand = self._hands[self.hand]
+        hand = self.hands[self.hand]
         is_fold = self.is_facing_bet and self._state.history()[-1] == 0
         for side in _SIDES:
             self._show(side, "" if is_fold else f"shown {CARDS[hand.cards[other(side)]]}")
@@ -210,7 +212,7 @@ class KuhnDuel(DuelSides):
             self._pay(side, float(won))
         self.seen.append(self.seeing)
         self.hand += 1
-        if self.hand < len(self._hands):
+        if self.hand < len(self.hands):
             self._begin_hand()
 
 

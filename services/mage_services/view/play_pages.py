@@ -178,7 +178,8 @@ class PlayPages:
 
     def _frame(self, name: str, title: str, above: list[Link] | None = None) -> Frame:
         crumbs = [Link(name, run_address(name)), *(above or [])]
-        return Frame(self.base, title, name, "play", crumbs)
+        change = self.watcher.changes[name]
+        return Frame(self.base, title, name, "play", crumbs, change=change)
 
 
 def _add_message(played: Played, message: FromPlayer) -> None:

@@ -64,6 +64,8 @@ class PageRequest:
     """Returns and advantages of turns."""
     fault: str = ""
     """Why the run's index no longer grows; empty if it does."""
+    change: int = 0
+    """Number of the last change that the page may show."""
 
     @property
     def run(self) -> RunDirectory:
@@ -94,7 +96,7 @@ class PageRequest:
         crumbs += [Link(label, home + address) for label, address in above]
         note = self.fault or (progress_note(reader.progress()) if reader else "")
         before, after = (home + address if address else "" for address in (before, after))
-        return Frame(self.base, title, self.name, tab, crumbs, before, after, note)
+        return Frame(self.base, title, self.name, tab, crumbs, before, after, note, self.change)
 
     def number(self, name: str, default: int) -> int:
         """Return a whole number of the query.

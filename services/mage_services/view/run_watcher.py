@@ -7,6 +7,7 @@ files, `INTERVAL_S` after the last scan; nothing sleeps.
 import asyncio
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ class RunWatcher:
     """Why the index of a run no longer grows, by name."""
     listeners: dict[asyncio.Queue[str], str] = field(default_factory=dict)
     """Queues of open pages, with the name of the run that each follows; "" follows all runs."""
+    changes: Counter[str] = field(default_factory=Counter)
+    """Number of changes so far by name of the run; by "", of all runs together."""
     _states: FileStates = field(default_factory=dict)
 
     def open(self, name: str) -> None:
@@ -75,6 +78,7 @@ class RunWatcher:
 
     def notify(self, name: str) -> None:
         """Notify the open pages of a run, except those that have not handled the last notice."""
+        self.changes.update((name, ""))
         for queue, wanted in self.listeners.items():
             if wanted in ("", name) and queue.empty():
                 queue.put_nowait(name)

@@ -150,12 +150,13 @@ class Server:
         runs = self._watcher.runs
         if len(runs) == 1 and (name := next(iter(runs))):
             raise web.HTTPFound(f"{self._base}{run_address(name)}")
-        return await self._in_thread(self._list)
+        frame = Frame(self._base, "all runs", change=self._watcher.changes[""])
+        return await self._in_thread(partial(self._list, frame))
 
-    def _list(self) -> Markup:
+    def _list(self, frame: Frame) -> Markup:
         listed = [listed_run(name, run) for name, run in self._watcher.runs.items()]
         listed.sort(key=lambda run: -run.changed)
-        return runs_page(Frame(self._base, "all runs"), listed)
+        return runs_page(frame, listed)
 
     async def _page(
         self, make: Callable[[PageRequest], Markup], request: web.Request
@@ -166,8 +167,11 @@ class Server:
         self._watcher.open(name)
         numbers = {key: int(text) for key, text in request.match_info.items() if key != "run"}
         fault = self._watcher.faults.get(name, "")
+        # The number is taken before the page reads anything: a change that comes meanwhile has a
+        # larger one, and the page loads again.
+        change, runs = self._watcher.changes[name], self._watcher.runs
         page_request = PageRequest(
-            self._base, self._watcher.runs, name, numbers, request.query, self._credits, fault
+            self._base, runs, name, numbers, request.query, self._credits, fault, change
         )
         return await self._in_thread(partial(make, page_request))
 
@@ -179,11 +183,18 @@ class Server:
         return web.FileResponse(file)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Send an event whenever the open page may have changed (server-sent events)."""
+        """Send an event whenever the open page may have changed (server-sent events).
+
+        A page whose `after` is older than the last change gets an event at once: the change came
+        after the page was made and before it listened.
+        """
+        run = request.query.get("run", "")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         queue: asyncio.Queue[str] = asyncio.Queue()
-        self._watcher.listeners[queue] = request.query.get("run", "")
+        self._watcher.listeners[queue] = run
+        if request.query.get("after", latest := str(self._watcher.changes[run])) != latest:
+            queue.put_nowait(run)
         try:
             await response.write(b": here\n\n")
             while True:

@@ -47,7 +47,8 @@ function soon() {
 function show(state, title) { live.className = `live ${state}`; live.title = title; }
 
 function follow() {
-  const events = new EventSource(`events?run=${encodeURIComponent(document.body.dataset.run)}`);
+  const { run, change } = document.body.dataset;
+  const events = new EventSource(`events?run=${encodeURIComponent(run)}&after=${change}`);
   events.onopen = () => show("on", "follows the run");
   events.onmessage = soon;
   events.onerror = () => show("gone", "the server does not answer");
