@@ -18,7 +18,15 @@ IGNORED = {
 }
 HOMES = ("", "mage_async", "services", "kernels", "kernels/mage_kernels", "tests", "configs")
 """Folders that a path in prose may be relative to, beside that of the file itself."""
-OF_A_READER = {"buttons.py", "clocks.py", "lock.py", "my_model.toml", "config.toml", "run.toml"}
+OF_A_READER = {
+    "buttons.py",
+    "clocks.py",
+    "lock.py",
+    "wages.py",
+    "my_model.toml",
+    "config.toml",
+    "run.toml",
+}
 """Files that a reader writes, or that a run does."""
 SUFFIXES = r"\.(?:py|toml|md|sh|svg)"
 PATH = re.compile(
