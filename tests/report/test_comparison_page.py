@@ -11,7 +11,7 @@ from mage_async.pages.comparison import arms, compare, lines, paired, read_run
 from mage_async.results.intervals import interval
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.summary import summarise, write_summary
-from mage_services.cli.evaluate import positive
+from mage_services.cli.options import positive
 from mage_services.cli.report import write_report
 
 LAST = ("evaluation", "heldout", "return_by_episode", -1)

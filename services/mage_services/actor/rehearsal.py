@@ -8,9 +8,16 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 
+from mage_async.assembly import named_parts
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
-from mage_async.environments.rehearsal import Rehearsal, Rehearsed, rehearsal, whole_rehearsal
+from mage_async.environments.rehearsal import (
+    Rehearsal,
+    Rehearsed,
+    is_rehearsed,
+    rehearsal,
+    whole_rehearsal,
+)
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError
@@ -22,6 +29,17 @@ CHARS_PER_TOKEN = 4
 """Roughly, of English text in the tokenizers of language models."""
 TEMPLATE_TOKENS = 12
 """Roughly, of the chat template around a turn."""
+
+
+def rehearse_all(config: Config, say: Callable[[str], None]) -> None:
+    """Rehearse the environments that are a user's own, or whose calls may take long.
+
+    Raises:
+        ConfigError: as `rehearse`.
+    """
+    for name, part in named_parts(config):
+        if is_rehearsed(name, part):
+            asyncio.run(rehearse(config, name, part, say))
 
 
 async def rehearse(

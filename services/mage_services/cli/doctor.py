@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
+from mage_services.cli.options import add_set
 from mage_services.terminal import printing
 
 HELP = "Say what is wrong with a run, or with a cluster, and what to do about it."
@@ -33,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--actors", type=int, default=1, metavar="N", help="with --cluster: actor processes (1)"
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="A.B=C", help="with --cluster: change a key"
-    )
+    add_set(parser, "with --cluster: change a key")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -95,11 +94,8 @@ def _runs(roots: Sequence[Path]) -> Iterator[RunDirectory]:
     """
     for root in roots:
         name = RunDirectory(root).config.name
-        found = [root] if (root / name).is_file() else _below(root, name)
+        is_run = (root / name).is_file()
+        found = [root] if is_run else sorted({file.parent for file in root.rglob(name)})
         if not found:
             raise RunError(f"{root}: neither a run nor a folder with runs: no {name} in it")
         yield from map(RunDirectory, found)
-
-
-def _below(root: Path, name: str) -> list[Path]:
-    return sorted({file.parent for file in root.rglob(name)})

@@ -7,69 +7,35 @@ tree imports no torch, so that help is quick; a command imports what it computes
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from importlib import import_module
+from typing import NoReturn
 
 from mage_async.errors import MageError, RunFailed
-from mage_services.cli import (
-    ablate,
-    completion,
-    config,
-    doctor,
-    evaluate,
-    journal,
-    keys,
-    plan,
-    play,
-    replay,
-    report,
-    serve_environment,
-    sweep,
-    track,
-    train,
-    view,
-)
 
-
-class Command(Protocol):
-    """A command of `mage`, which is a module."""
-
-    HELP: str
-    """One sentence for `mage --help`."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments of the command; the parser has `HELP` as its description."""
-        ...
-
-    def run(self, given: argparse.Namespace) -> int:
-        """Carry out the command, and return the exit status.
-
-        Raises:
-            RunFailed: work had begun, and failed.
-            MageError: the command cannot be carried out.
-        """
-        ...
-
-
-COMMANDS: dict[str, Command] = {
-    "train": train,
-    "evaluate": evaluate,
-    "play": play,
-    "view": view,
-    "report": report,
-    "doctor": doctor,
-    "replay": replay,
-    "journal": journal,
-    "track": track,
-    "sweep": sweep,
-    "ablate": ablate,
-    "keys": keys,
-    "serve-environment": serve_environment,
-    "plan": plan,
-    "config": config,
-    "completion": completion,
+COMMANDS = {
+    name: import_module(f"mage_services.cli.{name.replace('-', '_')}")
+    for name in (
+        "train",
+        "evaluate",
+        "play",
+        "view",
+        "report",
+        "doctor",
+        "replay",
+        "journal",
+        "track",
+        "sweep",
+        "ablate",
+        "keys",
+        "serve-environment",
+        "plan",
+        "config",
+        "completion",
+    )
 }
-
-
+"""Modules of the commands, by name. Each has `HELP`, one sentence for `mage --help`;
+`add_arguments(parser)`, which declares its arguments; and `run(given)`, which carries the command
+out and returns the exit status, or raises a `MageError`: `RunFailed` if work had begun."""
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 

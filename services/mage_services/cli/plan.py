@@ -2,6 +2,8 @@
 
 import argparse
 
+from mage_services.cli.options import add_config, add_set
+
 HELP = "Say what a configuration needs of memory and time, and whether that fits."
 
 
@@ -11,10 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "The learner's own code runs one update on tensors without values, so nothing is "
         "downloaded and no GPU is needed. `mage train` does this before a launch on a GPU."
     )
-    parser.add_argument(
-        "config", nargs="?", help="a TOML file, or the name of a shipped one (quickstart)"
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="change a key")
+    add_config(parser, "config", nargs="?")
+    add_set(parser, "change a key")
     parser.add_argument("--method", metavar="NAME", help="write a published method over it")
     parser.add_argument("--actors", type=int, default=1, metavar="N", help="actor processes (1)")
     parser.add_argument(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mage_async.errors import RunFailed
 from mage_async.results.run_directory import RunDirectory
-from mage_services.cli.evaluate import positive
+from mage_services.cli.options import positive
 
 if TYPE_CHECKING:
     from mage_async.trials.human_play import HumanPrompt

@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 
 from mage_async.errors import ConfigError
-from mage_services.cli.evaluate import positive
+from mage_services.cli.options import add_set, positive
 
 HELP = "Offer an environment to other programs, over OpenEnv's or AgentGym's protocol."
 
@@ -31,13 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds without a request after which a session is closed (300)",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="A.B=C",
-        help="change one key of the configuration, such as environment.options.turns=50",
-    )
+    text = "change one key of the configuration, such as environment.options.turns=50"
+    add_set(parser, text)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -46,14 +41,11 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         ConfigError: the environment cannot be loaded or repeated, or aiohttp is missing.
     """
-    import asyncio
-
     import uvloop
 
-    from mage_async.assembly.parts import environment_of, named_parts
+    from mage_async.assembly.parts import environment_of
     from mage_async.config import config_file
-    from mage_async.environments.rehearsal import is_rehearsed
-    from mage_services.actor.rehearsal import rehearse
+    from mage_services.actor.rehearsal import rehearse_all
     from mage_services.environments.workers import Workers
 
     if importlib.util.find_spec("aiohttp") is None:
@@ -65,9 +57,7 @@ def run(given: argparse.Namespace) -> int:
     assignments = [f"environment.name={given.name}", *given.set]
     config = config_file.load(config_file.find(None), assignments)
     environment = environment_of(config)
-    for name, part in named_parts(config):
-        if is_rehearsed(name, part):
-            asyncio.run(rehearse(config, name, part, print))
+    rehearse_all(config, print)
     limits = Limits(given.sessions, float(given.idle))
 
     def say(address: str) -> None:

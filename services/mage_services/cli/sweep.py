@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mage_async.errors import ConfigError
+from mage_services.cli.options import add_config, add_set
 
 if TYPE_CHECKING:
     from mage_async.results.matrix import Cell, Matrix, Setting, Subject
@@ -119,12 +120,12 @@ def _seeds(given: argparse.Namespace) -> list[int]:
 
 def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
     """Declare the configuration, the folder, and how many runs go on at once and for how long."""
-    parser.add_argument("--config", help="a TOML file, or the name of a shipped one (quickstart)")
+    add_config(parser)
     parser.add_argument(
         "--run-dir", type=Path, default=Path(run_dir), metavar="DIR", help="(%(default)s)"
     )
     parser.add_argument("--method", metavar="NAME", help="a method in every run, before --set")
-    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="in every run")
+    add_set(parser, "in every run")
     trials = f"tasks of each final set ({FINAL_TRIALS})"
     parser.add_argument("--trials", type=int, default=FINAL_TRIALS, metavar="N", help=trials)
     parser.add_argument("--actors", type=int, default=1, metavar="N", help="actors of a run (1)")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
+from mage_services.cli.options import add_set
 
 if TYPE_CHECKING:
     from mage_services.tracking.tracker import Tracker
@@ -23,9 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`mage track RUN_DIR --set tracking.tensorboard=true`."
     )
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="A.B=C", help="change a key of [tracking]"
-    )
+    add_set(parser, "change a key of [tracking]")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -33,12 +32,16 @@ def run(given: argparse.Namespace) -> int:
 
     Returns: 1 where a tracker was not sent everything.
     """
+    from mage_services.processes.run_lock import hold
     from mage_services.tracking.tracker_worker import start
 
     directory, trackers = RunDirectory(given.run_dir.resolve()), _trackers(given)
     directory.tracking.mkdir(exist_ok=True)
     for name in trackers:
-        _check_that_no_process_sends(directory, name)
+        # The run's own process may still be sending to this tracker.
+        lock = directory.tracking / f"{name}.lock"
+        refusal = f"{name} is being told of {directory.root} by another process: wait for it"
+        os.close(hold(lock, refusal))
     processes = start(directory, trackers, MAX_S)
     processes.end(MAX_S)
     unfinished = list(processes.unfinished(directory))
@@ -65,13 +68,3 @@ def _trackers(given: argparse.Namespace) -> "dict[str, Tracker]":
         keys = ", ".join(f"tracking.{name}" for name in TRACKERS)
         raise ConfigError(f"{given.run_dir} has no tracker: name one by --set, of {keys}")
     return found
-
-
-def _check_that_no_process_sends(directory: RunDirectory, name: str) -> None:
-    """Refuse a run whose own process is sending to that tracker."""
-    from mage_services.processes.run_lock import hold
-
-    lock = directory.tracking / f"{name}.lock"
-    os.close(
-        hold(lock, f"{name} is being told of {directory.root} by another process: wait for it")
-    )

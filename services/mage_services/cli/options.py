@@ -1,0 +1,25 @@
+"""Options that several commands have."""
+
+import argparse
+
+
+def add_config(parser: argparse.ArgumentParser, *names: str, **more: str) -> None:
+    """Declare the configuration file: an option, or an argument of a command with `nargs`."""
+    text = "a TOML file, or the name of a shipped one (quickstart)"
+    parser.add_argument(*(names or ("--config",)), help=text, **more)
+
+
+def add_set(parser: argparse.ArgumentParser, text: str) -> None:
+    """Declare `--set`, whose assignments are collected in a list."""
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help=text)
+
+
+def positive(text: str) -> int:
+    """Parse a whole number above 0, as the `type` of an argument."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text!r}")
+    return number
