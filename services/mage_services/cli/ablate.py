@@ -30,11 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "on where it stopped."
     )
     add_run_arguments(parser, "runs/ablation")
-    _add_matrix(parser)
-
-
-def _add_matrix(parser: argparse.ArgumentParser) -> None:
-    """Declare the axes of the matrix; each help text ends with the default."""
 
     def axis(name: str, default: tuple[int, ...] | tuple[str, ...], text: str, **more: Any) -> None:
         shown = " ".join(map(str, default))

@@ -14,18 +14,16 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from mage_async.config import config_file
 from mage_async.errors import RunError
 from mage_async.pages.charts import duration
 from mage_async.pages.matrix import render_matrix
 from mage_async.results.matrix import Cell, FinishedRun, Matrix, bounds_that_did_not_act, is_done
-from mage_async.results.run_directory import RunDirectory
 from mage_services.processes.run_lock import hold, take_lock
 
 
@@ -70,24 +68,15 @@ def write_files(matrix: Matrix) -> list[FinishedRun]:
     """Write `report.html` and `runs.csv` of the runs that are done, which are returned."""
     finished = matrix.finished_runs()
     if finished:
-        page = render_matrix(
-            finished,
-            num_cells=len(matrix.configs),
-            title=matrix.title,
-            subject=matrix.subject,
-        )
+        num_cells, title, subject = len(matrix.configs), matrix.title, matrix.subject
+        page = render_matrix(finished, num_cells=num_cells, title=title, subject=subject)
         (matrix.root / "report.html").write_text(page)
-        _write_csv(matrix.root / "runs.csv", finished)
+        rows = [each.row() for each in finished]
+        with (matrix.root / "runs.csv").open("w", newline="") as out:
+            table = csv.DictWriter(out, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
     return finished
-
-
-def _write_csv(file: Path, finished: Sequence[FinishedRun]) -> None:
-    """Write a row for each run."""
-    rows = [each.row() for each in finished]
-    with file.open("w", newline="") as out:
-        table = csv.DictWriter(out, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
 
 
 RunEnd = Literal["done", "failed", "left for later"]
@@ -104,7 +93,10 @@ def run_matrix(matrix: Matrix) -> int:
     with _alone(matrix.root):
         missing = [cell for cell in matrix.configs if not _found(matrix, cell)]
         for cell in missing:
-            _check_that_nobody_runs(matrix.run_of(cell))
+            # The folder of a cell is removed before its run: no run of an earlier command that was
+            # killed may still go on in it.
+            if matrix.run_of(cell).root.is_dir():
+                os.close(take_lock(matrix.run_of(cell)))
         num_runs = len(matrix.configs)
         progress = Progress(num_runs, num_runs - len(missing), matrix.parallel)
         print(progress.begin(), flush=True)
@@ -122,15 +114,10 @@ def run_matrix(matrix: Matrix) -> int:
     return 1 if "failed" in outcomes else 0
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Lock the folder of a matrix; the lock ends with the process at the latest."""
+def _alone(root: Path) -> IO[str]:
+    """Lock the folder of a matrix until the returned file is closed, or the process ends."""
     refusal = f"{root}: another `mage sweep` or `mage ablate` runs there; wait for it"
-    lock = hold(root / ".lock", refusal)
-    try:
-        yield
-    finally:
-        os.close(lock)
+    return os.fdopen(hold(root / ".lock", refusal))
 
 
 async def _run_all(matrix: Matrix, missing: Sequence[Cell], progress: Progress) -> list[RunEnd]:
@@ -167,13 +154,11 @@ async def _run(matrix: Matrix, cell: Cell) -> RunEnd:
     shutil.rmtree(run.root, ignore_errors=True)  # what an interrupted run left
     config = matrix.root / f"{cell.name()}.toml"
     config.write_text(config_file.dump(matrix.configs[cell]))
-    command = ["-m", "mage_async.launch", "--config", str(config), "--run-dir", str(run.root)]
+    command = [sys.executable, "-m", "mage_async.launch", "--config", str(config)]
+    command += ["--run-dir", str(run.root), "--actors", str(matrix.num_actors)]
     with matrix.log_of(cell).open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
             *command,
-            "--actors",
-            str(matrix.num_actors),
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -204,14 +189,3 @@ def _found(matrix: Matrix, cell: Cell) -> bool:
             "give the same --config and --set, or another --run-dir"
         )
     return True
-
-
-def _check_that_nobody_runs(run: RunDirectory) -> None:
-    """Check that no run of an earlier command that was killed goes on in the directory of a cell,
-    which is about to be removed.
-
-    Raises:
-        RunError: one goes on.
-    """
-    if run.root.is_dir():
-        os.close(take_lock(run))

@@ -7,8 +7,7 @@ given up after the second failure of one of its runs.
 
 import math
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mage_async.errors import ConfigError
@@ -21,6 +20,8 @@ GOAL = "heldout_last_return"
 MOST_FAILURES = 2
 """Failures of a run after which its combination is given up; one may be the machine's fault."""
 MatrixOf = Callable[[Sequence[Setting]], Matrix]
+Combination = tuple[int, Setting]
+"""A combination of values, with the number of Optuna's trial."""
 
 
 def search(
@@ -36,32 +37,31 @@ def search(
         matrix_of: makes the matrix of some combinations.
         run: runs the missing cells of a matrix, and returns 0 where none failed.
 
-    Returns: the last value of `run`; the search ends where it is not 0, or where runs are left.
+    Returns:
+        The last value of `run`; the search ends where it is not 0, or where runs are left.
 
     Raises:
         ConfigError: Optuna is not installed, or a combination is no valid configuration.
     """
-    first = [_lowest(axis) for axis in axes]
-    root = matrix_of(
-        [combination(axes, first)]
-    ).root  # raises the error of a key that does not exist
+    # A key that does not exist is an error here, before anything is written.
+    first = {
+        axis.key: axis.choices.low if isinstance(axis.choices, Range) else axis.choices[0]
+        for axis in axes
+    }
+    root = matrix_of([_setting(axes, first)]).root
     root.mkdir(parents=True, exist_ok=True)
     study = _study(root / "search.log", seed)
     code = 0
-    while code == 0 and (chosen := _chosen(study, axes, count, matrix_of)):
-        matrix = matrix_of([setting for _, setting in (*_finished(study, axes), *chosen)])
+    while code == 0 and (chosen := _chosen(study, axes, count, matrix_of([]).parallel)):
+        known = [trial for trial in study.trials if trial.value is not None]
+        settings = [_setting(axes, trial.params) for trial in known]
+        matrix = matrix_of([*settings, *(setting for _, setting in chosen)])
         code = run(matrix)
-        if not _tell(study, chosen, matrix):
+        if not _record(study, chosen, matrix):
             return code
     if any(trial.value is not None for trial in study.trials):
-        print(f"best: {_setting(axes, study.best_trial).label}: {study.best_value:.3f}")
+        print(f"best: {_setting(axes, study.best_params).label}: {study.best_value:.3f}")
     return code
-
-
-def _lowest(axis: Axis) -> str:
-    """Return the lowest or first value of an axis, to check its key with."""
-    choices = axis.choices
-    return choices.text(choices.low) if isinstance(choices, Range) else choices[0]
 
 
 def _study(file: Any, seed: int) -> Any:
@@ -82,81 +82,66 @@ def _study(file: Any, seed: int) -> Any:
     return study
 
 
-def _chosen(
-    study: Any, axes: Sequence[Axis], count: int, matrix_of: MatrixOf
-) -> list[tuple[int, Setting]]:
-    """Return combinations without a result, with Optuna's trial numbers: those of an earlier call,
-    else new ones.
-    """
-    open_ones = [trial for trial in study.trials if not trial.state.is_finished()]
-    whole = [trial for trial in open_ones if len(trial.params) == len(axes)]
-    for trial in open_ones:
-        if trial not in whole:  # the command was killed while choosing it
-            study.tell(trial.number, state=type(trial.state).FAIL)
+def _chosen(study: Any, axes: Sequence[Axis], count: int, most: int) -> list[Combination]:
+    """Return combinations without a result: those of an earlier call, else at most `most` new."""
+    from optuna.trial import TrialState
+
+    whole = []
+    for trial in study.trials:
+        if len(trial.params) == len(axes) and not trial.state.is_finished():
+            whole.append(trial)
+        elif not trial.state.is_finished():  # the command was killed while choosing it
+            study.tell(trial.number, state=TrialState.FAIL)
     if not whole:
-        num_left = count - len(study.trials)
-        for _ in range(min(matrix_of([]).parallel, num_left)):
-            asked = study.ask()
-            for axis in axes:
-                _suggest(asked, axis)
-            whole.append(study.trials[asked.number])
-    return [(trial.number, _setting(axes, trial)) for trial in whole]
+        distributions = {axis.key: _distribution(axis) for axis in axes}
+        num_new = min(most, count - len(study.trials))
+        asked = [study.ask(distributions) for _ in range(num_new)]
+        whole = [study.trials[trial.number] for trial in asked]
+    return [(trial.number, _setting(axes, trial.params)) for trial in whole]
 
 
-def _suggest(trial: Any, axis: Axis) -> None:
-    choices = axis.choices
-    if not isinstance(choices, Range):
-        trial.suggest_categorical(axis.key, choices)
-    elif choices.is_whole:
-        trial.suggest_int(axis.key, int(choices.low), int(choices.high), log=choices.is_log)
-    else:
-        trial.suggest_float(axis.key, choices.low, choices.high, log=choices.is_log)
+def _distribution(axis: Axis) -> Any:
+    """Return the values of a key as Optuna draws them."""
+    from optuna import distributions
+
+    own = axis.choices
+    if not isinstance(own, Range):
+        return distributions.CategoricalDistribution(own)
+    if own.is_whole:
+        return distributions.IntDistribution(int(own.low), int(own.high), log=own.is_log)
+    return distributions.FloatDistribution(own.low, own.high, log=own.is_log)
 
 
-def _setting(axes: Sequence[Axis], trial: Any) -> Setting:
-    return combination(axes, [_text(axis, trial.params[axis.key]) for axis in axes])
+def _setting(axes: Sequence[Axis], values: Mapping[str, Any]) -> Setting:
+    """Return the setting with these values, by key."""
+    texts = [
+        axis.choices.text(values[axis.key]) if isinstance(axis.choices, Range) else values[axis.key]
+        for axis in axes
+    ]
+    return combination(axes, texts)
 
 
-def _text(axis: Axis, value: Any) -> str:
-    return axis.choices.text(value) if isinstance(axis.choices, Range) else value
-
-
-def _finished(study: Any, axes: Sequence[Axis]) -> list[tuple[int, Setting]]:
-    """Return the combinations that have a result, with Optuna's trial numbers."""
-    known = [trial for trial in study.trials if trial.value is not None]
-    return [(trial.number, _setting(axes, trial)) for trial in known]
-
-
-def _tell(study: Any, chosen: Sequence[tuple[int, Setting]], matrix: Matrix) -> bool:
-    """Tell Optuna the results of combinations all of whose runs are done; return whether all are.
+def _record(study: Any, chosen: Sequence[Combination], matrix: Matrix) -> bool:
+    """Record the results of combinations whose runs are all done; return whether all are.
 
     A combination counts as failed where its result is no finite number, as with weights that
     diverged, or where one of its runs failed too often.
     """
-    results, num_runs = _results(matrix), Counter(cell.setting for cell in matrix.configs)
-    whole = [each for each in chosen if len(results[each[1]]) == num_runs[each[1]]]
-    hopeless = _hopeless(matrix)
-    given_up = [each for each in chosen if each not in whole and each[1] in hopeless]
-    for number, setting in (*whole, *given_up):
-        mean = math.nan if setting in hopeless else statistics.fmean(results[setting])
+    from optuna.trial import TrialState
+
+    goals = {each.cell: each.figures[GOAL] for each in matrix.finished_runs()}
+    num_open = 0
+    for number, setting in chosen:
+        cells = [cell for cell in matrix.configs if cell.setting == setting]
+        missing = [cell for cell in cells if cell not in goals]
+        mean = math.nan if missing else statistics.fmean(goals[cell] for cell in cells)
         if math.isfinite(mean):
             study.tell(number, mean)
+        elif not missing:
+            study.tell(number, state=TrialState.FAIL)
+        elif any(matrix.num_failures(cell) >= MOST_FAILURES for cell in missing):
+            study.tell(number, state=TrialState.FAIL)
+            print(f"{setting.label}: a run of it failed {MOST_FAILURES} times; it is given up")
         else:
-            study.tell(number, state=type(study.trials[number].state).FAIL)
-    for _, setting in given_up:
-        print(f"{setting.label}: a run of it failed {MOST_FAILURES} times; it is given up")
-    return len(whole) + len(given_up) == len(chosen)
-
-
-def _hopeless(matrix: Matrix) -> set[Any]:
-    """Return combinations of which a run is not done and has failed too often."""
-    done = {each.cell for each in matrix.finished_runs()}
-    failed = (cell for cell in matrix.configs if matrix.num_failures(cell) >= MOST_FAILURES)
-    return {cell.setting for cell in failed if cell not in done}
-
-
-def _results(matrix: Matrix) -> dict[Any, list[float]]:
-    found: dict[Any, list[float]] = defaultdict(list)
-    for each in matrix.finished_runs():
-        found[each.cell.setting].append(each.figures[GOAL])
-    return found
+            num_open += 1
+    return num_open == 0
