@@ -1,11 +1,13 @@
-"""Every component that a configuration chooses by name: one line each.
+"""Every component that a configuration chooses by name.
 
-A component is a class that holds its own configuration: its fields are the keys of its table, its
-tag is its name here. To add one, write its class beside the others of its kind and add its line.
-A class of a user's own needs no line: `learner.correction.kind = "my_losses:Squared"`.
+A component is a class that holds its own configuration: its fields are the keys of its table, and
+its `tag` is its name. To add one, write its class, with a `tag`, in the module of its kind; a
+tracker has a module of its own, which is added here.
+A class of a user's own is named by its address: `learner.correction.kind = "my_losses:Squared"`.
 """
 
 from functools import cache, reduce
+from importlib import import_module
 from operator import or_
 from typing import Any
 
@@ -15,112 +17,76 @@ from mage_async.config.section import Variant
 from mage_async.errors import ConfigError
 from mage_async.registry import Registry
 
-_CORRECTIONS = "mage_async.learning.corrections"
-_RETURNS = "mage_async.credit.returns"
-_ADVANTAGES = "mage_async.learning.advantages"
-_MATCHMAKING = "mage_async.tasks.matchmaking"
-_WEIGHTS = "mage_services.weights.weight_transport"
+
+class Components(Registry):
+    """Components of one kind by name.
+
+    Args:
+        noun: what an error calls a component, such as "correction".
+        base: "module:Class" that every component inherits.
+        modules: modules of the components, if not that of the base.
+    """
+
+    def __init__(self, noun: str, base: str, *modules: str) -> None:
+        home, _, name = base.partition(":")
+        self.base: type[Variant] = getattr(import_module(home), name)
+        addresses = {
+            str(each.__struct_config__.tag): f"{module}:{each.__name__}"
+            for module in modules or (home,)
+            for each in vars(import_module(module)).values()
+            if isinstance(each, type) and issubclass(each, self.base) and _has_tag(each)
+        }
+        super().__init__(noun, addresses)
+
+
+def _has_tag(kind: type[Variant]) -> bool:
+    # msgspec tags a class without a `tag` of its own, such as a base, by the name of the class.
+    return kind.__struct_config__.tag != kind.__name__
+
+
 _TRACKING = "mage_services.tracking"
-
-CORRECTIONS = Registry(
-    "correction",
-    {
-        "none": f"{_CORRECTIONS}:NoCorrection",
-        "ppo": f"{_CORRECTIONS}:Ppo",
-        "decoupled": f"{_CORRECTIONS}:Decoupled",
-        "tis": f"{_CORRECTIONS}:Tis",
-        "icepop": f"{_CORRECTIONS}:Icepop",
-        "mis_token": f"{_CORRECTIONS}:MisToken",
-        "mis_sequence": f"{_CORRECTIONS}:MisSequence",
-        "mis_geometric": f"{_CORRECTIONS}:MisGeometric",
-        "cispo": f"{_CORRECTIONS}:Cispo",
-        "gspo": f"{_CORRECTIONS}:Gspo",
-        "dppo": f"{_CORRECTIONS}:Dppo",
-        "m2po": f"{_CORRECTIONS}:M2po",
-        "decoupled_aged": f"{_CORRECTIONS}:DecoupledAged",
-        "age_mask": f"{_CORRECTIONS}:AgeMask",
-    },
+CORRECTIONS = Components("correction", "mage_async.learning.corrections:Correction")
+CREDITS = Components("credit", "mage_async.credit.returns:Credit")
+ESTIMATORS = Components("advantage estimator", "mage_async.learning.advantages:Advantage")
+MATCHMAKERS = Components("matchmaker", "mage_async.tasks.matchmaking:Matchmaker")
+WEIGHT_TRANSPORTS = Components(
+    "weight transport", "mage_services.weights.weight_transport:WeightTransport"
 )
-CREDITS = Registry(
-    "credit",
-    {
-        "differential": f"{_RETURNS}:Differential",
-        "differential_dense": f"{_RETURNS}:DifferentialDense",
-        "cumulative_paper": f"{_RETURNS}:CumulativePaper",
-        "cumulative_code": f"{_RETURNS}:CumulativeCode",
-        "single_episode": f"{_RETURNS}:SingleEpisode",
-        "final_only": f"{_RETURNS}:FinalOnly",
-    },
-)
-ESTIMATORS = Registry(
-    "advantage estimator",
-    {
-        "group_mean": f"{_ADVANTAGES}:GroupMean",
-        "leave_one_out": f"{_ADVANTAGES}:LeaveOneOut",
-        "gigpo": f"{_ADVANTAGES}:Gigpo",
-    },
-)
-MATCHMAKERS = Registry(
-    "matchmaker",
-    {
-        "decks": f"{_MATCHMAKING}:Decks",
-        "fixed": f"{_MATCHMAKING}:Fixed",
-        "resampled": f"{_MATCHMAKING}:Resampled",
-        "prioritised": f"{_MATCHMAKING}:Prioritised",
-        "progress": f"{_MATCHMAKING}:Progress",
-    },
-)
-WEIGHT_TRANSPORTS = Registry(
-    "weight transport",
-    {
-        "disk": f"{_WEIGHTS}:Disk",
-        "tensor": f"{_WEIGHTS}:SharedMemory",
-        "nccl": f"{_WEIGHTS}:Nccl",
-    },
-)
-TRACKERS = Registry(
+TRACKERS = Components(
     "tracker",
-    {
-        "wandb": f"{_TRACKING}.to_wandb:Wandb",
-        "tensorboard": f"{_TRACKING}.to_tensorboard:TensorBoard",
-        "mlflow": f"{_TRACKING}.to_mlflow:Mlflow",
-        "trackio": f"{_TRACKING}.to_trackio:Trackio",
-    },
+    f"{_TRACKING}.tracker:Tracker",
+    f"{_TRACKING}.to_wandb",
+    f"{_TRACKING}.to_tensorboard",
+    f"{_TRACKING}.to_mlflow",
+    f"{_TRACKING}.to_trackio",
 )
-
-
 REGISTRIES = (CORRECTIONS, CREDITS, ESTIMATORS, MATCHMAKERS, WEIGHT_TRANSPORTS, TRACKERS)
 
 
-def union(registry: Registry) -> Any:
+def union(registry: Components) -> Any:
     """Return the union of a registry's components, as the type of a configuration's key."""
-    return reduce(or_, registry.classes())
+    return reduce(or_, map(registry.load, registry))
 
 
-def registry_of(kind: type[Variant]) -> Registry | None:
-    """Return the registry of a component's class; None if the class is no component."""
-    return next((each for each in REGISTRIES if issubclass(kind, _base(each))), None)
-
-
-def component(registry: Registry, table: dict[str, Any]) -> Any:
+def component(registry: Components, table: dict[str, Any]) -> Any:
     """Decode the table of a component, registered or of a user's own, by its kind.
 
     Raises:
         ConfigError: there is no such component.
         msgspec.ValidationError: a key or value is wrong.
     """
-    field = str(_base(registry).__struct_config__.tag_field)
+    field = str(registry.base.__struct_config__.tag_field)
     return msgspec.convert(table, component_class(registry, table[field]))
 
 
 @cache
-def component_class(registry: Registry, name: str) -> type[Variant]:
+def component_class(registry: Components, name: str) -> type[Variant]:
     """Return the class of a registered name, or of `module:Class`, which must inherit the base.
 
     Raises:
         ConfigError: there is no such class, or it inherits something else.
     """
-    found, base = registry.load(name), _base(registry)
+    found, base = registry.load(name), registry.base
     if name in registry:
         return found
     if not issubclass(found, base):
@@ -130,10 +96,3 @@ def component_class(registry: Registry, name: str) -> type[Variant]:
         )
     # The tag is what is written back into a file, so that the next process finds the class again.
     return msgspec.defstruct(found.__name__, [], bases=(found,), tag=name, frozen=True)
-
-
-@cache
-def _base(registry: Registry) -> type[Variant]:
-    """Return the nearest common parent of a registry's components."""
-    first, *others = registry.classes()
-    return next(each for each in first.__mro__ if all(issubclass(kind, each) for kind in others))

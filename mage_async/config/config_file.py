@@ -7,7 +7,7 @@ base.
 """
 
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,136 +15,25 @@ import msgspec
 import tomli_w
 
 from mage_async.config.defaults import completed, spelled_out, stated_absent, without_empty
-from mage_async.config.explain import Fault, explain, unwritable
+from mage_async.config.explain import explain, unwritable
 from mage_async.config.presets import keys_of_method
 from mage_async.config.schema import Config
-from mage_async.config.section import Section, Variant
+from mage_async.config.section import Section
 from mage_async.config.tables import (
     NONE,
     Table,
     hints_of,
     in_full,
-    is_own,
     joined,
-    keys_of,
-    kind_class,
     kind_key,
     may_be_absent,
     names_in,
     over,
-    own_component,
-    table_of,
+    switched,
+    table_class,
 )
 from mage_async.errors import ConfigError
 from mage_async.methods.registry import METHODS, method_class
-
-DEFAULT_POLICY = Config().policy.kind
-
-
-class Assignments:
-    """The keys of a file, over which first a preset and then `--set a.b=c` are written.
-
-    A preset's keys count as the file's: an error about one of them names the file.
-    """
-
-    def __init__(self, tree: Table) -> None:
-        self.tree = tree
-        self._given: dict[str, str] = {}
-
-    def method(self, keys: Table) -> None:
-        """Write the keys of a preset; an empty table turns a method on."""
-        for key, value in keys.items():
-            if value == {}:
-                self._table(names_in(key))
-            else:
-                self._write(key, value)
-
-    def give(self, assignment: str) -> None:
-        """Write `a.b=value`. If it changes a kind, the file's keys that the new kind lacks are
-        removed.
-
-        Raises:
-            ConfigError: the text is no assignment, or its path goes through a value.
-        """
-        key, equals, text = assignment.partition("=")
-        if not equals:
-            raise ConfigError(f"--set takes a.b=value, got {assignment!r}")
-        key, value = key.strip(), _value(text.strip())
-        if key == "policy.source" and not self._given.get("policy.kind"):
-            self._write("policy.kind", "pretrained")  # the only kind with a source
-        self._given.pop(key, None)
-        self._given[key] = assignment
-        self._write(key, value)
-
-    def blamed(self, key: str) -> str:
-        """Return the newest assignment to a key, a table above or a key below; "" for none."""
-        for name, assignment in reversed(self._given.items()):
-            if f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}."):
-                return f"--set {assignment}"
-        return ""
-
-    def _write(self, key: str, value: Any) -> None:
-        *names, leaf = names_in(key)
-        path = joined(names)
-        table, hint = self._table(names)
-        inside = _hint(table_of(hint, table), leaf)
-        # `learner.correction=tis` is short for `learner.correction.kind=tis`.
-        if isinstance(value, str) and isinstance(in_full(value, inside), dict):
-            self._write(f"{key}.{kind_key(inside)}", value)
-        # A new kind: keys of the old kind that the new one lacks are removed.
-        elif leaf == kind_key(hint) and (kind := kind_class(hint, value)):
-            self._switch(table, path, kind, hint)
-        else:
-            table[leaf] = in_full(value, inside)
-
-    def _table(self, names: list[str]) -> tuple[Table, Any]:
-        """Return the table at a path, which is created if it is not there, and its type.
-
-        Raises:
-            ConfigError: there is a value at the path or above it.
-        """
-        table, hint = self.tree, Config
-        for depth, name in enumerate(names):
-            hint = _hint(table_of(hint, table), name)
-            is_method = names[:depth] == ["methods"]
-            if table.get(name) == NONE and (is_method or may_be_absent(hint)):
-                table[name] = {}
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                path = joined(names[: depth + 1])
-                raise ConfigError(f"{self.blamed(path) or path}: `{path}` is a value, not a table")
-        return table, hint
-
-    def _switch(self, table: Table, path: str, kind: type[Variant], hint: Any) -> None:
-        """Change the kind of a table.
-
-        With another kind of policy a file's warm start, which suits the file's policy, is removed.
-        """
-        name = str(kind.__struct_config__.tag)
-        is_other_policy = path == "policy" and table.get("kind", DEFAULT_POLICY) != name
-        for key in [*table]:
-            if key not in keys_of(kind) and f"{path}.{key}" not in self._given:
-                del table[key]
-        if is_other_policy and "warm_start" not in self._sections():
-            self.tree.pop("warm_start", None)
-        table[kind_key(hint)] = name
-
-    def _sections(self) -> set[str]:
-        """Return the sections that an assignment has written to."""
-        return {key.partition(".")[0] for key in self._given}
-
-
-def _hint(place: Any, key: str) -> Any:
-    """Return the type that a table declares for a key; None if it declares none."""
-    return None if place is None else hints_of(place).get(key)
-
-
-def _value(text: str) -> Any:
-    """Parse a TOML value; other text is returned as it is, so that `engine.kind=embedded` works."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def load(path: Path, assignments: Sequence[str] = (), method: str | None = None) -> Config:
@@ -154,7 +43,7 @@ def load(path: Path, assignments: Sequence[str] = (), method: str | None = None)
     Raises:
         ConfigError: a key or value is wrong; the error begins with the file or the assignment.
     """
-    return _parsed(_written(_resolved(path), assignments, method), str(path))
+    return _parsed(Assignments(_resolved(path), assignments, method), str(path))
 
 
 def load_recorded(
@@ -173,8 +62,8 @@ def load_recorded(
     Raises:
         ConfigError: as `load`; or a newer version recorded it.
     """
-    written = _written(_read(path), assignments, method)
-    return _parsed(written, str(path), is_recorded=True, imports=imports)
+    assigned = Assignments(_read(path), assignments, method)
+    return _parsed(assigned, str(path), is_recorded=True, imports=imports)
 
 
 def read(data: bytes, where: str) -> Config:
@@ -212,41 +101,6 @@ def find(name: str | None) -> Path:
     raise ConfigError(f"no configuration file {name!r}; shipped ones: {known}")
 
 
-def _written(tree: Table, assignments: Sequence[str], method: str | None) -> Assignments:
-    written = Assignments(tree)
-    written.method(keys_of_method(method) if method else {})
-    for assignment in assignments:
-        written.give(assignment)
-    return written
-
-
-def _parsed(
-    written: Assignments, where: str, *, is_recorded: bool = False, imports: bool = True
-) -> Config:
-    """Turn plain data into a `Config`; an error that no assignment causes begins with `where`."""
-    if fault := unwritable(written.tree):
-        raise _error(fault, written, where)
-    tree = completed(written.tree, is_recorded=is_recorded)
-    try:
-        tree["methods"] = _method_tables(written, tree, where, is_recorded=is_recorded)
-        return without_empty(from_tables(tree, imports=imports))
-    except msgspec.ValidationError as error:
-        fault = explain(str(error), tree)
-    if is_recorded and fault.is_unknown and not written.blamed(fault.key):
-        raise ConfigError(
-            f"{where}: a newer version of mage_async wrote it: this one has no such "
-            f"`{fault.key}`; use the version that wrote it"
-        )
-    raise _error(fault, written, where)
-
-
-def _method_tables(written: Assignments, tree: Table, where: str, *, is_recorded: bool) -> Any:
-    try:
-        return with_all_keys(tree.get("methods", {}), is_recorded=is_recorded)
-    except ConfigError as error:
-        raise ConfigError(f"{written.blamed('methods') or where}: {error}") from error
-
-
 def as_tables(config: Config) -> Table:
     """Return a configuration as plain data, for a message to another process."""
     return msgspec.to_builtins(config)
@@ -261,52 +115,177 @@ def from_tables(tree: Table, *, imports: bool = True) -> Config:
     Raises:
         msgspec.ValidationError: as `msgspec.convert`; the path begins at the whole configuration.
     """
-    # msgspec converts the components it knows by the types of the schema. Those of a user's own are
-    # converted by themselves and put in the place of the defaults.
-    own = {path: (hint, table) for path, hint, table in _own_tables(Config, tree, ())}
-    config = msgspec.convert(_without(tree, own), Config)
-    for path, (hint, table) in own.items():
-        try:
-            component = own_component(hint, table, imports=imports)
-        except msgspec.ValidationError as error:
-            what, _, below = str(error).partition(" - at ")
-            full = ".".join(["$", *path]) + below.strip("`").removeprefix("$")
-            raise msgspec.ValidationError(f"{what} - at `{full}`") from None
-        config = _replaced(config, path, component)
-    return config
+    return _section(Config, tree, "$", imports=imports)
 
 
-def _own_tables(
-    section: type[Section], tree: Table, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], Any, Table]]:
-    """Yield the path, type and table of each component of a user's own, without importing it."""
+def _section(section: type[Section], tree: Table, path: str, *, imports: bool) -> Any:
+    """Convert a table. Those inside are converted first, because a component of a user's own is in
+    no union of the schema.
+    """
+    inside: dict[str, Any] = {}
     for key, hint in hints_of(section).items():
         value = tree.get(key)
-        if isinstance(value, dict) and is_own(hint, value):
-            yield (*path, key), hint, value
-        elif isinstance(value, dict) and (found := table_of(hint, value)) is not None:
-            yield from _own_tables(found, value, (*path, key))
+        if isinstance(value, dict) and (found := table_class(hint, value, imports=imports)):
+            inside[key] = _section(found, value, f"{path}.{key}", imports=imports)
+    plain = {key: value for key, value in tree.items() if key not in inside}
+    return msgspec.structs.replace(_convert(plain, section, path), **inside)
 
 
-def _without(tree: Table, paths: Iterable[tuple[str, ...]]) -> Table:
-    """Return a tree without the values at some paths."""
-    here = {path[0]: [other[1:] for other in paths if other[0] == path[0]] for path in paths}
-    return {
-        key: _without(value, here[key]) if key in here else value
-        for key, value in tree.items()
-        if () not in here.get(key, ())
-    }
+def _convert(table: Table, section: Any, path: str) -> Any:
+    """Convert a table as msgspec does; an error has the path from the whole configuration."""
+    try:
+        return msgspec.convert(table, section)
+    except msgspec.ValidationError as error:
+        what, _, below = str(error).partition(" - at ")
+        full = path + below.strip("`").removeprefix("$")
+        raise msgspec.ValidationError(f"{what} - at `{full}`") from None
 
 
-def _replaced(struct: Any, path: Sequence[str], value: Any) -> Any:
-    """Return a struct with the value at a path replaced."""
-    key, *below = path
-    new = _replaced(getattr(struct, key), below, value) if below else value
-    return msgspec.structs.replace(struct, **{key: new})
+class Assignments:
+    """The keys of a file, over which first a preset and then assignments `a.b=c` are written.
+
+    A preset's keys count as the file's: an error about one of them names the file.
+    """
+
+    def __init__(
+        self, tree: Table, assignments: Sequence[str] = (), method: str | None = None
+    ) -> None:
+        self.tree = tree
+        self._texts: dict[str, str] = {}
+        """Assignments as they were given, by key, the newest last."""
+        for key, value in (keys_of_method(method) if method else {}).items():
+            if value == {}:  # a method without keys is turned on
+                self._table_at(names_in(key))
+            else:
+                self._set(key, value)
+        for text in assignments:
+            self._assign(text)
+
+    def culprit(self, key: str) -> str:
+        """Return the newest assignment to a key, a table above or a key below; "" for none."""
+        for name, text in reversed(self._texts.items()):
+            if f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}."):
+                return f"--set {text}"
+        return ""
+
+    def _assign(self, text: str) -> None:
+        """Set the key of `a.b=value`.
+
+        Raises:
+            ConfigError: the text is no assignment, or its path goes through a value.
+        """
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not names_in(key):
+            raise ConfigError(f"--set takes a.b=value, got {text!r}")
+        if key == "policy.source" and "policy.kind" not in self._texts:
+            self._set("policy.kind", "pretrained")  # the only kind with a source
+        self._texts.pop(key, None)
+        self._texts[key] = text
+        self._set(key, _toml_value(value))
+
+    def _set(self, key: str, value: Any) -> None:
+        """Set a key. With a new kind of its table, the file's keys that the kind lacks are removed;
+        those that were assigned stay, and are errors.
+        """
+        *names, leaf = names_in(key)
+        table, hint = self._table_at(names)
+        section = table_class(hint, table)
+        inside = hints_of(section).get(leaf) if section else None
+        if isinstance(value, str) and isinstance(in_full(value, inside), dict):
+            # `learner.correction=tis` is short for `learner.correction.kind=tis`.
+            self._set(f"{key}.{kind_key(inside)}", value)
+        elif leaf == kind_key(hint):
+            path, is_other = joined(names), value != table.get(leaf, Config().policy.kind)
+            # A warm start suits the file's own policy.
+            if path == "policy" and is_other and not self._has_assigned("warm_start"):
+                self.tree.pop("warm_start", None)
+            kept = switched(table, value, hint)
+            for name in [*table]:
+                if name not in kept and not self._has_assigned(f"{path}.{name}"):
+                    del table[name]
+            table[leaf] = value
+        else:
+            table[leaf] = in_full(value, inside)
+
+    def _has_assigned(self, key: str) -> bool:
+        return any(f"{name}.".startswith(f"{key}.") for name in self._texts)
+
+    def _table_at(self, names: Sequence[str]) -> tuple[Table, Any]:
+        """Return the table at a path, which is created if it is not there, and its type.
+
+        Raises:
+            ConfigError: there is a value at the path or above it.
+        """
+        table, hint = self.tree, Config
+        for depth, name in enumerate(names):
+            section = table_class(hint, table)
+            hint = hints_of(section).get(name) if section else None
+            is_method = names[:depth] == ["methods"]
+            if table.get(name) == NONE and (is_method or may_be_absent(hint)):
+                table[name] = {}
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                path = joined(names[: depth + 1])
+                raise ConfigError(f"{self.culprit(path) or path}: `{path}` is a value, not a table")
+        return table, hint
 
 
-def _error(fault: Fault, written: Assignments, where: str) -> ConfigError:
-    return ConfigError(f"{written.blamed(fault.key) or where}: {fault.sentence}")
+def _toml_value(text: str) -> Any:
+    """Parse a TOML value; other text is returned as it is, so that `engine.kind=embedded` works."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _parsed(
+    assigned: Assignments, where: str, *, is_recorded: bool = False, imports: bool = True
+) -> Config:
+    """Turn plain data into a `Config`; an error that no assignment causes begins with `where`."""
+    tree = assigned.tree
+    if (fault := unwritable(tree)) is None:
+        tree = completed(tree, is_recorded=is_recorded)
+        try:
+            tree["methods"] = _method_tables(assigned, tree, where, is_recorded=is_recorded)
+            return without_empty(from_tables(tree, imports=imports))
+        except msgspec.ValidationError as error:
+            fault = explain(str(error), tree)
+    culprit = assigned.culprit(fault.key)
+    if is_recorded and fault.is_unknown and not culprit:
+        raise ConfigError(
+            f"{where}: a newer version of mage_async wrote it: this one has no such "
+            f"`{fault.key}`; use the version that wrote it"
+        )
+    raise ConfigError(f"{culprit or where}: {fault.sentence}")
+
+
+def _method_tables(
+    assigned: Assignments, tree: Table, where: str, *, is_recorded: bool
+) -> dict[str, Any]:
+    """Return the methods' tables with the defaults of all keys, without those that are "none".
+
+    Anything but tables is returned as it is: the schema refuses it.
+
+    Args:
+        is_recorded: a run wrote the tables, so they have all keys. Then a user's own method is not
+            imported: to look at a run must not execute its code.
+
+    Raises:
+        ConfigError: there is no method of a name.
+        msgspec.ValidationError: a table has an unknown key or a wrong value.
+    """
+    tables = tree.get("methods", {})
+    if not isinstance(tables, dict):
+        return tables
+    found = {name: table for name, table in tables.items() if table != NONE}
+    for name, table in found.items():
+        if isinstance(table, dict) and (name in METHODS or not is_recorded):
+            try:
+                settings = method_class(name).Settings
+            except ConfigError as error:
+                raise ConfigError(f"{assigned.culprit('methods') or where}: {error}") from error
+            found[name] = msgspec.to_builtins(_convert(table, settings, f'$.methods."{name}"'))
+    return found
 
 
 def _resolved(path: Path) -> Table:
@@ -344,45 +323,3 @@ def _tree(data: bytes, where: str) -> Table:
         raise ConfigError(f"{where}: not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{where}: its values are nested too deeply") from None
-
-
-# The tables `[methods.NAME]`, typed by the methods' own structs.
-
-SECTION = "methods"
-
-
-def with_all_keys(tables: Any, *, is_recorded: bool) -> Any:
-    """Return the methods' tables with the defaults of all keys, without those that are "none".
-
-    Anything but tables is returned as it is: the schema refuses it.
-
-    Args:
-        is_recorded: a run wrote the tables, so they have all keys. Then a user's own method is not
-            imported: to look at a run must not execute its code.
-
-    Raises:
-        ConfigError: there is no method of a name.
-        msgspec.ValidationError: a table has an unknown key or a wrong value; the path begins at the
-            whole configuration.
-    """
-    if not isinstance(tables, dict):
-        return tables
-
-    def skips(name: str) -> bool:
-        return is_recorded and name not in METHODS
-
-    return {
-        name: table if not isinstance(table, dict) or skips(name) else _whole(name, table)
-        for name, table in tables.items()
-        if table != NONE
-    }
-
-
-def _whole(name: str, table: Table) -> Table:
-    settings = method_class(name).Settings
-    try:
-        return msgspec.to_builtins(msgspec.convert(table, settings))
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at ")
-        below = path.strip("`").removeprefix("$")
-        raise msgspec.ValidationError(f'{what} - at `$.{SECTION}."{name}"{below}`') from None

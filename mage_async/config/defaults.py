@@ -18,7 +18,7 @@ from mage_async.config.tables import (
     kinds,
     may_be_absent,
     over,
-    table_of,
+    table_class,
     tables,
 )
 
@@ -111,11 +111,8 @@ def stated_absent(tree: Table) -> Table:
 
 def without_empty(config: Config) -> Config:
     """Return the configuration without a warm start of no steps."""
-    warm = config.warm_start
-    return msgspec.structs.replace(
-        config,
-        warm_start=warm if warm and warm.steps else None,
-    )
+    has_steps = config.warm_start is not None and config.warm_start.steps
+    return config if has_steps else msgspec.structs.replace(config, warm_start=None)
 
 
 def spelled_out(tree: Table) -> Table:
@@ -132,13 +129,14 @@ def spelled_out(tree: Table) -> Table:
 
 def _with_kinds(tree: Table, section: type[Section]) -> Table:
     """Return a tree in which every table that comes in kinds states its own."""
-    whole, defaults = dict(tree), {each.name: each for each in msgspec.structs.fields(section)}
+    whole = dict(tree)
+    defaults = {each.name: each for each in msgspec.structs.fields(section)}
     for key, hint in hints_of(section).items():
         if kinds(hint) and (default := defaults[key].default) is not None:
             whole.setdefault(key, {})
             if isinstance(whole[key], dict):
                 whole[key] = {kind_key(hint): default.kind} | whole[key]
-        inside = table_of(hint, whole.get(key))
+        inside = table_class(hint, whole.get(key))
         if inside is not None and isinstance(whole.get(key), dict):
             whole[key] = _with_kinds(whole[key], inside)
     return whole

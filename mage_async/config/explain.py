@@ -6,20 +6,18 @@ import re
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from mage_async.config.components import registry_of
 from mage_async.config.schema import Config
 from mage_async.config.tables import (
     METHOD_TABLES,
     Table,
     hints_of,
     joined,
-    keys_of,
-    kind_class,
     kind_key,
     kinds,
     may_be_absent,
     names_in,
-    table_of,
+    registry_of,
+    table_class,
 )
 from mage_async.methods.registry import method_class
 
@@ -84,25 +82,43 @@ def explain(message: str, tree: Table) -> Fault:
     if unknown := re.search(r"unknown field `(.+)`", what):
         return _unknown(unknown[1], path, tree)
     parent, _, leaf = path.rpartition(".")
-    is_kind = leaf != "" and leaf == kind_key(_hint(parent, tree))
+    (above, _), (hint, value) = _declared(parent, tree), _declared(path, tree)
+    key = _key(path)
+    is_kind = leaf != "" and leaf == kind_key(above)
     if "Invalid enum value" in what or is_kind:
-        choices = ", ".join(map(repr, _choices(path, tree)))
-        got = _lookup(tree, path)
-        said = f"`{_key(path)}` must be one of {choices}, got {got!r}"
-        own = ", or your own class as `module:Class`" if is_kind and _is_open(parent, tree) else ""
-        return Fault(_key(path), said + own, is_kind)
+        choices = ", ".join(map(repr, kinds(above) if is_kind else _literals(hint)))
+        own = ", or your own class as `module:Class`" if is_kind and registry_of(above) else ""
+        return Fault(key, f"`{key}` must be one of {choices}, got {value!r}{own}", is_kind)
     bound = what.removeprefix("Expected ").split(", got ")[0].replace("`", "")
-    bound = re.sub(r"^(?:int|float) (>=|>|<=|<) (\S+)$", _in_words, bound)
+    bound = re.sub(
+        r"^(?:int|float) (>=|>|<=|<) (\S+)$", lambda found: f"{BOUNDS[found[1]]} {found[2]}", bound
+    )
     if "object" in bound:
-        table = table_of(_hint(path, tree), None)
-        keys = f" ({', '.join(keys_of(table))})" if table and 0 < len(keys_of(table)) < 4 else ""
-        absent = ", or 'none'" if may_be_absent(_hint(path, tree)) else ""
-        bound = f"a table{keys}{absent}"
-    return Fault(_key(path), f"`{_key(path)}` must be {bound}, got {_lookup(tree, path)!r}")
+        table = table_class(hint)
+        names = ", ".join(hints_of(table)) if table and len(hints_of(table)) < 4 else ""
+        absent = ", or 'none'" if may_be_absent(hint) else ""
+        bound = f"a table{f' ({names})' if names else ''}{absent}"
+    return Fault(key, f"`{key}` must be {bound}, got {value!r}")
 
 
-def _in_words(bound: re.Match[str]) -> str:
-    return f"{BOUNDS[bound[1]]} {bound[2]}"
+def _unknown(name: str, path: str, tree: Table) -> Fault:
+    """Return the error of a key that the table at a path does not have."""
+    full, (hint, value) = _key(path, name), _declared(path, tree)
+    table, kind = table_class(hint, value, imports=True), kind_key(hint)
+    known = [*([kind] if kind else []), *(hints_of(table) if table else ())]
+    owners = [f'"{tag}"' for tag, each in kinds(hint).items() if name in hints_of(each)]
+    near = difflib.get_close_matches(name, known, n=1)
+    if full in RENAMED_KEYS:
+        cure = f"it is `{RENAMED_KEYS[full]}` now"
+    elif full in REMOVED_KEYS:
+        cure = f"it was removed; {REMOVED_KEYS[full]}"
+    elif owners:
+        cure = f'only with {_key(path, kind)} = {" or ".join(owners)}, which is "{value[kind]}"'
+    elif near:
+        cure = f"did you mean `{_key(path, near[0])}`?"
+    else:
+        cure = f"known: {', '.join(known)}"
+    return Fault(full, f"unknown key `{full}` ({cure})", is_unknown=not owners)
 
 
 def _key(path: str, *names: str) -> str:
@@ -110,67 +126,28 @@ def _key(path: str, *names: str) -> str:
     return joined([*names_in(path)[1:], *names])
 
 
-def _unknown(key: str, path: str, tree: Table) -> Fault:
-    full, hint, value = _key(path, key), _hint(path, tree), _lookup(tree, path)
-    table, kind = _table(hint, value), kind_key(hint)
-    known = (*((kind,) if kind else ()), *(keys_of(table) if table else ()))
-    owners = [name for name, each in kinds(hint).items() if key in keys_of(each)]
-    near = difflib.get_close_matches(key, known, n=1)
-    if full in RENAMED_KEYS:
-        said = f"it is `{RENAMED_KEYS[full]}` now"
-    elif full in REMOVED_KEYS:
-        said = f"it was removed; {REMOVED_KEYS[full]}"
-    elif owners:
-        own = " or ".join(f'"{name}"' for name in owners)
-        said = f'only with {_key(path, kind)} = {own}, which is "{value[kind]}"'
-    elif near:
-        said = f"did you mean `{_key(path, near[0])}`?"
-    else:
-        said = f"known: {', '.join(known)}"
-    return Fault(full, f"unknown key `{full}` ({said})", is_unknown=not owners)
+def _declared(path: str, tree: Table) -> tuple[Any, Any]:
+    """Return the type that is declared at a path such as `$.doctor.halt[0]`, and the value there.
 
-
-def _hint(path: str, tree: Table) -> Any:
-    """Return the type that the configuration declares at a path."""
+    Where the tree lacks a name, the value is the innermost table that is there.
+    """
     hint: Any = Config
-    for name in names_in(path)[1:]:
+    value: Any = tree
+    for step in names_in(path)[1:]:
+        name, _, place = step.removesuffix("]").partition("[")
         if hint == METHOD_TABLES:
             hint = method_class(name).Settings
         else:
-            table, name = _table(hint, tree), name.partition("[")[0]
+            table = table_class(hint, value, imports=True)
             hint = hints_of(table).get(name) if table else None
-        tree = tree.get(name, {}) if isinstance(tree, dict) else {}
-    return hint
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+        if place.isdigit():
+            value = value[int(place)]
+    return hint, value
 
 
-def _table(hint: Any, value: Any) -> Any:
-    """Return the table of a value's kind, which may be a class of a user's own."""
-    kind = value.get(kind_key(hint)) if isinstance(value, dict) else None
-    return kind_class(hint, kind) or table_of(hint, value)
-
-
-def _choices(path: str, tree: Table) -> list[str]:
-    """Return every kind, or every literal, that the type at a path admits."""
-    *above, last = names_in(path)
-    parent = joined(above)
-    if last and last == kind_key(_hint(parent, tree)):
-        return list(kinds(_hint(parent, tree)))
-    pending, found = [_hint(path, tree)], []
-    while pending:
-        for part in get_args(pending.pop()):
-            (found if isinstance(part, str) else pending).append(part)
-    return found
-
-
-def _is_open(path: str, tree: Table) -> bool:
-    """Return whether the table at a path may be a component of a user's own."""
-    return any(registry_of(kind) for kind in kinds(_hint(path, tree)).values())
-
-
-def _lookup(tree: Any, path: str) -> Any:
-    for name in names_in(path)[1:]:
-        name, _, rest = name.partition("[")
-        tree = tree[name] if isinstance(tree, dict) and name in tree else tree
-        if rest and rest.rstrip("]").isdigit():
-            tree = tree[int(rest.rstrip("]"))]
-    return tree
+def _literals(hint: Any) -> list[str]:
+    """Return every text that a type admits, at any depth."""
+    parts = get_args(hint)
+    return [hint] if isinstance(hint, str) else [text for part in parts for text in _literals(part)]

@@ -1,6 +1,7 @@
 """The tables that the configuration declares: their keys, and the kinds that some come in.
 
-A *hint* is the declared type of a key, a *tree* is data as TOML gives it.
+A *hint* is the declared type of a key, a *tree* is data as TOML gives it. The reader of files, the
+error messages and the reference of all keys are made from these functions.
 """
 
 import re
@@ -10,9 +11,8 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from mage_async.config.components import component_class, registry_of
+from mage_async.config.components import REGISTRIES, Components, component_class
 from mage_async.config.section import Section, Variant
-from mage_async.registry import Registry
 
 Table = dict[str, Any]
 METHOD_TABLES = dict[str, dict[str, Any]]
@@ -31,6 +31,13 @@ def joined(names: Iterable[str]) -> str:
     return ".".join(f'"{name}"' if "." in name else name for name in names)
 
 
+@cache
+def hints_of(section: type[Section]) -> dict[str, Any]:
+    """Return the types of a table's keys, without the key that states its kind."""
+    hints = get_type_hints(section, include_extras=True)
+    return {key: hints[key] for key in section.__struct_fields__}
+
+
 def kinds(hint: Any) -> dict[str, type[Variant]]:
     """Return the tables that a type admits, by kind; empty where there is no choice."""
     parts = [part for part in get_args(hint) if _is(part, Variant)]
@@ -42,74 +49,49 @@ def kind_key(hint: Any) -> str:
     return next((str(each.__struct_config__.tag_field) for each in kinds(hint).values()), "")
 
 
-def kind_class(hint: Any, kind: Any) -> type[Variant] | None:
-    """Return the table of a kind, which may be a `module:Class` of a user's own; None if unknown.
-
-    Raises:
-        ConfigError: a class of a user's own cannot be imported.
-    """
-    registry = _registry(hint)
-    if registry is not None and isinstance(kind, str) and ":" in kind:
-        return component_class(registry, kind)
-    return kinds(hint).get(kind) if isinstance(kind, str) else None
-
-
-def is_own(hint: Any, table: Table) -> bool:
-    """Return whether a table is a component of a user's own."""
-    kind = table.get(kind_key(hint))
-    return _registry(hint) is not None and isinstance(kind, str) and ":" in kind
-
-
-def own_component(hint: Any, table: Table, *, imports: bool) -> Any:
-    """Return the component of a user's own that a table configures.
-
-    Args:
-        imports: whether to import its class; if not, a stand-in holds the table's keys.
-
-    Raises:
-        ConfigError: the class cannot be imported.
-        msgspec.ValidationError: a key or a value is wrong.
-    """
-    key = kind_key(hint)
-    if imports:
-        return msgspec.convert(table, kind_class(hint, table[key]))
-    values = {name: value for name, value in table.items() if name != key}
-    fields = [(name, Any) for name in values]
-    stand_in = msgspec.defstruct(
-        "StandIn",
-        fields,
-        bases=(Variant,),
-        tag_field=key,
-        tag=table[key],
-        frozen=True,
-        kw_only=True,
-    )
-    return stand_in(**values)
-
-
-def _registry(hint: Any) -> Registry | None:
-    """Return the registry of the components that a type admits; None if it admits no component."""
-    return next((found for kind in kinds(hint).values() if (found := registry_of(kind))), None)
-
-
-def table_of(hint: Any, value: Any) -> type[Section] | None:
-    """Return the table that a type declares, of the kind that a value states; None for other types.
-
-    If the value states no kind of the package's own, return any of the kinds.
-    """
-    if isinstance(value, dict) and (stated := _known(hint, value)):
-        return stated
-    return next((part for part in (hint, *get_args(hint)) if _is(part, Section)), None)
-
-
-def _known(hint: Any, table: Table) -> type[Variant] | None:
-    kind = table.get(kind_key(hint))
-    return kinds(hint).get(kind) if isinstance(kind, str) else None
-
-
 def may_be_absent(hint: Any) -> bool:
     """Return whether a table may be left out, for which a file writes "none"."""
     return type(None) in get_args(hint)
+
+
+def registry_of(hint: Any) -> Components | None:
+    """Return the registry of the components that a type admits; None if it admits no component."""
+    parts = kinds(hint).values()
+    return next((each for each in REGISTRIES if any(issubclass(p, each.base) for p in parts)), None)
+
+
+def table_class(hint: Any, value: Any = None, *, imports: bool = False) -> type[Section] | None:
+    """Return the class of a table that a type declares; None for other types.
+
+    It is that of the kind which a value states, or any of the kinds if it states none.
+
+    Args:
+        imports: whether to import a component of a user's own; if not, a stand-in holds its keys.
+
+    Raises:
+        ConfigError: the class of a user's own cannot be imported.
+    """
+    key = kind_key(hint)
+    kind = value.get(key) if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in kinds(hint):
+        return kinds(hint)[kind]
+    if isinstance(kind, str) and ":" in kind and (registry := registry_of(hint)):
+        if imports:
+            return component_class(registry, kind)
+        return _stand_in(key, kind, tuple(name for name in value if name != key))
+    return next((part for part in (hint, *get_args(hint)) if _is(part, Section)), None)
+
+
+@cache  # a class for each configuration that `mage view` reads would stay in memory
+def _stand_in(key: str, kind: str, names: tuple[str, ...]) -> type[Variant]:
+    fields = [(name, Any) for name in names]
+    return msgspec.defstruct(
+        "StandIn", fields, bases=(Variant,), tag_field=key, tag=kind, frozen=True
+    )
+
+
+def _is(part: Any, kind: type[Section]) -> bool:
+    return isinstance(part, type) and issubclass(part, kind)
 
 
 def in_full(value: Any, hint: Any) -> Any:
@@ -121,27 +103,16 @@ def in_full(value: Any, hint: Any) -> Any:
     return value
 
 
-@cache
-def hints_of(section: type[Section]) -> dict[str, Any]:
-    """Return the types of a table's keys."""
-    hints = get_type_hints(section, include_extras=True)
-    return {key: hints[key] for key in keys_of(section)}
-
-
-def keys_of(section: type[Section]) -> tuple[str, ...]:
-    """Return a table's keys, without the one that states its kind."""
-    return section.__struct_fields__
-
-
 def tables(section: type[Section], tree: Table) -> Iterator[tuple[Table, str, Any]]:
     """Yield every key that is declared as a table, outer ones first, with the table that holds it
     and its type; tables that a tree lacks are not entered.
     """
     for key, hint in hints_of(section).items():
-        if table_of(hint, None) is not None:
+        if table_class(hint) is not None:
             yield tree, key, hint
+            # Whoever iterates may have replaced the value.
             inside = tree.get(key)
-            found = table_of(hint, inside)
+            found = table_class(hint, inside)
             if isinstance(inside, dict) and found is not None:
                 yield from tables(found, inside)
 
@@ -153,20 +124,17 @@ def over(below: Table, own: Table, section: type[Section]) -> Table:
     """
     hints, merged = hints_of(section), dict(below)
     for key, value in own.items():
-        inside = table_of(hints.get(key), value)
-        is_merged = inside is not None and isinstance(value, dict)
-        if hints.get(key) == METHOD_TABLES and isinstance(value, dict):
-            earlier = merged.get(key, {})
-            merged[key] = earlier | {
-                name: earlier[name] | table if _are_tables(earlier.get(name), table) else table
-                for name, table in value.items()
-            }
-        elif is_merged and isinstance(below.get(key), dict):
-            merged[key] = over(
-                switched(below[key], value.get(kind_key(hints[key])), hints[key]),
-                value,
-                inside,
-            )
+        hint, earlier = hints.get(key), below.get(key)
+        inside = table_class(hint, value)
+        if not isinstance(value, dict):
+            merged[key] = value
+        elif hint == METHOD_TABLES:
+            merged[key] = dict(earlier) if isinstance(earlier, dict) else {}
+            for name, table in value.items():
+                is_merged = isinstance(merged[key].get(name), dict) and isinstance(table, dict)
+                merged[key][name] = merged[key][name] | table if is_merged else table
+        elif inside is not None and isinstance(earlier, dict):
+            merged[key] = over(switched(earlier, value.get(kind_key(hint)), hint), value, inside)
         else:
             merged[key] = value
     return merged
@@ -174,15 +142,8 @@ def over(below: Table, own: Table, section: type[Section]) -> Table:
 
 def switched(table: Table, kind: Any, hint: Any) -> Table:
     """Return a table as one of another kind: without the keys that the kind lacks."""
-    name, found = kind_key(hint), kind_class(hint, kind)
-    if found is None or table.get(name) == kind:
+    name = kind_key(hint)
+    if not name or kind is None or table.get(name) == kind:
         return table
-    return {name: kind} | {key: value for key, value in table.items() if key in keys_of(found)}
-
-
-def _are_tables(one: Any, other: Any) -> bool:
-    return isinstance(one, dict) and isinstance(other, dict)
-
-
-def _is(part: Any, kind: type[Section]) -> bool:
-    return isinstance(part, type) and issubclass(part, kind)
+    known = hints_of(table_class(hint, {name: kind}, imports=True) or Variant)
+    return {name: kind} | {key: value for key, value in table.items() if key in known}

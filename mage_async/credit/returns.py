@@ -1,7 +1,7 @@
 """Rewards to returns: the return that each turn of a trial is credited with, one class per credit.
 
 A credit is its configuration: the fields are the keys of `[credit]`. To add one, copy a class and
-name it in `mage_async/config/components.py`.
+give it a `tag`, which is its name.
 
 Notation: r[k,t] is the reward of turn t of episode k, n[k] the number of its turns, R[k] their
 undiscounted sum, K the last episode played, d = `turn_discount` and g = `episode_discount`. Every
