@@ -208,22 +208,19 @@ class Batch:
 def made_up(count: int, batch: Batch, vocabulary: int, seed: int = 0) -> list[TrainingSequence]:
     """Return segments of random tokens, each with one turn whose tokens are spread evenly."""
     source = np.random.default_rng(seed)
-    return [_segment(source, batch.tokens, batch.sampled, vocabulary) for _ in range(count)]
-
-
-def _segment(
-    source: np.random.Generator, tokens: int, sampled: int, vocabulary: int
-) -> TrainingSequence:
-    places = np.linspace(1, tokens - 1, sampled).astype(np.int64)
-    zeros = [np.zeros(sampled, np.int32) for _ in range(5)]
-    logprobs = np.full(sampled, -np.log(vocabulary), np.float32)
-    return TrainingSequence(
-        source.integers(0, vocabulary, tokens).astype(np.int32),
-        places,
-        SampledTokens(logprobs, *zeros),
-        np.array([sampled]),
-        torch.from_numpy(source.normal(size=1).astype(np.float32)),
-    )
+    places = np.linspace(1, batch.tokens - 1, batch.sampled).astype(np.int64)
+    logprobs = np.full(batch.sampled, -np.log(vocabulary), np.float32)
+    zeros = [np.zeros(batch.sampled, np.int32) for _ in range(5)]
+    return [
+        TrainingSequence(
+            source.integers(0, vocabulary, batch.tokens).astype(np.int32),
+            places,
+            SampledTokens(logprobs, *zeros),
+            np.array([batch.sampled]),
+            torch.from_numpy(source.normal(size=1).astype(np.float32)),
+        )
+        for _ in range(count)
+    ]
 
 
 GPU_CHUNK_BYTES = 256 * 2**20
@@ -269,7 +266,7 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
 
 def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -> Trainer:
     rules = config.learner
-    model = _fake(meta_model(config, shape), mode)
+    model = _fake_model(config, shape, mode)
     trace.count(_tensors(model), "weights")
     # Planning needs no torchao: build the plain optimizer, and replace it by `PlannedEightBit`.
     full = msgspec.structs.replace(rules, optimizer_state="full")
@@ -279,7 +276,7 @@ def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -
         trainer.optimizer = PlannedEightBit(trainer.masters.trained)
     trace.count(trainer.masters.tensors(), "masters")
     if needs_reference(config):
-        reference = _fake(meta_model(config, shape), mode).requires_grad_(False).eval()
+        reference = _fake_model(config, shape, mode).requires_grad_(False).eval()
         trace.count(_tensors(reference), "reference policy")
         trainer.reference = reference
     _begin(trainer, trace)
@@ -299,25 +296,12 @@ def _begin(trainer: Trainer, trace: Trace) -> None:
     trace.count(_state(trainer), "optimizer")
 
 
-def _fake(model: PreTrainedModel, mode: FakeTensorMode) -> PreTrainedModel:
-    """Replace a meta model's tensors, in place, by fake CPU tensors; tied tensors stay tied."""
-    made: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is not None:
-                    if id(tensor) not in made:
-                        made[id(tensor)] = _fake_tensor(tensor, mode)
-                    table[name] = made[id(tensor)]  # type: ignore[assignment]
-    return model
-
-
-def _fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+def _fake_model(config: Config, shape: Shape, mode: FakeTensorMode) -> PreTrainedModel:
+    """Return the model as the learner trains it, on fake CPU tensors."""
+    model = meta_model(config, shape)
     with mode:
-        fake = torch.empty_like(tensor, device="cpu")
-    if not isinstance(tensor, nn.Parameter):
-        return fake
-    return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        model.to_empty(device="cpu").tie_weights()
+    return model
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:

@@ -1,8 +1,8 @@
 """Matchmakers: which member of the population a group meets, one class each.
 
-A matchmaker is its configuration, `population.matchmaker`. To add one, copy a class and name it in
-`mage_async/config/components.py`. All draws depend on the run's seed and the group's number alone,
-so a restarted learner, which knows the same ratings, draws the same members.
+A matchmaker is its configuration, `population.matchmaker`. To add one, copy a class and give
+it a `tag`, which is its name. All draws depend on the run's seed and the group's number alone, so a
+restarted learner, which knows the same ratings, draws the same members.
 """
 
 import random

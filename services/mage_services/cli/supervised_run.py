@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,9 @@ from mage_services.tracking.tracker_worker import tracked, trackers_of
 from mage_services.transport.authentication import actor_keys, keys_in, learner_keys, make_keys
 from mage_services.transport.sockets import check_address, ipc_address
 
+EXIT_HALTED = 3
+"""Exit status of a run that the doctor ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -45,10 +48,11 @@ class Site:
     """Starts a process there."""
 
 
+@contextmanager
 def site_of(
     run: RunDirectory, config: Config, num_actors: int, cluster: str, say: Callable[[str], None]
-) -> AbstractContextManager[Site]:
-    """Return a context that sets up and removes the site of a run.
+) -> Iterator[Site]:
+    """Set up the site of a run, and remove it in the end.
 
     Args:
         cluster: address of a Ray cluster; "" for this machine.
@@ -57,11 +61,10 @@ def site_of(
         ConfigError: the address, the keys or the cluster cannot be used.
         RunError: no socket can be made, or the cluster has no room.
     """
-    return _on_cluster(run, config, num_actors, cluster, say) if cluster else _here(run, config)
-
-
-@contextmanager
-def _here(run: RunDirectory, config: Config) -> Iterator[Site]:
+    if cluster:
+        with _on_cluster(run, config, num_actors, cluster, say) as site:
+            yield site
+        return
     address, keys = config.transport.address, config.transport.keys
     is_ours = address == "ipc"
     _check_keys(keys)
@@ -100,10 +103,6 @@ def _check_keys(keys: str) -> None:
     keys_in(actor_keys, keys)
 
 
-EXIT_HALTED = 3
-"""The doctor ended the run."""
-
-
 def run_to_end(
     run: RunDirectory,
     config: Config,
@@ -123,10 +122,11 @@ def run_to_end(
         RunFailed: a process failed more often than its budget allows, or the summary and report
             cannot be written.
     """
-    tracking = config.tracking
     view = RecordedView(make_view(config, run, is_terminal=sys.stdout.isatty()), run)
-    began, doctor = time.monotonic(), _doctor(run, config)
-    with tracked(run, trackers_of(tracking), tracking.wait_s, view.line):
+    began, doctor = time.monotonic(), Doctor.of(config)
+    for record in read_lines(run.metrics):  # the steps before the run was resumed
+        doctor.step(record)
+    with tracked(run, trackers_of(config.tracking), config.tracking.wait_s, view.line):
         try:
             with site_of(run, config, num_actors, cluster, view.line) as site:
                 code = _supervise(
@@ -167,7 +167,11 @@ def _supervise(
         raise first_failure(group) from None
     finally:
         shutil.rmtree(run.shared_weights, ignore_errors=True)
-        _write_time(run, supervisor, view)
+        try:
+            times = {"blocked_s": supervisor.time.seconds()}
+            write_whole(run.supervisor, json.dumps(times) + "\n")
+        except OSError as error:  # a full disk must not hide the reason why the run ended
+            view.line(f"{run.supervisor} cannot be written: {error.strerror}")
     if halt:
         view.line(f"{halt} Go on with --resume --run-dir {run.root}")
         return EXIT_HALTED
@@ -175,23 +179,6 @@ def _supervise(
         return 0
     view.line(f"ended by {signal.Signals(number).name}; go on with --resume --run-dir {run.root}")
     return 128 + number
-
-
-def _doctor(run: RunDirectory, config: Config) -> Doctor:
-    """Return the doctor of a run, which has examined the steps of earlier lives."""
-    doctor = Doctor.of(config)
-    for record in read_lines(run.metrics):
-        doctor.step(record)
-    return doctor
-
-
-def _write_time(run: RunDirectory, supervisor: Supervisor, view: View) -> None:
-    """Write the supervisor's time accounting."""
-    try:
-        times = {"blocked_s": supervisor.time.seconds()}
-        write_whole(run.supervisor, json.dumps(times) + "\n")
-    except OSError as error:  # as on a full disk: it must not hide the reason why the run ended
-        view.line(f"{run.supervisor} cannot be written: {error.strerror}")
 
 
 def _finish(run: RunDirectory, doctor: Doctor, view: View, wall_s: float) -> None:

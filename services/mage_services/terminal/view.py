@@ -51,11 +51,8 @@ def make_view(
     clock: Callable[[], float] = time.monotonic,
 ) -> View:
     """Return a panel for a terminal, and plain lines for anything else."""
-    console = console or Console(highlight=False)
-    state = RunState(config, clock())
-    if is_terminal:
-        return LiveView(state, run, console, clock)
-    return PlainView(state, run, console, clock)
+    kind = LiveView if is_terminal else PlainView
+    return kind(RunState(config, clock()), run, console or Console(highlight=False), clock)
 
 
 class LiveView:
