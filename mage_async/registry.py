@@ -37,10 +37,6 @@ class Registry:
     def __iter__(self) -> Iterator[str]:
         return iter(self._addresses)
 
-    def classes(self) -> tuple[type, ...]:
-        """Import every registered component."""
-        return tuple(map(self.load, self))
-
     def load(self, name: str) -> type:
         """Import the class of a registered name, or of a `module:Class` of the user's own.
 

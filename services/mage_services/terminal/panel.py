@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -15,8 +16,10 @@ from mage_async.results.metrics import returns_by_environment
 from mage_async.results.run_directory import RunDirectory
 from mage_services.terminal.run_state import RunState
 
-# Where the time of each process goes: a line with a bar and its largest parts.
-
+MAX_WIDTH = 120
+MAX_ACTOR_LINES = 6
+"""More actors than that share one line."""
+EPISODE_STYLES = ("grey62", "deep_sky_blue3", "turquoise2", "bold spring_green2")
 STATE_STYLES = {
     "training": "spring_green3",
     "engine": "spring_green3",
@@ -24,79 +27,12 @@ STATE_STYLES = {
     "publishing": "medium_purple2",
     "checkpoint": "orchid3",
     "parity": "plum3",
+    "batch not full": "orange3",
+    "no grant": "orange3",
+    "no fresh weights": "gold3",
 }
-"""Work is coloured, waiting is grey and amber."""
-WAIT_STYLES = {"batch not full": "orange3", "no grant": "orange3", "no fresh weights": "gold3"}
-MAX_ACTOR_LINES = 6
-
-
-def processes(state: RunState, width: int) -> RenderableType:
-    """Return a line for each process on its last seconds; many actors share a line."""
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(min_width=9)
-    grid.add_column()
-    grid.add_column(no_wrap=True, overflow="ellipsis")
-    bar_width = max(10, (width - 56) // 2)
-    for name, shares, life in _process_rows(state):
-        grid.add_row(
-            _title(name, state.nodes.get(name)),
-            _bar(shares, bar_width),
-            _causes(shares) if shares else Text(life, "dim"),
-        )
-    return grid
-
-
-def _title(name: str, node: str | None) -> Text:
-    return Text(name) if node is None else Text.assemble(name, (f" {node}", "dim"))
-
-
-def _process_rows(state: RunState) -> list[tuple[str, dict[str, float], str]]:
-    shares = state.shares()
-    rows = [(name, shares.get(name, {}), life) for name, life in state.processes.items()]
-    actors = [row for row in rows if row[0].startswith("actor")]
-    if len(actors) <= MAX_ACTOR_LINES:
-        return rows
-    others = [row for row in rows if row not in actors]
-    mean = _mean_shares([row[1] for row in actors if row[1]])
-    ready = sum(row[2] != "starting" for row in actors)
-    num_nodes = len({state.nodes[row[0]] for row in actors if row[0] in state.nodes})
-    where = f" on {num_nodes} nodes" if num_nodes > 1 else ""
-    together = (f"{len(actors)} actors{where}", mean, f"{ready} ready")
-    return sorted([*others, together], key=lambda row: row[0] == "evaluator")
-
-
-def _mean_shares(all_shares: Sequence[dict[str, float]]) -> dict[str, float]:
-    states = {state for shares in all_shares for state in shares}
-    means = {s: sum(shares.get(s, 0.0) for shares in all_shares) / len(all_shares) for s in states}
-    return dict(sorted(means.items(), key=lambda item: -item[1]))
-
-
-def _bar(shares: dict[str, float], width: int) -> Text:
-    """Return shares as one bar of `width` cells."""
-    bar, filled, until = Text(), 0, 0.0
-    for state, share in shares.items():
-        until += share
-        cells = round(until * width) - filled
-        bar.append("█" * cells, state_style(state))
-        filled += cells
-    return bar.append("·" * (width - filled), "grey35")
-
-
-def _causes(shares: dict[str, float]) -> Text:
-    text = Text()
-    for state, share in list(shares.items())[:3]:
-        if share >= 0.005:
-            text.append(f"{share:3.0%} ", "default").append(f"{state}  ", state_style(state))
-    return text
-
-
-def state_style(state: str) -> str:
-    """Return the style of a state; unknown states are grey."""
-    return (STATE_STYLES | WAIT_STYLES).get(state, "grey62")
-
-
-MAX_WIDTH = 120
-EPISODE_STYLES = ("grey62", "deep_sky_blue3", "turquoise2", "bold spring_green2")
+"""Work is coloured; waiting is amber, or grey as every other state."""
+OTHER_STATE_STYLE = "grey62"
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -104,12 +40,14 @@ def panel(state: RunState, run: RunDirectory, now: float, width: int) -> Rendera
     """Return the state of a run as a panel of `width` columns."""
     parts: list[RenderableType] = [_progress(state, now), Text()]
     if state.steps or state.curve:
-        parts += [_returns(state, width), *_environments(state), Text(), _figures(state), Text()]
-    parts.append(processes(state, width))
-    parts += [
-        Text(f"! {note}", "bold red", overflow="ellipsis", no_wrap=True)
-        for note in state.notes[-3:]
-    ]
+        parts.append(_returns(state, width))
+        # The last episode's return in each environment of a mix, in the last batch.
+        if returns := returns_by_environment(state.last):
+            text = "  ".join(f"{name} {row[-1]:+.2f}" for name, row in returns.items())
+            parts.append(_line(f"by environment  {text}", "dim"))
+        parts += [Text(), _figures(state), Text()]
+    parts.append(_processes(state, width))
+    parts += [_line(f"! {note}", "bold red") for note in state.notes[-3:]]
     config = state.config
     title = f"[bold]mage[/]  {escape(config.environment.name)}  [dim]seed[/] {config.seed}"
     return Panel(
@@ -130,6 +68,11 @@ def panel_width(terminal: int) -> int:
     Two columns stay free for the `^C` that a terminal echoes: it would wrap and shift the panel.
     """
     return min(MAX_WIDTH, terminal - 2)
+
+
+def _line(text: str, style: str) -> Text:
+    """Return a line that is cut at the panel's edge."""
+    return Text(text, style, overflow="ellipsis", no_wrap=True)
 
 
 def _progress(state: RunState, now: float) -> RenderableType:
@@ -179,50 +122,30 @@ def _times(state: RunState, now: float) -> Text:
 
 def _returns(state: RunState, width: int) -> RenderableType:
     """Return the returns of each episode: of each step's batch, and of the held-out curve."""
-    spark = max(8, (width - 50) // 2)
+    spark, num_episodes = max(8, (width - 50) // 2), state.config.trial.episodes
     grid = Table.grid(padding=(0, 1))
     grid.add_column(min_width=9)
     for _ in range(2):
         grid.add_column(justify="right", min_width=6)
         grid.add_column(min_width=spark)
     version = f" v{state.curve[-1]['version']}" if state.curve else ""
-    grid.add_row(
-        *(
-            Text(word, "dim")
-            for word in ("return", "", "train, each step", "", f"held-out{version}")
-        )
-    )
-    rows = _histories(state)
-    low, high = _range([value for train, heldout in rows for value in (*train, *heldout)])
-    for episode, (train, heldout) in enumerate(rows):
-        style = episode_style(episode, len(rows))
-        grid.add_row(
-            Text(f"episode {episode + 1}", style),
-            *_history(train, style, low, high, spark),
-            *_history(heldout, style, low, high, spark),
-        )
-    return grid
-
-
-def _environments(state: RunState) -> list[Text]:
-    """Return the last episode's return in each environment of a mix, in the last batch."""
-    returns = returns_by_environment(state.last)
-    text = "  ".join(f"{name} {row[-1]:+.2f}" for name, row in returns.items())
-    line = Text(f"by environment  {text}", "dim", overflow="ellipsis", no_wrap=True)
-    return [line] if text else []
-
-
-def _histories(state: RunState) -> list[tuple[list[float], list[float]]]:
-    num_episodes = state.config.trial.episodes
+    titles = ("return", "", "train, each step", "", f"held-out{version}")
+    grid.add_row(*(Text(title, "dim") for title in titles))
     heldout = [point["sets"]["heldout"] for point in state.curve]
-    return [
+    histories = [
         (state.returns(k), [row[k] for row in heldout if k < len(row)]) for k in range(num_episodes)
     ]
-
-
-def _history(values: list[float], style: str, low: float, high: float, width: int) -> list[Text]:
-    last = f"{values[-1]:+.2f}" if values else ""
-    return [Text(last, style), Text(sparkline(values, low, high, width), style)]
+    every = [value for train_heldout in histories for row in train_heldout for value in row]
+    low = min(every, default=0.0)
+    high = max(max(every, default=1.0), low + 0.1)
+    for episode, train_heldout in enumerate(histories):
+        style = episode_style(episode, num_episodes)
+        cells = [Text(f"episode {episode + 1}", style)]
+        for row in train_heldout:
+            cells.append(Text(f"{row[-1]:+.2f}" if row else "", style))
+            cells.append(Text(sparkline(row, low, high, spark), style))
+        grid.add_row(*cells)
+    return grid
 
 
 def episode_style(episode: int, num_episodes: int) -> str:
@@ -242,58 +165,91 @@ def sparkline(values: Sequence[float], low: float, high: float, width: int) -> s
     return "".join(_BLOCKS[round((value - low) / (high - low) * top)] for value in values)
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    return low, high if high - low > 0.1 else low + 0.1
-
-
 def _figures(state: RunState) -> RenderableType:
     """Return lines with the numbers of the last step and the fates of trials."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", min_width=9)
     grid.add_column(no_wrap=True, overflow="ellipsis")
-    for label, text in _rows(state):
-        grid.add_row(label, Text.from_markup(text))
+    if last := state.last:
+        bound = state.config.admission.max_staleness
+        grid.add_row(
+            "speed",
+            f"{last['trials_per_s']:.0f} [dim]trials/s[/]  "
+            f"{short(last['generated_tokens_per_s'])} [dim]sampled[/]  "
+            f"{short(last['trained_tokens_per_s'])} [dim]trained tokens/s[/]",
+        )
+        grid.add_row(
+            "staleness",
+            f"{last['staleness_mean']:.2f} [dim]mean[/]  {last['staleness_max']:.0f} [dim]max"
+            f" of {bound} allowed[/]  [dim]prefix cache[/] {last['prefix_hit_rate']:.1%}"
+            f" [dim]hit[/]",
+        )
+        grid.add_row(
+            "policy",
+            f"{last['entropy']:.3f} [dim]nats entropy[/]  "
+            f"{last['valid_action_share']:.1%} [dim]valid actions,[/] "
+            f"{last['invalid_actions_per_trial']:.2f} [dim]invalid/trial[/]",
+        )
+    for source, count in state.injections().items():
+        text = f"{count:,} [dim]observations of[/] {escape(source)} [dim]held special tokens[/]"
+        grid.add_row("as text", text)
+    if trials := state.trials:
+        grid.add_row(
+            "trials",
+            f"{trials['granted']:,} [dim]granted =[/] {trials['trained']:,} [dim]trained +[/]"
+            f" {trials['dropped']:,} [dim]dropped +[/] {trials['in_flight']:,} [dim]in flight[/]",
+        )
     return grid
 
 
-def _rows(state: RunState) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    if last := state.last:
-        bound = state.config.admission.max_staleness
-        rows += [
-            (
-                "speed",
-                f"{last['trials_per_s']:.0f} [dim]trials/s[/]  "
-                f"{short(last['generated_tokens_per_s'])} [dim]sampled[/]  "
-                f"{short(last['trained_tokens_per_s'])} [dim]trained tokens/s[/]",
-            ),
-            (
-                "staleness",
-                f"{last['staleness_mean']:.2f} [dim]mean[/]  {last['staleness_max']:.0f} [dim]max"
-                f" of {bound} allowed[/]  [dim]prefix cache[/] {last['prefix_hit_rate']:.1%}"
-                f" [dim]hit[/]",
-            ),
-            (
-                "policy",
-                f"{last['entropy']:.3f} [dim]nats entropy[/]  "
-                f"{last['valid_action_share']:.1%} [dim]valid actions,[/] "
-                f"{last['invalid_actions_per_trial']:.2f} [dim]invalid/trial[/]",
-            ),
-        ]
-    for source, count in state.injections().items():
-        text = f"{count:,} [dim]observations of[/] {escape(source)} [dim]held special tokens[/]"
-        rows.append(("as text", text))
-    if trials := state.trials:
-        rows.append(
-            (
-                "trials",
-                f"{trials['granted']:,} [dim]granted =[/] {trials['trained']:,} [dim]trained +[/]"
-                f" {trials['dropped']:,} [dim]dropped +[/] {trials['in_flight']:,}"
-                " [dim]in flight[/]",
-            )
-        )
-    return rows
+def _processes(state: RunState, width: int) -> RenderableType:
+    """Return a line for each process, with a bar and the largest parts of its last seconds."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(min_width=9)
+    grid.add_column()
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    bar_width = max(10, (width - 56) // 2)
+    for name, shares, life in _process_rows(state):
+        causes = Text() if shares else Text(life, "dim")
+        for cause, share in [*shares.items()][:3]:
+            if share >= 0.005:
+                causes.append(f"{share:3.0%} ", "default")
+                causes.append(f"{cause}  ", STATE_STYLES.get(cause, OTHER_STATE_STYLE))
+        node = state.nodes.get(name)
+        title = Text.assemble(name, (f" {node}" if node else "", "dim"))
+        grid.add_row(title, _bar(shares, bar_width), causes)
+    return grid
+
+
+def _process_rows(state: RunState) -> list[tuple[str, dict[str, float], str]]:
+    """Return name, shares of time by state, and last state of each process."""
+    shares = state.shares()
+    rows = [(name, shares.get(name, {}), life) for name, life in state.processes.items()]
+    actors = [row for row in rows if row[0].startswith("actor")]
+    if len(actors) <= MAX_ACTOR_LINES:
+        return rows
+    others = [row for row in rows if row not in actors]
+    measured = [row[1] for row in actors if row[1]]
+    total = Counter[str]()
+    for each in measured:
+        total.update(each)  # type: ignore[arg-type]  # a Counter adds floats too
+    mean = {name: seconds / len(measured) for name, seconds in total.most_common()}
+    ready = sum(row[2] != "starting" for row in actors)
+    num_nodes = len({state.nodes[row[0]] for row in actors if row[0] in state.nodes})
+    where = f" on {num_nodes} nodes" if num_nodes > 1 else ""
+    together = (f"{len(actors)} actors{where}", mean, f"{ready} ready")
+    return sorted([*others, together], key=lambda row: row[0] == "evaluator")
+
+
+def _bar(shares: dict[str, float], width: int) -> Text:
+    """Return shares as one bar of `width` cells."""
+    bar, filled, until = Text(), 0, 0.0
+    for state, share in shares.items():
+        until += share
+        cells = round(until * width) - filled
+        bar.append("█" * cells, STATE_STYLES.get(state, OTHER_STATE_STYLE))
+        filled += cells
+    return bar.append("·" * (width - filled), "grey35")
 
 
 def _clock(seconds: float) -> str:

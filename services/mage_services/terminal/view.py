@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from mage_async.config.schema import Config
@@ -64,7 +64,11 @@ class LiveView:
         self._state, self._run, self._console, self._clock = state, run, console, clock
         self._drawn_at = -1.0
         self._is_closed = False
-        self._live = Live(console=console, auto_refresh=False, get_renderable=self._panel)
+
+        def drawn() -> RenderableType:
+            return panel(state, run, clock(), panel_width(console.width))
+
+        self._live = Live(console=console, auto_refresh=False, get_renderable=drawn)
         atexit.register(self._live.stop)  # in case nobody closes the view
 
     def event(self, process: str, event: Event) -> None:
@@ -91,9 +95,6 @@ class LiveView:
         if summary is not None and not was_closed:
             print_final(self._console, summary, self._run.report)
 
-    def _panel(self) -> Any:
-        return panel(self._state, self._run, self._clock(), panel_width(self._console.width))
-
 
 class PlainView:
     """Prints lines for logs, pipes and CI: one for each phase, point of the curve and note, and for
@@ -116,7 +117,11 @@ class PlainView:
         now, phase = self._clock(), self._state.phase
         self._state.take(process, event, now)
         if self._state.phase != phase:
-            self.line(f"phase={self._state.phase.replace(' ', '_')}{self._origin()}")
+            warm, origin = self._state.warm_start, ""
+            if self._state.phase == "training" and "origin" in warm:
+                policy = warm["origin"].replace(" ", "_")
+                origin = f" policy={policy} warm_start_s={warm['warm_start_s']:.1f}"
+            self.line(f"phase={self._state.phase.replace(' ', '_')}{origin}")
             self._printed_step, self._printed_at = 0, now
         if (text := lasting_line(process, event)) is not None:
             self.line(f"{process}: {text}")
@@ -135,12 +140,6 @@ class PlainView:
         """Print the final table, if there is a summary."""
         if summary is not None:
             print_final(self._console, summary, self._run.report)
-
-    def _origin(self) -> str:
-        warm = self._state.warm_start
-        if self._state.phase != "training" or "origin" not in warm:
-            return ""
-        return f" policy={warm['origin'].replace(' ', '_')} warm_start_s={warm['warm_start_s']:.1f}"
 
     def _print_news(self) -> None:
         """Print each new point of the curve and each new note."""
@@ -162,12 +161,11 @@ class PlainView:
         )
         if is_due or step == steps:
             self._printed_step, self._printed_at = step, now
-            self.line(self._warm(event) if event["event"] == "warm_start" else self._step(metrics))
-
-    def _warm(self, event: Event) -> str:
-        at = f"{event['step']}/{event['steps']}"
-        gate = f" gate={event['gate']:.2f}" if math.isfinite(event["gate"]) else ""
-        return f"warm_start step={at} loss={event['loss']:.3f}{gate}"
+            if event["event"] == "warm_start":
+                gate = f" gate={event['gate']:.2f}" if math.isfinite(event["gate"]) else ""
+                self.line(f"warm_start step={step}/{steps} loss={event['loss']:.3f}{gate}")
+            else:
+                self.line(self._step(metrics))
 
     def _step(self, metrics: Event) -> str:
         left = self._state.seconds_left(self._clock())
