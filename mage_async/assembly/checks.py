@@ -35,10 +35,9 @@ def check_keys(config: Config) -> None:
     environment = environment_of(config)
     for name, part in named_parts(config):
         _check_environment(config, name, part)
-    _check_workers(config)
     methods = Methods(config, environment)
     _check_population(config, environment, methods.self_play_share())
-    _check_engine(config)
+    _check_processes(config)
     for component in (
         config.credit,
         config.advantage,
@@ -47,19 +46,34 @@ def check_keys(config: Config) -> None:
         config.transport.weights,
     ):
         component.check(config)
-    _check_ranks(config)
+    _check_learner(config)
     methods.check()
-    _check_devices(config)
-    _check_passes(config)
-    _check_masters(config)
     policy.check(config.policy)
 
 
 def check_room(config: Config) -> None:
-    """Refuse a context that is shorter than a trial of the environment's script."""
-    for name, part in named_parts(config):
-        if part.script(random.Random(0)) is not None:
-            _check_room(config, name, part)
+    """Refuse an engine whose contexts are shorter than a trial of the environment's script at the
+    end of training.
+    """
+    for name, environment in named_parts(config):
+        if environment.script(random.Random(0)) is None:
+            continue
+        chat, stops = chat_in_words(), config.trial.stop_on_success
+        methods = Methods(config, environment)
+        last = methods.horizon(config.learner.steps, config.trial.episodes)
+        rules = rules_of(config, environment, chat, last.num_episodes, stops_on_success=stops)
+        rules = rules.with_horizon(environment, last.num_episodes, last.max_turns)
+        # A policy that is cloned from scripts writes remarks as long as theirs.
+        if config.warm_start is None:
+            rules = replace(rules, max_reflection_tokens=1)
+        least = shortest_context(environment, rules, chat)
+        least += methods.guidance_tokens()
+        if config.engine.max_tokens < least:
+            raise ConfigError(
+                f"engine.max_tokens must be at least {least}, which a trial of {last.num_episodes} "
+                f"episodes of {name!r} needs for its words alone; "
+                f"got {config.engine.max_tokens}"
+            )
 
 
 def _check_environment(config: Config, name: str, environment: Environment) -> None:
@@ -67,7 +81,18 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
     if is_rehearsed(name, environment):
         check_declared(name, environment, config.evaluation.episodes)
     if isinstance(environment, ResetStep):
-        _check_open(config, name, environment)
+        facts, population = environment.facts, config.population
+        if isinstance(config.policy, Tiny) and not facts.words:
+            raise ConfigError(
+                f'environment {name!r} has no `words`, of which policy.kind = "tiny" is built: '
+                "declare them, or set policy.source to a pretrained model"
+            )
+        is_rated = population.rivals or population.matchmaker.kind != "decks"
+        if is_rated and None in (facts.min_return, facts.max_return):
+            raise ConfigError(
+                f"environment {name!r}: a population rates returns between `min_return` and "
+                "`max_return`: declare both"
+            )
     if config.warm_start is not None and environment.script(random.Random(0)) is None:
         raise ConfigError(
             f"environment {name!r} has no `script` to warm-start on: write one, or set "
@@ -78,32 +103,35 @@ def _check_environment(config: Config, name: str, environment: Environment) -> N
             raise ConfigError(f"environment {environment.facts.name!r} has no {split} members")
 
 
-def _check_workers(config: Config) -> None:
-    has_small = any(isinstance(part, ResetStep) for _, part in named_parts(config))
-    if config.environment.workers and not has_small:
+def _check_processes(config: Config) -> None:
+    """Refuse workers without calls to make, and engines too small for a group or their GPUs."""
+    has_calls = any(isinstance(part, ResetStep) for _, part in named_parts(config))
+    if config.environment.workers and not has_calls:
         raise ConfigError(
             "environment.workers plays classes with `reset` and `step` in processes of their own, "
             f"and {config.environment.name!r} is none: set it to 0; slow classes of the whole "
             "protocol are called in threads of the actor"
         )
-
-
-def _check_engine(config: Config) -> None:
-    needed = config.admission.trials_per_group
-    if config.engine.max_contexts < needed:
+    engine, trials = config.engine, config.admission.trials_per_group
+    if engine.max_contexts < trials:
         raise ConfigError(
-            f"engine.max_contexts must be at least admission.trials_per_group = {needed}, "
-            f"got {config.engine.max_contexts}"
+            f"engine.max_contexts must be at least admission.trials_per_group = {trials}, "
+            f"got {engine.max_contexts}"
+        )
+    if len(engine.devices) % engine.num_gpus:
+        raise ConfigError(
+            f"engine.gpus_per_actor = {engine.num_gpus} takes {engine.num_gpus} of engine.devices "
+            f"for each engine, which names {len(engine.devices)}: name a multiple"
         )
 
 
-def _check_passes(config: Config) -> None:
-    """Refuse micro-batches that cannot hold any segment, or that the correction needs whole."""
-    budget, longest = config.learner.max_tokens_per_microbatch, config.engine.max_tokens
-    correction = config.learner.correction
-    if budget and correction.needs_whole_minibatch:
+def _check_learner(config: Config) -> None:
+    """Refuse what the correction, the model's type or several ranks cannot compute."""
+    learner, longest = config.learner, config.engine.max_tokens
+    budget = learner.max_tokens_per_microbatch
+    if budget and learner.correction.needs_whole_minibatch:
         raise ConfigError(
-            f'learner.correction = "{correction.kind}" looks at a whole minibatch at once: '
+            f'learner.correction = "{learner.correction.kind}" looks at a whole minibatch at once: '
             "set learner.max_tokens_per_microbatch = 0, or another correction"
         )
     if 0 < budget < longest:
@@ -111,86 +139,22 @@ def _check_passes(config: Config) -> None:
             "learner.max_tokens_per_microbatch must be 0 or at least engine.max_tokens = "
             f"{longest}, the longest segment, got {budget}: raise it, or lower engine.max_tokens"
         )
-
-
-def _check_masters(config: Config) -> None:
-    """Refuse float32 masters without weights of 16 bits."""
-    is_whole_in_16_bits = config.policy.dtype == "bfloat16" and not config.policy.lora
-    if config.learner.float32_masters and not is_whole_in_16_bits:
+    if learner.float32_masters and (config.policy.dtype != "bfloat16" or config.policy.lora):
         raise ConfigError(
             "learner.float32_masters = true is for all weights of a model in bfloat16: set "
             'policy.dtype = "bfloat16" without policy.lora, or leave the key out'
         )
-
-
-def _check_open(config: Config, name: str, environment: ResetStep) -> None:
-    """Refuse a class with `reset` and `step` that lacks what a tiny model or a population needs."""
-    facts = environment.facts
-    if isinstance(config.policy, Tiny) and not facts.words:
+    in_one_process = [(f"methods.{name}", "leave it out") for name in overriding(config, "trainer")]
+    if config.policy.lora is not None:
+        in_one_process.append(("policy.lora", "leave the section out"))
+    if learner.optimizer_state == "8bit":
+        in_one_process.append(('learner.optimizer_state = "8bit"', "leave the key out"))
+    if learner.ranks > 1 and in_one_process:
+        key, remedy = in_one_process[0]
         raise ConfigError(
-            f'environment {name!r} has no `words`, of which policy.kind = "tiny" is built: declare '
-            "them, or set policy.source to a pretrained model"
+            f"learner.ranks = {learner.ranks}: {key} works in one process alone: {remedy}, or set "
+            "learner.ranks = 1"
         )
-    has_bounds = None not in (facts.min_return, facts.max_return)
-    if (
-        config.population.rivals or config.population.matchmaker.kind != "decks"
-    ) and not has_bounds:
-        raise ConfigError(
-            f"environment {name!r}: a population rates returns between `min_return` and "
-            "`max_return`: declare both"
-        )
-
-
-def _check_room(config: Config, name: str, environment: Environment) -> None:
-    """Refuse an engine whose contexts are shorter than a scripted trial at the end of training."""
-    chat, stops = chat_in_words(), config.trial.stop_on_success
-    methods = Methods(config, environment)
-    last = methods.horizon(config.learner.steps, config.trial.episodes)
-    rules = rules_of(config, environment, chat, last.num_episodes, stops_on_success=stops)
-    rules = rules.with_horizon(environment, last.num_episodes, last.max_turns)
-    if (
-        config.warm_start is None
-    ):  # a policy that is cloned from scripts writes remarks as long as theirs
-        rules = replace(rules, max_reflection_tokens=1)
-    least = shortest_context(environment, rules, chat)
-    least += methods.guidance_tokens()
-    if config.engine.max_tokens < least:
-        raise ConfigError(
-            f"engine.max_tokens must be at least {least}, which a trial of {last.num_episodes} "
-            f"episodes of {name!r} needs for its words alone; "
-            f"got {config.engine.max_tokens}"
-        )
-
-
-def _check_devices(config: Config) -> None:
-    """Refuse a number of GPUs that is no multiple of those of an engine."""
-    engine, needed = config.engine, config.engine.num_gpus
-    if len(engine.devices) % needed:
-        raise ConfigError(
-            f"engine.gpus_per_actor = {needed} takes {needed} of engine.devices for each engine, "
-            f"which names {len(engine.devices)}: name a multiple"
-        )
-
-
-def _check_ranks(config: Config) -> None:
-    """Refuse what several ranks cannot compute as one process does."""
-    if config.learner.ranks == 1:
-        return
-    problems = [
-        *((f"methods.{name}", True, "leave it out") for name in overriding(config, "trainer")),
-        ("policy.lora", config.policy.lora is not None, "leave the section out"),
-        (
-            'learner.optimizer_state = "8bit"',
-            config.learner.optimizer_state == "8bit",
-            "leave the key out",
-        ),
-    ]
-    for key, is_there, remedy in problems:
-        if is_there:
-            raise ConfigError(
-                f"learner.ranks = {config.learner.ranks}: {key} works in one process alone: "
-                f"{remedy}, or set learner.ranks = 1"
-            )
 
 
 def _check_population(config: Config, environment: Environment, self_play_share: float) -> None:
