@@ -1,12 +1,7 @@
 """The objects that a configuration describes, made in one place for every process."""
 
 from mage_async.assembly.checks import check, check_keys, check_room
-from mage_async.assembly.parts import (
-    WORDS,
-    environment_of,
-    named_parts,
-    rules_of,
-)
+from mage_async.assembly.parts import WORDS, environment_of, named_parts, rules_of
 
 __all__ = [
     "WORDS",

@@ -19,7 +19,7 @@ from mage_async.environments.user_class import ResetStep
 from mage_async.errors import ConfigError
 from mage_async.inference.chat_files import load_chat
 from mage_async.policy.headers import Outline, check_head, check_targets, outline_of, says_untied
-from mage_async.trajectory import Kind, Trial
+from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial
 
@@ -160,7 +160,14 @@ def _contexts(
     source = random.Random(0)
     tasks = [random_task(environment, "train", source) for _ in range(NUM_SCRIPTED_TRIALS)]
     trials = [scripted_trial(environment, task, 0, rules, chat) for task in tasks]
-    _check_actions(config, name, trials)
+    action = max(
+        turn.stop - turn.start for trial in trials for turn in trial.turns if turn.kind is Kind.ACT
+    )
+    if action > config.transcript.max_action_tokens:
+        raise ConfigError(
+            f"transcript.max_action_tokens must be at least {action}, which an action of "
+            f"{name!r} has in this policy's tokens; got {config.transcript.max_action_tokens}"
+        )
     scripted = min(max(turn.start for turn in trial.turns) + 1 for trial in trials)
     if scripted > config.engine.max_tokens:
         raise ConfigError(
@@ -185,15 +192,3 @@ def check_outline(config: Config, directory: Path) -> Outline:
     if config.policy.lora and outline.tensors:
         check_targets(outline.model_type, config.policy.lora.targets, outline.linear())
     return outline
-
-
-def _check_actions(config: Config, name: str, trials: list[Trial]) -> None:
-    longest = max(
-        turn.stop - turn.start for trial in trials for turn in trial.turns if turn.kind is Kind.ACT
-    )
-    if longest > config.transcript.max_action_tokens:
-        raise ConfigError(
-            f"transcript.max_action_tokens must be at least {longest}, which an action of "
-            f"{name!r} has in this policy's tokens; "
-            f"got {config.transcript.max_action_tokens}"
-        )

@@ -100,7 +100,12 @@ def _model_config(config: Config) -> PretrainedConfig:
     if isinstance(policy, Tiny):
         words = (*environment_of(config).facts.words, *WORDS)
         return tiny_shape(policy, build_tokenizer(words))
-    if directory := local_policy(policy.source) or _cached_folder(policy.source):
+    directory = local_policy(policy.source)
+    # A hub model whose `config.json` was downloaded before.
+    cached = None if directory else try_to_load_from_cache(policy.source, "config.json")
+    if isinstance(cached, str):
+        directory = Path(cached).parent
+    if directory:
         return AutoConfig.from_pretrained(directory, local_files_only=True)
     if policy.source in HUB:
         return AutoConfig.for_model("qwen3", **HUB[policy.source])
@@ -108,9 +113,3 @@ def _model_config(config: Config) -> PretrainedConfig:
         f"policy.source {policy.source!r} is not on this machine, and its shape is not known: give "
         f"a directory with its config.json, or one of {', '.join(HUB)}"
     )
-
-
-def _cached_folder(name: str) -> Path | None:
-    """Return the cached folder of a hub model whose `config.json` was downloaded before."""
-    file = try_to_load_from_cache(name, "config.json")
-    return Path(file).parent if isinstance(file, str) else None

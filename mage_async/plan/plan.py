@@ -148,12 +148,12 @@ class Plan:
         is_rounded = self.config.learner.matmul_precision != "highest"
         return self.device.tflops(self.config.policy.dtype, is_rounded=is_rounded)
 
-    def needed(self) -> dict[str, int]:
+    def needed(self) -> Counter[str]:
         """Return the bytes needed in each place."""
         sums: Counter[str] = Counter()
         for each in self.processes:
             sums[each.place] += each.parts.total()
-        return dict(sums)
+        return sums
 
     def spare(self) -> float:
         """Return the free share of the fullest memory; negative if the run does not fit."""
@@ -165,14 +165,12 @@ class Plan:
         Raises:
             ConfigError: with the fullest place, its largest part, and the key to change.
         """
-        needed = self.needed()
-        place = max(needed, key=lambda name: needed[name])
-        if needed[place] <= self.device.memory_bytes:
-            return
-        raise ConfigError(
-            f"{place} would need {needed[place] / GB:.3g} GB and has "
-            f"{self.device.memory_bytes / GB:.3g}: {self._largest_part(place)}"
-        )
+        ((place, needed),) = self.needed().most_common(1)
+        if needed > self.device.memory_bytes:
+            raise ConfigError(
+                f"{place} would need {_gb(needed)} GB and has {_gb(self.device.memory_bytes)}: "
+                f"{self._largest_part(place)}"
+            )
 
     def _largest_part(self, place: str) -> str:
         """Name the largest part in a place that a key can make smaller, and the key."""
@@ -184,35 +182,30 @@ class Plan:
         ]
         for size, part, process in sorted(parts, key=lambda entry: -entry[0]):
             if advice := self._advice(part, process):
-                return f"{part} of the {process.process} are {size / GB:.3g} GB of it; {advice}"
+                return f"{part} of the {process.process} are {_gb(size)} GB of it; {advice}"
         return "take a larger GPU or a smaller policy"
 
     def _advice(self, part: str, process: ProcessMemory) -> str:
         """Return how to make a part smaller; empty if no key does."""
         learner, policy = self.config.learner, self.config.policy
-        is_engine, budget = process.process != "learner", self.config.engine.max_tokens
-        if part == "keys and values" and is_engine:
+        longest, budget = self.config.engine.max_tokens, learner.max_tokens_per_microbatch
+        if process.process != "learner":
             is_own = self.config.engine.kind == "embedded"
-            return f"lower engine.{'max_contexts' if is_own else 'server.max_total_tokens'}"
-        if is_engine:
-            return ""
+            key = "max_contexts" if is_own else "server.max_total_tokens"
+            return f"lower engine.{key}" if part == "keys and values" else ""
+        if part == "activations" and not learner.activation_checkpointing:
+            return "set learner.activation_checkpointing = true"
         if part in ("activations", "head"):
-            if not learner.activation_checkpointing and part == "activations":
-                return "set learner.activation_checkpointing = true"
-            if not learner.max_tokens_per_microbatch or learner.max_tokens_per_microbatch > budget:
-                return f"set learner.max_tokens_per_microbatch = {budget}"
-            return (
-                f"lower engine.max_tokens = {budget} and learner.max_tokens_per_microbatch with it"
-            )
+            if not 0 < budget <= longest:
+                return f"set learner.max_tokens_per_microbatch = {longest}"
+            keys = f"engine.max_tokens = {longest} and learner.max_tokens_per_microbatch"
+            return f"lower {keys} with it"
         if part in ("optimizer", "gradients", "reference policy") and policy.lora is None:
-            has_8_bits = part != "optimizer" or learner.optimizer_state == "8bit"
-            other = "" if has_8_bits else ', or learner.optimizer_state = "8bit"'
+            may_shrink = part == "optimizer" and learner.optimizer_state != "8bit"
+            other = ', or learner.optimizer_state = "8bit"' if may_shrink else ""
             return f"set policy.lora.rank = 16{other}"
-        if (
-            part in ("weights", "publication")
-            and policy.dtype == "float32"
-            and process.place != CPU
-        ):
+        is_float32_on_gpu = policy.dtype == "float32" and process.place != CPU
+        if part in ("weights", "publication") and is_float32_on_gpu:
             return 'set policy.dtype = "bfloat16"'
         return ""
 
@@ -249,7 +242,15 @@ def processes_of(
     Raises:
         PolicyError: the model cannot be divided over the GPUs of an engine.
     """
-    engine, processes = config.engine, [_learner(config, update)]
+    engine, device_key = config.engine, config.learner.device
+    parts = update.parts | Counter({"publication": update.publication_bytes})
+    if device_key == "cpu":
+        parts["heap"] = HEAP_BYTES * isinstance(config.policy, Pretrained)
+        processes = [ProcessMemory("learner", CPU, parts)]
+    else:
+        parts["process"] = PROCESS_BYTES
+        gpu = device_key.partition(":")[2] or 0
+        processes = [ProcessMemory("learner", f"GPU {gpu}", parts)]
     check_divisible(shape.config.to_dict(), engine.num_gpus, "policy")
     names = {number: f"engine of actor-{number}" for number in range(num_actors)}
     for number, name in (names | {-1: "engine of the evaluator"}).items():
@@ -259,16 +260,6 @@ def processes_of(
         gpus = engine.devices_of(number) or range(engine.num_gpus)
         processes += [_sglang(config, shape, device, name, gpu, gpu == gpus[0]) for gpu in gpus]
     return processes
-
-
-def _learner(config: Config, update: Update) -> ProcessMemory:
-    device = config.learner.device
-    parts = update.parts | Counter({"publication": update.publication_bytes})
-    if device == "cpu":
-        parts["heap"] = HEAP_BYTES * isinstance(config.policy, Pretrained)
-        return ProcessMemory("learner", CPU, parts)
-    parts["process"] = PROCESS_BYTES
-    return ProcessMemory("learner", f"GPU {device.partition(':')[2] or 0}", parts)
 
 
 def _embedded(config: Config, shape: Shape, name: str) -> ProcessMemory:

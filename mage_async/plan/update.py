@@ -9,14 +9,13 @@ the most memory: every row has a gradient.
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -266,8 +265,7 @@ def update_of(config: Config, shape: Shape, batch: Batch) -> Update:
 
 def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -> Trainer:
     rules = config.learner
-    model = _fake_model(config, shape, mode)
-    trace.count(_tensors(model), "weights")
+    model = _fake_model(config, shape, mode, trace, "weights")
     # Planning needs no torchao: build the plain optimizer, and replace it by `PlannedEightBit`.
     full = msgspec.structs.replace(rules, optimizer_state="full")
     terms = Methods(config).loss_terms()
@@ -276,15 +274,9 @@ def _trainer(config: Config, shape: Shape, trace: Trace, mode: FakeTensorMode) -
         trainer.optimizer = PlannedEightBit(trainer.masters.trained)
     trace.count(trainer.masters.tensors(), "masters")
     if needs_reference(config):
-        reference = _fake_model(config, shape, mode).requires_grad_(False).eval()
-        trace.count(_tensors(reference), "reference policy")
-        trainer.reference = reference
-    _begin(trainer, trace)
-    return trainer
-
-
-def _begin(trainer: Trainer, trace: Trace) -> None:
-    """Make the optimizer's state, as a first update does, and count gradients when they appear."""
+        reference = _fake_model(config, shape, mode, trace, "reference policy")
+        trainer.reference = reference.requires_grad_(False).eval()
+    # Make the optimizer's state, as a first update does, and count gradients when they appear.
     trained = trainer.masters.trained
     weights = (weight for weight in trainer.model.parameters() if weight.requires_grad)
     for weight, own in zip(weights, trained, strict=True):
@@ -293,22 +285,17 @@ def _begin(trainer: Trainer, trace: Trace) -> None:
         )
         own.grad = torch.zeros_like(own)
     trainer.optimizer.step()
-    trace.count(_state(trainer), "optimizer")
+    state = tree_leaves(trainer.state()["optimizer"]["state"])
+    trace.count((each for each in state if isinstance(each, torch.Tensor)), "optimizer")
+    return trainer
 
 
-def _fake_model(config: Config, shape: Shape, mode: FakeTensorMode) -> PreTrainedModel:
-    """Return the model as the learner trains it, on fake CPU tensors."""
+def _fake_model(
+    config: Config, shape: Shape, mode: FakeTensorMode, trace: Trace, part: str
+) -> PreTrainedModel:
+    """Return the model as the learner trains it, on fake CPU tensors that count under a part."""
     model = meta_model(config, shape)
     with mode:
         model.to_empty(device="cpu").tie_weights()
+    trace.count((*model.parameters(), *model.buffers()), part)
     return model
-
-
-def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
-
-
-def _state(trainer: Trainer) -> Iterator[torch.Tensor]:
-    leaves = tree_leaves(trainer.state()["optimizer"]["state"])
-    return (each for each in leaves if isinstance(each, torch.Tensor))

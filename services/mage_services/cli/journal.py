@@ -3,15 +3,10 @@
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.terminal import printing
-
-if TYPE_CHECKING:
-    from mage_async.attribution.turns import AttributedTrial, Decode
-    from mage_services.journal.reader import JournalOnDisk
 
 HELP = "List what a run's journal holds, a line a record, or export its trials."
 KINDS = ("head", "grant", "trial", "drop", "commit", "publication", "receipt")
@@ -46,7 +41,7 @@ def run(given: argparse.Namespace) -> int:
     run_dir = RunDirectory(given.run_dir)
     check_journal(run_dir)
     with printing():
-        _list(run_dir, given)
+        (_list if given.export is None else _export)(run_dir, given)
     return 0
 
 
@@ -67,14 +62,10 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
     from mage_services.journal.reader import open_journal
 
     journal = open_journal(run.journal)
-    if given.export is not None:
-        _export(run, journal, given)
-        return
     trained = frozenset() if given.step is None else trained_in(journal.records(0), given.step)
     wanted = RecordFilter(tuple(given.kind), given.grant, given.step, trained)
-    records = filter(wanted.wants, journal.records(0))
     is_empty = True
-    for record in records:
+    for record in filter(wanted.wants, journal.records(0)):
         is_empty = False
         kind, text = line_of(record)
         print(f"{kind:<12} {text}")
@@ -86,27 +77,24 @@ def _list(run: RunDirectory, given: argparse.Namespace) -> None:
         print(f"{journal.torn.name} has a torn tail, from byte {journal.torn_at} on")
 
 
-def _export(run: RunDirectory, journal: "JournalOnDisk", given: argparse.Namespace) -> None:
+def _export(run: RunDirectory, given: argparse.Namespace) -> None:
+    from mage_async.attribution.journal_steps import steps_of
+    from mage_async.attribution.turns import AttributedTrial, attributed
     from mage_async.inference.chat_files import load_chat
     from mage_services.journal.export import export
+    from mage_services.journal.reader import open_journal
 
     if given.kind and "trial" not in given.kind:
         raise RunError(f"an export is made of trials, and --kind asks for {', '.join(given.kind)}")
-    chat = load_chat(run.policy)
-    trials = _wanted(journal, given, chat.decode)
-    count = export(trials, chat, given.export, run=run.root.resolve().name)
+    journal, chat = open_journal(run.journal), load_chat(run.policy)
+
+    def wanted() -> Iterator[AttributedTrial]:
+        for step in steps_of(journal.records(0)):
+            # The trials of other steps are not attributed, which takes long.
+            grants = {group.grant for group in step.groups}
+            if given.step in (None, step.step) and (given.grant is None or given.grant in grants):
+                trials = attributed(step, chat.decode)
+                yield from (each for each in trials if given.grant in (None, each.grant))
+
+    count = export(wanted(), chat, given.export, run=run.root.resolve().name)
     print(f"{count} trials in {given.export}")
-
-
-def _wanted(
-    journal: "JournalOnDisk", given: argparse.Namespace, decode: "Decode"
-) -> Iterator["AttributedTrial"]:
-    """Yield the trials that match the filters, step by step; other steps are not computed."""
-    from mage_async.attribution.journal_steps import steps_of
-    from mage_async.attribution.turns import attributed
-
-    for step in steps_of(journal.records(0)):
-        is_wanted = given.grant is None or any(each.grant == given.grant for each in step.groups)
-        if is_wanted and given.step in (None, step.step):
-            trials = attributed(step, decode)
-            yield from (each for each in trials if given.grant in (None, each.grant))

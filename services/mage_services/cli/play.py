@@ -53,12 +53,10 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
 
     from mage_async.tasks.population import version_of
     from mage_async.trials.human_play import episode_lines, reward_table, whole_text
-    from mage_services.actor.play_session import prepare
+    from mage_services.actor.play_session import play_person_and_agent, prepare
     from mage_services.weights.weight_store import WeightFiles
 
     session = prepare(run, given.member, given.seed, given.episodes)
-    from mage_services.actor.play_session import play_person_and_agent
-
     task, ask = session.task, None if given.watch else ask_in_terminal
     playing = play_person_and_agent(session.make, task, WeightFiles(run.weights), ask)
     rewards, trial = uvloop.run(playing)
@@ -70,16 +68,11 @@ def _play(run: RunDirectory, given: argparse.Namespace) -> None:
 
 
 def ask_in_terminal(wanted: "HumanPrompt") -> str:
-    """Show the possible actions, and read a line."""
+    """Show the possible actions, and read a line; Ctrl-C leaves at once."""
     from mage_async.trials.human_play import shown
 
-    return read_line(f"[{shown(wanted.choices)}] > ")
-
-
-def read_line(prompt: str) -> str:
-    """Read a line; Ctrl-C leaves at once instead of waiting for the end of the line."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return input(prompt)
+        return input(f"[{shown(wanted.choices)}] > ")
     finally:
         signal.signal(signal.SIGINT, before)

@@ -46,39 +46,32 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _replay(run: RunDirectory, to_step: int | None) -> None:
+    from mage_async.admission.ledger import Ledger
+    from mage_async.admission.recovery import replay
+    from mage_async.assembly import environment_of
     from mage_async.config import config_file
+    from mage_async.methods.method import Methods
+    from mage_async.tasks.population import League
     from mage_services.journal.reader import open_journal
     from mage_services.learner.ranks.gang import Gang
 
     config, journal = config_file.load_recorded(run.config), open_journal(run.journal)
-    with Gang(run, config) as gang:
-        _replay_steps(run, config, journal, gang, to_step)
-
-
-def _replay_steps(
-    run: RunDirectory, config: "Config", journal: "JournalOnDisk", gang: "Gang", to_step: int | None
-) -> None:
-    from mage_async.admission.ledger import Ledger
-    from mage_async.admission.recovery import replay
-    from mage_async.assembly import environment_of
-    from mage_async.methods.method import Methods
-    from mage_async.tasks.population import League
-
     rules = config.admission
     ledger = Ledger(rules.groups_per_step, rules.max_staleness, rules.trials_per_group)
-    training, first = _begin(run, config, journal, gang)
-    methods = Methods(config, environment_of(config))
-    version = began = training.trainer.version
-    for committed in replay(journal.records(first), ledger, League(), methods):
-        if to_step is not None and committed.commit.version > to_step:
-            break
-        if committed.commit.version > version:
-            _, difference = training.redo(committed)
-            if difference:
-                raise RunFailed(difference)
-            version = committed.commit.version
-            print(f"step {version}: {committed.commit.digest} as committed", flush=True)
-    print(f"{version - began} steps from step {began} on: every digest agrees")
+    with Gang(run, config) as gang:
+        training, first = _begin(run, config, journal, gang)
+        methods = Methods(config, environment_of(config))
+        version = began = training.trainer.version
+        for committed in replay(journal.records(first), ledger, League(), methods):
+            if to_step is not None and committed.commit.version > to_step:
+                break
+            if committed.commit.version > version:
+                _, difference = training.redo(committed)
+                if difference:
+                    raise RunFailed(difference)
+                version = committed.commit.version
+                print(f"step {version}: {committed.commit.digest} as committed", flush=True)
+        print(f"{version - began} steps from step {began} on: every digest agrees")
 
 
 def _begin(

@@ -1,9 +1,8 @@
 """`mage report`: compare runs in one page, or write the page of a single run again."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mage_async.errors import RunError
 from mage_async.results.run_directory import RunDirectory
@@ -49,19 +48,15 @@ def write_report(named: Sequence[RunDirectory], output: Path | None) -> None:
             f"a file of {' or '.join(str(place.root) for place in places)} lacks {error}: it is "
             "damaged, or another version wrote it; `mage evaluate` writes the summary anew"
         ) from error
-    _print(rows)
-    file = output or (places[0].report if is_single else Path("comparison.html"))
-    try:
-        file.write_text(page)
-    except OSError as error:
-        raise RunError(f"{file} cannot be written: {error.strerror}") from error
-    print(f"report: {file}")
-
-
-def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     width = max((len(row["arm"]) for row in rows), default=0)
     for row in rows:
         print(
             f"{row['arm']:<{width}}  {row['runs']} runs  held-out, last episode {row['last']}  "
             f"blind {row['blind']}  swapped {row['swapped']}"
         )
+    file = output or (places[0].report if is_single else Path("comparison.html"))
+    try:
+        file.write_text(page)
+    except OSError as error:
+        raise RunError(f"{file} cannot be written: {error.strerror}") from error
+    print(f"report: {file}")
