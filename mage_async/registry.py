@@ -45,7 +45,12 @@ class Registry:
         """
         is_own = name not in self
         if is_own and ":" not in name:
-            raise ConfigError(self._unknown(name))
+            known = [*self, *self._others]
+            hint = did_you_mean(name.lower(), [each.removesuffix(":…") for each in known], most=2)
+            raise ConfigError(
+                f"no {self.noun} {name!r}{hint}; there are {', '.join(known)}, "
+                "or your own class as `module:Class`"
+            )
         module_name, _, class_name = self._addresses.get(name, name).partition(":")
         what = f"{self.noun} {name!r}"
         if not module_name or not class_name.isidentifier():
@@ -60,15 +65,6 @@ class Registry:
             kind = type(found).__name__
             raise ConfigError(f"{what}: `{class_name}` is a {kind}, not a class")
         return found
-
-    def _unknown(self, name: str) -> str:
-        known = [*self, *self._others]
-        plain = [each.removesuffix(":…") for each in known]
-        hint = did_you_mean(name.lower(), plain, most=2)
-        return (
-            f"no {self.noun} {name!r}{hint}; there are {', '.join(known)}, "
-            "or your own class as `module:Class`"
-        )
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:

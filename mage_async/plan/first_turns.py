@@ -66,22 +66,18 @@ def play_first_turns(
     size = config.admission.trials_per_group
     model = Model.load(directory, slots=size, max_tokens=config.engine.max_tokens)
     chat = load_chat(directory, thinking=config.transcript.thinking)
-    runs = _runs(config, chat, size)
+    environment, source = environment_of(config), random.Random(config.seed)
+    rules = rules_of(config, environment, chat, config.trial.episodes)
+    runs = [
+        begin_trial(
+            environment, random_task(environment, "train", source), 0, rules, chat, name=str(number)
+        )
+        for number in range(size)
+    ]
     began = now()
     for _ in range(NUM_TURNS):
         _play_turn(runs, Scheduler(model), settle)
     return _first_turns(runs, chat, (now() - began) / NUM_TURNS)
-
-
-def _runs(config: Config, chat: ChatFormat, count: int) -> list[Run]:
-    environment = environment_of(config)
-    rules = rules_of(config, environment, chat, config.trial.episodes)
-    source = random.Random(config.seed)
-    tasks = [random_task(environment, "train", source) for _ in range(count)]
-    return [
-        begin_trial(environment, task, 0, rules, chat, name=f"{number}")
-        for number, task in enumerate(tasks)
-    ]
 
 
 def _play_turn(runs: Sequence[Run], engine: Scheduler, settle: Callable[[Run], None]) -> None:

@@ -107,7 +107,11 @@ class Trace(TorchDispatchMode):
             if func is aten._local_scalar_dense.default:
                 return 1.0
         out = func(*args, **(kwargs or {}))
-        self.flops += _operations(func._overloadpacket, args, kwargs or {}, out)
+        packet = func._overloadpacket
+        if packet in ATTENTION:
+            self.flops += ATTENTION[packet](*args)
+        elif formula := flop_registry.get(packet):
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
         for each in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(each, torch.Tensor):
                 self._see(each)
@@ -128,13 +132,6 @@ class Trace(TorchDispatchMode):
     def _free(self, held: _Held) -> None:
         self._live[held.part] -= held.size
         self._total -= held.size
-
-
-def _operations(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    if packet in ATTENTION:
-        return ATTENTION[packet](*args)
-    formula = flop_registry.get(packet)
-    return formula(*args, **kwargs, out_val=out) if formula else 0
 
 
 # torchao's 8-bit AdamW: weights that share one scale, and the smallest tensor whose moments have 8

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from mage_async.results.matrix import Matrix
 
 HELP = "Measure what staleness costs: whole runs by bound, rule, correction, lag and seed."
-BOUNDS = (0, 1, 2, 4, 8)
-GRANT_RULES = ("slots", "count", "drop")
-CORRECTIONS = ("decoupled", "none", "ppo")
-LAGS = (0,)
-SEEDS = (0, 1, 2)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name, nargs="+", default=list(default), help=f"{text} ({shown})", **more
         )
 
-    axis("--bounds", BOUNDS, "largest staleness in steps", type=int, metavar="N")
+    axis("--bounds", (0, 1, 2, 4, 8), "largest staleness in steps", type=int, metavar="N")
     rules = f"rules of admission, of {', '.join(POLICIES)}"
-    axis("--rules", GRANT_RULES, rules, choices=POLICIES, metavar="RULE")
-    axis("--corrections", CORRECTIONS, "values of learner.correction", metavar="NAME")
+    axis("--rules", ("slots", "count", "drop"), rules, choices=POLICIES, metavar="RULE")
+    corrections = ("decoupled", "none", "ppo")
+    axis("--corrections", corrections, "values of learner.correction", metavar="NAME")
     lag = "act with the weights of so many steps ago: age without a change of speed"
-    axis("--lags", LAGS, lag, type=int, metavar="N")
-    axis("--seeds", SEEDS, "seeds", type=int, metavar="N")
+    axis("--lags", (0,), lag, type=int, metavar="N")
+    axis("--seeds", (0, 1, 2), "seeds", type=int, metavar="N")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -64,11 +60,6 @@ def ablation_of(given: argparse.Namespace) -> "Matrix":
     """
     from mage_async.results.matrix import STALENESS, cells
 
-    wanted = cells(
-        bounds=given.bounds,
-        rules=given.rules,
-        corrections=given.corrections,
-        lags=given.lags,
-        seeds=given.seeds,
-    )
+    keys = ("bounds", "rules", "corrections", "lags", "seeds")
+    wanted = cells(**{key: getattr(given, key) for key in keys})
     return matrix_of(given, wanted, STALENESS, [])

@@ -23,18 +23,10 @@ def run(given: argparse.Namespace) -> int:
     from mage_services.cli.main import command_tree
 
     tree = command_tree()
-    _complete_files(tree)
+    commands = next(each for each in tree._actions if isinstance(each, argparse._SubParsersAction))
+    for command in commands.choices.values():
+        for action in command._actions:
+            if action.type is Path or action.dest == "config":
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(tree, given.shell))
     return 0
-
-
-def _complete_files(parser: argparse.ArgumentParser) -> None:
-    """Complete every argument that takes a path with files, in all commands."""
-    import shtab
-
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                _complete_files(command)
-        elif action.type is Path or action.dest == "config":
-            action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -46,22 +46,19 @@ class Progress:
         """Count a run that was done in `took_s` seconds, and return its line."""
         self.num_done += 1
         self._took_s.append(took_s)
-        returned = f"last held-out episode {run.figures['heldout_last_return']:.2f}"
-        return f"{self._place(run.cell)}: {returned}, {took_s:.0f} s{self._left()}"
+        returned, left = f"last held-out episode {run.figures['heldout_last_return']:.2f}", ""
+        if num_left := self.num_runs - self.num_done:
+            # Runs are assumed to be as long as those of this call so far.
+            left_s = statistics.fmean(self._took_s) * num_left / self.parallel
+            left = f"; about {duration(left_s)} left"
+        return f"{self._place(run.cell)}: {returned}, {took_s:.0f} s{left}"
 
     def failed(self, cell: Cell, log: str) -> str:
-        """A run ended otherwise, having said why in its log."""
+        """Return the line of a run that failed; its log says why."""
         return f"{self._place(cell)}: failed, see {log}"
 
     def _place(self, cell: Cell) -> str:
         return f"[{self.num_done}/{self.num_runs}] {cell.name()}"
-
-    def _left(self) -> str:
-        """Assumes runs as long as those of this call so far."""
-        if self.num_done == self.num_runs:
-            return ""
-        left_s = statistics.fmean(self._took_s) * (self.num_runs - self.num_done) / self.parallel
-        return f"; about {duration(left_s)} left"
 
 
 def write_files(matrix: Matrix) -> list[FinishedRun]:

@@ -36,77 +36,59 @@ def print_final(console: Console, summary: dict[str, Any], report: Path) -> None
 
 def final_table(summary: dict[str, Any], *, ascii_only: bool = False) -> RenderableType:
     """Return the table with the costs below it, or the title if the run was not evaluated."""
-    is_evaluated = bool(summary.get("evaluation"))
-    head: RenderableType = (
-        _ReturnTable(summary, "+-" if ascii_only else "±").table
-        if is_evaluated
-        else Text.from_markup(_title(summary), style="bold")
-    )
+    head: RenderableType = Text.from_markup(_title(summary), style="bold")
+    if summary.get("evaluation"):
+        head = _return_table(summary, "+-" if ascii_only else "±")
     return Group(head, *(Text(line, style="dim") for line in _costs(summary)))
 
 
-class _ReturnTable:
-    """Fills the table of returns in, section by section."""
+def _return_table(summary: dict[str, Any], plus_minus: str) -> Table:
+    """Return the returns of each episode, section by section."""
+    scores = summary["evaluation"]
+    every = list(range(len(next(iter(scores.values()))["return_by_episode"])))
+    # A terminal is narrow: of many episodes it shows the first and the last three.
+    shown = every if len(every) <= 4 else [0, *every[-3:]]
+    table = Table(title=_title(summary), title_justify="left", title_style="bold", box=ROUNDED)
+    table.add_column("return per unit", no_wrap=True)
+    for episode in shown:
+        table.add_column(f"episode {episode + 1}", justify="right", no_wrap=True)
 
-    def __init__(self, summary: dict[str, Any], plus_minus: str) -> None:
-        scores = summary["evaluation"]
-        every = list(range(len(next(iter(scores.values()))["return_by_episode"])))
-        self._plus_minus = plus_minus
-        # A terminal is narrow: of many episodes it shows the first and the last three.
-        self._shown = every if len(every) <= 4 else [0, *every[-3:]]
-        self.table = Table(
-            title=_title(summary), title_justify="left", title_style="bold", box=ROUNDED
-        )
-        self.table.add_column("return per unit", no_wrap=True)
-        for episode in self._shown:
-            self.table.add_column(f"episode {episode + 1}", justify="right", no_wrap=True)
-        self._add_sets(summary)
-        self._add_environments(summary)
-        self._add_measures(summary)
+    def add(row: EpisodeRow, label: str = "", style: str = "", sign: str = "+") -> None:
+        cells = []
+        for k in shown:
+            value = f"{round(row.values[k], 3) + 0.0:{sign}.3f}"  # no -0.000
+            halves = row.half_widths
+            half_width = "       " if halves is None else f" {plus_minus}{halves[k]:.3f}"
+            cells.append(value + half_width)
+        table.add_row(label or row.label, *cells, style="dim" if row.is_reference else style)
 
-    def _add_sets(self, summary: dict[str, Any]) -> None:
-        for name, row in set_rows(summary["evaluation"]).items():
-            note = SETS[name].short_note
-            label = f"  {row.label}: {note}" if note else row.label
-            self._add(row, label, SET_STYLES.get(name, "yellow"))
-        self.table.add_section()
-        for row in reference_rows(summary):
-            self._add(row)
-
-    def _add_environments(self, summary: dict[str, Any]) -> None:
-        for environment in environment_rows(summary):
-            if "heldout" in environment.sets:
-                self.table.add_section()
-                self._add(environment.sets["heldout"], environment.label, "bold green")
-                for row in environment.references:
-                    self._add(row, f"  {row.label}")
-
-    def _add_measures(self, summary: dict[str, Any]) -> None:
-        probes = probe_rows(summary["evaluation"])
-        if probes:
-            self.table.add_section()
-        for name in ("heldout", "train"):
-            if name in probes:
-                shares = [f"{probes[name].values[k]:.0%}       " for k in self._shown]
-                self.table.add_row(f"probes, {probes[name].label}", *shares)
-        if "harder" in summary:
-            self.table.add_section()
-            _, *harder = harder_rows(summary["harder"])  # the table begins with tasks as trained
-            for row in harder:
-                self._add(row, f"harder: {escape(row.label)}")
-        if "diversity" in summary:
-            self.table.add_section()
-            self._add(diversity_row(summary["diversity"]), sign="")
-
-    def _add(self, row: EpisodeRow, label: str = "", style: str = "", sign: str = "+") -> None:
-        cells = [f"{round(value, 3) + 0.0:{sign}.3f}" for value in row.values]  # no -0.000
-        halves = row.half_widths
-        intervals = [
-            "       " if halves is None else f" {self._plus_minus}{halves[k]:.3f}"
-            for k in range(len(cells))
-        ]
-        shown = (cells[k] + intervals[k] for k in self._shown)
-        self.table.add_row(label or row.label, *shown, style="dim" if row.is_reference else style)
+    for name, row in set_rows(scores).items():
+        note = SETS[name].short_note
+        add(row, f"  {row.label}: {note}" if note else row.label, SET_STYLES.get(name, "yellow"))
+    table.add_section()
+    for row in reference_rows(summary):
+        add(row)
+    for environment in environment_rows(summary):
+        if "heldout" in environment.sets:
+            table.add_section()
+            add(environment.sets["heldout"], environment.label, "bold green")
+            for row in environment.references:
+                add(row, f"  {row.label}")
+    table.add_section()
+    probes = probe_rows(scores)
+    for name in ("heldout", "train"):
+        if name in probes:
+            shares = [f"{probes[name].values[k]:.0%}       " for k in shown]
+            table.add_row(f"probes, {probes[name].label}", *shares)
+    table.add_section()
+    if "harder" in summary:
+        _, *harder = harder_rows(summary["harder"])  # the table begins with tasks as trained
+        for row in harder:
+            add(row, f"harder: {escape(row.label)}")
+    table.add_section()
+    if "diversity" in summary:
+        add(diversity_row(summary["diversity"]), sign="")
+    return table
 
 
 def _title(summary: dict[str, Any]) -> str:
