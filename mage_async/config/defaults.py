@@ -130,12 +130,12 @@ def spelled_out(tree: Table) -> Table:
 def _with_kinds(tree: Table, section: type[Section]) -> Table:
     """Return a tree in which every table that comes in kinds states its own."""
     whole = dict(tree)
-    defaults = {each.name: each for each in msgspec.structs.fields(section)}
-    for key, hint in hints_of(section).items():
-        if kinds(hint) and (default := defaults[key].default) is not None:
-            whole.setdefault(key, {})
-            if isinstance(whole[key], dict):
-                whole[key] = {kind_key(hint): default.kind} | whole[key]
+    for field in msgspec.structs.fields(section):
+        key, hint = field.name, hints_of(section)[field.name]
+        if kinds(hint) and field.default is not None:
+            table = whole.setdefault(key, {})
+            if isinstance(table, dict):
+                whole[key] = {kind_key(hint): field.default.kind} | table
         inside = table_class(hint, whole.get(key))
         if inside is not None and isinstance(whole.get(key), dict):
             whole[key] = _with_kinds(whole[key], inside)

@@ -62,21 +62,18 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
     needed += (engines + contexts) * isinstance(config.engine, Embedded)
     if needed <= memory_bytes:
         return
+    advice = "lower engine.max_contexts or engine.max_tokens, or take fewer --actors"
+    if contexts <= learner + engines:
+        may_adapt = isinstance(config.policy, Pretrained) and not config.policy.lora
+        smaller = "set policy.lora.rank = 16" if may_adapt else "take a smaller policy"
+        advice = f"{smaller}, or fewer --actors"
     raise ConfigError(
         f"policy of {size.num_weights:,} weights: the learner needs {learner / 1e9:.1f} GB for "
         f"weights, gradients and optimizer, and {num_engines} engines, the evaluator's among them, "
         f"{engines / 1e9:.1f} GB for weights and {contexts / 1e9:.1f} GB for keys and values of "
         f"{config.engine.max_contexts} contexts each, but this machine has "
-        f"{memory_bytes / 1e9:.1f} GB; {_advice(config, contexts, learner + engines)}"
+        f"{memory_bytes / 1e9:.1f} GB; {advice}"
     )
-
-
-def _advice(config: Config, contexts: int, weights: int) -> str:
-    if contexts > weights:
-        return "lower engine.max_contexts or engine.max_tokens, or take fewer --actors"
-    is_smaller = bool(config.policy.lora) or not isinstance(config.policy, Pretrained)
-    advice = "take a smaller policy" if is_smaller else "set policy.lora.rank = 16"
-    return f"{advice}, or fewer --actors"
 
 
 def _bytes_a_weight(config: Config) -> int:

@@ -38,10 +38,9 @@ def run(given: argparse.Namespace) -> int:
     """
     from mage_services.actor.play_session import check_policy
 
-    run_dir = RunDirectory(given.run_dir)
-    check_policy(run_dir)
+    check_policy(RunDirectory(given.run_dir))
     try:
-        _play(RunDirectory(run_dir.root.resolve()), given)
+        _play(RunDirectory(given.run_dir.resolve()), given)
     except* (KeyboardInterrupt, EOFError):
         print()
         raise RunFailed("left in the middle of a trial") from None

@@ -6,17 +6,10 @@ of the weights after each step with that of the commit. It changes no file of th
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mage_async.errors import RunError, RunFailed
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.journal import check_journal
-
-if TYPE_CHECKING:
-    from mage_async.config.schema import Config
-    from mage_services.journal.reader import JournalOnDisk
-    from mage_services.learner.ranks.gang import Gang
-    from mage_services.learner.training import Training
 
 HELP = "Train every committed batch of a run again, and compare the weights."
 
@@ -37,33 +30,39 @@ def run(given: argparse.Namespace) -> int:
     """Replay and print each step.
 
     Raises:
+        RunError: there is no journal, or none from the weights of a checkpoint on.
         RunFailed: a step's weights differ from those that the run committed.
     """
-    run_dir = RunDirectory(given.run_dir.resolve())
-    check_journal(RunDirectory(given.run_dir))
-    _replay(run_dir, given.to_step)
-    return 0
-
-
-def _replay(run: RunDirectory, to_step: int | None) -> None:
     from mage_async.admission.ledger import Ledger
     from mage_async.admission.recovery import replay
     from mage_async.assembly import environment_of
     from mage_async.config import config_file
     from mage_async.methods.method import Methods
+    from mage_async.policy.checkpoint import checkpoints
+    from mage_async.protocol.journal_records import first_needed
     from mage_async.tasks.population import League
     from mage_services.journal.reader import open_journal
     from mage_services.learner.ranks.gang import Gang
+    from mage_services.learner.training import Training
 
+    check_journal(RunDirectory(given.run_dir))
+    run = RunDirectory(given.run_dir.resolve())
     config, journal = config_file.load_recorded(run.config), open_journal(run.journal)
+    # The oldest weights from which the journal is complete, and the first segment to read.
+    for checkpoint in (None, *checkpoints(run.checkpoints)):
+        version = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
+        if (first := first_needed(journal.segments, version)) is not None:
+            break
+    else:
+        raise RunError(f"{run.journal} holds no steps behind the policy or a checkpoint of the run")
     rules = config.admission
     ledger = Ledger(rules.groups_per_step, rules.max_staleness, rules.trials_per_group)
+    methods = Methods(config, environment_of(config))
     with Gang(run, config) as gang:
-        training, first = _begin(run, config, journal, gang)
-        methods = Methods(config, environment_of(config))
+        training = Training.of(run, config, checkpoint, gang.begin(config, checkpoint))
         version = began = training.trainer.version
         for committed in replay(journal.records(first), ledger, League(), methods):
-            if to_step is not None and committed.commit.version > to_step:
+            if given.to_step is not None and committed.commit.version > given.to_step:
                 break
             if committed.commit.version > version:
                 _, difference = training.redo(committed)
@@ -71,22 +70,5 @@ def _replay(run: RunDirectory, to_step: int | None) -> None:
                     raise RunFailed(difference)
                 version = committed.commit.version
                 print(f"step {version}: {committed.commit.digest} as committed", flush=True)
-        print(f"{version - began} steps from step {began} on: every digest agrees")
-
-
-def _begin(
-    run: RunDirectory, config: "Config", journal: "JournalOnDisk", gang: "Gang"
-) -> tuple["Training", int]:
-    """Return a training with the oldest weights from which the journal can be replayed, and the
-    first segment of the journal to read.
-    """
-    from mage_async.policy.checkpoint import checkpoints
-    from mage_async.protocol.journal_records import first_needed
-    from mage_services.learner.training import Training
-
-    for checkpoint in (None, *checkpoints(run.checkpoints)):
-        version = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
-        first = first_needed(journal.segments, version)
-        if first is not None:
-            return Training.of(run, config, checkpoint, gang.begin(config, checkpoint)), first
-    raise RunError(f"{run.journal} holds no steps behind the policy or a checkpoint of the run")
+    print(f"{version - began} steps from step {began} on: every digest agrees")
+    return 0

@@ -3,14 +3,10 @@
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cli.options import add_set
-
-if TYPE_CHECKING:
-    from mage_services.tracking.tracker import Tracker
 
 HELP = "Tell W&B, TensorBoard, MLflow or trackio of a run, from where they were told last."
 MAX_S = 3600.0
@@ -30,12 +26,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Send every tracker what is new, and wait for all.
 
-    Returns: 1 where a tracker was not sent everything.
-    """
-    from mage_services.processes.run_lock import hold
-    from mage_services.tracking.tracker_worker import start
+    Returns:
+        1 where a tracker was not sent everything.
 
-    directory, trackers = RunDirectory(given.run_dir.resolve()), _trackers(given)
+    Raises:
+        RunError: there is no run, or another process is sending.
+        ConfigError: no tracker is named, or one is not installed.
+    """
+    from mage_async.config import config_file
+    from mage_async.config.components import TRACKERS
+    from mage_services.processes.run_lock import hold
+    from mage_services.tracking.tracker_worker import start, trackers_of
+
+    directory, file = RunDirectory(given.run_dir.resolve()), RunDirectory(given.run_dir).config
+    if not file.is_file():
+        raise RunError(f"{given.run_dir}: no config.toml, so this is no run directory")
+    trackers = trackers_of(config_file.load_recorded(file, given.set).tracking)
+    if not trackers:
+        keys = ", ".join(f"tracking.{name}" for name in TRACKERS)
+        raise ConfigError(f"{given.run_dir} has no tracker: name one by --set, of {keys}")
     directory.tracking.mkdir(exist_ok=True)
     for name in trackers:
         # The run's own process may still be sending to this tracker.
@@ -47,24 +56,3 @@ def run(given: argparse.Namespace) -> int:
     unfinished = list(processes.unfinished(directory))
     print(*(unfinished or [f"{', '.join(trackers)}: told of the whole run"]), sep="\n")
     return 1 if unfinished else 0
-
-
-def _trackers(given: argparse.Namespace) -> "dict[str, Tracker]":
-    """Return the trackers of the run's configuration and of `--set`.
-
-    Raises:
-        RunError: there is no run.
-        ConfigError: no tracker is named, or one is not installed.
-    """
-    from mage_async.config import config_file
-    from mage_async.config.components import TRACKERS
-    from mage_services.tracking.tracker_worker import trackers_of
-
-    file = RunDirectory(given.run_dir).config
-    if not file.is_file():
-        raise RunError(f"{given.run_dir}: no config.toml, so this is no run directory")
-    found = trackers_of(config_file.load_recorded(file, given.set).tracking)
-    if not found:
-        keys = ", ".join(f"tracking.{name}" for name in TRACKERS)
-        raise ConfigError(f"{given.run_dir} has no tracker: name one by --set, of {keys}")
-    return found
