@@ -196,8 +196,7 @@ def _sentences(section: type[Section]) -> dict[str, str]:
     return found
 
 
-PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false"}
-PLAIN |= {dict: "table", list: "list"}
+PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "table"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 

@@ -23,7 +23,6 @@ from mage_async.trajectory import Kind
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.scripted import random_task, scripted_trial
 
-BYTES = {"float32": 4, "bfloat16": 2}
 PATIENCE = 5.0
 """A deadline is at least this multiple of the time measured on the first turns."""
 
@@ -78,7 +77,7 @@ def check_size(config: Config, size: Size, *, num_actors: int, memory_bytes: int
 
 def _bytes_a_weight(config: Config) -> int:
     """Return the learner's bytes for each weight: the weight, its gradient, AdamW's moments."""
-    own = BYTES[config.policy.dtype]
+    own = 4 if config.policy.dtype == "float32" else 2
     if config.policy.lora:
         return own
     return 2 * own + 2 * (1 if config.learner.optimizer_state == "8bit" else own)

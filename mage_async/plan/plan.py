@@ -174,12 +174,8 @@ class Plan:
 
     def _largest_part(self, place: str) -> str:
         """Name the largest part in a place that a key can make smaller, and the key."""
-        parts = [
-            (size, part, each)
-            for each in self.processes
-            if each.place == place
-            for part, size in each.parts.items()
-        ]
+        here = [process for process in self.processes if process.place == place]
+        parts = ((size, part, each) for each in here for part, size in each.parts.items())
         for size, part, process in sorted(parts, key=lambda entry: -entry[0]):
             if advice := self._advice(part, process):
                 return f"{part} of the {process.process} are {_gb(size)} GB of it; {advice}"

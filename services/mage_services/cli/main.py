@@ -57,7 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         status = given.run(given)
     except* MageError as group:
-        error = _first(group)
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         status = EXIT_FAILED if isinstance(error, RunFailed) else EXIT_USAGE
         prefix = "mage" if given.command == "train" else f"mage {given.command}"
         print(f"{prefix}: {error}", file=sys.stderr)
@@ -84,10 +86,3 @@ def _with_command(arguments: Sequence[str]) -> list[str]:
     first = arguments[0] if arguments else ""
     is_option = first.startswith("-") and first not in ("-h", "--help")
     return ["train", *arguments] if is_option or not first else list(arguments)
-
-
-def _first(group: BaseExceptionGroup[MageError]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -1,9 +1,7 @@
 """`mage serve-environment NAME`: serve an environment over OpenEnv's or AgentGym's protocol."""
 
 import argparse
-import importlib.util
 
-from mage_async.errors import ConfigError
 from mage_services.cli.options import add_set, positive
 
 HELP = "Offer an environment to other programs, over OpenEnv's or AgentGym's protocol."
@@ -39,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
     """Rehearse an environment that waits, then serve until Ctrl-C.
 
     Raises:
-        ConfigError: the environment cannot be loaded or repeated, or aiohttp is missing.
+        ConfigError: the environment cannot be loaded or repeated.
     """
     import uvloop
 
@@ -47,9 +45,6 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.config import config_file
     from mage_services.actor.rehearsal import rehearse_all
     from mage_services.environments.workers import Workers
-
-    if importlib.util.find_spec("aiohttp") is None:
-        raise ConfigError("serving needs aiohttp: pip install 'mage_async[openenv]'")
     from mage_services.serving.agentgym_server import AgentGymServer
     from mage_services.serving.http_server import Limits, serve
     from mage_services.serving.openenv_server import Server

@@ -55,46 +55,36 @@ def site_of(
     """Set up the site of a run, and remove it in the end.
 
     Args:
-        cluster: address of a Ray cluster; "" for this machine.
+        cluster: address of a Ray cluster; "" for this machine. On a cluster keys are made where
+            the configuration names none.
 
     Raises:
         ConfigError: the address, the keys or the cluster cannot be used.
         RunError: no socket can be made, or the cluster has no room.
     """
     if cluster:
-        with _on_cluster(run, config, num_actors, cluster, say) as site:
-            yield site
+        from mage_services.cluster.connection import joined
+        from mage_services.cluster.placement import Placement, check
+
+        check(config)
+        keys = Path(config.transport.keys or run.root / "keys")
+        if not config.transport.keys and not keys.exists():
+            make_keys(keys)
+        _check_keys(str(keys))
+        with joined(cluster):
+            placement = Placement(run, config, num_actors, keys.resolve(), say)
+            placement.reserve()
+            yield Site(placement.address, placement.start)
         return
-    address, keys = config.transport.address, config.transport.keys
-    is_ours = address == "ipc"
-    _check_keys(keys)
-    if is_ours:
-        address = ipc_address(run.root)
-    check_address(address, has_keys=bool(keys))
+    _check_keys(config.transport.keys)
+    is_ours = config.transport.address == "ipc"
+    address = ipc_address(run.root) if is_ours else config.transport.address
+    check_address(address, has_keys=bool(config.transport.keys))
     try:
         yield Site(address, SupervisedProcess.start)
     finally:
         if is_ours:
             shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
-
-
-@contextmanager
-def _on_cluster(
-    run: RunDirectory, config: Config, num_actors: int, cluster: str, say: Callable[[str], None]
-) -> Iterator[Site]:
-    """Set up a site on a cluster; keys are made where the configuration names none."""
-    from mage_services.cluster.connection import joined
-    from mage_services.cluster.placement import Placement, check
-
-    check(config)
-    keys = Path(config.transport.keys or run.root / "keys")
-    if not config.transport.keys and not keys.exists():
-        make_keys(keys)
-    _check_keys(str(keys))
-    with joined(cluster):
-        placement = Placement(run, config, num_actors, keys.resolve(), say)
-        placement.reserve()
-        yield Site(placement.address, placement.start)
 
 
 def _check_keys(keys: str) -> None:
