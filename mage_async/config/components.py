@@ -40,6 +40,7 @@ class Components(Registry):
 
 
 def _has_tag(kind: type[Variant]) -> bool:
+    """Return whether a class has a `tag` of its own, and so is a component."""
     # msgspec tags a class without a `tag` of its own, such as a base, by the name of the class.
     return kind.__struct_config__.tag != kind.__name__
 
@@ -64,7 +65,7 @@ REGISTRIES = (CORRECTIONS, CREDITS, ESTIMATORS, MATCHMAKERS, WEIGHT_TRANSPORTS, 
 
 
 def union(registry: Components) -> Any:
-    """Return the union of a registry's components, as the type of a configuration's key."""
+    """Return the union of a registry's components, the type of a key of the configuration."""
     return reduce(or_, map(registry.load, registry))
 
 

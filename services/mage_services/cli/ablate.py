@@ -1,4 +1,4 @@
-"""`mage ablate`: what staleness costs, by bound, rule, correction, lag and seed.
+"""`mage ablate`: measure what staleness costs, by bound, rule, correction, lag and seed.
 
 A sweep of keys that the command knows by name. Every combination is a whole run in a folder of its
 own under `--run-dir`. The command resumes: what is done is read, the rest is run, one process tree
@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Check every configuration of the matrix, run the missing cells, and write the report.
 
-    Returns: 1 where a run failed.
+    Returns:
+        1 where a run failed.
     """
     from mage_services.cli.matrix_runs import run_matrix
 

@@ -106,7 +106,8 @@ def run_to_end(
     Args:
         cluster: address of a Ray cluster; "" for this machine.
 
-    Returns: 0, `EXIT_HALTED`, or 128 + N where signal N ended the run.
+    Returns:
+        0, `EXIT_HALTED`, or 128 + N where signal N ended the run.
 
     Raises:
         RunFailed: a process failed more often than its budget allows, or the summary and report
@@ -141,7 +142,8 @@ def _supervise(
 ) -> int:
     """Run the processes to their end.
 
-    Returns: 0, `EXIT_HALTED` where the doctor ended the run, or 128 + N where signal N did.
+    Returns:
+        0, `EXIT_HALTED` where the doctor ended the run, or 128 + N where signal N did.
     """
     if config.engine.kind == "sglang":
         installed()

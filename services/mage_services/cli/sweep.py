@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Check every configuration, run the missing cells, and write the report.
 
-    Returns: 1 where a run failed.
+    Returns:
+        1 where a run failed.
     """
     from mage_services.cli.matrix_runs import run_matrix
     from mage_services.cli.search import search
@@ -136,11 +137,15 @@ def add_run_arguments(parser: argparse.ArgumentParser, run_dir: str) -> None:
 
 
 def matrix_of(
-    given: argparse.Namespace, wanted: Iterable["Cell"], subject: "Subject", said: Sequence[str]
+    given: argparse.Namespace, wanted: Iterable["Cell"], subject: "Subject", varied: Sequence[str]
 ) -> "Matrix":
-    """The matrix of some cells, with a title that has the configuration and what is `said`.
+    """Return the matrix of some cells, after a check of every configuration.
 
-    Raises: ConfigError: a cell of it is no run; the sentence says which and why.
+    Args:
+        varied: words for the title, which also names the configuration, the method and `--set`.
+
+    Raises:
+        ConfigError: a cell is no valid configuration; the sentence says which and why.
     """
     from mage_async.config import config_file
     from mage_async.results.matrix import Matrix, checked_configs
@@ -151,7 +156,7 @@ def matrix_of(
     cheap = ["evaluation.every=0", f"evaluation.final_trials={given.trials}"]
     configs = checked_configs(file, wanted, [*cheap, *given.set], given.method)
     method = [] if given.method is None else [given.method]
-    title = " · ".join([file.stem, *method, *said, *given.set])
+    title = " · ".join([file.stem, *method, *varied, *given.set])
     return Matrix(given.run_dir, title, configs, given.actors, given.parallel, given.for_s, subject)
 
 

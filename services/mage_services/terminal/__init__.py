@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Print inside the block; once the reader of stdout has gone, the rest goes nowhere."""
+    """Let the block print; once the reader of stdout has gone, discard the rest."""
     try:
         yield
         sys.stdout.flush()
