@@ -8,7 +8,12 @@ from mage_services.environments.workers import Handover
 
 def started_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
+
+    def run() -> None:
+        loop.run_forever()
+        loop.close()
+
+    threading.Thread(target=run, daemon=True).start()
     return loop
 
 

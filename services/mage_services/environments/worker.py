@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from mage_async.environments.user_calls import Answered, Hosted, Origin, Request
+from mage_async.environments.user_calls import Answered, Request
+from mage_async.environments.user_class import UserObject
 from mage_async.errors import CallFault, CapacityFault
 from mage_async.protocol.messages import Fields
 from mage_services.processes.child_process import (
@@ -108,9 +109,9 @@ class EnvironmentWorker:
         self._keeping: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._numbers = count()
-        self._plays: dict[Hosted, tuple[_Life, int]] = {}
+        self._plays: dict[UserObject, tuple[_Life, int]] = {}
 
-    async def begin(self, hosted: Hosted, place: str) -> None:
+    async def begin(self, user_object: UserObject, place: str) -> None:
         """Begin an episode, in a process that is started where none runs.
 
         Args:
@@ -123,25 +124,23 @@ class EnvironmentWorker:
             if self._life is None or self._life.end:
                 await self._start(place)
         assert self._life is not None
-        self._plays[hosted] = self._life, next(self._numbers)
+        self._plays[user_object] = self._life, next(self._numbers)
 
-    async def perform(self, hosted: Hosted, request: Request) -> Answered:
+    async def perform(self, user_object: UserObject, request: Request) -> Answered:
         """Make a call. Cancellation abandons the call.
 
         Raises:
             CallFault: the call failed, or its process has ended.
         """
-        if hosted not in self._plays:  # no process could be started for the episode
+        if user_object not in self._plays:  # no process could be started for the episode
             return Answered()
-        life, play = self._plays[hosted]
+        life, play = self._plays[user_object]
         if request.method == "close":
-            del self._plays[hosted]
+            del self._plays[user_object]
         if life.end:
             return self._answer_of_dead(request, life)
-        assert hosted.hosted_class.origin is not None, (
-            "a class made here alone is played here alone"
-        )
-        origin: Origin = hosted.hosted_class.origin
+        origin = user_object.environment.origin
+        assert origin is not None, "a class made here alone is played here alone"
         number = next(self._numbers)
         make = Make(
             number=number,
@@ -162,11 +161,11 @@ class EnvironmentWorker:
         assert isinstance(answer, Made)
         return answer.answered
 
-    async def kill_if_stuck(self, hosted: Hosted) -> None:
+    async def kill_if_stuck(self, user_object: UserObject) -> None:
         """Kill the process of an episode whose call took too long, where the process is stuck."""
-        if hosted not in self._plays:
+        if user_object not in self._plays:
             return
-        life, _ = self._plays[hosted]
+        life, _ = self._plays[user_object]
         if life.end:
             return
         number = next(self._numbers)
@@ -243,40 +242,40 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         self._workers = [EnvironmentWorker() for _ in range(size)]
-        self._worker_of: dict[Hosted, EnvironmentWorker] = {}
+        self._worker_of: dict[UserObject, EnvironmentWorker] = {}
         self._num_plays: Counter[EnvironmentWorker] = Counter()
 
-    async def admit(self, hosted: Hosted, request: Request) -> None:
+    async def admit(self, user_object: UserObject, request: Request) -> None:
         """Give an episode a worker before its first call.
 
         Raises:
             CallFault: no process could be started.
         """
-        if hosted in self._worker_of or request.method == "close":
+        if user_object in self._worker_of or request.method == "close":
             return
         worker = min(self._workers, key=self._num_plays.__getitem__)
-        self._worker_of[hosted] = worker
+        self._worker_of[user_object] = worker
         self._num_plays[worker] += 1
-        await worker.begin(hosted, request.place)
+        await worker.begin(user_object, request.place)
 
-    async def perform(self, hosted: Hosted, request: Request) -> Answered:
+    async def perform(self, user_object: UserObject, request: Request) -> Answered:
         """Make a call. Cancellation abandons the call.
 
         Raises:
             CallFault: the call failed, or its process has ended.
         """
-        if hosted not in self._worker_of:
+        if user_object not in self._worker_of:
             return Answered()  # closed before its first call
-        worker = self._worker_of[hosted]
+        worker = self._worker_of[user_object]
         if request.method == "close":
-            del self._worker_of[hosted]
+            del self._worker_of[user_object]
             self._num_plays[worker] -= 1
-        return await worker.perform(hosted, request)
+        return await worker.perform(user_object, request)
 
-    async def kill_if_stuck(self, hosted: Hosted) -> None:
+    async def kill_if_stuck(self, user_object: UserObject) -> None:
         """Check the process of an episode whose call took too long; see `EnvironmentWorker`."""
-        if hosted in self._worker_of:
-            await self._worker_of[hosted].kill_if_stuck(hosted)
+        if user_object in self._worker_of:
+            await self._worker_of[user_object].kill_if_stuck(user_object)
 
     async def close(self) -> None:
         """Kill all processes."""

@@ -14,8 +14,8 @@ import traceback
 import msgspec
 
 from mage_async.environments.catalogue import load
-from mage_async.environments.user_calls import Call, Hosted, HostedClass
-from mage_async.environments.user_class import ResetStep
+from mage_async.environments.user_calls import Call
+from mage_async.environments.user_class import ResetStep, UserObject
 from mage_async.errors import CapacityFault, MageError
 from mage_services.environments.worker import (
     Abandon,
@@ -35,8 +35,8 @@ class Server:
 
     def __init__(self, channel: Channel[Message], workers: Workers) -> None:
         self._channel, self._workers = channel, workers
-        self._classes: dict[bytes, HostedClass] = {}
-        self._hosted_objects: dict[int, Hosted] = {}
+        self._classes: dict[bytes, ResetStep] = {}
+        self._objects: dict[int, UserObject] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
@@ -62,7 +62,7 @@ class Server:
     async def _make(self, message: Make) -> None:
         """Answer one call. Cancellation abandons it."""
         try:
-            call = Call(self._object(message), message.request, lambda answered: None)
+            call = Call(self._object(message), message.request)
             self._channel.send(
                 Made(number=message.number, answered=await self._workers.perform(call))
             )
@@ -73,24 +73,20 @@ class Server:
         finally:
             del self._tasks[message.number]
 
-    def _object(self, message: Make) -> Hosted:
+    def _object(self, message: Make) -> UserObject:
         """Return the object of an episode; the last call, `close`, removes it."""
-        if message.play not in self._hosted_objects:
-            self._hosted_objects[message.play] = Hosted(self._loaded(message))
+        if message.play not in self._objects:
+            self._objects[message.play] = UserObject(self._loaded(message))
         is_last = message.request.method == "close"
-        return (
-            self._hosted_objects.pop(message.play)
-            if is_last
-            else self._hosted_objects[message.play]
-        )
+        return self._objects.pop(message.play) if is_last else self._objects[message.play]
 
-    def _loaded(self, message: Make) -> HostedClass:
+    def _loaded(self, message: Make) -> ResetStep:
         """Return the class of an environment, which is loaded once: a loader may take long."""
         key = msgspec.msgpack.encode((message.name, message.options))
         if key not in self._classes:
             environment = load(message.name, **message.options)
             assert isinstance(environment, ResetStep)
-            self._classes[key] = environment.hosted
+            self._classes[key] = environment
         return self._classes[key]
 
 

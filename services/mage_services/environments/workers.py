@@ -26,7 +26,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from mage_async.config.playing import Environment
-from mage_async.environments.user_calls import Answered, Call, Callee, Hosted, Request
+from mage_async.environments.user_calls import Answered, Call, Callee, Request
+from mage_async.environments.user_class import UserObject
 from mage_async.errors import CallFault, CapacityFault
 from mage_services.environments.worker import Pool
 
@@ -182,29 +183,29 @@ class Leases:
         Raises:
             CallFault: the lease has ended.
         """
-        hosted, method = call.hosted, call.request.method
-        if method == "reset" and hosted not in self._open:
+        callee, method = call.callee, call.request.method
+        if method == "reset" and callee not in self._open:
             async with self._freed:
                 await self._freed.wait_for(self._has_room)
-                self._open[hosted] = None
-        elif method == "step" and hosted in self._ended:
+                self._open[callee] = None
+        elif method == "step" and callee in self._ended:
             raise CallFault(
                 f"{call.place}: the object was not called for environment.idle_s = "
                 f"{self.idle_s:g}, and was closed"
             )
-        self._stop_clock(hosted)
+        self._stop_clock(callee)
 
     async def end(self, call: Call) -> None:
         """After a call, however it ended: restart the idle timer, or end the lease."""
-        hosted = call.hosted
+        callee = call.callee
         if call.request.method == "close":
-            self._stop_clock(hosted)
-            self._ended.discard(hosted)
-            if hosted in self._open:
-                await self._free(hosted)
-        elif hosted in self._open and self.idle_s:
+            self._stop_clock(callee)
+            self._ended.discard(callee)
+            if callee in self._open:
+                await self._free(callee)
+        elif callee in self._open and self.idle_s:
             loop = asyncio.get_running_loop()
-            self._open[hosted] = loop.call_later(self.idle_s, self._expire, hosted)
+            self._open[callee] = loop.call_later(self.idle_s, self._expire, callee)
 
     async def room(self, most_s: float) -> None:
         """Wait until an object of this process is closed, at most `most_s` seconds."""
@@ -214,27 +215,27 @@ class Leases:
         except TimeoutError:
             return
 
-    async def give_back(self, hosted: Callee) -> None:
+    async def give_back(self, callee: Callee) -> None:
         """End the lease of an object that has been closed."""
-        if hosted in self._open:
-            await self._free(hosted)
+        if callee in self._open:
+            await self._free(callee)
 
     def _has_room(self) -> bool:
         return len(self._open) < (self.most_open or math.inf)
 
-    async def _free(self, hosted: Callee) -> None:
+    async def _free(self, callee: Callee) -> None:
         async with self._freed:
-            self._open.pop(hosted, None)
+            self._open.pop(callee, None)
             self._freed.notify_all()
 
-    def _stop_clock(self, hosted: Callee) -> None:
-        if (clock := self._open.get(hosted)) is not None:
+    def _stop_clock(self, callee: Callee) -> None:
+        if (clock := self._open.get(callee)) is not None:
             clock.cancel()
-            self._open[hosted] = None
+            self._open[callee] = None
 
-    def _expire(self, hosted: Callee) -> None:
-        self._ended.add(hosted)
-        self.reap(hosted)
+    def _expire(self, callee: Callee) -> None:
+        self._ended.add(callee)
+        self.reap(callee)
 
 
 CLOSING_S = 5.0
@@ -315,9 +316,9 @@ class Workers:
 
     async def _within_deadline(self, call: Call) -> Answered:
         """Make a call within the deadline, which starts when the call has its turn."""
-        if self._pool is not None and isinstance(call.hosted, Hosted):
-            await self._pool.admit(call.hosted, call.request)
-        async with self._turns[call.hosted.turn_of] if call.hosted.turn_of else nullcontext():
+        if self._pool is not None and isinstance(call.callee, UserObject):
+            await self._pool.admit(call.callee, call.request)
+        async with self._turns[call.callee.turn_of] if call.callee.turn_of else nullcontext():
             return await self._at_once(call)
 
     async def _at_once(self, call: Call) -> Answered:
@@ -325,24 +326,26 @@ class Workers:
             async with asyncio.timeout(None if math.isinf(self._deadline_s) else self._deadline_s):
                 return await self._answer(call)
         except TimeoutError:  # the deadline: an exception of the call is a `CallFault`
-            if self._pool is not None and isinstance(call.hosted, Hosted):
-                self._in_background(self._pool.kill_if_stuck(call.hosted), "checking a process")
+            if self._pool is not None and isinstance(call.callee, UserObject):
+                self._in_background(self._pool.kill_if_stuck(call.callee), "checking a process")
             elif call.is_async:
                 self._in_background(self._leave_if_stuck(), "checking coroutines")
-            raise call.overdue(self._deadline_s) from None
+            raise CallFault(
+                f"{call.place} took longer than environment.step_deadline_s = {self._deadline_s:g}"
+            ) from None
 
     async def _answer(self, call: Call) -> Answered:
-        if self._pool is not None and isinstance(call.hosted, Hosted):
-            return await self._pool.perform(call.hosted, call.request)
+        if self._pool is not None and isinstance(call.callee, UserObject):
+            return await self._pool.perform(call.callee, call.request)
         made = await (self._in_loop(call.function) if call.is_async else self._in_thread(call))
         if made.error is not None:
             raise call.fault(made.error) from made.error
         return made.value
 
-    def _reap(self, hosted: Callee) -> None:
+    def _reap(self, callee: Callee) -> None:
         """Close an object whose lease has ended."""
         place = f"an object that was not called for {self._leases.idle_s:g} s: close()"
-        call = Call(hosted, Request("close", place), lambda answered: None)
+        call = Call(callee, Request("close", place), lambda answered: None)
         self._in_background(self._give_back(call), "reaping")
 
     async def _give_back(self, call: Call) -> None:
@@ -351,7 +354,7 @@ class Workers:
             await self._within_deadline(call)
         except CallFault as fault:
             print(fault, file=sys.stderr, flush=True)
-        await self._leases.give_back(call.hosted)
+        await self._leases.give_back(call.callee)
 
     def close_behind(self, calls: Iterable[Call]) -> None:
         """Make closing calls in the background; a failure is printed to stderr."""
@@ -446,7 +449,7 @@ class Workers:
     def _returned(self, thread: Thread, call: Call) -> None:
         """Make a thread idle again, and close an object that an abandoned call has left open."""
         self._idle.append(thread)
-        if (close := call.hosted.owed()) is not None:
+        if (close := call.callee.late_close()) is not None:
             self._in_background(self._close_late(call, close), "closing late")
 
     async def _close_late(self, call: Call, close: Callable[[], Any]) -> None:
