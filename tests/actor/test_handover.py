@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from mage_services.environments.workers import Handover
+from mage_services.environments.call_runner import Handover
 
 
 def started_loop() -> asyncio.AbstractEventLoop:

@@ -14,7 +14,7 @@ from mage_async.environments.rehearsal import Rehearsal, Rehearsed, rehearsal, w
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 
 QUIET_S = 5.0
 """Progress is printed wherever nothing was printed for so long."""
@@ -41,7 +41,7 @@ async def rehearse(
     seconds: dict[str, list[float]] = defaultdict(list)
     playing = _playing(config, name, environment)
     progress = _Progress(say)
-    async with Workers.of(config.environment) as workers:
+    async with CallRunner.of(config.environment) as workers:
         go_on = partial(playing.send, None)
         while True:
             try:
@@ -93,7 +93,7 @@ class _Progress:
         self._num_calls += 1
 
 
-async def _performed(call: Call, workers: Workers, progress: _Progress) -> Answered:
+async def _performed(call: Call, workers: CallRunner, progress: _Progress) -> Answered:
     """Make a call, printing progress, and return its result. Cancellation abandons the call."""
     began = time.monotonic()
     performing = asyncio.ensure_future(workers.perform(call))

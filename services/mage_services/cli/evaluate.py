@@ -233,13 +233,13 @@ async def _play(
     from mage_services.actor.evaluator import Evaluator
     from mage_services.actor.harder_tasks import score_rungs
     from mage_services.engines.engine import make_engine
-    from mage_services.environments.workers import Workers
+    from mage_services.environments.call_runner import CallRunner
 
     chat = load_chat(policy, thinking=config.transcript.thinking)
     environment = environment_of(config)
     assert asked.episodes is not None
     made, more = make_engine(config, policy, "evaluate"), dict[str, Any]()
-    async with made as engine, Workers.of(config.environment) as workers:
+    async with made as engine, CallRunner.of(config.environment) as workers:
         evaluator = Evaluator(config, environment, chat, engine, workers, asked.episodes)
         evaluator.guidance = guidance
         sets = await evaluator.final(asked.num_trials)

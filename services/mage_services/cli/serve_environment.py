@@ -54,7 +54,7 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.config import config_file
     from mage_async.environments.rehearsal import is_rehearsed
     from mage_services.actor.rehearsal import rehearse
-    from mage_services.environments.workers import Workers
+    from mage_services.environments.call_runner import CallRunner
 
     if importlib.util.find_spec("aiohttp") is None:
         raise ConfigError("serving needs aiohttp: pip install 'mage_async[openenv]'")
@@ -73,7 +73,7 @@ def run(given: argparse.Namespace) -> int:
     def say(address: str) -> None:
         print(f"serving {given.name} at {address}, at most {limits.sessions} sessions", flush=True)
 
-    workers = Workers.of(config.environment)
+    workers = CallRunner.of(config.environment)
     kind = AgentGymServer if given.protocol == "agentgym" else Server
     application = kind(environment, limits, workers).application
     uvloop.run(serve(application, given.host, given.port, workers, say))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from mage_async.errors import RunError
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ async def serve(
     application: web.Application,
     host: str,
     port: int,
-    workers: Workers,
+    calls: CallRunner,
     say: Callable[[str], None],
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         port: 0 takes a free port.
-        workers: make the calls of a slow environment; closed at the end.
+        calls: make the calls of a slow environment; closed at the end.
         say: receives the address once it is served.
 
     Raises:
@@ -51,7 +51,7 @@ async def serve(
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with workers:
+    async with calls:
         runner = web.AppRunner(application)
         await runner.setup()
         try:

@@ -17,7 +17,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from mage_async.environments.environment import Environment
 from mage_async.environments.loaders.openenv import error_answer, observation_answer
 from mage_async.errors import EnvironmentFault
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from mage_services.serving.http_server import Limits, refuse_other_sites
 from mage_services.serving.session import BadRequest, Json, Session
 
@@ -44,8 +44,8 @@ _SCHEMA = {"action": ACTION, "observation": OBSERVATION, "state": STATE}
 class Server:
     """Answers requests; `serve` runs its `application`."""
 
-    def __init__(self, environment: Environment, limits: Limits, workers: Workers) -> None:
-        self._environment, self._limits, self._workers = environment, limits, workers
+    def __init__(self, environment: Environment, limits: Limits, calls: CallRunner) -> None:
+        self._environment, self._limits, self._calls = environment, limits, calls
         self._open: set[web.WebSocketResponse] = set()
         self.application = web.Application()
         self.application.add_routes(
@@ -67,7 +67,7 @@ class Server:
             await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
             return socket
         self._open.add(socket)
-        session = Session(self._environment, self._workers)
+        session = Session(self._environment, self._calls)
         try:
             with suppress(ConnectionResetError):  # the client has left without a word
                 await self._converse(socket, session)

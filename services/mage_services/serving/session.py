@@ -9,7 +9,7 @@ from mage_async.environments.user_calls import SlowPlay, begun
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 from mage_async.trials.trial_run import environment_code
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 
 Json = dict[str, Any]
 
@@ -27,8 +27,8 @@ class Session:
         score: sum of the episode's rewards so far.
     """
 
-    def __init__(self, environment: Environment, workers: Workers) -> None:
-        self._environment, self._workers = environment, workers
+    def __init__(self, environment: Environment, calls: CallRunner) -> None:
+        self._environment, self._calls = environment, calls
         self._play: Play | None = None
         self._task: Task | None = None
         self._is_done = True  # also while a call is made: nothing is asked of a play that failed
@@ -82,7 +82,7 @@ class Session:
     def end(self) -> None:
         """Close the environment's objects."""
         if isinstance(self._play, SlowPlay) and (call := self._play.closing()) is not None:
-            self._workers.close_behind([call])
+            self._calls.close_in_background([call])
         self._play = None
 
     async def _settled(self) -> Outcome | None:
@@ -91,7 +91,7 @@ class Session:
         """
         outcome = None
         while isinstance(self._play, SlowPlay) and (call := self._play.next_call()) is not None:
-            outcome = call.take(await self._workers.perform(call))
+            outcome = call.take(await self._calls.perform(call))
         return outcome
 
     def _legal(self) -> tuple[str, ...]:

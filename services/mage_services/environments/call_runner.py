@@ -1,4 +1,4 @@
-"""Calls into environments that wait, made so that the caller's event loop never blocks: `Workers`.
+"""Calls into environments that may block, made without blocking the caller's event loop.
 
 call                 made in
 plain method         a thread; one that hangs is abandoned and replaced
@@ -7,7 +7,8 @@ coroutine            one event loop in a thread of its own, shared by all corout
                      blocks delays others of the class, and is abandoned if it stays blocked
 
 All threads are daemons, so that a process can end although a user's code hangs. With
-`environment.workers`, calls of `reset`/`step` classes are made in worker processes (`worker.py`).
+`environment.workers`, calls of classes with `reset` and `step` are made in worker processes
+(`worker_pool.py`).
 """
 
 import asyncio
@@ -20,7 +21,6 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -29,21 +29,22 @@ from mage_async.config.playing import Environment
 from mage_async.environments.user_calls import Answered, Call, Callee, Request
 from mage_async.environments.user_class import UserObject
 from mage_async.errors import CallFault, CapacityFault
-from mage_services.environments.worker import Pool
+from mage_services.environments.worker_pool import WorkerPool
 
 BATCH = 32
 """Results that wake an event loop together. Waking another thread costs as much as a few calls, and
-hundreds of calls often return together; with larger batches the first results would wait longer."""
+hundreds of calls often return together; with larger batches the first results would wait longer.
+"""
 
 
-class Made(NamedTuple):
+class CallResult(NamedTuple):
     """What a call returned or raised."""
 
     value: Any
     error: BaseException | None = None
 
 
-Answer = Callable[[Made], None]
+Answer = Callable[[CallResult], None]
 
 
 class Handover:
@@ -83,9 +84,8 @@ class Handover:
             self._loop.call_soon_threadsafe(self._take_all)
 
     def _take_all(self) -> None:
-        self._is_woken = (
-            False  # first, so that an item that is put from now on wakes the event loop again
-        )
+        # First, so that an item that is put from now on wakes the event loop again.
+        self._is_woken = False
         while self._waiting:
             self._take(*self._waiting.popleft())
 
@@ -105,9 +105,9 @@ class Thread:
         while True:
             function, answer = self._inbox.get()
             try:
-                made = Made(function())
+                made = CallResult(function())
             except BaseException as error:  # foreign code, which may also call sys.exit
-                made = Made(None, error)
+                made = CallResult(None, error)
             answer(made)
             del function, answer, made
 
@@ -142,9 +142,9 @@ class Coroutines:
 async def _answered(function: Callable[[], Coroutine[Any, Any, Any]], answer: Answer) -> None:
     """Await a coroutine; an exception becomes a value, so that it cannot end the event loop."""
     try:
-        made = Made(await function())
+        made = CallResult(await function())
     except BaseException as error:  # foreign code, which may also call sys.exit
-        made = Made(None, error)
+        made = CallResult(None, error)
     answer(made)
 
 
@@ -201,32 +201,26 @@ class Leases:
         if call.request.method == "close":
             self._stop_clock(callee)
             self._ended.discard(callee)
-            if callee in self._open:
-                await self._free(callee)
+            await self.give_back(callee)
         elif callee in self._open and self.idle_s:
             loop = asyncio.get_running_loop()
             self._open[callee] = loop.call_later(self.idle_s, self._expire, callee)
 
-    async def room(self, most_s: float) -> None:
+    async def wait_for_close(self, most_s: float) -> None:
         """Wait until an object of this process is closed, at most `most_s` seconds."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(most_s), self._freed:
                 await self._freed.wait()
-        except TimeoutError:
-            return
 
     async def give_back(self, callee: Callee) -> None:
-        """End the lease of an object that has been closed."""
+        """End the lease of an object that has been closed, if it has one."""
         if callee in self._open:
-            await self._free(callee)
+            async with self._freed:
+                self._open.pop(callee, None)
+                self._freed.notify_all()
 
     def _has_room(self) -> bool:
         return len(self._open) < (self.most_open or math.inf)
-
-    async def _free(self, callee: Callee) -> None:
-        async with self._freed:
-            self._open.pop(callee, None)
-            self._freed.notify_all()
 
     def _stop_clock(self, callee: Callee) -> None:
         if (clock := self._open.get(callee)) is not None:
@@ -246,8 +240,8 @@ STUCK_S = 1.0
 """An event loop that does not answer for so long is blocked by a coroutine, and abandoned."""
 
 
-class Workers:
-    """Makes calls, each within a deadline. Threads are started when they are needed.
+class CallRunner:
+    """Makes calls, each within a deadline. Threads and processes are started when they are needed.
 
     Args:
         deadline_s: deadline of a call.
@@ -268,98 +262,54 @@ class Workers:
     ) -> None:
         self._deadline_s, self._wait_for_room_s = deadline_s, wait_for_room_s
         self._leases = Leases(most_open, idle_s, self._reap)
-        self._pool = Pool(num_processes) if num_processes else None
+        self._pool = WorkerPool(num_processes) if num_processes else None
         self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._idle: list[Thread] = []
         self._coroutines: Coroutines | None = None
         self._returns: Handover | None = None
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()
 
     @classmethod
-    def of(cls, rules: Environment) -> Self:
-        """Return the workers that a configuration describes."""
+    def of(cls, config: Environment) -> Self:
+        """Return the call runner that a configuration describes."""
         return cls(
-            rules.step_deadline_s,
-            rules.workers,
-            most_open=rules.most_open,
-            idle_s=rules.idle_s,
-            wait_for_room_s=rules.wait_for_room_s,
+            config.step_deadline_s,
+            config.workers,
+            most_open=config.most_open,
+            idle_s=config.idle_s,
+            wait_for_room_s=config.wait_for_room_s,
         )
 
     async def perform(self, call: Call) -> Answered:
         """Make a call, and return its result. Cancellation abandons the call: a coroutine is
         cancelled, and a thread goes on by itself until it returns.
 
+        A `reset` that finds no room is repeated for `wait_for_room_s`.
+
         Raises:
             CallFault: the call raised, or took longer than the deadline.
         """
         await self._leases.begin(call)
+        began, has_waited = time.monotonic(), False
         try:
-            return await self._patiently(call)
+            while True:
+                try:
+                    return await self._within_deadline(call)
+                except CapacityFault as fault:
+                    left_s = self._wait_for_room_s - (time.monotonic() - began)
+                    if left_s <= 0:
+                        raise
+                    if not has_waited:
+                        print(f"{fault}; waiting for room", file=sys.stderr, flush=True)
+                has_waited = True
+                await self._leases.wait_for_close(min(left_s, TRY_AGAIN_S))
         finally:
             await self._leases.end(call)
 
-    async def _patiently(self, call: Call) -> Answered:
-        """Make a call, and repeat it while it finds no room, for `wait_for_room_s`."""
-        began = time.monotonic()
-        for number in count():
-            try:
-                return await self._within_deadline(call)
-            except CapacityFault as fault:
-                left_s = self._wait_for_room_s - (time.monotonic() - began)
-                if left_s <= 0:
-                    raise
-                if not number:
-                    print(f"{fault}; waiting for room", file=sys.stderr, flush=True)
-                await self._leases.room(min(left_s, TRY_AGAIN_S))
-        raise AssertionError("unreachable")
-
-    async def _within_deadline(self, call: Call) -> Answered:
-        """Make a call within the deadline, which starts when the call has its turn."""
-        if self._pool is not None and isinstance(call.callee, UserObject):
-            await self._pool.admit(call.callee, call.request)
-        async with self._turns[call.callee.turn_of] if call.callee.turn_of else nullcontext():
-            return await self._at_once(call)
-
-    async def _at_once(self, call: Call) -> Answered:
-        try:
-            async with asyncio.timeout(None if math.isinf(self._deadline_s) else self._deadline_s):
-                return await self._answer(call)
-        except TimeoutError:  # the deadline: an exception of the call is a `CallFault`
-            if self._pool is not None and isinstance(call.callee, UserObject):
-                self._in_background(self._pool.kill_if_stuck(call.callee), "checking a process")
-            elif call.is_async:
-                self._in_background(self._leave_if_stuck(), "checking coroutines")
-            raise CallFault(
-                f"{call.place} took longer than environment.step_deadline_s = {self._deadline_s:g}"
-            ) from None
-
-    async def _answer(self, call: Call) -> Answered:
-        if self._pool is not None and isinstance(call.callee, UserObject):
-            return await self._pool.perform(call.callee, call.request)
-        made = await (self._in_loop(call.function) if call.is_async else self._in_thread(call))
-        if made.error is not None:
-            raise call.fault(made.error) from made.error
-        return made.value
-
-    def _reap(self, callee: Callee) -> None:
-        """Close an object whose lease has ended."""
-        place = f"an object that was not called for {self._leases.idle_s:g} s: close()"
-        call = Call(callee, Request("close", place), lambda answered: None)
-        self._in_background(self._give_back(call), "reaping")
-
-    async def _give_back(self, call: Call) -> None:
-        """Close an object; a later call of its trial fails."""
-        try:
-            await self._within_deadline(call)
-        except CallFault as fault:
-            print(fault, file=sys.stderr, flush=True)
-        await self._leases.give_back(call.callee)
-
-    def close_behind(self, calls: Iterable[Call]) -> None:
+    def close_in_background(self, calls: Iterable[Call]) -> None:
         """Make closing calls in the background; a failure is printed to stderr."""
         for call in calls:
-            self._in_background(self._close(call), "closing")
+            self._in_background(self.perform(call), "closing")
 
     async def __aenter__(self) -> Self:
         return self
@@ -370,7 +320,6 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close; see `close`."""
         await self.close()
 
     async def close(self) -> None:
@@ -383,10 +332,33 @@ class Workers:
         if self._pool is not None:
             await self._pool.close()
 
-    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+    async def _within_deadline(self, call: Call) -> Answered:
+        """Make a call within the deadline, which starts when the call has its turn."""
+        pool, callee = self._pool, call.callee
+        if pool is not None and isinstance(callee, UserObject):
+            await pool.admit(callee, call.request)
+            answer = partial(pool.perform, callee, call.request)
+            free_if_stuck = partial(pool.kill_if_stuck, callee)
+        else:
+            answer = partial(self._answer, call)
+            free_if_stuck = self._leave_if_stuck if call.is_async else None
+        async with self._turns[callee.turn_of] if callee.turn_of else nullcontext():
+            try:
+                deadline_s = None if math.isinf(self._deadline_s) else self._deadline_s
+                async with asyncio.timeout(deadline_s):
+                    return await answer()
+            except TimeoutError:  # the deadline: an exception of the call is a `CallFault`
+                if free_if_stuck is not None:
+                    self._in_background(free_if_stuck(), "checking what is stuck")
+                limit = f"environment.step_deadline_s = {self._deadline_s:g}"
+                raise CallFault(f"{call.place} took longer than {limit}") from None
+
+    async def _answer(self, call: Call) -> Answered:
+        """Make a call in this process."""
+        made = await (self._in_loop(call.function) if call.is_async else self._in_thread(call))
+        if made.error is not None:
+            raise call.fault(made.error) from made.error
+        return made.value
 
     async def _leave_if_stuck(self) -> None:
         """Abandon an event loop that a coroutine blocks; later calls get a new one."""
@@ -400,20 +372,39 @@ class Workers:
             if self._coroutines is coroutines:
                 self._coroutines = None
 
-    async def _close(self, call: Call) -> None:
+    def _reap(self, callee: Callee) -> None:
+        """Close an object whose lease has ended; a later call of its trial fails."""
+        place = f"an object that was not called for {self._leases.idle_s:g} s: close()"
+        self._in_background(self._give_back(Call(callee, Request("close", place))), "reaping")
+
+    async def _give_back(self, call: Call) -> None:
         try:
-            await self.perform(call)
+            await self._within_deadline(call)
+        finally:
+            await self._leases.give_back(call.callee)
+
+    def _in_background(self, work: Coroutine[Any, Any, object], name: str) -> None:
+        """Do some work in a task; a `CallFault` is printed to stderr."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._background.discard(task)
+        try:
+            if not task.cancelled():
+                task.result()
         except CallFault as fault:
             print(fault, file=sys.stderr, flush=True)
 
-    async def _in_thread(self, call: Call) -> Made:
+    async def _in_thread(self, call: Call) -> CallResult:
         """Make a call in a thread that is idle, or in a new one."""
         thread = self._idle.pop() if self._idle else Thread()
         made, answer = self._awaited(partial(self._returned, thread, call))
         thread.call(call.function, answer)
         return await made
 
-    async def _in_loop(self, function: Callable[[], Any]) -> Made:
+    async def _in_loop(self, function: Callable[[], Any]) -> CallResult:
         """Await a call in the event loop of all coroutines."""
         if self._coroutines is None:
             self._coroutines = Coroutines()
@@ -428,7 +419,7 @@ class Workers:
 
     def _awaited(
         self, after: Callable[[], None] = lambda: None
-    ) -> "tuple[asyncio.Future[Made], Answer]":
+    ) -> "tuple[asyncio.Future[CallResult], Answer]":
         """Return a future of a call's result, and the function that sets it from any thread.
 
         Args:
@@ -438,10 +429,12 @@ class Workers:
         loop = asyncio.get_running_loop()
         if self._returns is None:
             self._returns = Handover(loop, self._take)
-        made: asyncio.Future[Made] = loop.create_future()
+        made: asyncio.Future[CallResult] = loop.create_future()
         return made, partial(self._returns.put, made, after)
 
-    def _take(self, made: "asyncio.Future[Made]", after: Callable[[], None], value: Made) -> None:
+    def _take(
+        self, made: "asyncio.Future[CallResult]", after: Callable[[], None], value: CallResult
+    ) -> None:
         after()
         if not made.done():
             made.set_result(value)
@@ -455,4 +448,4 @@ class Workers:
     async def _close_late(self, call: Call, close: Callable[[], Any]) -> None:
         made = await self._in_loop(close)
         if made.error is not None:
-            print(call.fault(made.error), file=sys.stderr, flush=True)
+            raise call.fault(made.error)
