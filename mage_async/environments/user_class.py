@@ -46,7 +46,7 @@ others.
 """
 MAX_TURNS = 32
 """Steps of an episode of a class without `max_turns`."""
-_SPLITS: tuple[Split, Split] = ("train", "heldout")
+SPLITS: tuple[Split, Split] = ("train", "heldout")
 
 INVALID = "invalid"
 """Observation after a refused action, in an environment with a closed vocabulary."""
@@ -331,11 +331,11 @@ class ResetStep(Environment):
     @cached_property
     def values(self) -> dict[Split, dict[str, Any]]:
         """For each split, the argument of `reset` for each task name."""
-        return {split: self._tasks(split) for split in _SPLITS}
+        return {split: self._tasks(split) for split in SPLITS}
 
     def value_of(self, member: str) -> Any:
         """Return the task argument of `reset` for a task's name."""
-        train, heldout = (self.values[split] for split in _SPLITS)
+        train, heldout = (self.values[split] for split in SPLITS)
         return train[member] if member in train else heldout[member]
 
     def seed_of(self, task: Task) -> int:

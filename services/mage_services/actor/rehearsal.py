@@ -10,7 +10,7 @@ from functools import partial
 
 from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
-from mage_async.environments.rehearsal import Rehearsal, Rehearsed, rehearsal, whole_rehearsal
+from mage_async.environments.rehearsal import Rehearsal, rehearsal, whole_rehearsal
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError
@@ -47,7 +47,7 @@ async def rehearse(
             try:
                 call = go_on()
             except StopIteration as end:
-                seen = end.value
+                longest = end.value
                 break
             except CallFault as fault:
                 raise ConfigError(f"environment {name!r}: {fault}") from fault
@@ -59,7 +59,7 @@ async def rehearse(
             if call.name:
                 seconds[call.name].append(time.monotonic() - began)
     say(f"rehearsal: {_times(seconds)}")
-    say(f"rehearsal: {_room(config, environment, seen)}")
+    say(f"rehearsal: {_room(config, environment, longest)}")
 
 
 def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
@@ -115,11 +115,13 @@ def _times(seconds: dict[str, list[float]]) -> str:
     return "; ".join(parts)
 
 
-def _room(config: Config, environment: Environment, seen: Rehearsed) -> str:
-    """Compare the engine's context with the longest trial, estimated by the longest observation."""
+def _room(config: Config, environment: Environment, longest: str) -> str:
+    """Compare the engine's context with the longest trial, estimated by `longest`, the longest
+    observation of the rehearsal.
+    """
     episodes = config.trial.episodes if "history" in config.trial.memory else 1
     facts, room = environment.facts, config.engine.max_tokens
-    turn = _tokens(seen.longest) + config.transcript.max_action_tokens + TEMPLATE_TOKENS
+    turn = _tokens(longest) + config.transcript.max_action_tokens + TEMPLATE_TOKENS
     opening = _tokens(environment.rules()) if config.transcript.rules else 0
     needed = opening + episodes * facts.max_turns * turn
     need = (
