@@ -226,12 +226,12 @@ class VerifiersProcess:
         self._ending: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def start(cls, python: str, given: dict[str, Any]) -> Self:
+    async def start(cls, python: str, job: dict[str, Any]) -> Self:
         """Start the process, and wait until the taskset is loaded.
 
         Args:
             python: an interpreter that can import verifiers.
-            given: arguments of `their_process/worker.py`.
+            job: arguments of `their_process/worker.py`.
 
         Raises:
             ConfigError: there is no such interpreter, or the taskset cannot be loaded.
@@ -242,7 +242,7 @@ class VerifiersProcess:
         try:
             # JSON: that interpreter need not have msgspec
             process = await ChildProcess[Report].start(
-                [python, str(PROGRAM), json.dumps(given)],
+                [python, str(PROGRAM), json.dumps(job)],
                 Report,
                 variables={"PATH": path},
                 codec=msgspec.json,
@@ -250,7 +250,7 @@ class VerifiersProcess:
         except OSError as error:
             await endpoint.close()
             raise ConfigError(f"verifiers: {python} cannot be run: {error.strerror}") from error
-        with waiting_notice(f"verifiers to load {given['taskset']}"):
+        with waiting_notice(f"verifiers to load {job['taskset']}"):
             first = await process.receive()
         if first is None or first.refused:
             process.kill()

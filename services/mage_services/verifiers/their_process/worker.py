@@ -32,10 +32,10 @@ HARNESS = "chat_harness"
 SEAT = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
 
 
-def environment_of(given: dict[str, Any]) -> vf.Env:
+def environment_of(job: dict[str, Any]) -> vf.Env:
     """Return the environment of a taskset; seats without a configuration chat in this process."""
-    wanted = dict(given["environment"])
-    wanted["taskset"] = {"id": given["taskset"], **wanted.get("taskset", {})}
+    wanted = dict(job["environment"])
+    wanted["taskset"] = {"id": job["taskset"], **wanted.get("taskset", {})}
     seats = agent_config_fields(resolve_env_config(wanted))
     for seat in seats:
         wanted[seat] = {**SEAT, **wanted.get(seat, {})}
@@ -101,17 +101,17 @@ def main() -> None:
     """Load the taskset, then serve."""
     end = socket.socket(fileno=int(os.environ.pop("MAGE_CHANNEL_FD")))
     end.set_inheritable(False)
-    given = json.loads(sys.argv[1])
+    job = json.loads(sys.argv[1])
     sys.path += [str(Path(__file__).parent), os.getcwd()]  # the harness; tasksets of one's own
     try:
-        environment = environment_of(given)
-        tasks = list(itertools.islice(environment.taskset, given["size"]))
+        environment = environment_of(job)
+        tasks = list(itertools.islice(environment.taskset, job["size"]))
     except Exception as error:  # the border to foreign code
-        reason = f"{given['taskset']}: {type(error).__name__}: {error}"
+        reason = f"{job['taskset']}: {type(error).__name__}: {error}"
         end.sendall(frame({"refused": reason}))
         return
-    if len(tasks) < given["size"]:
-        reason = f"{given['taskset']} has {len(tasks)} tasks: lower `size`"
+    if len(tasks) < job["size"]:
+        reason = f"{job['taskset']} has {len(tasks)} tasks: lower `size`"
         end.sendall(frame({"refused": reason}))
         return
     asyncio.run(serve(environment, tasks, end))
