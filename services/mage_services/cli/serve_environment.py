@@ -59,8 +59,8 @@ def run(given: argparse.Namespace) -> int:
     if importlib.util.find_spec("aiohttp") is None:
         raise ConfigError("serving needs aiohttp: pip install 'mage_async[openenv]'")
     from mage_services.serving.agentgym_server import AgentGymServer
-    from mage_services.serving.http_server import Limits, serve
-    from mage_services.serving.openenv_server import Server
+    from mage_services.serving.openenv_server import OpenEnvServer
+    from mage_services.serving.session import Limits, serve
 
     assignments = [f"environment.name={given.name}", *given.set]
     config = config_file.load(config_file.find(None), assignments)
@@ -74,7 +74,7 @@ def run(given: argparse.Namespace) -> int:
         print(f"serving {given.name} at {address}, at most {limits.sessions} sessions", flush=True)
 
     workers = CallRunner.of(config.environment)
-    kind = AgentGymServer if given.protocol == "agentgym" else Server
+    kind = AgentGymServer if given.protocol == "agentgym" else OpenEnvServer
     application = kind(environment, limits, workers).application
     uvloop.run(serve(application, given.host, given.port, workers, say))
     return 0

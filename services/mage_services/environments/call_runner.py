@@ -20,9 +20,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from mage_async.config.playing import Environment
@@ -266,7 +265,6 @@ class CallRunner:
         self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._idle: list[Thread] = []
         self._coroutines: Coroutines | None = None
-        self._returns: Handover | None = None
         self._background: set[asyncio.Task[object]] = set()
 
     @classmethod
@@ -314,12 +312,7 @@ class CallRunner:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -338,10 +331,10 @@ class CallRunner:
         if pool is not None and isinstance(callee, UserObject):
             await pool.admit(callee, call.request)
             answer = partial(pool.perform, callee, call.request)
-            free_if_stuck = partial(pool.kill_if_stuck, callee)
+            free_if_stuck: Any = partial(pool.kill_if_stuck, callee)
         else:
             answer = partial(self._answer, call)
-            free_if_stuck = self._leave_if_stuck if call.is_async else None
+            free_if_stuck = self._leave_blocked_loop if call.is_async else None
         async with self._turns[callee.turn_of] if callee.turn_of else nullcontext():
             try:
                 deadline_s = None if math.isinf(self._deadline_s) else self._deadline_s
@@ -360,10 +353,9 @@ class CallRunner:
             raise call.fault(made.error) from made.error
         return made.value
 
-    async def _leave_if_stuck(self) -> None:
+    async def _leave_blocked_loop(self) -> None:
         """Abandon an event loop that a coroutine blocks; later calls get a new one."""
-        coroutines = self._coroutines
-        if coroutines is None:
+        if (coroutines := self._coroutines) is None:
             return
         answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), coroutines.loop)
         try:
@@ -426,11 +418,13 @@ class CallRunner:
             after: called on this event loop when the result is there, even if the future was
                 cancelled.
         """
-        loop = asyncio.get_running_loop()
-        if self._returns is None:
-            self._returns = Handover(loop, self._take)
-        made: asyncio.Future[CallResult] = loop.create_future()
+        made: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         return made, partial(self._returns.put, made, after)
+
+    @cached_property
+    def _returns(self) -> Handover:
+        """Queue of results, created on the event loop that makes the first call."""
+        return Handover(asyncio.get_running_loop(), self._take)
 
     def _take(
         self, made: "asyncio.Future[CallResult]", after: Callable[[], None], value: CallResult

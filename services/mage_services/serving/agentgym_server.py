@@ -18,8 +18,14 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.loaders.agentgym import answer_of
 from mage_async.errors import EnvironmentFault
 from mage_services.environments.call_runner import CallRunner
-from mage_services.serving.http_server import Limits, refuse_other_sites
-from mage_services.serving.session import BadRequest, Json, Session, whole
+from mage_services.serving.session import (
+    BadRequest,
+    Json,
+    Limits,
+    Session,
+    refuse_other_sites,
+    whole,
+)
 
 MAX_REQUEST_BYTES = 2**20
 

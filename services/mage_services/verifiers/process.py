@@ -3,8 +3,8 @@ completions.
 
 A rollout runs in the other process and sends its whole conversation with every request. A trial's
 context only grows, so the messages since the last completion are the next observation; a rewritten
-conversation is a fault. The endpoint speaks OpenAI's protocol and passes each request to the
-trial's play, plain or streamed; every rollout has an address of its own.
+conversation is a fault. The endpoint speaks OpenAI's protocol, plain or streamed; every rollout has
+an address of its own.
 """
 
 import asyncio
@@ -24,6 +24,13 @@ from mage_services.processes.child_process import ChildProcess, waiting_notice
 IDLE_S = 120.0
 """A process without a rollout for so long is ended; the next rollout starts another."""
 PROGRAM = Path(__file__).parent / "their_process" / "worker.py"
+MAX_REQUEST_BYTES = 2**24
+_HEAD = {"id": "mage", "created": 0, "model": "policy"}
+"""Fields of every completion that no rollout reads."""
+_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+"""Placeholder: the trial counts the tokens."""
+Message = dict[str, Any]
+"""A message of OpenAI's protocol."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -36,21 +43,23 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """Ask the process to give a rollout up."""
+    """Ask the process to cancel a rollout."""
 
     cancel: str
     """Key of the rollout."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What the process sends: that it is ready, that it refuses to be, or the end of a rollout."""
+    """A message of the process: it is ready, it cannot load the taskset, or a rollout has ended."""
 
     ready: bool = False
     refused: str = ""
+    """Why the taskset cannot be loaded; empty if it can."""
     key: str = ""
+    """Key of the rollout that has ended."""
     reward: float = 0.0
     failed: str = ""
-    """Why a rollout has no reward; "" where it has one."""
+    """Why the rollout has no reward; empty if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +76,8 @@ class Ended:
     reward: float
 
 
-Message = dict[str, Any]
-
-
 class Rollout:
-    """Connects the endpoint, which receives requests, with the play, which answers them."""
+    """One rollout: passes the requests that the endpoint receives to the play that answers them."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[CompletionRequest | Ended | EnvironmentFault] = asyncio.Queue()
@@ -137,10 +143,6 @@ def _text(message: Message) -> str:
     return "\n".join(part["text"] for part in parts)
 
 
-MODEL = "policy"
-MAX_REQUEST_BYTES = 2**24
-
-
 class Endpoint:
     """Answers requests on a free port of this machine."""
 
@@ -184,31 +186,22 @@ class Endpoint:
         except EnvironmentFault as fault:
             rollout.end(fault)
             return _error(400, str(fault))
-        return _streamed(text) if body.get("stream") else web.json_response(_whole(text))
+        return _response(text, is_streamed=bool(body.get("stream")))
 
 
 def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=status)
 
 
-_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-"""Placeholder: the trial counts the tokens."""
-
-
-def _whole(text: str) -> dict[str, Any]:
+def _response(text: str, *, is_streamed: bool) -> web.Response:
+    """Return a completion, whole or as server-sent events, which are sent all at once."""
     message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "finish_reason": "stop", "message": message}
-    return {"object": "chat.completion", **_HEAD, "choices": [choice], "usage": _USAGE}
-
-
-_HEAD = {"id": "mage", "created": 0, "model": MODEL}
-
-
-def _streamed(text: str) -> web.Response:
-    """Return the completion as server-sent events, all at once."""
-    delta = {"role": "assistant", "content": text}
+    if not is_streamed:
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        fields = {"object": "chat.completion", **_HEAD, "choices": [choice], "usage": _USAGE}
+        return web.json_response(fields)
     chunks = [
-        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": message, "finish_reason": None}]},
         {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
         {"choices": [], "usage": _USAGE},
     ]
