@@ -19,7 +19,7 @@ import msgspec
 from mage_async import registry
 from mage_async.environments.environment import PENDING, Chance, Environment, Outcome, Play
 from mage_async.environments.mix import component_of
-from mage_async.errors import CallFault, CapacityFault
+from mage_async.errors import CallFault, NoRoom
 from mage_async.trajectory import Task
 
 Method = Literal["reset", "step", "close"]
@@ -218,7 +218,7 @@ class Call:
         if isinstance(error, CallFault):
             return error
         first_line, *_ = str(error).splitlines() or [""]
-        kind = CapacityFault if finds_no_room(error) else CallFault
+        kind = NoRoom if finds_no_room(error) else CallFault
         return kind(f"{self.place} raised {type(error).__name__}: {first_line}")
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self
 from mage_async.config.playing import Environment
 from mage_async.environments.user_calls import Answered, Call, Callee, Request
 from mage_async.environments.user_class import UserObject
-from mage_async.errors import CallFault, CapacityFault
+from mage_async.errors import CallFault, NoRoom
 from mage_services.environments.worker_pool import WorkerPool
 
 BATCH = 32
@@ -293,7 +293,7 @@ class CallRunner:
             while True:
                 try:
                     return await self._within_deadline(call)
-                except CapacityFault as fault:
+                except NoRoom as fault:
                     left_s = self._wait_for_room_s - (time.monotonic() - began)
                     if left_s <= 0:
                         raise

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from mage_async.environments.user_calls import Answered, Request
 from mage_async.environments.user_class import UserObject
-from mage_async.errors import CallFault, CapacityFault
+from mage_async.errors import CallFault, NoRoom
 from mage_async.protocol.messages import Fields
 from mage_services.processes.child_process import (
     ChildProcess,
@@ -257,7 +257,7 @@ class WorkerPool:
         if isinstance(answer, Made):
             return answer.answered
         if isinstance(answer, Failed):
-            raise (CapacityFault if answer.is_for_room else CallFault)(answer.sentence)
+            raise (NoRoom if answer.is_for_room else CallFault)(answer.sentence)
         if request.method == "close":  # the process has ended, and the object with it
             return Answered()
         raise CallFault(f"{request.place}: the worker process of the episode {process.end}")

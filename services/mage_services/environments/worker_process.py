@@ -16,7 +16,7 @@ import msgspec
 from mage_async.environments.catalogue import load
 from mage_async.environments.user_calls import Call
 from mage_async.environments.user_class import ResetStep, UserObject
-from mage_async.errors import CapacityFault, MageError
+from mage_async.errors import NoRoom, MageError
 from mage_services.environments.call_runner import CallRunner
 from mage_services.environments.worker_pool import (
     Abandon,
@@ -64,9 +64,9 @@ class Server:
         number = message.number
         try:
             call = Call(self._object(message), message.request)
-            answer = Made(number=number, answered=await self._calls.perform(call))
+            answer: Made | Failed = Made(number=number, answered=await self._calls.perform(call))
         except MageError as fault:
-            is_for_room = isinstance(fault, CapacityFault)
+            is_for_room = isinstance(fault, NoRoom)
             answer = Failed(number=number, sentence=str(fault), is_for_room=is_for_room)
         finally:
             del self._tasks[number]
