@@ -59,7 +59,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What another process loads to have the same class."""
+    """Name and options with which another process loads the same class."""
 
     name: str
     """As in the configuration."""
@@ -90,7 +90,8 @@ class Callee:
         """Make a call, and return its `Answered`; a coroutine of it if the method is async.
 
         Raises:
-            CallFault: the value does not follow the protocol; otherwise whatever the class raises.
+            CallFault: the value does not follow the protocol.
+            Exception: raised by the class.
         """
         raise NotImplementedError
 
@@ -163,7 +164,7 @@ class Call:
     """One call that a play waits for."""
 
     callee: Callee
-    """What is called, if the call is made in this process."""
+    """Object to call, if the call is made in this process."""
     request: Request
     take: Take = lambda answered: None
 
@@ -358,7 +359,7 @@ def begun(environment: Environment, task: Task, episode: int) -> Play:
 
 
 def whole_play(environment: Environment, task: Task, episode: int) -> WholePlay:
-    """Create a play that waits for calls, whatever the environment's call mode is."""
+    """Create a play that waits for calls, even if the environment's call mode is `at_once`."""
     part = component_of(environment, task.member)
     name = part.facts.name
     turn_of = name if part.called == "in_turn" else ""

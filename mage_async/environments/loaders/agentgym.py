@@ -47,6 +47,7 @@ _TASK = {
 in `reset`. All are sent, as servers ignore fields that they do not know.
 """
 _MOST_SHOWN = 80
+"""Characters of a server's answer that an error message quotes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,16 +34,24 @@ BATCH = 32
 """Results that wake an event loop together. Waking another thread costs as much as a few calls, and
 hundreds of calls often return together; with larger batches the first results would wait longer.
 """
+CLOSING_S = 5.0
+"""Seconds for which `CallRunner.close` waits for objects to be closed."""
+TRY_AGAIN_S = 1.0
+"""Seconds after which a `reset` that found no room is repeated, unless an object is closed before.
+"""
+STUCK_S = 1.0
+"""Seconds after which an event loop that does not answer is abandoned: a coroutine blocks it."""
 
 
 class CallResult(NamedTuple):
-    """What a call returned or raised."""
+    """Value or exception of a call."""
 
     value: Any
     error: BaseException | None = None
 
 
 Answer = Callable[[CallResult], None]
+"""Receives the result of a call, in the thread that made the call."""
 
 
 class Handover:
@@ -148,7 +156,7 @@ async def _answered(function: Callable[[], Coroutine[Any, Any, Any]], answer: An
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of this thread; None where none runs."""
+    """Return the event loop of this thread; `None` if none runs."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -170,14 +178,15 @@ class Leases:
     reap: Callable[[Callee], None]
     """Closes an object whose lease has ended."""
     _open: dict[Callee, asyncio.TimerHandle | None] = field(default_factory=dict, init=False)
-    """Open objects, and the timer of their idle time where it runs."""
+    """Open objects, each with the timer of its idle time if the timer runs."""
     _ended: set[Callee] = field(default_factory=set, init=False)
     """Objects that lost their leases, of trials that have not noticed yet."""
     _freed: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
 
     async def begin(self, call: Call) -> None:
-        """Before a call: wait for a lease of its object, and stop its idle timer. Cancellation
-        takes no lease.
+        """Wait for a lease of a call's object before the call, and stop the object's idle timer.
+
+        Cancellation takes no lease.
 
         Raises:
             CallFault: the lease has ended.
@@ -195,7 +204,9 @@ class Leases:
         self._stop_clock(callee)
 
     async def end(self, call: Call) -> None:
-        """After a call, however it ended: restart the idle timer, or end the lease."""
+        """Restart the idle timer, or end the lease, after a call that returned, raised or was
+        cancelled.
+        """
         callee = call.callee
         if call.request.method == "close":
             self._stop_clock(callee)
@@ -229,14 +240,6 @@ class Leases:
     def _expire(self, callee: Callee) -> None:
         self._ended.add(callee)
         self.reap(callee)
-
-
-CLOSING_S = 5.0
-"""Time that the end of a process waits for objects to be closed."""
-TRY_AGAIN_S = 1.0
-"""A `reset` that found no room is repeated after so long, or once an object is closed here."""
-STUCK_S = 1.0
-"""An event loop that does not answer for so long is blocked by a coroutine, and abandoned."""
 
 
 class CallRunner:

@@ -16,7 +16,7 @@ import msgspec
 from mage_async.environments.catalogue import load
 from mage_async.environments.user_calls import Call
 from mage_async.environments.user_class import ResetStep, UserObject
-from mage_async.errors import NoRoom, MageError
+from mage_async.errors import MageError, NoRoom
 from mage_services.environments.call_runner import CallRunner
 from mage_services.environments.worker_pool import (
     Abandon,

@@ -1,6 +1,4 @@
-"""What the servers of an environment share, whatever their protocol: sessions, and serving over
-HTTP until a signal.
-"""
+"""Common parts of the servers of an environment: sessions, and serving over HTTP until a signal."""
 
 import asyncio
 import signal
@@ -40,7 +38,8 @@ class Session:
         self._environment, self._calls = environment, calls
         self._play: Play | None = None
         self._task: Task | None = None
-        self._is_done = True  # also while a call is made: nothing is asked of a play that failed
+        # Also true while a call is made, so that a play whose call failed gets no further steps.
+        self._is_done = True
         self.num_steps, self.score = 0, 0.0
         self.episode_id: str | None = None
 

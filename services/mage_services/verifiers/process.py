@@ -99,7 +99,7 @@ class Rollout:
 
     def reply(self, text: str) -> None:
         """Answer the request that the rollout waits for."""
-        assert self._answer is not None, "nothing was asked"
+        assert self._answer is not None, "no request waits"
         self._known.append(("assistant", text))
         self._answer.set_result(text)
 
@@ -275,7 +275,7 @@ class VerifiersProcess:
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """End the process after `IDLE_S`, where no rollout is open and none begins until then."""
+        """End the process after `IDLE_S` if no rollout is open and none begins until then."""
         if self._ending is not None:
             self._ending.cancel()
         if not self._endpoint.rollouts:

@@ -1,1 +1,1 @@
-"""Programs that run in a Python of the user's that has verifiers; they import nothing of ours."""
+"""Programs for an interpreter that has verifiers and may lack `mage_async`."""

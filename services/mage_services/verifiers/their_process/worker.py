@@ -83,7 +83,7 @@ async def serve(environment: vf.Env, tasks: list[vf.Task], end: socket.socket) -
 
 
 async def next_request(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Return the next message; None when the other side has ended."""
+    """Return the next message; `None` if the other side has ended."""
     try:
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         return json.loads(await reader.readexactly(length))
@@ -102,7 +102,8 @@ def main() -> None:
     end = socket.socket(fileno=int(os.environ.pop("MAGE_CHANNEL_FD")))
     end.set_inheritable(False)
     job = json.loads(sys.argv[1])
-    sys.path += [str(Path(__file__).parent), os.getcwd()]  # the harness; tasksets of one's own
+    # The folders of `chat_harness.py` and of a user's own tasksets.
+    sys.path += [str(Path(__file__).parent), os.getcwd()]
     try:
         environment = environment_of(job)
         tasks = list(itertools.islice(environment.taskset, job["size"]))
