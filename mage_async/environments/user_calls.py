@@ -10,7 +10,7 @@ and the result can cross to another process.
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -45,13 +45,8 @@ class Request(msgspec.Struct, frozen=True):
 class Answered(msgspec.Struct, frozen=True):
     """Result of a call, with the state of the called object after it."""
 
-    observation: str = ""
-    reward: float = 0.0
-    is_valid: bool = True
-    is_done: bool = False
-    tool_answers: tuple[str, ...] = ()
-    info: str = ""
-    """A JSON object, or empty."""
+    outcome: Outcome = PENDING
+    """Outcome of a step; of a `reset`, the observation is all that counts."""
     anchor: str | None = None
     """The class's own; `None` if it has none, or the episode is done."""
     legal_actions: tuple[str, ...] = ()
@@ -131,19 +126,11 @@ class UserPlay(Callee):
                 kind, wanted = _kind(play), ", ".join(_PLAY)
                 raise CallFault(f"{request.place} must be a `Play`, with {wanted}, got {kind}")
             self._play = play
-            return Answered(play.observation, anchor=play.anchor)
+            return Answered(Outcome(play.observation, 0.0), play.anchor)
         outcome = self.play.act(request.action)
         if not isinstance(outcome, Outcome):
             raise CallFault(f"{request.place} must be an `Outcome`, got {_kind(outcome)}")
-        return Answered(
-            outcome.observation,
-            outcome.reward,
-            outcome.is_valid,
-            outcome.is_done,
-            outcome.tool_answers,
-            outcome.info,
-            None if outcome.is_done else self.play.anchor,
-        )
+        return Answered(outcome, None if outcome.is_done else self.play.anchor)
 
 
 def _kind(value: object) -> str:
@@ -284,19 +271,12 @@ class SlowPlay(Play):
         return Call(self._callee, Request(method, place, *self._identity, action), take)
 
     def _begun(self, answered: Answered) -> None:
-        self._seen, self._observation = answered, answered.observation
+        self._seen, self._observation = answered, answered.outcome.observation
 
     def _stepped(self, action: str, answered: Answered) -> Outcome:
         self._seen = answered
-        self.is_done = answered.is_done or self._num_turns == self._max_turns
-        return Outcome(
-            answered.observation,
-            answered.reward,
-            answered.is_valid,
-            self.is_done,
-            answered.tool_answers,
-            answered.info,
-        )
+        self.is_done = answered.outcome.is_done or self._num_turns == self._max_turns
+        return replace(answered.outcome, is_done=self.is_done)
 
 
 Calls = Generator[Call, Any, Outcome | None]

@@ -100,7 +100,7 @@ class ResetStepPlay(SlowPlay):
         return Outcome(refusal, 0.0, is_valid=False, is_done=self.is_done)
 
     def _stepped(self, action: str, answered: Answered) -> Outcome:
-        self.history.append((action, answered.observation))
+        self.history.append((action, answered.outcome.observation))
         return super()._stepped(action, answered)
 
     def _refusal(self, action: str) -> str:
@@ -207,15 +207,13 @@ class UserObject(Callee):
             info: Mapping[str, Any] = {}
         else:
             observation, reward, is_done, info = _step_value(request.place, value)
+        is_valid = bool(info.get("is_valid", True))
+        tool_answers = tuple(info["tool_answers"]) if self.environment.tools and info else ()
+        text = info_text({key: each for key, each in info.items() if key not in _OWN_KEYS})
         anchor = None if is_done else self._optional("anchor")
         legal = None if is_done else self._optional("legal_actions")
         return Answered(
-            observation,
-            reward,
-            bool(info.get("is_valid", True)),
-            is_done,
-            tuple(info["tool_answers"]) if self.environment.tools and info else (),
-            info_text({key: each for key, each in info.items() if key not in _OWN_KEYS}),
+            Outcome(observation, reward, is_valid, is_done, tool_answers, text),
             None if anchor is None else str(anchor),
             () if legal is None else tuple(map(str, legal)),
         )

@@ -1,4 +1,4 @@
-"""Common parts of the loaders: optional libraries, classes created for a name, episodes on a server."""
+"""Common parts of the loaders: optional libraries, classes for a name, episodes on a server."""
 
 import importlib
 import random
