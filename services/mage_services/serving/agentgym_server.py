@@ -98,7 +98,7 @@ class AgentGymServer:
     async def _close(self, request: web.Request) -> web.Response:
         fields = await _fields(request)
         number = fields.get("id")
-        if is_open := number in self._open:
+        if is_open := isinstance(number, int) and number in self._open:
             self._end(number)
         return web.json_response(is_open)
 

@@ -99,8 +99,8 @@ def test_a_server_that_is_full_says_so_by_name(sokoban: str) -> None:
         CallFault, match=r"raised CapacityReached: \S+/create has no room: .*all 2 "
     ):
         there(sokoban, 3, [])
-    closings = [("close", {"id": number}) for number in (first, second, second)]
-    assert asked(sokoban, *closings) == [(200, True), (200, True), (200, False)]
+    closings = [("close", {"id": number}) for number in (first, second, second, [])]
+    assert asked(sokoban, *closings) == [(200, True), (200, True), (200, False), (200, False)]
 
 
 def test_what_cannot_be_read_is_answered_and_the_session_goes_on(sokoban: str) -> None:
