@@ -62,15 +62,15 @@ class Origin:
 
 
 class Callee:
-    """The user's side of one episode: what its calls are made to, in the process that makes them.
+    """The user's object to which the calls of one episode are made, in the process that makes them.
 
     `user_class.UserObject` is an object of a class with `reset` and `step`, `UserPlay` a play of
     the whole protocol.
     """
 
-    turn_of = ""
-    """Calls of all callees with the same `turn_of` are made one after another; empty: calls may be
-    concurrent.
+    serial_group = ""
+    """Calls of all callees of a group are made one after another; if it is empty, calls of
+    different callees may be concurrent.
     """
 
     def is_async(self, method: Method) -> bool:
@@ -100,11 +100,11 @@ class UserPlay(Callee):
 
     Args:
         begin: creates the play.
-        turn_of: see `Callee`.
+        serial_group: see `Callee`.
     """
 
-    def __init__(self, begin: Callable[[], Play], turn_of: str) -> None:
-        self._begin, self._play, self.turn_of = begin, None, turn_of
+    def __init__(self, begin: Callable[[], Play], serial_group: str) -> None:
+        self._begin, self._play, self.serial_group = begin, None, serial_group
 
     @property
     def play(self) -> Play:
@@ -342,8 +342,8 @@ def whole_play(environment: Environment, task: Task, episode: int) -> WholePlay:
     """Create a play that waits for calls, even if the environment's call mode is `at_once`."""
     part = component_of(environment, task.member)
     name = part.facts.name
-    turn_of = name if part.called == "in_turn" else ""
-    callee = UserPlay(partial(environment.begin, task, episode), turn_of)
+    serial_group = name if part.called == "in_turn" else ""
+    callee = UserPlay(partial(environment.begin, task, episode), serial_group)
     return WholePlay(callee, name, task, episode)
 
 

@@ -97,7 +97,7 @@ class Handover:
             self._take(*self._waiting.popleft())
 
 
-class Thread:
+class CallThread:
     """A thread that makes one call after another."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Thread:
             del function, answer, made
 
 
-class Coroutines:
+class CoroutineThread:
     """An event loop in a thread of its own, which awaits coroutines."""
 
     def __init__(self) -> None:
@@ -265,9 +265,9 @@ class CallRunner:
         self._deadline_s, self._wait_for_room_s = deadline_s, wait_for_room_s
         self._leases = Leases(most_open, idle_s, self._reap)
         self._pool = WorkerPool(num_processes) if num_processes else None
-        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._idle: list[Thread] = []
-        self._coroutines: Coroutines | None = None
+        self._serial: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._idle_threads: list[CallThread] = []
+        self._coroutines: CoroutineThread | None = None
         self._background: set[asyncio.Task[object]] = set()
 
     @classmethod
@@ -338,7 +338,7 @@ class CallRunner:
         else:
             answer = partial(self._answer, call)
             free_if_stuck = self._leave_blocked_loop if call.is_async else None
-        async with self._turns[callee.turn_of] if callee.turn_of else nullcontext():
+        async with self._serial[callee.serial_group] if callee.serial_group else nullcontext():
             try:
                 deadline_s = None if math.isinf(self._deadline_s) else self._deadline_s
                 async with asyncio.timeout(deadline_s):
@@ -379,7 +379,7 @@ class CallRunner:
             await self._leases.give_back(call.callee)
 
     def _in_background(self, work: Coroutine[Any, Any, object], name: str) -> None:
-        """Do some work in a task; a `CallFault` is printed to stderr."""
+        """Do some work in a task, which `close` waits for; print a `CallFault` to stderr."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._ended)
@@ -394,7 +394,7 @@ class CallRunner:
 
     async def _in_thread(self, call: Call) -> CallResult:
         """Make a call in a thread that is idle, or in a new one."""
-        thread = self._idle.pop() if self._idle else Thread()
+        thread = self._idle_threads.pop() if self._idle_threads else CallThread()
         made, answer = self._awaited(partial(self._returned, thread, call))
         thread.call(call.function, answer)
         return await made
@@ -402,7 +402,7 @@ class CallRunner:
     async def _in_loop(self, function: Callable[[], Any]) -> CallResult:
         """Await a call in the event loop of all coroutines."""
         if self._coroutines is None:
-            self._coroutines = Coroutines()
+            self._coroutines = CoroutineThread()
         coroutines = self._coroutines
         made, answer = self._awaited()
         coroutines.call(made, function, answer)
@@ -436,9 +436,9 @@ class CallRunner:
         if not made.done():
             made.set_result(value)
 
-    def _returned(self, thread: Thread, call: Call) -> None:
+    def _returned(self, thread: CallThread, call: Call) -> None:
         """Make a thread idle again, and close an object that an abandoned call has left open."""
-        self._idle.append(thread)
+        self._idle_threads.append(thread)
         if (close := call.callee.late_close()) is not None:
             self._in_background(self._close_late(call, close), "closing late")
 

@@ -23,7 +23,7 @@ class _Processes:
 
     Args:
         python: an interpreter that can import verifiers.
-        job: arguments of `their_process/worker.py`.
+        job: arguments of `child/rollout_worker.py`.
     """
 
     def __init__(self, python: str, job: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from mage_services.processes.child_process import ChildProcess, waiting_notice
 
 IDLE_S = 120.0
 """A process without a rollout for so long is ended; the next rollout starts another."""
-PROGRAM = Path(__file__).parent / "their_process" / "worker.py"
+PROGRAM = Path(__file__).parent / "child" / "rollout_worker.py"
 MAX_REQUEST_BYTES = 2**24
 _HEAD = {"id": "mage", "created": 0, "model": "policy"}
 """Fields of every completion that no rollout reads."""
@@ -224,7 +224,7 @@ class VerifiersProcess:
 
         Args:
             python: an interpreter that can import verifiers.
-            job: arguments of `their_process/worker.py`.
+            job: arguments of `child/rollout_worker.py`.
 
         Raises:
             ConfigError: there is no such interpreter, or the taskset cannot be loaded.

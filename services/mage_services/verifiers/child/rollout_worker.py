@@ -1,6 +1,6 @@
 """Runs rollouts of a taskset for another process, which answers their requests.
 
-    python worker.py '{"taskset": ID, "size": N, "environment": {…}}'
+    python rollout_worker.py '{"taskset": ID, "size": N, "environment": {…}}'
 
 Its interpreter may lack mage_async and msgspec, so it has the other side of
 `mage_services/processes/child_process.py` in a few lines: on a socket that it inherits, frames of a
