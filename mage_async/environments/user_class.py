@@ -314,7 +314,6 @@ class ResetStep(Environment):
         self.ladders = declared("ladders", {})
         self.facts = Facts(
             name=self._name,
-            num_seats=1,
             max_turns=declared("max_turns", MAX_TURNS),
             min_return=declared("min_return", None),
             max_return=declared("max_return", None),

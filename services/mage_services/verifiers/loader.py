@@ -68,7 +68,7 @@ class Episode(NumberedTasks):
         return f"The episode is over. Reward: {event.reward:g}", event.reward, True
 
     async def close(self) -> None:
-        """Give the rollout up if it is not over."""
+        """Cancel the rollout if it is not over."""
         if self._process is not None:
             self._process.cancel(self._key)
 
