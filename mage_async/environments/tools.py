@@ -35,7 +35,9 @@ _ARGUMENT = re.compile(r"(\w+)(?: \(.*?\))?: (.+)")
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON = "<|python_tag|>"
+"""Token before a call of Llama 3."""
 _ENDS = re.compile(r"(\s*<\|\w+\|>)+\s*$")
+"""Special tokens at the end of a completion."""
 _DECODER = json.JSONDecoder()
 _FORM = '{"name": ..., "arguments": {...}}'
 
@@ -75,6 +77,7 @@ def without_end(text: str) -> str:
 
 
 def _tagged(part: str) -> ToolCall | InvalidCall:
+    """Parse the text after an opening tag."""
     text, closing, _ = part.partition(_CLOSE)
     if not closing:
         return InvalidCall("a tool call is not closed by its tag")
@@ -85,6 +88,7 @@ def _tagged(part: str) -> ToolCall | InvalidCall:
 
 
 def _bare(text: str) -> list[ToolCall | InvalidCall]:
+    """Parse JSON objects with `;` between, up to the first one that cannot be read."""
     calls: list[ToolCall | InvalidCall] = []
     while text:
         try:
@@ -137,9 +141,9 @@ _BOUNDS = {
     "maxItems": "max_length",
 }
 """Schema keywords that become constraints of msgspec."""
-_READ = {"type", "enum", "items", "properties", "required", *_BOUNDS}
+_CHECKED_KEYS = {"type", "enum", "items", "properties", "required", *_BOUNDS}
 """Schema keywords that are checked."""
-_WORDS = {"title", "description", "default", "examples", "additionalProperties", "$schema"}
+_UNCHECKED_KEYS = {"title", "description", "default", "examples", "additionalProperties", "$schema"}
 """Schema keywords that need no check."""
 
 
@@ -158,10 +162,10 @@ def arguments_of(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
 
 
 def _type(place: str, schema: Mapping[str, Any]) -> Any:
-    if unknown := set(schema) - _READ - _WORDS:
+    if unknown := set(schema) - _CHECKED_KEYS - _UNCHECKED_KEYS:
         raise ConfigError(
             f"tool {place}: the schema's {', '.join(sorted(unknown))} would not be checked; "
-            f"these are: {', '.join(sorted(_READ))}"
+            f"these are: {', '.join(sorted(_CHECKED_KEYS))}"
         )
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
