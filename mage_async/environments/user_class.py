@@ -52,6 +52,7 @@ INVALID = "invalid"
 """Observation after a refused action, in an environment with a closed vocabulary."""
 _NO_ACTION = "No action was found: write one between <action> and </action>."
 _MOST_ANCHOR_CHARS = 200
+"""A longer anchor is replaced by its digest."""
 _MOST_SHOWN = 20
 """Legal actions that the refusal of another one lists."""
 _OWN_KEYS = ("is_valid", "tool_answers")
@@ -275,7 +276,7 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """A user's script, which sees only what the agent sees."""
+    """A user's script, which sees only the observations of the agent."""
 
     choose_action: Any
 
@@ -286,6 +287,7 @@ class _Script:
 
 
 def _believed(own: Any, plays: Sequence[Play]) -> Mapping[str, float]:
+    """Return the posterior of a user's Bayes filter, which reads the plays' histories."""
     histories = [play.history for play in plays if isinstance(play, ResetStepPlay)]
     return {str(member): share for member, share in own(histories).items()}
 

@@ -20,8 +20,10 @@ from mage_async.errors import ConfigError
 
 spaces = library("gymnasium.spaces", "gymnasium")
 _HIGHLIGHTED = re.compile(r"\x1b\[[0-9;]*4[0-9]m(.)\x1b\[0m")
+"""A character on a coloured background, in terminal escape codes."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ANSI = "ansi"
+"""Gymnasium's render mode for drawings as text."""
 
 MOST_NUMBERS = 64
 """Largest number of numbers in an observation."""
