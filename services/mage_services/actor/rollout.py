@@ -31,7 +31,7 @@ class Stage:
     chat: ChatFormat
     engine: Engine
     workers: CallRunner = field(default_factory=CallRunner)
-    """CallRunner that call environments whose methods may block."""
+    """Makes the calls of environments whose methods may block."""
 
     def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> Run:
         """Return a trial that is ready to be played.
