@@ -5,7 +5,7 @@ MageError
 ├── TrialFault          one trial cannot go on or be sent: its group is dropped, no more
 │   ├── EnvironmentFault    an environment raised, or broke a fact it declared
 │   │   ├── CallFault       a call of a user's class or a text engine failed
-│   │   │   └── CapacityFault   a `reset` had no room for another object
+│   │   │   └── NoRoom      a `reset` found no room for another object
 │   │   ├── CapacityReached  a server of environments has no room for another session
 │   │   └── SessionClosed   a server of environments, or the network, ended a session
 │   ├── TurnOverdue         a completion missed its deadline
@@ -51,9 +51,9 @@ class CallFault(EnvironmentFault):
     """
 
 
-class CapacityFault(CallFault):
-    """A `reset` raised `CapacityReached`, or the limit of open objects is reached; another try may
-    succeed.
+class NoRoom(CallFault):
+    """A `reset` raised `CapacityReached`: there was no room for another object of a user's class.
+    Another try may succeed.
     """
 
 

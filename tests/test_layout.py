@@ -129,7 +129,7 @@ LIBRARIES: dict[str, set[str]] = {
     "mage_services.transport": SERVING | {"zmq"},
     "mage_services.serving": SERVING | {"aiohttp"},
     "mage_services.verifiers": SERVING | {"aiohttp"},
-    "mage_services.verifiers.their_process": STANDARD | {"httpx", "verifiers"},
+    "mage_services.verifiers.child": STANDARD | {"httpx", "verifiers"},
     "mage_services.cluster": SERVING | {"huggingface_hub", "ray"},
     "mage_services.journal": SERVING | {"pyarrow"},
     "mage_services.view": SERVING | {"aiohttp", "markupsafe"},

@@ -35,14 +35,14 @@ _CLASSES = {
     "tictactoe": "mage_async.environments.games.tictactoe:TicTacToe",
     "wordle": "mage_async.environments.games.wordle:Wordle",
 }
-_EXTRAS = {
+EXTRAS = {
     "alfworld": "mage_async.environments.games.alfworld:AlfWorld",
     "textworld": "mage_async.environments.games.textworld:TextWorld",
 }
-"""Environments on engines that must be installed separately: `pip install
-'mage_async[textworld]'`.
+"""Environments on engines that must be installed: the extras of the package have the same names,
+as in `pip install 'mage_async[textworld]'`.
 """
-_LOADERS = {
+LOADERS = {
     "agentgym": ("mage_async.environments.loaders.agentgym:load", "http://127.0.0.1:36001"),
     "gymnasium": ("mage_async.environments.loaders.gymnasium:load", "Taxi-v4"),
     "openenv": ("mage_async.environments.loaders.openenv:load", "http://127.0.0.1:8000"),
@@ -53,10 +53,8 @@ _LOADERS = {
 """Libraries of environments: the function that creates a class for a name of the library, and an
 example of such a name.
 """
-_COMPOSED = {"mix": "mage_async.environments.mix:Mix"}
-"""Environments that consist of others, which are the option `parts`."""
-_KNOWN = _CLASSES | _EXTRAS | _COMPOSED
-_REGISTRY = Registry("environment", _KNOWN, (f"{library}:…" for library in _LOADERS))
+_KNOWN = _CLASSES | EXTRAS | {"mix": "mage_async.environments.mix:Mix"}
+_REGISTRY = Registry("environment", _KNOWN, (f"{library}:…" for library in LOADERS))
 _ADVICE = (
     "inherit mage_async.environments.environment.Environment and see what it asks for, "
     "or write `reset(seed, task)` and `step(action)`"
@@ -67,20 +65,8 @@ _NO_OPTION = (
     inspect.Parameter.VAR_KEYWORD,
 )
 """Kinds of parameters that are no options."""
-_PROTOCOL = (
-    "members",
-    "family",
-    "seats",
-    "rules",
-    "begin",
-    "script",
-    "swaps",
-    "is_probe",
-    "references",
-)
-"""Methods of `Environment` that a class must have."""
-_WITH_DEFAULT = ("is_probe",)
-"""Those of them whose default may be inherited."""
+_REQUIRED = ("members", "family", "seats", "rules", "begin", "script", "swaps", "references")
+"""Methods without which a class is no environment; those of the protocol itself do not count."""
 
 
 def load(name: str, **options: Any) -> Environment:
@@ -92,8 +78,14 @@ def load(name: str, **options: Any) -> Environment:
             option.
     """
     library, _, identity = name.partition(":")
-    if library in _LOADERS:
-        return _loaded(name, library, identity, options)
+    if library in LOADERS:
+        address, example = LOADERS[library]
+        if not identity:
+            raise ConfigError(f"environment {name!r}: say which, such as {library}:{example}")
+        module_name, _, function = address.partition(":")
+        loader = getattr(importlib.import_module(module_name), function)
+        _check_options(name, inspect.signature(loader).parameters, options)
+        return ResetStep(loader(identity, **options), {}, Origin(name, options))
     found = _REGISTRY.load(name)
     is_reset_step = _is_reset_step(found)
     if not is_reset_step:
@@ -106,20 +98,12 @@ def load(name: str, **options: Any) -> Environment:
         environment = found(**options)
     if not isinstance(getattr(environment, "facts", None), Facts):
         raise ConfigError(f"environment {name!r}: its `facts` must be a `Facts`; {_ADVICE}")
-    if name not in _KNOWN and not _declares_call_mode(found):
+    is_call_mode_declared = any(
+        "called" in vars(each) for each in found.__mro__ if each is not Environment
+    )
+    if name not in _KNOWN and not is_call_mode_declared:
         object.__setattr__(environment, "called", "in_threads")  # also of a frozen dataclass
     return cast("Environment", environment)
-
-
-def _loaded(name: str, library: str, identity: str, options: dict[str, Any]) -> Environment:
-    """Load an environment of another library."""
-    address, example = _LOADERS[library]
-    if not identity:
-        raise ConfigError(f"environment {name!r}: say which, such as {library}:{example}")
-    module_name, _, function = address.partition(":")
-    loader = getattr(importlib.import_module(module_name), function)
-    _check_options(name, inspect.signature(loader).parameters, options)
-    return ResetStep(loader(identity, **options), {}, Origin(name, options))
 
 
 def _check_options(
@@ -149,48 +133,28 @@ def _parameters(found: type) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(found).parameters if has_own else {}
 
 
-def _declares_call_mode(found: type) -> bool:
-    """Return whether a class or one of its bases, other than the protocol, declares `called`."""
-    return any("called" in vars(each) for each in found.__mro__ if each is not Environment)
-
-
 def _is_reset_step(found: type) -> bool:
     """Return whether a class has `reset`, and `step` or tools, but not `begin`: it is adapted by
     `ResetStep`.
     """
-    has_reset, has_step, has_begin = (
-        callable(getattr(found, each, None)) for each in ("reset", "step", "begin")
-    )
-    return has_reset and not has_begin and (has_step or has_tools(found))
+    has = {each: callable(getattr(found, each, None)) for each in ("reset", "step", "begin")}
+    return has["reset"] and not has["begin"] and (has["step"] or has_tools(found))
 
 
 def _check_protocol(name: str, found: type) -> None:
-    lacking = [f"`{each}`" for each in _PROTOCOL if not _has(found, each)]
+    lacking = [
+        f"`{each}`"
+        for each in (*_REQUIRED, "is_probe")
+        if not callable(own := getattr(found, each, None))
+        or (own is getattr(Environment, each) and each in _REQUIRED)
+    ]
     if lacking:
         raise ConfigError(f"environment {name!r}: lacks {', '.join(lacking)}; {_ADVICE}")
-
-
-def _has(found: type, method: str) -> bool:
-    """Return whether a class has a method with a body of its own, not the protocol's `...`."""
-    own = getattr(found, method, None)
-    return callable(own) and (method in _WITH_DEFAULT or own is not getattr(Environment, method))
 
 
 def names() -> tuple[str, ...]:
     """Return the names of the shipped environments that need nothing else."""
     return tuple(_CLASSES)
-
-
-def extras() -> tuple[str, ...]:
-    """Return the names of the environments on engines that must be installed; their extras have the
-    same names.
-    """
-    return tuple(_EXTRAS)
-
-
-def loaders() -> tuple[str, ...]:
-    """Return the names of the libraries whose environments are loaded by `library:name`."""
-    return tuple(_LOADERS)
 
 
 def file_name(name: str) -> str:

@@ -29,7 +29,7 @@ one call at a time in the whole process, as an engine with global state needs.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What an environment declares about itself.
+    """Declarations of an environment about itself.
 
     `tests/environments/test_every_environment.py` plays each environment against its own facts.
     """
@@ -261,9 +261,10 @@ class Environment(Protocol):
         return observation
 
     def reached(self, play: Play) -> str | None:
-        """Return the task variant whose goal the last action reached, whatever the task's own goal
-        is, or `None`, the default. Hindsight relabelling uses it: with that
-        variant, the same actions would have been a success.
+        """Return the task variant whose goal the last action reached, even if the task has another
+        goal, or `None`, the default.
+
+        Hindsight relabelling uses it: for that variant, the same actions would have been a success.
         """
         return None
 

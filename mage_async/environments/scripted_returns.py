@@ -61,30 +61,19 @@ def scripted_returns(
     Args:
         make: creates a script from a random source.
     """
-    trials = [
-        _trial(environment, split, num_episodes, make, number) for number in range(num_trials)
-    ]
-    by_episode, units = list(zip(*trials, strict=True)), environment.facts.units
+    members, seats, units = environment.members(split), environment.seats(), environment.facts.units
+    trials = []
+    for number in range(num_trials):
+        script, earned = make(random.Random(f"reference/{number}")), [0.0] * num_episodes
+        seat = seats[number // len(members) % len(seats)]
+        task = Task(environment.facts.name, members[number % len(members)], number, seat)
+        for episode in range(num_episodes):
+            play = environment.begin(task, episode)
+            while play.legal_actions():
+                earned[episode] += play.act(script.choose(play)).reward
+        trials.append(earned)
+    by_episode = list(zip(*trials, strict=True))
     return Sampled(
         (statistics.fmean(each) / units for each in by_episode),
         (1.96 * statistics.stdev(each) / math.sqrt(num_trials) / units for each in by_episode),
     )
-
-
-def _trial(
-    environment: Environment,
-    split: Split,
-    num_episodes: int,
-    make: Callable[[random.Random], Script],
-    number: int,
-) -> list[float]:
-    """Play one trial; return the return of each episode."""
-    members, seats = environment.members(split), environment.seats()
-    script, earned = make(random.Random(f"reference/{number}")), [0.0] * num_episodes
-    seat = seats[number // len(members) % len(seats)]
-    task = Task(environment.facts.name, members[number % len(members)], number, seat)
-    for episode in range(num_episodes):
-        play = environment.begin(task, episode)
-        while play.legal_actions():
-            earned[episode] += play.act(script.choose(play)).reward
-    return earned

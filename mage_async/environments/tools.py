@@ -10,10 +10,9 @@ environment and costs the group.
 import inspect
 import json
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from inspect import isawaitable, iscoroutinefunction
 from operator import or_
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints, overload
 
@@ -21,13 +20,26 @@ import msgspec
 
 from mage_async.errors import ConfigError
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-_MARK = "is_offered_tool"
-_ARGUMENT = re.compile(r"(\w+)(?: \(.*?\))?: (.+)")
-
 MAX_CALLS = 16
 """Calls of one turn; further calls get an error message."""
 _OVER = "The episode is over."
+_MARK = "is_offered_tool"
+"""Attribute of a method that is a tool: its given schema, or `None`."""
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_ARGUMENT = re.compile(r"(\w+)(?: \(.*?\))?: (.+)")
+"""A parameter's line in a docstring: its name, perhaps its type, and its description."""
+
+
+# Parsing of calls.
+
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_PYTHON = "<|python_tag|>"
+"""Token before a call of Llama 3."""
+_ENDS = re.compile(r"(\s*<\|\w+\|>)+\s*$")
+"""Special tokens at the end of a completion."""
+_DECODER = json.JSONDecoder()
+_FORM = '{"name": ..., "arguments": {...}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,7 @@ def without_end(text: str) -> str:
 
 
 def _tagged(part: str) -> ToolCall | InvalidCall:
+    """Parse the text after an opening tag."""
     text, closing, _ = part.partition(_CLOSE)
     if not closing:
         return InvalidCall("a tool call is not closed by its tag")
@@ -75,6 +88,7 @@ def _tagged(part: str) -> ToolCall | InvalidCall:
 
 
 def _bare(text: str) -> list[ToolCall | InvalidCall]:
+    """Parse JSON objects with `;` between, up to the first one that cannot be read."""
     calls: list[ToolCall | InvalidCall] = []
     while text:
         try:
@@ -104,9 +118,6 @@ def _call(found: Any) -> ToolCall | InvalidCall:
 # Types from JSON schemas, against which arguments are checked.
 
 
-# Types from JSON schemas, against which arguments are checked.
-
-
 _TYPES: dict[str, Any] = {
     "string": str,
     "integer": int,
@@ -130,9 +141,9 @@ _BOUNDS = {
     "maxItems": "max_length",
 }
 """Schema keywords that become constraints of msgspec."""
-_READ = {"type", "enum", "items", "properties", "required", *_BOUNDS}
+_CHECKED_KEYS = {"type", "enum", "items", "properties", "required", *_BOUNDS}
 """Schema keywords that are checked."""
-_WORDS = {"title", "description", "default", "examples", "additionalProperties", "$schema"}
+_UNCHECKED_KEYS = {"title", "description", "default", "examples", "additionalProperties", "$schema"}
 """Schema keywords that need no check."""
 
 
@@ -142,35 +153,31 @@ def arguments_of(place: str, schema: Mapping[str, Any]) -> type[msgspec.Struct]:
     Raises:
         ConfigError: the schema has a keyword or a type that could not be checked.
     """
-    required = schema.get("required", ())
-    fields: list[Any] = []
+    required, fields = schema.get("required", ()), list[Any]()
     for name, each in schema.get("properties", {}).items():
         kind = _type(place, each)
-        is_needed = name in required
-        unset = kind | msgspec.UnsetType
-        fields.append((name, kind) if is_needed else (name, unset, msgspec.UNSET))
+        unset = (name, kind | msgspec.UnsetType, msgspec.UNSET)
+        fields.append((name, kind) if name in required else unset)
     return msgspec.defstruct("Arguments", fields, forbid_unknown_fields=True, kw_only=True)
 
 
 def _type(place: str, schema: Mapping[str, Any]) -> Any:
-    if unknown := set(schema) - _READ - _WORDS:
+    if unknown := set(schema) - _CHECKED_KEYS - _UNCHECKED_KEYS:
         raise ConfigError(
             f"tool {place}: the schema's {', '.join(sorted(unknown))} would not be checked; "
-            f"these are: {', '.join(sorted(_READ))}"
+            f"these are: {', '.join(sorted(_CHECKED_KEYS))}"
         )
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
     if schema.get("properties"):
         return arguments_of(place, schema)
     names = schema.get("type", list(_TYPES))
-    return reduce(or_, (_one(place, name, schema) for name in _listed(names)))
+    names = [names] if isinstance(names, str) else names
+    return reduce(or_, (_bounded_type(place, name, schema) for name in names))
 
 
-def _listed(names: str | list[str]) -> list[str]:
-    return [names] if isinstance(names, str) else names
-
-
-def _one(place: str, name: str, schema: Mapping[str, Any]) -> Any:
+def _bounded_type(place: str, name: str, schema: Mapping[str, Any]) -> Any:
+    """Return one of the types of a schema, with the bounds that the schema sets."""
     if name not in _TYPES:
         raise ConfigError(f"tool {place}: {name!r} is no type of JSON; {', '.join(_TYPES)} are")
     kind = _TYPES[name]
@@ -178,6 +185,9 @@ def _one(place: str, name: str, schema: Mapping[str, Any]) -> Any:
         kind = list[_type(place, schema["items"])]
     bounds = {_BOUNDS[key]: schema[key] for key in schema if key in _BOUNDS}
     return Annotated[kind, msgspec.Meta(**bounds)] if bounds and kind is not None else kind
+
+
+# Tools, from the methods of a class.
 
 
 @overload
@@ -246,9 +256,9 @@ def tools_of(kind: type) -> dict[str, Tool]:
 
 
 def _tool(kind: type, method: Any) -> Tool:
-    place = f"{kind.__name__}.{method.__name__}"
-    if given := getattr(method, _MARK):
-        function = _given(place, method.__name__, given)
+    place, given = f"{kind.__name__}.{method.__name__}", getattr(method, _MARK)
+    if given:
+        function = _given_function(place, method.__name__, given)
         arguments = arguments_of(place, function["parameters"])
     else:
         arguments = _arguments(place, method)
@@ -258,17 +268,7 @@ def _tool(kind: type, method: Any) -> Tool:
     return Tool(method.__name__, arguments, bool(given), schema, is_async)
 
 
-def _function(place: str, method: Any, arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """Build a function schema from signature and docstring."""
-    summary, descriptions = _documented(place, method)
-    parameters = _schema(place, arguments)
-    for name, description in descriptions.items():
-        if name in parameters["properties"]:
-            parameters["properties"][name]["description"] = description
-    return {"name": method.__name__, "description": summary, "parameters": parameters}
-
-
-def _given(place: str, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+def _given_function(place: str, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the function of a given schema, with or without OpenAI's envelope."""
     function = schema.get("function", schema)
     named = function.get("name", name)
@@ -277,6 +277,24 @@ def _given(place: str, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
             f"tool {place}: its schema must have `parameters`, and the method's name, got {named!r}"
         )
     return {"name": name, **function}
+
+
+def _function(place: str, method: Any, arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    """Build a function schema from signature and docstring."""
+    text = inspect.getdoc(method)
+    if not text:
+        raise ConfigError(f"tool {place}: a docstring must say what it does")
+    summary, _, rest = text.partition("Args:")
+    parameters = _schema(place, arguments)
+    for line in rest.splitlines():
+        described = _ARGUMENT.fullmatch(line.strip())
+        if described and described[1] in parameters["properties"]:
+            parameters["properties"][described[1]]["description"] = described[2]
+    return {
+        "name": method.__name__,
+        "description": " ".join(summary.split()),
+        "parameters": parameters,
+    }
 
 
 def _arguments(place: str, method: Any) -> type[msgspec.Struct]:
@@ -302,24 +320,10 @@ def _schema(place: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
     return {**schema, "$defs": parts} if parts else schema
 
 
-def _documented(place: str, method: Any) -> tuple[str, dict[str, str]]:
-    """Return what a method does, and the descriptions of its parameters."""
-    text = inspect.getdoc(method)
-    if not text:
-        raise ConfigError(f"tool {place}: a docstring must say what it does")
-    summary, _, rest = text.partition("Args:")
-    found = (_ARGUMENT.fullmatch(line.strip()) for line in rest.splitlines())
-    return " ".join(summary.split()), {each[1]: each[2] for each in found if each is not None}
-
-
-# A step of a class with tools: the calls of a turn.
-
-
 # A step of a class with tools: the calls of a turn.
 
 StepValue = tuple[str, float, bool, bool, dict[str, Any]]
-Turn = Generator[Callable[[], Any], Any, StepValue]
-"""Yields functions to call, receives their results, returns the value of `step`."""
+"""Value of `step`: observation, reward, terminated, truncated, info."""
 
 
 def with_step(kind: type) -> type:
@@ -335,26 +339,20 @@ def with_step(kind: type) -> type:
     if not callable(getattr(kind, "score", None)):
         raise ConfigError(f"{kind.__name__}: has tools and no `score()`, which says what it earned")
     others = (getattr(kind, name, None) for name in ("score", "answer"))
-    is_async = any(each.is_async for each in tools.values()) or any(map(_is_async, others))
-
-    def step(self: Any, action: str) -> StepValue:
-        turn, made = _turn(self, tools, action), None
-        while True:
-            try:
-                call = turn.send(made)
-            except StopIteration as end:
-                return end.value
-            made = call()
+    is_async = any(each.is_async for each in tools.values()) or any(
+        map(inspect.iscoroutinefunction, others)
+    )
 
     async def async_step(self: Any, action: str) -> StepValue:
-        turn, made = _turn(self, tools, action), None
-        while True:
-            try:
-                call = turn.send(made)
-            except StopIteration as end:
-                return end.value
-            made = call()
-            made = await made if isawaitable(made) else made
+        return await _step(self, tools, action)
+
+    def step(self: Any, action: str) -> StepValue:
+        # No method is a coroutine function, so the coroutine ends without having waited.
+        try:
+            _step(self, tools, action).send(None)
+        except StopIteration as end:
+            return end.value
+        raise TypeError("a method that is no coroutine function returned what has to be awaited")
 
     added = {
         "step": async_step if is_async else step,
@@ -366,63 +364,64 @@ def with_step(kind: type) -> type:
     return type(kind.__name__, (kind,), added)
 
 
-def _turn(own: Any, tools: dict[str, Tool], text: str) -> Turn:
-    calls = parse_calls(text)
-    if calls:
-        answers, is_valid = yield from _answers(own, tools, calls)
-        is_done, observation = _is_done(own), "\n".join(answers)
+async def _step(own: Any, tools: Mapping[str, Tool], text: str) -> StepValue:
+    """Make the calls of a turn; a text without calls is the answer that ends the episode."""
+    answers, is_valid = list[str](), True
+    if calls := parse_calls(text):
+        answers, is_valid = await _answers(own, tools, calls)
+        observation, is_done = "\n".join(answers), _is_done(own)
     else:
-        answers, is_valid, is_done = [], True, True
-        observation = yield from _final(own, without_end(text).strip())
-    score = yield own.score
+        observation, is_done = await _last_words(own, without_end(text).strip()), True
+    score = await _result(own.score)
     reward, own._earned = score - own._earned, score
-    info = {"is_valid": is_valid, "tool_answers": answers}
-    return observation, reward, is_done, False, info
+    return observation, reward, is_done, False, {"is_valid": is_valid, "tool_answers": answers}
 
 
-def _answers(
-    own: Any, tools: dict[str, Tool], calls: list[ToolCall | InvalidCall]
-) -> Generator[Callable[[], Any], Any, tuple[list[str], bool]]:
+async def _answers(
+    own: Any, tools: Mapping[str, Tool], calls: Sequence[ToolCall | InvalidCall]
+) -> tuple[list[str], bool]:
     """Make the calls; return the answer to each, in order, and whether all of them were valid."""
     answers, is_valid = list[str](), True
     for number, call in enumerate(calls):
         if _is_done(own):
             answers.append(_OVER)
-            continue
-        wrong, function = _checked(own, tools, call)
-        if number == MAX_CALLS:
+        elif number == MAX_CALLS:
             return [*answers, f"Not called: a turn has at most {MAX_CALLS} calls."], False
-        if function is None:
-            answers.append(wrong)
+        elif isinstance(function := _checked(own, tools, call), str):
+            answers.append(function)
             is_valid = False
         else:
-            answers.append(_text((yield function)))
+            answers.append(_text(await _result(function)))
     return answers, is_valid
 
 
 def _checked(
-    own: Any, tools: dict[str, Tool], call: ToolCall | InvalidCall
-) -> tuple[str, Callable[[], Any] | None]:
-    """Return what is wrong with a call, or the function to call."""
+    own: Any, tools: Mapping[str, Tool], call: ToolCall | InvalidCall
+) -> Callable[[], Any] | str:
+    """Return the function to call, or the error message if the call is wrong."""
     if isinstance(call, InvalidCall):
-        return f"Error: {call.why}.", None
+        return f"Error: {call.why}."
     if call.name not in tools:
-        return f"Error: there is no tool {call.name!r:.60}; there are {', '.join(tools)}.", None
+        return f"Error: there is no tool {call.name!r:.60}; there are {', '.join(tools)}."
     try:
-        arguments = tools[call.name].read(call.arguments)
+        return partial(getattr(own, call.name), **tools[call.name].read(call.arguments))
     except msgspec.ValidationError as error:
-        return f"Error: {call.name}: {error}.", None
-    return "", partial(getattr(own, call.name), **arguments)
+        return f"Error: {call.name}: {error}."
 
 
-def _final(own: Any, text: str) -> Generator[Callable[[], Any], Any, str]:
-    """End the episode with an answer that is no call; `answer(text)` receives it, if the class has
-    that method.
+async def _last_words(own: Any, text: str) -> str:
+    """Return the observation after an answer that is no call; `answer(text)` receives it, if the
+    class has that method.
     """
     if not callable(getattr(own, "answer", None)):
         return _OVER
-    reply = yield partial(own.answer, text)
+    reply = await _result(partial(own.answer, text))
     return _OVER if reply is None else _text(reply)
+
+
+async def _result(function: Callable[[], Any]) -> Any:
+    value = function()
+    return await value if inspect.isawaitable(value) else value
 
 
 def _is_done(own: Any) -> bool:
@@ -430,23 +429,6 @@ def _is_done(own: Any) -> bool:
     return bool(found() if callable(found) else found)
 
 
-def _is_async(method: Any) -> bool:
-    return iscoroutinefunction(method)
-
-
 def _text(value: Any) -> str:
     """Return text as it is, anything else as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-# Parsing of calls.
-
-
-# Parsing of calls.
-
-
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_PYTHON = "<|python_tag|>"
-_ENDS = re.compile(r"(\s*<\|\w+\|>)+\s*$")
-_DECODER = json.JSONDecoder()
-_FORM = '{"name": ..., "arguments": {...}}'

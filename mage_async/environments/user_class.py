@@ -7,15 +7,16 @@ on.
 """
 
 import inspect
+import math
+import numbers
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2s
 from typing import Any
 
 from mage_async.environments.environment import (
-    PENDING,
     Belief,
     Chance,
     Environment,
@@ -24,19 +25,19 @@ from mage_async.environments.environment import (
     Play,
     Script,
     Split,
+    observation_fault,
 )
+from mage_async.environments.info import info_text
 from mage_async.environments.user_calls import (
     Answered,
-    Call,
-    Hosted,
-    HostedClass,
+    Callee,
     Method,
     Origin,
     Request,
     SlowPlay,
-    Take,
+    finds_no_room,
 )
-from mage_async.errors import ConfigError
+from mage_async.errors import CallFault, ConfigError
 from mage_async.trajectory import Task
 
 NUM_TASKS: dict[Split, int] = {"train": 1024, "heldout": 256}
@@ -45,47 +46,30 @@ others.
 """
 MAX_TURNS = 32
 """Steps of an episode of a class without `max_turns`."""
-_SPLITS: tuple[Split, Split] = ("train", "heldout")
+SPLITS: tuple[Split, Split] = ("train", "heldout")
 
 INVALID = "invalid"
+"""Observation after a refused action, in an environment with a closed vocabulary."""
 _NO_ACTION = "No action was found: write one between <action> and </action>."
 _MOST_ANCHOR_CHARS = 200
+"""A longer anchor is replaced by its digest."""
 _MOST_SHOWN = 20
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeSettings:
-    """Settings shared by all episodes of a class."""
-
-    hosted: HostedClass
-    name: str
-    max_turns: int
-    has_words: bool
-    """Whether the vocabulary is closed; a refusal is then the one word `invalid`."""
+"""Legal actions that the refusal of another one lists."""
+_OWN_KEYS = ("is_valid", "tool_answers")
+"""Keys of `info` with a meaning of their own, which the record of a turn stores elsewhere."""
+_ORDER = "observation, reward, terminated[, truncated, info]"
 
 
 class ResetStepPlay(SlowPlay):
-    """One episode. Its first call creates and resets the user's object, its last call closes the
-    object.
+    """One episode of a user's class."""
 
-    Args:
-        seed: passed to `reset`.
-    """
-
-    def __init__(self, settings: EpisodeSettings, task: Task, episode: int, seed: int) -> None:
+    def __init__(self, environment: "ResetStep", task: Task, episode: int) -> None:
+        self._environment = environment
         self.chance = Chance(task.seed, episode)
         self.history: list[tuple[str, str]] = []
         """Actions with the observations that followed them."""
-        self._settings, self._task, self._episode = settings, task, episode
-        self._hosted, self._seen = Hosted(settings.hosted), Answered()
-        self._observation, self._num_turns = "", 0
-        self.is_done = False
-        self._call = self._call_of("reset", self._begun, seed=seed)
-
-    @property
-    def observation(self) -> str:
-        """The observation that `reset` returned."""
-        return self._observation
+        facts, seed = environment.facts, environment.seed_of(task)
+        super().__init__(UserObject(environment), facts.name, task, episode, seed, facts.max_turns)
 
     @property
     def last(self) -> str:
@@ -108,50 +92,191 @@ class ResetStepPlay(SlowPlay):
         """Request a step. An empty action, or an action that is not among known legal ones, is
         refused here without a call, and uses up the turn.
         """
-        assert not self.is_done, "the episode is done"
-        self._num_turns += 1
-        if refusal := self._refusal(action):
-            self.is_done = self._num_turns == self._settings.max_turns
-            self.history.append((action, refusal))
-            return Outcome(refusal, 0.0, is_valid=False, is_done=self.is_done)
-        self._call = self._call_of("step", partial(self._stepped, action), action=action)
-        return PENDING
-
-    def _close(self) -> Call:
-        """Return the call of `close`."""
-        return self._call_of("close", lambda answered: None)
-
-    def _call_of(self, method: Method, take: Take, seed: int = 0, action: str = "") -> Call:
-        shown = f"{action!r:.60}" if method == "step" else ""
-        turn = f", turn {self._num_turns}" if self._num_turns else ""
-        where = f"{self._settings.name}, task {self._task.member}, seed {self._task.seed}"
-        place = f"{where}, episode {self._episode + 1}{turn}: {method}({shown})"
-        request = Request(method, place, seed, self._task.member, self._episode, action)
-        return Call(self._hosted, request, take)
-
-    def _begun(self, answered: Answered) -> None:
-        self._seen, self._observation = answered, answered.observation
+        outcome = super().act(action)
+        if not (refusal := self._refusal(action)):
+            return outcome
+        self._call = None
+        self.is_done = self._num_turns == self._max_turns
+        self.history.append((action, refusal))
+        return Outcome(refusal, 0.0, is_valid=False, is_done=self.is_done)
 
     def _stepped(self, action: str, answered: Answered) -> Outcome:
-        self._seen = answered
-        self.is_done = answered.is_done or self._num_turns == self._settings.max_turns
-        self.history.append((action, answered.observation))
-        return answered.outcome(is_done=self.is_done)
+        self.history.append((action, answered.outcome.observation))
+        return super()._stepped(action, answered)
 
     def _refusal(self, action: str) -> str:
         """Return why an action is not passed to `step`; empty if it is."""
         legal = self.legal_actions()
-        if self._settings.hosted.has_tools or (action and (not legal or action in legal)):
+        if self._environment.tools or (action and (not legal or action in legal)):
             return ""
-        if self._settings.has_words:
+        if self._environment.facts.words:
             return INVALID
         shown = ", ".join(legal[:_MOST_SHOWN]) + (", …" if len(legal) > _MOST_SHOWN else "")
         return f"{action!r:.60} cannot be done now; these can: {shown}" if legal else _NO_ACTION
 
 
+class UserObject(Callee):
+    """An object of a user's class. The first call creates it, as a constructor may be as slow as a
+    step.
+
+    The object is closed exactly once: by `close`; if `close` came before `reset` had returned,
+    after that; or by `late_close`, if `close` is a coroutine function and the last call was a plain
+    one.
+    """
+
+    def __init__(self, environment: "ResetStep") -> None:
+        self.environment = environment
+        self._own: Any = None
+        # Holds the object until it is closed. `pop` is atomic, so that of two threads one closes.
+        self._to_close: list[Any] = []
+        self._is_over = False
+
+    def is_async(self, method: Method) -> bool:
+        """Return whether the class's method is a coroutine function."""
+        return inspect.iscoroutinefunction(getattr(self.environment.kind, method, None))
+
+    def perform(self, request: Request) -> Any:
+        """Make a call; see `Callee.perform`."""
+        if self.is_async(request.method):
+            return self._perform_async(request)
+        try:
+            value = self._call(request)
+        except Exception as error:  # the border to foreign code; raised again
+            if finds_no_room(error):
+                self._close_unless_async()
+                self._own = None  # another try makes another object
+            raise
+        if self._is_over:
+            self._close_unless_async()
+        return self._answered(request, value)
+
+    async def _perform_async(self, request: Request) -> Answered:
+        try:
+            value = await _awaited(self._call(request))
+        except Exception as error:  # the border to foreign code; raised again
+            if finds_no_room(error):
+                await self._close_left()
+                self._own = None
+            raise
+        if self._is_over:
+            await self._close_left()
+        return self._answered(request, value)
+
+    def late_close(self) -> Callable[[], Any] | None:
+        """Return a coroutine function to await after a plain call, or `None`: it closes an object
+        that the call left open, if `close` is a coroutine function.
+        """
+        is_left_open = bool(self._to_close) and (self._is_over or self._own is None)
+        return self._close_left if is_left_open else None
+
+    async def _close_left(self) -> None:
+        await _awaited(self._close_own())
+
+    def _close_unless_async(self) -> None:
+        """Close the object, unless only an event loop can."""
+        if not self.is_async("close"):
+            self._close_own()
+
+    def _call(self, request: Request) -> Any:
+        if request.method == "close":
+            self._is_over = True
+            return self._close_own()
+        if self._own is None:
+            self._own = self.environment.make()
+            if callable(getattr(self._own, "close", None)):
+                self._to_close.append(self._own)
+        if request.method == "step":
+            return self._own.step(request.action)
+        given = request.seed, self.environment.value_of(request.member)
+        more = (request.episode,) if self.environment.wants_episode else ()
+        return self._own.reset(*given, *more)
+
+    def _close_own(self) -> Any:
+        """Call `close` if there is an object to close; return its result."""
+        try:
+            own = self._to_close.pop()
+        except IndexError:
+            return None
+        return own.close()
+
+    def _answered(self, request: Request, value: Any) -> Answered:
+        """Check what a method returned, and convert it to plain data."""
+        if request.method == "close":
+            return Answered()
+        if request.method == "reset":
+            observation, reward, is_done = _reset_value(request.place, value), 0.0, False
+            info: Mapping[str, Any] = {}
+        else:
+            observation, reward, is_done, info = _step_value(request.place, value)
+        is_valid = bool(info.get("is_valid", True))
+        tool_answers = tuple(info["tool_answers"]) if self.environment.tools and info else ()
+        text = info_text({key: each for key, each in info.items() if key not in _OWN_KEYS})
+        anchor = None if is_done else self._optional("anchor")
+        legal = None if is_done else self._optional("legal_actions")
+        return Answered(
+            Outcome(observation, reward, is_valid, is_done, tool_answers, text),
+            None if anchor is None else str(anchor),
+            () if legal is None else tuple(map(str, legal)),
+        )
+
+    def _optional(self, name: str) -> Any:
+        """Return an optional attribute, property or method result; `None` if there is none."""
+        found = getattr(self._own, name, None)
+        return found() if callable(found) else found
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+# Checks of what `reset` and `step` return: Gymnasium's order, text as observation.
+
+
+def _reset_value(place: str, value: Any) -> str:
+    """Return the observation from `observation` or `(observation, info)`.
+
+    Raises:
+        CallFault: the value is neither.
+    """
+    return _text(place, value[0] if isinstance(value, tuple) and len(value) == 2 else value)
+
+
+def _step_value(place: str, value: Any) -> tuple[str, float, bool, Mapping[str, Any]]:
+    """Return observation, reward, whether the episode is done, and info from the value of `step`.
+
+    Raises:
+        CallFault: the value is not `observation, reward, terminated[, truncated, info]`.
+    """
+    if not isinstance(value, tuple) or not 3 <= len(value) <= 5:
+        raise CallFault(f"{place} must return {_ORDER}, got {_short(value)}")
+    observation, reward, terminated, *rest = value
+    truncated, info = (*rest, *(False, {})[len(rest) :])
+    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+        raise CallFault(f"{place} must return a finite reward, got {_short(reward)}")
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        # NumPy's `bool_` is no subclass of `bool`.
+        if not isinstance(flag, bool) and type(flag).__name__ not in ("bool_", "bool"):
+            raise CallFault(f"{place} must return True or False as {name}, got {flag!r:.60}")
+    if not isinstance(info, Mapping):
+        raise CallFault(f"{place} must return a dictionary as info, got {_short(info)}")
+    return _text(place, observation), float(reward), bool(terminated) or bool(truncated), info
+
+
+def _text(place: str, value: Any) -> str:
+    if fault := observation_fault(value):
+        raise CallFault(f"{place} {fault}")
+    return str(value).strip()
+
+
+def _short(value: Any) -> str:
+    """Return a number as text, and of anything else the type: its text may be long, or raise."""
+    is_number = isinstance(value, numbers.Real)
+    return str(value) if is_number else f"a value of type {type(value).__name__}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """A user's script, which sees only what the agent sees."""
+    """A user's script, which sees only the observations of the agent."""
 
     choose_action: Any
 
@@ -162,6 +287,7 @@ class _Script:
 
 
 def _believed(own: Any, plays: Sequence[Play]) -> Mapping[str, float]:
+    """Return the posterior of a user's Bayes filter, which reads the plays' histories."""
     histories = [play.history for play in plays if isinstance(play, ResetStepPlay)]
     return {str(member): share for member, share in own(histories).items()}
 
@@ -181,39 +307,41 @@ class ResetStep(Environment):
     def __init__(
         self, kind: type, options: Mapping[str, Any], origin: Origin | None = None
     ) -> None:
-        self.kind, self._make = kind, partial(kind, **options)
-        self._name = str(self._declared("name", kind.__name__.lower()))
-        words = self._words()
-        self.tools = self._declared("offered_tools", ())
-        self.ladders = self._declared("ladders", {})
+        self.kind, self.make, self.origin = kind, partial(kind, **options), origin
+        self.wants_episode = "episode" in inspect.signature(kind.reset).parameters
+        declared = partial(getattr, kind)
+        self._name = str(declared("name", kind.__name__.lower()))
+        words = self._checked_words(declared("words", ()))
+        self.tools = declared("offered_tools", ())
+        self.ladders = declared("ladders", {})
         self.facts = Facts(
             name=self._name,
-            num_seats=1,
-            max_turns=self._declared("max_turns", MAX_TURNS),
-            min_return=self._declared("min_return", None),
-            max_return=self._declared("max_return", None),
-            units=self._declared("units", 1),
+            max_turns=declared("max_turns", MAX_TURNS),
+            min_return=declared("min_return", None),
+            max_return=declared("max_return", None),
+            units=declared("units", 1),
             has_chance=True,
             words=(*words, INVALID) if words else (),
             has_open_text=not words,
-            wins_above=self._declared("wins_above", 0.0),
-            loses_below=self._declared("loses_below", 0.0),
+            wins_above=declared("wins_above", 0.0),
+            loses_below=declared("loses_below", 0.0),
         )
-        parameters = inspect.signature(kind.reset).parameters
-        self.hosted = HostedClass(
-            kind,
-            self._make,
-            self._value,
-            wants_episode="episode" in parameters,
-            has_tools=bool(self.tools),
-            origin=origin,
-        )
-        self._settings = EpisodeSettings(self.hosted, self._name, self.facts.max_turns, bool(words))
 
     @cached_property
     def values(self) -> dict[Split, dict[str, Any]]:
         """For each split, the argument of `reset` for each task name."""
-        return {split: self._tasks(split) for split in _SPLITS}
+        return {split: self._tasks(split) for split in SPLITS}
+
+    def value_of(self, member: str) -> Any:
+        """Return the task argument of `reset` for a task's name."""
+        train, heldout = (self.values[split] for split in SPLITS)
+        return train[member] if member in train else heldout[member]
+
+    def seed_of(self, task: Task) -> int:
+        """Return 31 bits from the task's seed and name; the two splits share no seed."""
+        mixed = blake2s(f"{task.seed}/{task.member}".encode(), digest_size=8).digest()
+        is_heldout = task.member in self.values["heldout"]
+        return (int.from_bytes(mixed, "big") % 2**30) * 2 + is_heldout
 
     def members(self, split: Split) -> tuple[str, ...]:
         """Return the class's tasks, or whole numbers that differ between the splits."""
@@ -221,7 +349,7 @@ class ResetStep(Environment):
 
     def family(self, member: str) -> str:
         """Return the class's own kind of a task; without it, all tasks are of one kind."""
-        return str(self._optional("family", "task", self._value(member)))
+        return str(self._optional("family", "task", self.value_of(member)))
 
     def seats(self) -> tuple[int, ...]:
         """Return the only seat."""
@@ -243,7 +371,7 @@ class ResetStep(Environment):
 
     def begin(self, task: Task, episode: int) -> ResetStepPlay:
         """Create an episode; its first call is `reset`, with the same seed in every episode."""
-        return ResetStepPlay(self._settings, task, episode, self._seed(task))
+        return ResetStepPlay(self, task, episode)
 
     def script(self, source: random.Random) -> Script | None:
         """Return `script(source)`, a function from the last observation to the next action."""
@@ -252,7 +380,7 @@ class ResetStep(Environment):
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """Return `swaps(task, split)`, or all other tasks of the split."""
-        own = self._optional("swaps", None, self._value(member), split)
+        own = self._optional("swaps", None, self.value_of(member), split)
         if own is not None:
             return tuple(str(each) for each in own)
         return tuple(each for each in self.values[split] if each != member)
@@ -273,9 +401,6 @@ class ResetStep(Environment):
         own = self._optional("references", {}, split, num_episodes)
         return {name: tuple(values) for name, values in own.items()}
 
-    def _declared(self, name: str, default: Any) -> Any:
-        return getattr(self.kind, name, default)
-
     def _optional(self, name: str, default: Any, *given: Any) -> Any:
         """Return the result of an optional method of the class, or an optional attribute."""
         if not hasattr(self.kind, name):
@@ -286,20 +411,15 @@ class ResetStep(Environment):
     @cached_property
     def _own(self) -> Any:
         """An object for optional parts; it is never reset."""
-        return self._make()
+        return self.make()
 
-    def _words(self) -> tuple[str, ...]:
-        words = self._declared("words", ())
+    def _checked_words(self, words: Any) -> tuple[str, ...]:
+        must = f"environment {self._name!r}: `words` must be"
         if isinstance(words, str) or not isinstance(words, Sequence):
-            raise ConfigError(
-                f"environment {self._name!r}: `words` must be a tuple of words, got {words!r}"
-            )
+            raise ConfigError(f"{must} a tuple of words, got {words!r}")
         for word in words:
             if not isinstance(word, str) or word.split() != [word]:
-                raise ConfigError(
-                    f"environment {self._name!r}: `words` must be words without spaces, "
-                    f"got {word!r}"
-                )
+                raise ConfigError(f"{must} words without spaces, got {word!r}")
         return tuple(words)
 
     def _tasks(self, split: Split) -> dict[str, Any]:
@@ -308,13 +428,3 @@ class ResetStep(Environment):
             first = 0 if split == "train" else NUM_TASKS["train"]
             own = range(first, first + NUM_TASKS[split])
         return {str(each): each for each in own}
-
-    def _value(self, member: str) -> Any:
-        values = self.values
-        return values["train"][member] if member in values["train"] else values["heldout"][member]
-
-    def _seed(self, task: Task) -> int:
-        """Return 31 bits from the task's seed and name; the two splits share no seed."""
-        mixed = blake2s(f"{task.seed}/{task.member}".encode(), digest_size=8).digest()
-        is_heldout = task.member in self.values["heldout"]
-        return (int.from_bytes(mixed, "big") % 2**30) * 2 + is_heldout

@@ -20,7 +20,7 @@ from mage_async.results.score import Harder, Score
 from mage_async.trials.action_parser import ActionParser
 from mage_services.actor.evaluator import Evaluator, write_evaluation
 from mage_services.actor.harder_tasks import ladder_of, score_rungs
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from tests.helpers.scripted_engine import (
     Answers,
     ScriptedEngine,
@@ -42,7 +42,7 @@ def measured(folder: Path, kind: type[UniformWords] | type[WordsInOrder]) -> Mea
 
     async def main() -> Measured:
         engine, environment = ScriptedEngine(answers, at_once), environment_of(CONFIG)
-        async with Workers() as workers:
+        async with CallRunner() as workers:
             evaluator = Evaluator(CONFIG, environment, chat, engine, workers, 2)
             sets = {"heldout": await evaluator.play("heldout", 8, 1)}
             spread = await evaluator.diversity(24, 8)
@@ -97,7 +97,7 @@ def test_a_part_of_a_mix_is_played_alone_on_its_harder_rungs(tmp_path: Path) -> 
 
     async def main() -> Harder:
         engine = ScriptedEngine(answers, at_once)
-        async with Workers() as workers:
+        async with CallRunner() as workers:
             own = Evaluator(BOXES, environment_of(BOXES), chat, engine, workers, 2)
             heldout = await own.play("heldout", 4, 1)
             return await score_rungs(ladder, heldout, chat, engine, workers, 2)

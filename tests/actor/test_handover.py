@@ -3,12 +3,17 @@
 import asyncio
 import threading
 
-from mage_services.environments.workers import Handover
+from mage_services.environments.call_runner import Handover
 
 
 def started_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
+
+    def run() -> None:
+        loop.run_forever()
+        loop.close()
+
+    threading.Thread(target=run, daemon=True).start()
     return loop
 
 

@@ -11,7 +11,7 @@ from mage_async.environments.user_calls import Call
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault
 from mage_async.trajectory import Task
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 
 PATIENCE_S = 60.0
 
@@ -76,7 +76,7 @@ def test_an_object_that_is_made_after_its_trial_was_abandoned_is_closed_once() -
     async def main() -> None:
         kind = slow(has_room=True)
         reset, closing = reset_of(kind)
-        async with Workers() as workers:
+        async with CallRunner() as workers:
             playing = asyncio.create_task(workers.perform(reset))
             assert await asyncio.to_thread(kind.began.wait, PATIENCE_S)
             playing.cancel()
@@ -93,7 +93,7 @@ def test_an_object_that_found_no_room_is_closed() -> None:
         kind = slow(has_room=False)
         kind.may_end.set()
         reset, _ = reset_of(kind)
-        async with Workers() as workers:
+        async with CallRunner() as workers:
             with pytest.raises(CallFault, match="all rooms are taken"):
                 await workers.perform(reset)
             assert await asyncio.to_thread(kind.is_closed.wait, PATIENCE_S)

@@ -11,8 +11,8 @@ from mage_async.environments.user_calls import Call
 from mage_async.environments.user_class import ResetStep, ResetStepPlay
 from mage_async.errors import CallFault
 from mage_async.trajectory import Task
-from mage_services.environments import workers as module
-from mage_services.environments.workers import Workers
+from mage_services.environments import call_runner as module
+from mage_services.environments.call_runner import CallRunner
 
 LOCK = threading.Lock()
 
@@ -62,7 +62,7 @@ def begun(environment: ResetStep, number: int) -> tuple[ResetStepPlay, Call]:
     return play, call
 
 
-async def played(environment: ResetStep, workers: Workers, number: int) -> None:
+async def played(environment: ResetStep, workers: CallRunner, number: int) -> None:
     """An episode of one step."""
     play, call = begun(environment, number)
     call.take(await workers.perform(call))
@@ -74,7 +74,7 @@ async def played(environment: ResetStep, workers: Workers, number: int) -> None:
 
 def test_no_more_objects_are_open_than_may_be_and_all_are_played() -> None:
     async def main(kind: type[Rooms], environment: ResetStep) -> None:
-        async with Workers(most_open=3) as workers:
+        async with CallRunner(most_open=3) as workers:
             await asyncio.gather(*(played(environment, workers, n) for n in range(20)))
         assert (kind.num_made, kind.most, kind.num_open) == (20, 3, 0)
 
@@ -83,7 +83,7 @@ def test_no_more_objects_are_open_than_may_be_and_all_are_played() -> None:
 
 def test_a_place_that_was_waited_for_in_vain_is_nobodys() -> None:
     async def main(kind: type[Rooms], environment: ResetStep) -> None:
-        async with Workers(most_open=1) as workers:
+        async with CallRunner(most_open=1) as workers:
             play, call = begun(environment, 0)
             await workers.perform(call)
             waiting = asyncio.ensure_future(workers.perform(begun(environment, 1)[1]))
@@ -101,7 +101,7 @@ def test_a_reset_that_finds_no_room_is_made_again_where_that_is_wanted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def main(kind: type[Rooms], environment: ResetStep) -> None:
-        async with Workers(wait_for_room_s=15.0) as workers:
+        async with CallRunner(wait_for_room_s=15.0) as workers:
             await asyncio.gather(*(played(environment, workers, n) for n in range(8)))
         assert (kind.most, kind.num_open) == (2, 0)
 
@@ -115,7 +115,7 @@ def test_a_reset_that_finds_no_room_is_made_again_where_that_is_wanted(
 @pytest.mark.parametrize("wait_for_room_s", [0.0, 0.2])
 def test_a_reset_that_finds_no_room_in_time_costs_its_group(wait_for_room_s: float) -> None:
     async def main(kind: type[Rooms], environment: ResetStep) -> None:
-        async with Workers(wait_for_room_s=wait_for_room_s) as workers:
+        async with CallRunner(wait_for_room_s=wait_for_room_s) as workers:
             _, call = begun(environment, 0)
             with pytest.raises(CallFault, match=r"raised CapacityError: all rooms are taken"):
                 await workers.perform(call)
@@ -125,7 +125,7 @@ def test_a_reset_that_finds_no_room_in_time_costs_its_group(wait_for_room_s: flo
 
 def test_an_object_that_nobody_calls_is_closed_and_makes_room() -> None:
     async def main(kind: type[Rooms], environment: ResetStep) -> None:
-        async with Workers(idle_s=1.0, most_open=1) as workers:
+        async with CallRunner(idle_s=1.0, most_open=1) as workers:
             play, call = begun(environment, 0)
             call.take(await workers.perform(call))
             await played(environment, workers, 1)  # waits until the first is closed

@@ -28,7 +28,7 @@ from mage_async.trials.prompts import prompts_for
 from mage_async.trials.trial_config import TrialConfig
 from mage_async.trials.trial_run import TrialRun
 from mage_services.actor.rollout import Stage, play_all, play_trial
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from tests.helpers.scripted_engine import (
     Answer,
     Answers,
@@ -83,7 +83,7 @@ def test_a_trial_is_played_to_its_end_and_its_contexts_are_released(chat: ChatFo
     async def main() -> None:
         made = stage(chat)
         (run,) = runs(made, 1)
-        trial = await play_trial(run, made.engine, Workers())
+        trial = await play_trial(run, made.engine, CallRunner())
         assert [turn.episode for turn in trial.turns] == [0] * 4 + [1] * 4 + [2] * 4
         assert trial.num_invalid() == trial.num_extension_faults == 0
         assert trial.duration_s > 0
@@ -103,7 +103,7 @@ def test_a_cancelled_trial_is_released_too(chat: ChatFormat) -> None:
             return Answer(chat.encode(" rock"), 0.0)
 
         made = stage(chat, answers=told)
-        task = asyncio.ensure_future(play_trial(runs(made, 1)[0], made.engine, Workers()))
+        task = asyncio.ensure_future(play_trial(runs(made, 1)[0], made.engine, CallRunner()))
         await asyncio.wait([task])
         assert task.cancelled()
         assert turns == [0, 1, 2, 3]
@@ -133,7 +133,7 @@ def test_an_environment_that_raises_is_named_and_its_contexts_are_released(
     async def main() -> None:
         made = replace(stage(chat), environment=Cheating())
         with pytest.raises(EnvironmentFault, match=r"rps against .* raised KeyError: 'spock'"):
-            await play_trial(runs(made, 1)[0], made.engine, Workers())
+            await play_trial(runs(made, 1)[0], made.engine, CallRunner())
         assert num_contexts(made) == 0
 
     asyncio.run(main())
@@ -144,7 +144,7 @@ def test_results_come_in_the_order_of_the_runs_though_later_ones_end_first(
 ) -> None:
     async def main() -> tuple[list[Trial], list[Task]]:
         made = stage(chat, lambda trial: 0.003 / (1 + int(trial.split(".")[0])))
-        return await play_all(runs(made, 4), made.engine, Workers(), 4), [
+        return await play_all(runs(made, 4), made.engine, CallRunner(), 4), [
             TaskStream(RPS, 0).task(number) for number in range(4)
         ]
 
@@ -162,7 +162,7 @@ def test_no_more_trials_are_played_at_once_than_allowed(chat: ChatFormat) -> Non
             return uniform(prompt, turn)
 
         made = stage(chat, answers=counted)
-        trials = await play_all(runs(made, 8), made.engine, Workers(), 3)
+        trials = await play_all(runs(made, 8), made.engine, CallRunner(), 3)
         assert len(trials) == 8
         assert max(held) == 3
 
@@ -173,7 +173,7 @@ def test_one_failed_trial_ends_the_others(chat: ChatFormat) -> None:
     async def main() -> None:
         made = replace(stage(chat), environment=Cheating())
         with pytest.raises(ExceptionGroup) as caught:
-            await play_all(runs(made, 4), made.engine, Workers(), 2)
+            await play_all(runs(made, 4), made.engine, CallRunner(), 2)
         assert all(isinstance(fault, EnvironmentFault) for fault in caught.value.exceptions)
         assert num_contexts(made) == 0
 
@@ -193,7 +193,7 @@ def test_a_trial_that_outgrows_the_context_ends_there_and_counts_among_the_other
             return uniform(prompt, turn)
 
         made = stage(chat, answers=within)
-        trials = await play_all(runs(made, 3), made.engine, Workers(), 2)
+        trials = await play_all(runs(made, 3), made.engine, CallRunner(), 2)
         assert num_contexts(made) == 0
         return trials
 
@@ -214,7 +214,7 @@ def test_scripted_words_are_parsed_whatever_the_transcript_writes_itself(
         parser = ActionParser(forced)
         engine = ScriptedEngine(WordsInOrder(chat, parser, ("rock", "paper")))
         made = Stage(RPS, rules(forced, reflects=forced != "none"), chat, engine)
-        return await play_trial(runs(made, 1)[0], engine, Workers())
+        return await play_trial(runs(made, 1)[0], engine, CallRunner())
 
     turns = asyncio.run(main()).turns
     assert all(turn.is_valid for turn in turns)

@@ -13,8 +13,8 @@ import pytest
 
 from mage_async.environments.user_calls import Request
 from mage_async.protocol.messages import GroupDrop, Message, TrialResult
-from mage_services.environments import worker
-from mage_services.environments.worker import MODULE, Make, Ready
+from mage_services.environments import worker_pool
+from mage_services.environments.worker_pool import MODULE, Make, Ready
 from mage_services.processes.child_process import ChildProcess, end_in_words, module_command
 from tests.helpers.actor_site import Run, Site, grant
 
@@ -170,8 +170,8 @@ def test_a_process_that_meets_an_error_no_call_may_raise_ends(capfd) -> None:
     """Here the environment is none of a user's: its actor would never ask for it."""
 
     async def main() -> str:
-        process: ChildProcess[worker.Message] = await ChildProcess.start(
-            module_command(MODULE), worker.Message
+        process: ChildProcess[worker_pool.Message] = await ChildProcess.start(
+            module_command(MODULE), worker_pool.Message
         )
         request = Request("reset", "somewhere")
         make = Make(number=1, play=1, name="rps", options={}, request=request)

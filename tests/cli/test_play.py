@@ -8,7 +8,7 @@ from mage_async.environments.catalogue import load
 from mage_async.trajectory import Kind, Task, Trial, Turn
 from mage_async.trials.human_play import MAX_SHOWN, episode_lines, human_play, reward_table, shown
 from mage_services.actor.play_session import drawn_task, play_by_person
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 
 RPS = load("rps")
 MEMBER = "seq-rock-scissors-scissors"
@@ -68,7 +68,7 @@ def test_every_environment_can_be_played_by_a_person(environment, capsys):
         raise AssertionError("a script needs no engine")
 
     earned = asyncio.run(
-        play_by_person(human_play(found, task, 2), first_choice, nobody, Workers())
+        play_by_person(human_play(found, task, 2), first_choice, nobody, CallRunner())
     )
     assert len(earned) == 2
     assert prompts

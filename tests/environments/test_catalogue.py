@@ -15,8 +15,8 @@ from mage_async.environments.games.rps import Rps
 from mage_async.environments.games.scout import Scout
 from mage_async.errors import ConfigError
 
-LIBRARIES = (f"{library}:…" for library in catalogue.loaders())
-KNOWN = ", ".join((*catalogue.names(), *catalogue.extras(), "mix", *LIBRARIES))
+LIBRARIES = (f"{library}:…" for library in catalogue.LOADERS)
+KNOWN = ", ".join((*catalogue.names(), *catalogue.EXTRAS, "mix", *LIBRARIES))
 KNOWN += ", or your own class as `module:Class`"
 
 

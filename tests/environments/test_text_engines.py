@@ -34,7 +34,7 @@ def finish(play: TextPlay, seed: int) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("name", catalogue.extras())
+@pytest.mark.parametrize("name", tuple(catalogue.EXTRAS))
 def test_an_engine_that_is_not_there_is_named_with_its_extra(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

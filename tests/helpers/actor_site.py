@@ -27,7 +27,7 @@ from mage_async.trials.prompts import prompts_for
 from mage_async.trials.trial_config import TrialConfig
 from mage_services.actor.actor import Actor
 from mage_services.actor.rollout import Stage
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from tests.helpers.memory_channels import MemoryLearnerChannel
 from tests.helpers.scripted_engine import Answers, Pace, ScriptedEngine, UniformWords
 
@@ -100,7 +100,7 @@ class Site:
             role="actor", name="actor-0", build="test", config_digest="test", group_quota=8
         )
         self._peer = self.learner.connect(hello)
-        self.workers = Workers(step_deadline_s, num_processes)
+        self.workers = CallRunner(step_deadline_s, num_processes)
         stage = Stage(environment, rules, chat, self.engine, self.workers)
         self.actor = asyncio.ensure_future(Actor(self._peer, stage, "actor-0").run(welcome()))
 

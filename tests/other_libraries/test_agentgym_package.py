@@ -19,7 +19,7 @@ import pytest
 
 from mage_async.environments import catalogue
 from mage_async.trajectory import Task
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from tests.environments.loaders.playing import play_waiting, rehearsed
 from tests.environments.loaders.serving import served
 
@@ -53,7 +53,7 @@ def test_our_client_plays_textcraft_and_it_repeats(textcraft: str) -> None:
     actions = ("craft nothing", "get 1 jungle logs", "craft 4 jungle planks using 1 jungle logs")
 
     async def play():
-        async with Workers(20.0) as workers:
+        async with CallRunner(20.0) as workers:
             return await play_waiting(environment, "7", actions, workers)
 
     played = asyncio.run(play())

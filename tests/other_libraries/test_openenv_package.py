@@ -12,7 +12,7 @@ import pytest
 from mage_async.environments import catalogue
 from mage_async.errors import CallFault
 from mage_async.trajectory import Task
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from tests.environments.loaders.playing import Played, play_waiting, rehearsed
 from tests.environments.loaders.serving import served
 from tests.other_libraries.make_envs import OPENENV
@@ -49,7 +49,7 @@ def by_us(address: str, member: str, *actions: str) -> Played:
     environment = catalogue.load(f"openenv:{address}")
 
     async def play() -> Played:
-        async with Workers(20.0) as workers:
+        async with CallRunner(20.0) as workers:
             return await play_waiting(environment, member, actions, workers)
 
     return asyncio.run(play())
@@ -83,7 +83,7 @@ def test_the_packages_server_that_is_full_says_so_by_name(package_address: str) 
     environment = catalogue.load(f"openenv:{package_address}")
 
     async def three() -> list[Any]:
-        async with Workers(20.0) as workers:
+        async with CallRunner(20.0) as workers:
             plays = [environment.begin(Task("", str(task), 0), 0) for task in range(3)]
             calls = [workers.perform(play.next_call()) for play in plays]
             seen = await asyncio.gather(*calls, return_exceptions=True)

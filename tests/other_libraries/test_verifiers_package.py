@@ -11,7 +11,7 @@ import pytest
 
 from mage_async.environments import catalogue
 from mage_async.errors import CallFault, ConfigError
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from mage_services.verifiers import process
 from tests.environments.loaders.playing import Played, play_waiting, rehearsed
 from tests.other_libraries.make_envs import VERIFIERS
@@ -38,7 +38,7 @@ def playing(act: Callable[[Callable[..., Awaitable[Played]]], Awaitable[T]], **o
     environment = catalogue.load("verifiers:number_taskset", **given)
 
     async def run() -> T:
-        async with Workers(120.0) as workers:
+        async with CallRunner(120.0) as workers:
 
             def play(member: str, *actions: str) -> Awaitable[Played]:
                 return play_waiting(environment, member, actions, workers)
@@ -89,7 +89,7 @@ def test_an_idle_process_is_ended_and_started_again(monkeypatch: pytest.MonkeyPa
     environment = catalogue.load("verifiers:number_taskset", python=str(PYTHON), size=20)
 
     async def run() -> tuple[Any, ...]:
-        async with Workers(120.0) as workers:
+        async with CallRunner(120.0) as workers:
             one = await play_waiting(environment, "3", GUESSES, workers)
             (task,) = environment.kind.shared.starting.values()
             await asyncio.sleep(1.0)

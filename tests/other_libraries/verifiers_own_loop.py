@@ -13,11 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-THEIRS = HERE.parents[1] / "services" / "mage_services" / "verifiers" / "their_process"
-sys.path += [str(HERE), str(THEIRS)]
+CHILD = HERE.parents[1] / "services" / "mage_services" / "verifiers" / "child"
+sys.path += [str(HERE), str(CHILD)]
 
 import verifiers.v1 as vf  # noqa: E402
-from worker import environment_of  # noqa: E402
+from rollout_worker import environment_of  # noqa: E402
 
 
 def main() -> None:

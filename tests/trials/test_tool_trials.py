@@ -23,7 +23,7 @@ from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.actor.rollout import Stage, play_trial
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from tests.environments.boxes import TASK, Boxes, Waiting, call
 from tests.helpers.scripted_engine import Answer, ScriptedEngine, at_once
 
@@ -63,7 +63,7 @@ def trial_of(kind: type, chat: ChatFormat, *said: str) -> Trial:
 
     async def main() -> Trial:
         stage = Stage(environment, rules, chat, ScriptedEngine(answers, at_once))
-        async with Workers() as workers:
+        async with CallRunner() as workers:
             return await play_trial(stage.begin(TASK, 0, "0"), stage.engine, workers)
 
     return asyncio.run(main())

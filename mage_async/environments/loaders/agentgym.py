@@ -6,16 +6,18 @@ data item, which `reset` sends.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mage_async.environments.environment import Split
 from mage_async.environments.loaders.loader import (
     HELDOUT_SHARE,
+    SERVER_RULES,
     TURNS,
+    NumberedTasks,
     Observed,
-    address_of,
-    declared,
+    ServerEpisode,
+    StepValue,
+    declared_on_server,
     library,
     texts_of,
 )
@@ -34,7 +36,6 @@ from mage_async.errors import CapacityReached, EnvironmentFault
 # is `env_idx`; `reset` may return the bare text, and an observation may be called `state`. From
 # AgentGym at 3ef9235, `agentenv-*/agentenv_*/server.py`.
 
-_RULES = "You act in an environment step by step; what it says tells you what to do."
 _FULL, _UNKNOWN = 503, (404, 405)
 """HTTP statuses of a server without room, and of one that does not know a request."""
 
@@ -46,6 +47,7 @@ _TASK = {
 in `reset`. All are sent, as servers ignore fields that they do not know.
 """
 _MOST_SHOWN = 80
+"""Characters of a server's answer that an error message quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +58,14 @@ class Handle:
     """Name of its number: `id` or `env_idx`."""
     number: int
 
-    def reset(self, task: int) -> dict[str, Any]:
-        """Return the body of `reset`."""
-        return {**dict.fromkeys(_TASK[self.name], task), self.name: self.number}
-
-    def step(self, action: str) -> dict[str, Any]:
-        """Return the body of `step`."""
-        return {self.name: self.number, "action": action}
-
-    def close(self) -> dict[str, Any]:
-        """Return the body of `close`."""
+    @property
+    def body(self) -> dict[str, Any]:
+        """Body of a request about the environment, such as `close`."""
         return {self.name: self.number}
+
+    def reset(self, task: int) -> dict[str, Any]:
+        """Return the body of a `reset` to a task."""
+        return {**dict.fromkeys(_TASK[self.name], task), **self.body}
 
 
 class Reader:
@@ -91,12 +90,9 @@ class Reader:
         seen = self.stepped(fields)
         self.score = float(fields.get("score") or 0.0)
         description = fields.get("task_description")
-        text = (
-            f"{description}\n{seen.text}"
-            if isinstance(description, str) and description
-            else seen.text
-        )
-        return Observed(text, 0.0, seen.is_done, True, seen.legal_actions)
+        has_description = isinstance(description, str) and description
+        text = f"{description}\n{seen.text}" if has_description else seen.text
+        return replace(seen, text=text, reward=0.0, is_valid=True)
 
     def stepped(self, answer: Any) -> Observed:
         """Read the answer to `step`. If there is a score, the reward is its increase.
@@ -125,24 +121,16 @@ class Reader:
         return round(self.score - before, 12)  # what is left of 0.3 - 0.2 is no reward
 
 
-class Episode:
+class Episode(NumberedTasks, ServerEpisode):
     """One episode, and its environment on the server."""
 
-    url: str
-    num_tasks: int
     more: Mapping[str, Mapping[str, Any]]
     """Sent with every `create` and every `reset`."""
 
     def __init__(self) -> None:
-        self._http: Any = None
+        super().__init__()
         self._handle: Handle | None = None
         self._reader = Reader()
-        self.legal_actions: tuple[str, ...] = ()
-
-    def members(self, split: Split) -> range:
-        """Return the numbers of data items; the last fifth of them is held out."""
-        first_heldout = self.num_tasks - self.num_tasks // HELDOUT_SHARE
-        return range(first_heldout) if split == "train" else range(first_heldout, self.num_tasks)
 
     async def reset(self, seed: int, task: int) -> str:
         """Create an environment and reset it to a data item."""
@@ -151,27 +139,19 @@ class Episode:
         self._http = aiohttp.ClientSession(timeout=no_limit)
         self._handle = handle_of(await self._post("create", {"id": task, **self.more["create"]}))
         body = {**self._handle.reset(task), **self.more["reset"]}
-        return self._note_actions(self._reader.begun(await self._post("reset", body))).text
+        observation, *_ = self._step_value(self._reader.begun(await self._post("reset", body)))
+        return observation
 
-    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    async def step(self, action: str) -> StepValue:
         """Send an action."""
         assert self._handle is not None, "reset comes first"
-        answer = await self._post("step", self._handle.step(action))
-        seen = self._note_actions(self._reader.stepped(answer))
-        return seen.text, seen.reward, seen.is_done, False, {"is_valid": seen.is_valid}
+        answer = await self._post("step", {**self._handle.body, "action": action})
+        return self._step_value(self._reader.stepped(answer))
 
-    async def close(self) -> None:
+    async def _end(self) -> None:
         """Close the environment; a server without `close` keeps it until the server ends."""
-        try:
-            if self._handle is not None:
-                await self._post("close", self._handle.close(), may_be_unknown=True)
-        finally:
-            if self._http is not None:
-                await self._http.close()
-
-    def _note_actions(self, seen: Observed) -> Observed:
-        self.legal_actions = seen.legal_actions
-        return seen
+        if self._handle is not None:
+            await self._post("close", self._handle.body, may_be_unknown=True)
 
     async def _post(self, path: str, body: Any, *, may_be_unknown: bool = False) -> Any:
         """Send a request and return the JSON of its answer.
@@ -203,7 +183,7 @@ def load(
     *,
     turns: int = TURNS,
     tasks: int = 1280,
-    rules: str = _RULES,
+    rules: str = SERVER_RULES,
     create: Mapping[str, Any] | None = None,
     reset: Mapping[str, Any] | None = None,
 ) -> type:
@@ -220,20 +200,10 @@ def load(
     Raises:
         ConfigError: it is no such address, or aiohttp is missing.
     """
-    name = f"agentgym:{url}"
-    check_whole(name, "turns", turns, 1, 100_000)
-    check_whole(name, "tasks", tasks, HELDOUT_SHARE, 10_000_000)
-    address = address_of("agentgym", url)
-    library("aiohttp", "agentgym")
-    return declared(
-        Episode,
-        name,
-        url=address,
-        num_tasks=tasks,
-        more={"create": dict(create or {}), "reset": dict(reset or {})},
-        max_turns=turns,
-        rules=rules,
-    )
+    check_whole(f"agentgym:{url}", "tasks", tasks, HELDOUT_SHARE, 10_000_000)
+    more = {"create": dict(create or {}), "reset": dict(reset or {})}
+    parts = {"num_tasks": tasks, "more": more, "rules": rules}
+    return declared_on_server(Episode, "agentgym", url, turns, **parts)
 
 
 def handle_of(answer: Any) -> Handle:

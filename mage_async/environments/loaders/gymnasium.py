@@ -9,19 +9,21 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mage_async.environments.loaders.loader import TURNS, ListedActions, declared, library
-from mage_async.environments.options import check_whole
 from mage_async.environments.user_calls import own_code
 from mage_async.errors import ConfigError
 
 spaces = library("gymnasium.spaces", "gymnasium")
 _HIGHLIGHTED = re.compile(r"\x1b\[[0-9;]*4[0-9]m(.)\x1b\[0m")
+"""A character on a coloured background, in terminal escape codes."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ANSI = "ansi"
+"""Gymnasium's render mode for drawings as text."""
 
 MOST_NUMBERS = 64
 """Largest number of numbers in an observation."""
@@ -38,17 +40,12 @@ Read = Callable[[str], Any]
 class _Shared:
     """Data shared by all episodes."""
 
-    identity: str
-    options: Mapping[str, Any]
+    make: Callable[[int], Any]
+    """Creates an environment with the options of a task."""
     renders: bool
-    read: Callable[[str], Any]
-    """Maps a text to an action; `None` if the text is none."""
+    read: Read
     say: Callable[[Any, Any], str]
     """Maps the environment without wrappers and an observation to text."""
-
-    def make(self, task: int) -> Any:
-        """Create an environment with the options of a task."""
-        return _make(self.identity, self.options, task, self.renders)
 
 
 class Episode(ListedActions):
@@ -106,30 +103,39 @@ def load(
         ConfigError: there is no such environment, it has no text form, or Gymnasium is missing.
     """
     name = f"gymnasium:{identity}"
-    check_whole(name, "turns", turns, 1, 100_000)
-    options = dict(make or {})
     with own_code(name):
-        probe = _make(identity, options, 0, renders=False)
+        probe = _made(identity, make or {}, False, 0)
     own = probe.unwrapped
     if render and _ANSI not in own.metadata.get("render_modes", ()):
         raise ConfigError(f"environment {name!r}: cannot be drawn as text; set `render = false`")
     toy = TOYS.get(type(own).__name__)
     legal, read = reader(name, probe.action_space, tuple(actions) or (toy.actions if toy else ()))
     say = toy.say if toy else _without_own(sayer(name, probe.observation_space))
+    make_for = partial(_made, identity, make or {}, render)
     return declared(
         Episode,
         name,
-        shared=_Shared(identity, options, render, read, say),
+        shared=_Shared(make_for, render, read, say),
         max_turns=turns,
         legal_actions=legal,
         rules=rules or f"{toy.rules if toy else _own_words(own)} {_instruction(legal, probe)}",
     )
 
 
-def _make(identity: str, options: Mapping[str, Any], task: int, renders: bool) -> Any:
+def _made(identity: str, options: Mapping[str, Any], renders: bool, task: int) -> Any:
+    """Create an environment for a task.
+
+    The option `desc = "random"` means FrozenLake's own random map, the same for a task in all its
+    episodes.
+    """
+    options = dict(options)
+    if options.get("desc") == "random":
+        frozen_lake = library("gymnasium.envs.toy_text.frozen_lake", "gymnasium")
+        size = 8 if options.pop("map_name", "4x4") == "8x8" else 4
+        options["desc"] = frozen_lake.generate_random_map(size=size, seed=task)
     mode = {"render_mode": _ANSI} if renders else {}
     gymnasium = library("gymnasium", "gymnasium")
-    return gymnasium.make(identity, disable_env_checker=True, **mode, **made_with(options, task))
+    return gymnasium.make(identity, disable_env_checker=True, **mode, **options)
 
 
 def _without_own(say: Callable[[Any], str]) -> Callable[[Any, Any], str]:
@@ -171,9 +177,11 @@ def sayer(name: str, space: Any) -> Say:
         if np.prod(space.shape) <= MOST_NUMBERS:
             return _array
     elif isinstance(space, spaces.Tuple):
-        return _tuple_sayer([sayer(name, each) for each in space.spaces])
+        parts = [sayer(name, each) for each in space.spaces]
+        return lambda value: ", ".join(say(each) for say, each in zip(parts, value, strict=True))
     elif isinstance(space, spaces.Dict):
-        return _dict_sayer({key: sayer(name, each) for key, each in space.spaces.items()})
+        named = {key: sayer(name, each) for key, each in space.spaces.items()}
+        return lambda value: "\n".join(f"{key}: {say(value[key])}" for key, say in named.items())
     raise ConfigError(
         f"environment {name!r}: its observations, {_short(space)}, have no text form: numbers in "
         f"at most two dimensions, {MOST_NUMBERS} of them at most, and text have one"
@@ -221,14 +229,6 @@ def _array(value: Any) -> str:
     return "\n".join(" ".join(_number(each) for each in row) for row in rows)
 
 
-def _tuple_sayer(sayers: list[Say]) -> Say:
-    return lambda value: ", ".join(say(each) for say, each in zip(sayers, value, strict=True))
-
-
-def _dict_sayer(sayers: Mapping[str, Say]) -> Say:
-    return lambda value: "\n".join(f"{key}: {say(value[key])}" for key, say in sayers.items())
-
-
 def _read_array(space: Any, text: str) -> Any:
     try:
         numbers = np.array(text.replace(",", " ").split(), dtype=np.float64)
@@ -261,19 +261,6 @@ class Toy:
     """In order of their numbers."""
     say: Callable[[Any, Any], str]
     """Maps the environment without wrappers and an observation to text."""
-
-
-def made_with(options: Mapping[str, Any], task: int) -> dict[str, Any]:
-    """Return the arguments with which an environment is created.
-
-    `desc = "random"` means FrozenLake's own random map, the same for a task in all its episodes.
-    """
-    made = dict(options)
-    if made.get("desc") == "random":
-        frozen_lake = library("gymnasium.envs.toy_text.frozen_lake", "gymnasium")
-        size = 8 if made.pop("map_name", "4x4") == "8x8" else 4
-        made["desc"] = frozen_lake.generate_random_map(size=size, seed=task)
-    return made
 
 
 def _say_taxi(taxi: Any, state: Any) -> str:

@@ -1,6 +1,4 @@
-"""What the loaders share: optional libraries, classes created for a name, servers' addresses and
-observations.
-"""
+"""Common parts of the loaders: optional libraries, classes for a name, episodes on a server."""
 
 import importlib
 import random
@@ -11,6 +9,8 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
+from mage_async.environments.environment import Split
+from mage_async.environments.options import check_whole
 from mage_async.environments.random_state import IsolatedRandomState
 from mage_async.errors import ConfigError
 
@@ -48,15 +48,40 @@ class ListedActions:
         return (lambda observation: source.choice(listed)) if listed else None
 
 
-def declared(episode: type, name: str, **parts: Any) -> type:
+class NumberedTasks:
+    """Base of episodes whose tasks are the numbers of a list."""
+
+    num_tasks: int
+
+    def members(self, split: Split) -> range:
+        """Return the numbers of a split's tasks; the last fifth of the list is held out."""
+        first_heldout = self.num_tasks - self.num_tasks // HELDOUT_SHARE
+        return range(first_heldout) if split == "train" else range(first_heldout, self.num_tasks)
+
+
+def declared(episode: type, name: str, max_turns: int, **parts: Any) -> type:
     """Create a class of episodes for one name of a library.
 
     Args:
         episode: has `reset` and `step`.
         name: as in the configuration.
+        max_turns: the option `turns`.
         parts: optional declarations of such a class, and attributes that its episodes need.
+
+    Raises:
+        ConfigError: `turns` is out of its range.
     """
-    return type(re.sub(r"\W", "_", name), (episode,), {"name": name, **parts})
+    check_whole(name, "turns", max_turns, 1, 100_000)
+    own = {"name": name, "max_turns": max_turns, **parts}
+    return type(re.sub(r"\W", "_", name), (episode,), own)
+
+
+# Environments on servers.
+
+StepValue = tuple[str, float, bool, bool, dict[str, Any]]
+"""Value of `step`: observation, reward, terminated, truncated, info."""
+SERVER_RULES = "You act in an environment step by step; what it says tells you what to do."
+"""Rules of an environment on a server, unless the user gives some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +95,46 @@ class Observed:
     legal_actions: tuple[str, ...] = ()
 
 
-def address_of(library: str, url: str) -> str:
-    """Return a server's address with a slash at its end.
+class ServerEpisode:
+    """Base of episodes that are played on a server."""
+
+    url: str
+    """Address of the server, with a slash at its end."""
+
+    def __init__(self) -> None:
+        self._http: Any = None
+        """The `aiohttp.ClientSession`, once the episode has begun."""
+        self.legal_actions: tuple[str, ...] = ()
+
+    async def close(self) -> None:
+        """End the episode on the server, and close the connection."""
+        if self._http is not None:
+            async with self._http:
+                await self._end()
+
+    async def _end(self) -> None:
+        """End the episode on the server."""
+        raise NotImplementedError
+
+    def _step_value(self, seen: Observed) -> StepValue:
+        """Note the legal actions of an answer, and return the value of `step`."""
+        self.legal_actions = seen.legal_actions
+        return seen.text, seen.reward, seen.is_done, False, {"is_valid": seen.is_valid}
+
+
+def declared_on_server(
+    episode: type[ServerEpisode], library_name: str, url: str, max_turns: int, **parts: Any
+) -> type:
+    """Create a class of episodes on a server; see `declared`.
 
     Raises:
-        ConfigError: it is no address.
+        ConfigError: the URL is no address, or aiohttp is missing.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        name = f"{library}:{url}"
-        raise ConfigError(f"environment {name!r}: write it as {library}:http://HOST:PORT")
-    return f"{url.rstrip('/')}/"
+    name, address = f"{library_name}:{url}", urlsplit(url)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigError(f"environment {name!r}: write it as {library_name}:http://HOST:PORT")
+    library("aiohttp", library_name)
+    return declared(episode, name, max_turns, url=f"{url.rstrip('/')}/", **parts)
 
 
 def texts_of(value: object) -> tuple[str, ...] | None:

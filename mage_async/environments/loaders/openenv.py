@@ -8,38 +8,28 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mage_async.environments.loaders.loader import (
+    SERVER_RULES,
     TURNS,
     Observed,
-    address_of,
-    declared,
+    ServerEpisode,
+    StepValue,
+    declared_on_server,
     library,
     texts_of,
 )
-from mage_async.environments.options import check_whole
 from mage_async.errors import CapacityReached, EnvironmentFault, SessionClosed
 
 HEARTBEAT_S = 20.0
 """Seconds of silence after which the server is pinged; a server that does not answer the ping has
 gone.
 """
-_RULES = "You act in an environment step by step; what it says tells you what to do."
 METADATA = "metadata"
 """A field of every action and every observation that agents neither write nor read."""
 _READERS = {"string": str, "integer": int, "number": float, "boolean": json.loads}
 """Converters from text, by JSON type."""
-
-ErrorCode = Literal[
-    "INVALID_JSON",
-    "UNKNOWN_TYPE",
-    "VALIDATION_ERROR",
-    "EXECUTION_ERROR",
-    "CAPACITY_REACHED",
-    "SESSION_ERROR",
-]
-"""OpenEnv's error codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +64,14 @@ class ActionForm:
         return name if self.fields[name].get("type") in _READERS else None
 
 
-class Episode:
+class Episode(ServerEpisode):
     """One episode, and its session."""
 
-    url: str
     more: Mapping[str, Any]
     """Sent with every `reset`."""
     form: ActionForm | None = None
     """Form of the server's actions; requested once per class."""
-
-    def __init__(self) -> None:
-        self._http: Any = None
-        self._socket: Any = None
-        self.legal_actions: tuple[str, ...] = ()
+    _socket: Any = None
 
     async def reset(self, seed: int, task: int) -> str:
         """Open a session and reset it, with the task as the server's seed."""
@@ -97,33 +82,29 @@ class Episode:
             async with self._http.get("schema", raise_for_status=True) as answer:
                 kind.form = form_of(await answer.json())
         self._socket = await self._http.ws_connect("ws", heartbeat=HEARTBEAT_S)
-        seen = await self._request({"type": "reset", "data": {"seed": task, **self.more}})
-        return f"{seen.text}\n{kind.form.instruction()}".strip()
+        data = {"seed": task, **self.more}
+        observation, *_ = await self._request({"type": "reset", "data": data})
+        return f"{observation}\n{kind.form.instruction()}".strip()
 
-    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    async def step(self, action: str) -> StepValue:
         """Send an action; an action without the server's form is refused here."""
         assert self.form is not None, "reset comes first"
         fields = self.form.read(action)
         if fields is None:
             return self.form.instruction(), 0.0, False, False, {"is_valid": False}
-        seen = await self._request({"type": "step", "data": fields})
-        return seen.text, seen.reward, seen.is_done, False, {"is_valid": seen.is_valid}
+        return await self._request({"type": "step", "data": fields})
 
-    async def close(self) -> None:
-        """End the session, and wait until the server has ended it too: only then its place
-        is free.
+    async def _end(self) -> None:
+        """End the session, and wait until the server has ended it too: only then another session
+        can take its place.
         """
-        try:
-            if self._socket is not None:
-                await self._send({"type": "close"})
-                await self._socket.receive()
-                await self._socket.close()
-        finally:
-            if self._http is not None:
-                await self._http.close()
+        if self._socket is not None:
+            await self._send({"type": "close"})
+            await self._socket.receive()
+            await self._socket.close()
 
-    async def _request(self, request: dict[str, Any]) -> Observed:
-        """Send a request and return its answer.
+    async def _request(self, request: dict[str, Any]) -> StepValue:
+        """Send a request, and return its answer as the value of `step`.
 
         Raises:
             SessionClosed: the connection is closed.
@@ -132,9 +113,7 @@ class Episode:
         message = await self._socket.receive()
         if not isinstance(message.data, str):
             raise SessionClosed(f"{self.url} has closed the session ({message.type.name})")
-        seen = observed(message.json())
-        self.legal_actions = seen.legal_actions
-        return seen
+        return self._step_value(observed(message.json()))
 
     async def _send(self, request: dict[str, Any]) -> None:
         """Send a request. If the server has just closed, its last message can still be read."""
@@ -147,7 +126,7 @@ def load(
     /,
     *,
     turns: int = TURNS,
-    rules: str = _RULES,
+    rules: str = SERVER_RULES,
     reset: Mapping[str, Any] | None = None,
 ) -> type:
     """Return a class of episodes.
@@ -161,18 +140,8 @@ def load(
     Raises:
         ConfigError: it is no such address, or aiohttp is missing.
     """
-    name = f"openenv:{url}"
-    check_whole(name, "turns", turns, 1, 100_000)
-    address = address_of("openenv", url)
-    library("aiohttp", "openenv")
-    return declared(
-        Episode,
-        name,
-        url=address,
-        more=dict(reset or {}),
-        max_turns=turns,
-        rules=rules,
-    )
+    more = dict(reset or {})
+    return declared_on_server(Episode, "openenv", url, turns, more=more, rules=rules)
 
 
 # OpenEnv's messages: JSON over a WebSocket, one answer to each request but `close`.
@@ -216,9 +185,7 @@ def observed(answer: Mapping[str, Any]) -> Observed:
         del fields["legal_actions"]
     metadata = data.get(METADATA) or {}
     return Observed(
-        _fields_text(
-            {key: value for key, value in fields.items() if value not in (None, "", [], {})}
-        ),
+        _text({key: value for key, value in fields.items() if value not in (None, "", [], {})}),
         float(data.get("reward") or 0.0),
         bool(data.get("done")),
         bool(metadata.get("is_valid", True)),
@@ -239,14 +206,12 @@ def _refused(data: Mapping[str, Any]) -> Observed:
     return Observed("This is no valid action.", 0.0, is_done=False, is_valid=False)
 
 
-def _fields_text(fields: Mapping[str, Any]) -> str:
-    """Return a single text as it is, several fields as one line each."""
-    texts = {
-        key: each if isinstance(each, str) else json.dumps(each) for key, each in fields.items()
-    }
+def _text(fields: Mapping[str, Any]) -> str:
+    """Return a single field's text as it is, several fields as one line each."""
+    texts = [each if isinstance(each, str) else json.dumps(each) for each in fields.values()]
     if len(texts) == 1:
-        return next(iter(texts.values()))
-    return "\n".join(f"{key}: {text}" for key, text in texts.items())
+        return texts[0]
+    return "\n".join(f"{key}: {text}" for key, text in zip(fields, texts, strict=True))
 
 
 def observation_answer(seen: Observed) -> dict[str, Any]:
@@ -257,6 +222,11 @@ def observation_answer(seen: Observed) -> dict[str, Any]:
     return {"type": "observation", "data": {**data, "done": seen.is_done, METADATA: metadata}}
 
 
-def error_answer(code: ErrorCode, message: str, **more: Any) -> dict[str, Any]:
-    """Return the message that carries an error."""
+def error_answer(code: str, message: str, **more: Any) -> dict[str, Any]:
+    """Return the message that carries an error.
+
+    Args:
+        code: of OpenEnv: `INVALID_JSON`, `UNKNOWN_TYPE`, `VALIDATION_ERROR`, `EXECUTION_ERROR`,
+            `CAPACITY_REACHED` or `SESSION_ERROR`.
+    """
     return {"type": "error", "data": {"message": message, "code": code, **more}}

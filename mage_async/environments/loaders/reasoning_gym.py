@@ -5,46 +5,37 @@ datasets draw from the global random state and all coroutines share one thread.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
-from mage_async.environments.environment import Split
-from mage_async.environments.loaders.loader import HELDOUT_SHARE, declared, library
+from mage_async.environments.loaders.loader import (
+    HELDOUT_SHARE,
+    NumberedTasks,
+    declared,
+    library,
+)
 from mage_async.environments.options import check_whole
 from mage_async.environments.random_state import IsolatedRandomState
 from mage_async.environments.user_calls import own_code
 from mage_async.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """Data shared by all episodes."""
-
-    dataset: Any
-    size: int
-
-
-class Episode:
+class Episode(NumberedTasks):
     """One question."""
 
-    shared: _Shared
-
-    def members(self, split: Split) -> range:
-        """Return the indices of a split's questions."""
-        num_train = self.shared.size - self.shared.size // HELDOUT_SHARE
-        return range(num_train) if split == "train" else range(num_train, self.shared.size)
+    dataset: Any
 
     async def reset(self, seed: int, task: int) -> str:
         """Return the question."""
         self._random_state = IsolatedRandomState(task)
         with self._random_state:
-            self._entry = self.shared.dataset[task]
+            self._entry = self.dataset[task]
         return self._entry["question"]
 
     async def step(self, action: str) -> tuple[str, float, bool]:
         """Score an answer."""
         with self._random_state:
-            score = float(self.shared.dataset.score_answer(action, self._entry))
+            score = float(self.dataset.score_answer(action, self._entry))
         return f"Score: {score:.2f}", score, True
 
 
@@ -74,14 +65,14 @@ def load(
     library("reasoning_gym", "reasoning-gym")
     check_whole(name, "size", size, HELDOUT_SHARE, 10_000_000)
     check_whole(name, "seed", seed, 0, 2**31)
+    options = {"size": size, "seed": seed, **(config or {})}
     return declared(
         Episode,
         name,
-        shared=_Shared(
-            _dataset(name, dataset, {"size": size, "seed": seed, **(config or {})}), size
-        ),
-        rules=rules,
         max_turns=1,
+        dataset=_dataset(name, dataset, options),
+        num_tasks=size,
+        rules=rules,
         min_return=0.0,
         max_return=1.0,
         wins_above=0.99,

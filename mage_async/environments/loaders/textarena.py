@@ -8,7 +8,6 @@ import itertools
 from typing import Any
 
 from mage_async.environments.loaders.loader import TURNS, ListedActions, declared, library
-from mage_async.environments.options import check_whole
 from mage_async.environments.random_state import IsolatedRandomState
 from mage_async.environments.user_calls import own_code
 from mage_async.errors import ConfigError
@@ -85,7 +84,6 @@ def load(game: str, /, *, turns: int = TURNS) -> type:
         ConfigError: the game is not on the list, or TextArena is not installed.
     """
     name, title = f"textarena:{game}", game.partition("-")[0]
-    check_whole(name, "turns", turns, 1, 100_000)
     if title not in TITLES:
         raise ConfigError(f"environment {name!r} {_why_not(title)}; there are {', '.join(TITLES)}")
     with own_code(name), IsolatedRandomState(0):

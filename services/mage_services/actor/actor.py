@@ -43,7 +43,7 @@ from mage_async.trials.duels import trials_of
 from mage_services.actor.rollout import Stage, play_trial
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.process import (
     ACTOR,
     Status,
@@ -351,7 +351,7 @@ async def play(
     # In a thread, while heartbeats go on: reading and arranging the weights of a large model takes
     # longer than the silence after which the learner takes an actor for dead.
     made = await beating(channel, unready, asyncio.to_thread(make_engine, config, policy, name))
-    own = Workers.of(config.environment)
+    own = CallRunner.of(config.environment)
     async with made as engine, own as workers, asyncio.TaskGroup() as tasks:
         engine_report = tasks.create_task(_report_engine(engine, status), name="engine report")
         stage = Stage(environment, rules, chat, engine, workers)

@@ -37,7 +37,7 @@ from mage_services.actor.actor import beating
 from mage_services.actor.rollout import Stage, play_all
 from mage_services.engines.engine import Engine, make_engine
 from mage_services.engines.weight_acceptance import loaded
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.process import (
     EVALUATOR,
     Status,
@@ -81,7 +81,7 @@ class Evaluator:
         environment: Environment,
         chat: ChatFormat,
         engine: Engine,
-        workers: Workers,
+        workers: CallRunner,
         episodes: int,
     ) -> None:
         self._environment, self._chat, self._engine = environment, chat, engine
@@ -325,7 +325,7 @@ async def main(startup: Startup, status: Status) -> None:
         environment = environment_of(config)
         chat = load_chat(startup.run.policy, thinking=config.transcript.thinking)
         made = await asyncio.to_thread(make_engine, config, startup.run.policy, startup.name)
-        async with made as engine, Workers.of(config.environment) as workers:
+        async with made as engine, CallRunner.of(config.environment) as workers:
             status.send("ready")
             episodes = config.evaluation.episodes
             evaluator = Evaluator(config, environment, chat, engine, workers, episodes)

@@ -20,7 +20,7 @@ from mage_async.tasks.task_stream import FINAL_SEED
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.actor.evaluator import Evaluator
 from mage_services.engines.engine import Engine
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 
 Options = Mapping[str, Any]
 
@@ -118,7 +118,7 @@ async def score_rungs(
     heldout: Score,
     chat: ChatFormat,
     engine: Engine,
-    workers: Workers,
+    workers: CallRunner,
     episodes: int,
 ) -> Harder:
     """Play as many held-out tasks of each rung as of the run's own. Cancellation abandons them.

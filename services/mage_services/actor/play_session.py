@@ -20,7 +20,7 @@ from mage_async.tasks.population import name_of, version_of
 from mage_async.trajectory import Task, Trial
 from mage_async.trials.duels import PastPolicySide
 from mage_async.trials.human_play import HumanPlay, HumanPrompt, human_play
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 
 if TYPE_CHECKING:
     from mage_async.trials.chat_format import ChatFormat
@@ -84,7 +84,7 @@ def prepare(
     rules = rules_of(config, environment, chat, episodes or config.trial.episodes)
 
     def make() -> "Stage":
-        engine, workers = make_engine(config, policy, "play"), Workers.of(config.environment)
+        engine, workers = make_engine(config, policy, "play"), CallRunner.of(config.environment)
         return Stage(environment, rules, chat, engine, workers)
 
     return PlaySession(environment, task, chat, version, make)
@@ -127,7 +127,7 @@ async def play_by_person(
     play: HumanPlay,
     ask: Ask,
     complete: Callable[[Prompt], Awaitable[Completion]],
-    workers: Workers,
+    workers: CallRunner,
     tell: Tell = print,
 ) -> list[float]:
     """Let a person play a trial; return the reward of each episode. Cancellation leaves nothing.

@@ -31,7 +31,7 @@ from mage_async.plan.does_it_fit import (
     with_deadlines,
 )
 from mage_async.trials.duels import Run
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from mage_services.processes.child_process import (
     BlockingChannel,
     BlockingChild,
@@ -155,7 +155,7 @@ def _look(config: Config, num_actors: int) -> Seen:
     directory = source_directory(config.policy.source)
     contexts = _check(config, directory, num_actors)
     with asyncio.Runner() as runner:
-        workers = Workers.of(config.environment)
+        workers = CallRunner.of(config.environment)
 
         def settle(run: Run) -> None:
             runner.run(_settle(run, workers))
@@ -167,7 +167,7 @@ def _look(config: Config, num_actors: int) -> Seen:
     return Seen(contexts=contexts, sentence=turns.sentence(), turn_s=turns.turn_s)
 
 
-async def _settle(run: Run, workers: Workers) -> None:
+async def _settle(run: Run, workers: CallRunner) -> None:
     """Make the environment calls that a trial waits for."""
     while (call := run.next_call()) is not None:
         run.answer(await workers.perform(call))

@@ -13,7 +13,6 @@ from mage_async.config.schema import Config
 from mage_async.environments.environment import Environment
 from mage_async.environments.rehearsal import (
     Rehearsal,
-    Rehearsed,
     is_rehearsed,
     rehearsal,
     whole_rehearsal,
@@ -21,7 +20,7 @@ from mage_async.environments.rehearsal import (
 from mage_async.environments.user_calls import Answered, Call
 from mage_async.environments.user_class import ResetStep
 from mage_async.errors import CallFault, ConfigError
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 
 QUIET_S = 5.0
 """Progress is printed wherever nothing was printed for so long."""
@@ -59,13 +58,13 @@ async def rehearse(
     seconds: dict[str, list[float]] = defaultdict(list)
     playing = _playing(config, name, environment)
     progress = _Progress(say)
-    async with Workers.of(config.environment) as workers:
+    async with CallRunner.of(config.environment) as workers:
         go_on = partial(playing.send, None)
         while True:
             try:
                 call = go_on()
             except StopIteration as end:
-                seen = end.value
+                longest = end.value
                 break
             except CallFault as fault:
                 raise ConfigError(f"environment {name!r}: {fault}") from fault
@@ -77,7 +76,7 @@ async def rehearse(
             if call.name:
                 seconds[call.name].append(time.monotonic() - began)
     say(f"rehearsal: {_times(seconds)}")
-    say(f"rehearsal: {_room(config, environment, seen)}")
+    say(f"rehearsal: {_room(config, environment, longest)}")
 
 
 def _playing(config: Config, name: str, environment: Environment) -> Rehearsal:
@@ -111,7 +110,7 @@ class _Progress:
         self._num_calls += 1
 
 
-async def _performed(call: Call, workers: Workers, progress: _Progress) -> Answered:
+async def _performed(call: Call, workers: CallRunner, progress: _Progress) -> Answered:
     """Make a call, printing progress, and return its result. Cancellation abandons the call."""
     began = time.monotonic()
     performing = asyncio.ensure_future(workers.perform(call))
@@ -133,11 +132,13 @@ def _times(seconds: dict[str, list[float]]) -> str:
     return "; ".join(parts)
 
 
-def _room(config: Config, environment: Environment, seen: Rehearsed) -> str:
-    """Compare the engine's context with the longest trial, estimated by the longest observation."""
+def _room(config: Config, environment: Environment, longest: str) -> str:
+    """Compare the engine's context with the longest trial, estimated by `longest`, the longest
+    observation of the rehearsal.
+    """
     episodes = config.trial.episodes if "history" in config.trial.memory else 1
     facts, room = environment.facts, config.engine.max_tokens
-    turn = _tokens(seen.longest) + config.transcript.max_action_tokens + TEMPLATE_TOKENS
+    turn = _tokens(longest) + config.transcript.max_action_tokens + TEMPLATE_TOKENS
     opening = _tokens(environment.rules()) if config.transcript.rules else 0
     needed = opening + episodes * facts.max_turns * turn
     need = (

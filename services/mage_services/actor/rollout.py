@@ -19,7 +19,7 @@ from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.duels import Run, begin_trial
 from mage_async.trials.trial_config import TrialConfig
 from mage_services.engines.engine import Engine
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Stage:
     rules: TrialConfig
     chat: ChatFormat
     engine: Engine
-    workers: Workers = field(default_factory=Workers)
-    """Workers that call environments whose methods may block."""
+    workers: CallRunner = field(default_factory=CallRunner)
+    """Makes the calls of environments whose methods may block."""
 
     def begin(self, task: Task, index: int, name: str, swap: Task | None = None) -> Run:
         """Return a trial that is ready to be played.
@@ -55,7 +55,7 @@ class Stage:
         return replace(self, rules=self.rules.with_guidance(guidance))
 
 
-async def play_trial(run: Run, engine: Engine, workers: Workers) -> Trial:
+async def play_trial(run: Run, engine: Engine, workers: CallRunner) -> Trial:
     """Play a trial to its end.
 
     Cancellation aborts the turn being sampled. In every case the engine releases the trial's
@@ -73,13 +73,13 @@ async def play_trial(run: Run, engine: Engine, workers: Workers) -> Trial:
             await _settle(run, workers)
     finally:
         # After a normal end nothing is left to abandon.
-        workers.close_behind(run.abandon())
+        workers.close_in_background(run.abandon())
         for context in run.contexts():
             engine.release(context)
     return run.trial(time.monotonic() - began)
 
 
-async def _settle(run: Run, workers: Workers) -> None:
+async def _settle(run: Run, workers: CallRunner) -> None:
     """Make the environment calls that a trial waits for. Cancellation abandons the current one."""
     while (call := run.next_call()) is not None:
         run.answer(await workers.perform(call))
@@ -95,7 +95,7 @@ async def _complete(prompt: Prompt, engine: Engine) -> Completion:
 
 
 async def play_all(
-    runs: Sequence[Run], engine: Engine, workers: Workers, at_once: int
+    runs: Sequence[Run], engine: Engine, workers: CallRunner, at_once: int
 ) -> list[Trial]:
     """Play trials concurrently, at most `at_once` of them; return them in the order of `runs`.
 

@@ -167,11 +167,11 @@ async def _play(
     from mage_services.actor.evaluator import Evaluator
     from mage_services.actor.harder_tasks import score_rungs
     from mage_services.engines.engine import make_engine
-    from mage_services.environments.workers import Workers
+    from mage_services.environments.call_runner import CallRunner
 
     chat = load_chat(policy, thinking=config.transcript.thinking)
     made, more = make_engine(config, policy, "evaluate"), dict[str, Any]()
-    async with made as engine, Workers.of(config.environment) as workers:
+    async with made as engine, CallRunner.of(config.environment) as workers:
         evaluator = Evaluator(config, environment_of(config), chat, engine, workers, episodes)
         evaluator.guidance = guidance
         sets = await evaluator.final(given.trials)

@@ -44,10 +44,10 @@ def run(given: argparse.Namespace) -> int:
     from mage_async.assembly.parts import environment_of
     from mage_async.config import config_file
     from mage_services.actor.rehearsal import rehearse_all
-    from mage_services.environments.workers import Workers
+    from mage_services.environments.call_runner import CallRunner
     from mage_services.serving.agentgym_server import AgentGymServer
-    from mage_services.serving.http_server import Limits, serve
-    from mage_services.serving.openenv_server import Server
+    from mage_services.serving.openenv_server import OpenEnvServer
+    from mage_services.serving.session import Limits, serve
 
     assignments = [f"environment.name={given.name}", *given.set]
     config = config_file.load(config_file.find(None), assignments)
@@ -58,8 +58,8 @@ def run(given: argparse.Namespace) -> int:
     def say(address: str) -> None:
         print(f"serving {given.name} at {address}, at most {limits.sessions} sessions", flush=True)
 
-    workers = Workers.of(config.environment)
-    kind = AgentGymServer if given.protocol == "agentgym" else Server
+    workers = CallRunner.of(config.environment)
+    kind = AgentGymServer if given.protocol == "agentgym" else OpenEnvServer
     application = kind(environment, limits, workers).application
     uvloop.run(serve(application, given.host, given.port, workers, say))
     return 0

@@ -14,10 +14,11 @@ import traceback
 import msgspec
 
 from mage_async.environments.catalogue import load
-from mage_async.environments.user_calls import Call, Hosted, HostedClass
-from mage_async.environments.user_class import ResetStep
-from mage_async.errors import CapacityFault, MageError
-from mage_services.environments.worker import (
+from mage_async.environments.user_calls import Call
+from mage_async.environments.user_class import ResetStep, UserObject
+from mage_async.errors import MageError, NoRoom
+from mage_services.environments.call_runner import CallRunner
+from mage_services.environments.worker_pool import (
     Abandon,
     Abandoned,
     Failed,
@@ -26,17 +27,16 @@ from mage_services.environments.worker import (
     Message,
     Ready,
 )
-from mage_services.environments.workers import Workers
 from mage_services.processes.child_process import Channel, die_with_parent, inherited_socket
 
 
 class Server:
     """Makes the calls of the episodes that this process holds."""
 
-    def __init__(self, channel: Channel[Message], workers: Workers) -> None:
-        self._channel, self._workers = channel, workers
-        self._classes: dict[bytes, HostedClass] = {}
-        self._hosted_objects: dict[int, Hosted] = {}
+    def __init__(self, channel: Channel[Message], calls: CallRunner) -> None:
+        self._channel, self._calls = channel, calls
+        self._environments: dict[bytes, ResetStep] = {}
+        self._objects: dict[int, UserObject] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
@@ -61,45 +61,40 @@ class Server:
 
     async def _make(self, message: Make) -> None:
         """Answer one call. Cancellation abandons it."""
+        number = message.number
         try:
-            call = Call(self._object(message), message.request, lambda answered: None)
-            self._channel.send(
-                Made(number=message.number, answered=await self._workers.perform(call))
-            )
+            call = Call(self._object(message), message.request)
+            answer: Made | Failed = Made(number=number, answered=await self._calls.perform(call))
         except MageError as fault:
-            is_for_room = isinstance(fault, CapacityFault)
-            failed = Failed(number=message.number, sentence=str(fault), is_for_room=is_for_room)
-            self._channel.send(failed)
+            is_for_room = isinstance(fault, NoRoom)
+            answer = Failed(number=number, sentence=str(fault), is_for_room=is_for_room)
         finally:
-            del self._tasks[message.number]
+            del self._tasks[number]
+        self._channel.send(answer)
 
-    def _object(self, message: Make) -> Hosted:
+    def _object(self, message: Make) -> UserObject:
         """Return the object of an episode; the last call, `close`, removes it."""
-        if message.play not in self._hosted_objects:
-            self._hosted_objects[message.play] = Hosted(self._loaded(message))
-        is_last = message.request.method == "close"
-        return (
-            self._hosted_objects.pop(message.play)
-            if is_last
-            else self._hosted_objects[message.play]
-        )
+        user_object = self._objects.pop(message.play, None) or UserObject(self._loaded(message))
+        if message.request.method != "close":
+            self._objects[message.play] = user_object
+        return user_object
 
-    def _loaded(self, message: Make) -> HostedClass:
-        """Return the class of an environment, which is loaded once: a loader may take long."""
+    def _loaded(self, message: Make) -> ResetStep:
+        """Return an environment, which is loaded once: a loader may take long."""
         key = msgspec.msgpack.encode((message.name, message.options))
-        if key not in self._classes:
+        if key not in self._environments:
             environment = load(message.name, **message.options)
             assert isinstance(environment, ResetStep)
-            self._classes[key] = environment.hosted
-        return self._classes[key]
+            self._environments[key] = environment
+        return self._environments[key]
 
 
 async def _main() -> None:
     end = inherited_socket()
     assert end is not None, "an actor starts this process"
     channel: Channel[Message] = await Channel.over(end, Message)
-    async with Workers() as workers:
-        await Server(channel, workers).serve()
+    async with CallRunner() as calls:
+        await Server(channel, calls).serve()
 
 
 if __name__ == "__main__":

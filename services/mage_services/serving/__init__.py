@@ -1,1 +1,1 @@
-"""Our environments offered to other programs, over OpenEnv's or AgentGym's protocol."""
+"""Servers that offer an environment to other programs, over OpenEnv's or AgentGym's protocol."""

@@ -17,9 +17,15 @@ from aiohttp import web
 from mage_async.environments.environment import Environment
 from mage_async.environments.loaders.agentgym import answer_of
 from mage_async.errors import EnvironmentFault
-from mage_services.environments.workers import Workers
-from mage_services.serving.http_server import Limits, refuse_other_sites
-from mage_services.serving.session import BadRequest, Json, Session, whole
+from mage_services.environments.call_runner import CallRunner
+from mage_services.serving.session import (
+    BadRequest,
+    Json,
+    Limits,
+    Session,
+    refuse_other_sites,
+    whole,
+)
 
 MAX_REQUEST_BYTES = 2**20
 
@@ -39,8 +45,8 @@ class _OpenSession:
 class AgentGymServer:
     """Answers requests; `serve` runs its `application`."""
 
-    def __init__(self, environment: Environment, limits: Limits, workers: Workers) -> None:
-        self._environment, self._limits, self._workers = environment, limits, workers
+    def __init__(self, environment: Environment, limits: Limits, calls: CallRunner) -> None:
+        self._environment, self._limits, self._calls = environment, limits, calls
         self._members = (*environment.members("train"), *environment.members("heldout"))
         self._numbers = itertools.count()
         self._open: dict[int, _OpenSession] = {}
@@ -67,7 +73,7 @@ class AgentGymServer:
             message = f"all {self._limits.sessions} sessions are open"
             return web.json_response({"error": message}, status=503)
         number = next(self._numbers)
-        session = Session(self._environment, self._workers)
+        session = Session(self._environment, self._calls)
         self._open[number] = _OpenSession(session, self._alarm(number))
         return web.json_response({"id": number})
 
@@ -92,7 +98,7 @@ class AgentGymServer:
     async def _close(self, request: web.Request) -> web.Response:
         fields = await _fields(request)
         number = fields.get("id")
-        if is_open := number in self._open:
+        if is_open := isinstance(number, int) and number in self._open:
             self._end(number)
         return web.json_response(is_open)
 

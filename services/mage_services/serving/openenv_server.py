@@ -17,35 +17,28 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from mage_async.environments.environment import Environment
 from mage_async.environments.loaders.openenv import error_answer, observation_answer
 from mage_async.errors import EnvironmentFault
-from mage_services.environments.workers import Workers
-from mage_services.serving.http_server import Limits, refuse_other_sites
-from mage_services.serving.session import BadRequest, Json, Session
+from mage_services.environments.call_runner import CallRunner
+from mage_services.serving.session import BadRequest, Json, Limits, Session, refuse_other_sites
 
 PING_S = 20.0
 """Seconds of silence after which a connection is pinged; it is closed if no answer comes."""
 MAX_REQUEST_BYTES = 2**20
 
-ACTION = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
-OBSERVATION = {
-    "type": "object",
-    "properties": {
-        "text": {"type": "string"},
-        "legal_actions": {"type": "array", "items": {"type": "string"}},
-    },
+_TEXT, _TEXTS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+_STATE = {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer"}}
+_SCHEMA = {
+    "action": {"type": "object", "properties": {"action": _TEXT}, "required": ["action"]},
+    "observation": {"type": "object", "properties": {"text": _TEXT, "legal_actions": _TEXTS}},
+    "state": {"type": "object", "properties": _STATE},
 }
-STATE = {
-    "type": "object",
-    "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer"}},
-}
-
-_SCHEMA = {"action": ACTION, "observation": OBSERVATION, "state": STATE}
+"""JSON schemas of what the server reads and writes."""
 
 
-class Server:
+class OpenEnvServer:
     """Answers requests; `serve` runs its `application`."""
 
-    def __init__(self, environment: Environment, limits: Limits, workers: Workers) -> None:
-        self._environment, self._limits, self._workers = environment, limits, workers
+    def __init__(self, environment: Environment, limits: Limits, calls: CallRunner) -> None:
+        self._environment, self._limits, self._calls = environment, limits, calls
         self._open: set[web.WebSocketResponse] = set()
         self.application = web.Application()
         self.application.add_routes(
@@ -67,7 +60,7 @@ class Server:
             await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
             return socket
         self._open.add(socket)
-        session = Session(self._environment, self._workers)
+        session = Session(self._environment, self._calls)
         try:
             with suppress(ConnectionResetError):  # the client has left without a word
                 await self._converse(socket, session)
@@ -79,24 +72,21 @@ class Server:
 
     async def _converse(self, socket: web.WebSocketResponse, session: Session) -> None:
         """Answer until the client or the network ends the session, or it is idle for too long."""
-        try:
-            await self._answer_all(socket, session)
-        except TimeoutError:
-            message = f"closed after {self._limits.idle_s:g} s without a request"
-            await socket.send_json(error_answer("SESSION_ERROR", message))
-
-    async def _answer_all(self, socket: web.WebSocketResponse, session: Session) -> None:
         clock = asyncio.get_running_loop().time
-        async with asyncio.timeout(None) as idle:  # ends the session: no request is lost by it
-            while True:
-                idle.reschedule(clock() + self._limits.idle_s)
-                message = await socket.receive()
-                idle.reschedule(None)
-                if message.type is not WSMsgType.TEXT:
-                    return
-                if (reply := await answer(session, message.data)) is None:
-                    return
-                await socket.send_json(reply)
+        try:
+            async with asyncio.timeout(None) as idle:  # ends the session: no request is lost by it
+                while True:
+                    idle.reschedule(clock() + self._limits.idle_s)
+                    message = await socket.receive()
+                    idle.reschedule(None)
+                    if message.type is not WSMsgType.TEXT:
+                        return
+                    if (reply := await answer(session, message.data)) is None:
+                        return
+                    await socket.send_json(reply)
+        except TimeoutError:
+            text = f"closed after {self._limits.idle_s:g} s without a request"
+            await socket.send_json(error_answer("SESSION_ERROR", text))
 
     async def _close_all(self, _: web.Application) -> None:
         """Close all sessions concurrently; each waits a while for its client."""

@@ -1,15 +1,20 @@
-"""One session of a served environment: one episode after another, each started by a `reset`."""
+"""Common parts of the servers of an environment: sessions, and serving over HTTP until a signal."""
 
-from collections.abc import Mapping
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+from aiohttp import web
 
 from mage_async.environments.environment import PENDING, Environment, Outcome, Play, Split
 from mage_async.environments.loaders.loader import Observed
 from mage_async.environments.user_calls import SlowPlay, begun
-from mage_async.errors import EnvironmentFault
+from mage_async.errors import EnvironmentFault, RunError
 from mage_async.trajectory import Task
 from mage_async.trials.trial_run import environment_code
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 
 Json = dict[str, Any]
 
@@ -19,7 +24,9 @@ class BadRequest(Exception):
 
 
 class Session:
-    """Plays the requests of one client, which waits for each answer before the next request.
+    """Plays the requests of one client: one episode after another, each started by a `reset`.
+
+    The client waits for each answer before the next request.
 
     Attributes:
         episode_id: the client's name for the episode.
@@ -27,11 +34,12 @@ class Session:
         score: sum of the episode's rewards so far.
     """
 
-    def __init__(self, environment: Environment, workers: Workers) -> None:
-        self._environment, self._workers = environment, workers
+    def __init__(self, environment: Environment, calls: CallRunner) -> None:
+        self._environment, self._calls = environment, calls
         self._play: Play | None = None
         self._task: Task | None = None
-        self._is_done = True  # also while a call is made: nothing is asked of a play that failed
+        # Also true while a call is made, so that a play whose call failed gets no further steps.
+        self._is_done = True
         self.num_steps, self.score = 0, 0.0
         self.episode_id: str | None = None
 
@@ -82,7 +90,7 @@ class Session:
     def end(self) -> None:
         """Close the environment's objects."""
         if isinstance(self._play, SlowPlay) and (call := self._play.closing()) is not None:
-            self._workers.close_behind([call])
+            self._calls.close_in_background([call])
         self._play = None
 
     async def _settled(self) -> Outcome | None:
@@ -91,7 +99,7 @@ class Session:
         """
         outcome = None
         while isinstance(self._play, SlowPlay) and (call := self._play.next_call()) is not None:
-            outcome = call.take(await self._workers.perform(call))
+            outcome = call.take(await self._calls.perform(call))
         return outcome
 
     def _legal(self) -> tuple[str, ...]:
@@ -102,7 +110,7 @@ class Session:
         return tuple(legal) if getattr(legal, "is_whole", True) else ()
 
 
-def task_of(environment: Environment, data: Mapping[str, Any]) -> Task:
+def task_of(environment: Environment, data: Json) -> Task:
     """Return the task of a `reset` request: `task` by name, or one of `split` by `seed`.
 
     Raises:
@@ -120,15 +128,71 @@ def task_of(environment: Environment, data: Mapping[str, Any]) -> Task:
     return Task(environment.facts.name, member, seed, seats[seed % len(seats)])
 
 
-def whole(data: Mapping[str, Any], name: str) -> int:
+def whole(data: Json, name: str) -> int:
     """Return a whole number from 0; 0 by default.
 
     Raises:
         BadRequest: the value is none.
     """
-    value = data.get(name)
-    if value is None:
+    if (value := data.get(name)) is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise BadRequest(f"`{name}` must be a whole number from 0, got {value!r:.60}")
     return value
+
+
+# Serving.
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a server."""
+
+    sessions: int
+    """Largest number of open sessions."""
+    idle_s: float
+    """Seconds without a request after which a session is closed."""
+
+
+def refuse_other_sites(request: web.Request) -> None:
+    """Refuse requests of web pages of other sites, which a browser of this machine may have open.
+
+    Raises:
+        web.HTTPForbidden: the request comes from another site.
+    """
+    if request.headers.get("Origin", "").rpartition("//")[2] not in ("", request.host):
+        raise web.HTTPForbidden(text="pages of other sites may not open a session here")
+
+
+async def serve(
+    application: web.Application,
+    host: str,
+    port: int,
+    calls: CallRunner,
+    say: Callable[[str], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        port: 0 takes a free port.
+        calls: make the calls of a slow environment; closed at the end.
+        say: receives the address once it is served.
+
+    Raises:
+        RunError: the address cannot be bound.
+    """
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with calls:
+        runner = web.AppRunner(application)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise RunError(f"{host}:{port} cannot be listened on: {error.strerror}") from error
+        try:
+            say(f"http://{host}:{runner.addresses[0][1]}")
+            await ended.wait()
+        finally:
+            await runner.cleanup()

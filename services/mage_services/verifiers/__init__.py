@@ -1,1 +1,3 @@
-"""`verifiers:TASKSET`: the library's own loop runs the rollout and requests each completion."""
+"""`verifiers:TASKSET`: tasksets of the library `verifiers`, whose own loop runs the rollouts and
+requests each completion.
+"""

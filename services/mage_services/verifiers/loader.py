@@ -4,56 +4,55 @@ library runs the rollouts in a process of its own Python.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from mage_async.environments.environment import Split
-from mage_async.environments.loaders.loader import HELDOUT_SHARE, TURNS, declared, library
+from mage_async.environments.loaders.loader import (
+    HELDOUT_SHARE,
+    TURNS,
+    NumberedTasks,
+    declared,
+    library,
+)
 from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError, EnvironmentFault
 from mage_services.verifiers.process import CompletionRequest, Ended, Rollout, VerifiersProcess
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """Data shared by all episodes."""
+class _Processes:
+    """The process of verifiers for each event loop, started when it is needed.
 
-    python: str
-    given: dict[str, Any]
-    size: int
-    starting: dict[asyncio.AbstractEventLoop, asyncio.Task[VerifiersProcess]] = field(
-        default_factory=dict
-    )
-    """The process of each event loop."""
+    Args:
+        python: an interpreter that can import verifiers.
+        job: arguments of `child/rollout_worker.py`.
+    """
 
-    async def process(self) -> VerifiersProcess:
+    def __init__(self, python: str, job: dict[str, Any]) -> None:
+        self._python, self._job = python, job
+        self._started: dict[asyncio.AbstractEventLoop, asyncio.Task[VerifiersProcess]] = {}
+
+    async def here(self) -> VerifiersProcess:
         """Return the process of this event loop; start it if there is none."""
         loop = asyncio.get_running_loop()
-        task = self.starting.get(loop)
+        task = self._started.get(loop)
         if task is None or (task.done() and (task.exception() or not task.result().is_alive)):
-            task = loop.create_task(VerifiersProcess.start(self.python, self.given))
-            self.starting[loop] = task
+            task = loop.create_task(VerifiersProcess.start(self._python, self._job))
+            self._started[loop] = task
         # Shielded: other episodes wait for the same start.
         return await asyncio.shield(task)
 
 
-class Episode:
-    """One rollout."""
+class Episode(NumberedTasks):
+    """One rollout; a task is an index of the taskset."""
 
-    shared: _Shared
+    processes: _Processes
 
     def __init__(self) -> None:
         self._process: VerifiersProcess | None = None
         self._key, self._rollout = "", Rollout()
 
-    def members(self, split: Split) -> range:
-        """Return indices of the taskset; the last fifth is held out."""
-        num_train = self.shared.size - self.shared.size // HELDOUT_SHARE
-        return range(num_train) if split == "train" else range(num_train, self.shared.size)
-
     async def reset(self, seed: int, task: int) -> str:
         """Start a rollout of the task; return its first request."""
-        self._process = await self.shared.process()
+        self._process = await self.processes.here()
         self._key, self._rollout = self._process.begin(task)
         event = await self._rollout.next()
         if isinstance(event, Ended):
@@ -69,7 +68,7 @@ class Episode:
         return f"The episode is over. Reward: {event.reward:g}", event.reward, True
 
     async def close(self) -> None:
-        """Give the rollout up if it is not over."""
+        """Cancel the rollout if it is not over."""
         if self._process is not None:
             self._process.cancel(self._key)
 
@@ -99,12 +98,10 @@ def load(
         ConfigError: an option is out of its range, or aiohttp is missing.
     """
     name = f"verifiers:{taskset}"
-    check_whole(name, "turns", turns, 1, 100_000)
     check_whole(name, "size", size, HELDOUT_SHARE, 10_000_000)
     if not isinstance(python, str):
         raise ConfigError(f"environment {name!r}: `python` must be a path, got {python!r}")
     library("aiohttp", "verifiers")
-    given = {"taskset": taskset, "size": size, "environment": dict(environment or {})}
-    return declared(
-        Episode, name, shared=_Shared(python, given, size), max_turns=turns, rules=rules
-    )
+    job = {"taskset": taskset, "size": size, "environment": dict(environment or {})}
+    processes = _Processes(python, job)
+    return declared(Episode, name, turns, processes=processes, num_tasks=size, rules=rules)

@@ -3,8 +3,8 @@ completions.
 
 A rollout runs in the other process and sends its whole conversation with every request. A trial's
 context only grows, so the messages since the last completion are the next observation; a rewritten
-conversation is a fault. The endpoint speaks OpenAI's protocol and passes each request to the
-trial's play, plain or streamed; every rollout has an address of its own.
+conversation is a fault. The endpoint speaks OpenAI's protocol, plain or streamed; every rollout has
+an address of its own.
 """
 
 import asyncio
@@ -23,7 +23,14 @@ from mage_services.processes.child_process import ChildProcess, waiting_notice
 
 IDLE_S = 120.0
 """A process without a rollout for so long is ended; the next rollout starts another."""
-PROGRAM = Path(__file__).parent / "their_process" / "worker.py"
+PROGRAM = Path(__file__).parent / "child" / "rollout_worker.py"
+MAX_REQUEST_BYTES = 2**24
+_HEAD = {"id": "mage", "created": 0, "model": "policy"}
+"""Fields of every completion that no rollout reads."""
+_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+"""Placeholder: the trial counts the tokens."""
+Message = dict[str, Any]
+"""A message of OpenAI's protocol."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -36,21 +43,23 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """Ask the process to give a rollout up."""
+    """Ask the process to cancel a rollout."""
 
     cancel: str
     """Key of the rollout."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What the process sends: that it is ready, that it refuses to be, or the end of a rollout."""
+    """A message of the process: it is ready, it cannot load the taskset, or a rollout has ended."""
 
     ready: bool = False
     refused: str = ""
+    """Why the taskset cannot be loaded; empty if it can."""
     key: str = ""
+    """Key of the rollout that has ended."""
     reward: float = 0.0
     failed: str = ""
-    """Why a rollout has no reward; "" where it has one."""
+    """Why the rollout has no reward; empty if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +76,8 @@ class Ended:
     reward: float
 
 
-Message = dict[str, Any]
-
-
 class Rollout:
-    """Connects the endpoint, which receives requests, with the play, which answers them."""
+    """One rollout: passes the requests that the endpoint receives to the play that answers them."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[CompletionRequest | Ended | EnvironmentFault] = asyncio.Queue()
@@ -93,7 +99,7 @@ class Rollout:
 
     def reply(self, text: str) -> None:
         """Answer the request that the rollout waits for."""
-        assert self._answer is not None, "nothing was asked"
+        assert self._answer is not None, "no request waits"
         self._known.append(("assistant", text))
         self._answer.set_result(text)
 
@@ -135,10 +141,6 @@ def _text(message: Message) -> str:
     if message.get("tool_calls") or any(part.get("type") != "text" for part in parts):
         raise EnvironmentFault("the rollout's messages have more than text in them")
     return "\n".join(part["text"] for part in parts)
-
-
-MODEL = "policy"
-MAX_REQUEST_BYTES = 2**24
 
 
 class Endpoint:
@@ -184,31 +186,22 @@ class Endpoint:
         except EnvironmentFault as fault:
             rollout.end(fault)
             return _error(400, str(fault))
-        return _streamed(text) if body.get("stream") else web.json_response(_whole(text))
+        return _response(text, is_streamed=bool(body.get("stream")))
 
 
 def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=status)
 
 
-_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-"""Placeholder: the trial counts the tokens."""
-
-
-def _whole(text: str) -> dict[str, Any]:
+def _response(text: str, *, is_streamed: bool) -> web.Response:
+    """Return a completion, whole or as server-sent events, which are sent all at once."""
     message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "finish_reason": "stop", "message": message}
-    return {"object": "chat.completion", **_HEAD, "choices": [choice], "usage": _USAGE}
-
-
-_HEAD = {"id": "mage", "created": 0, "model": MODEL}
-
-
-def _streamed(text: str) -> web.Response:
-    """Return the completion as server-sent events, all at once."""
-    delta = {"role": "assistant", "content": text}
+    if not is_streamed:
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        fields = {"object": "chat.completion", **_HEAD, "choices": [choice], "usage": _USAGE}
+        return web.json_response(fields)
     chunks = [
-        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": message, "finish_reason": None}]},
         {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
         {"choices": [], "usage": _USAGE},
     ]
@@ -226,12 +219,12 @@ class VerifiersProcess:
         self._ending: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def start(cls, python: str, given: dict[str, Any]) -> Self:
+    async def start(cls, python: str, job: dict[str, Any]) -> Self:
         """Start the process, and wait until the taskset is loaded.
 
         Args:
             python: an interpreter that can import verifiers.
-            given: arguments of `their_process/worker.py`.
+            job: arguments of `child/rollout_worker.py`.
 
         Raises:
             ConfigError: there is no such interpreter, or the taskset cannot be loaded.
@@ -242,7 +235,7 @@ class VerifiersProcess:
         try:
             # JSON: that interpreter need not have msgspec
             process = await ChildProcess[Report].start(
-                [python, str(PROGRAM), json.dumps(given)],
+                [python, str(PROGRAM), json.dumps(job)],
                 Report,
                 variables={"PATH": path},
                 codec=msgspec.json,
@@ -250,7 +243,7 @@ class VerifiersProcess:
         except OSError as error:
             await endpoint.close()
             raise ConfigError(f"verifiers: {python} cannot be run: {error.strerror}") from error
-        with waiting_notice(f"verifiers to load {given['taskset']}"):
+        with waiting_notice(f"verifiers to load {job['taskset']}"):
             first = await process.receive()
         if first is None or first.refused:
             process.kill()
@@ -282,7 +275,7 @@ class VerifiersProcess:
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """End the process after `IDLE_S`, where no rollout is open and none begins until then."""
+        """End the process after `IDLE_S` if no rollout is open and none begins until then."""
         if self._ending is not None:
             self._ending.cancel()
         if not self._endpoint.rollouts:

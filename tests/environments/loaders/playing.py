@@ -11,7 +11,7 @@ from mage_async.environments.user_calls import settled
 from mage_async.environments.user_class import ResetStep, ResetStepPlay
 from mage_async.trajectory import Task
 from mage_services.actor.rehearsal import rehearse
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 
 
 @dataclass
@@ -50,7 +50,7 @@ def play(environment: Environment, member: str, actions: Iterable[str]) -> Playe
 
 
 async def play_waiting(
-    environment: Environment, member: str, actions: Iterable[str], workers: Workers
+    environment: Environment, member: str, actions: Iterable[str], workers: CallRunner
 ) -> Played:
     """As `play`, where calls have to wait; the episode is closed at its end."""
 

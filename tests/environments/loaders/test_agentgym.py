@@ -13,7 +13,7 @@ from mage_async.environments.environment import Environment
 from mage_async.environments.loaders.agentgym import Handle, Reader, handle_of
 from mage_async.errors import CallFault, ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from tests.environments.loaders.playing import Played, play_waiting, rehearsed
 from tests.environments.loaders.serving import served
 
@@ -46,7 +46,7 @@ def there(address: str, item: int, actions: Sequence[str], deadline_s: float = 2
     environment = catalogue.load(f"agentgym:{address}", tasks=2048)
 
     async def play() -> Played:
-        async with Workers(deadline_s) as workers:
+        async with CallRunner(deadline_s) as workers:
             return await play_waiting(environment, str(item), actions, workers)
 
     return asyncio.run(play())
@@ -99,8 +99,8 @@ def test_a_server_that_is_full_says_so_by_name(sokoban: str) -> None:
         CallFault, match=r"raised CapacityReached: \S+/create has no room: .*all 2 "
     ):
         there(sokoban, 3, [])
-    closings = [("close", {"id": number}) for number in (first, second, second)]
-    assert asked(sokoban, *closings) == [(200, True), (200, True), (200, False)]
+    closings = [("close", {"id": number}) for number in (first, second, second, [])]
+    assert asked(sokoban, *closings) == [(200, True), (200, True), (200, False), (200, False)]
 
 
 def test_what_cannot_be_read_is_answered_and_the_session_goes_on(sokoban: str) -> None:
@@ -160,7 +160,7 @@ def test_a_page_of_another_site_is_refused(sokoban: str) -> None:
 async def begun_then(address: str, pause: Callable[[], Awaitable[None]]) -> None:
     """Begin an episode, let something happen, then step."""
     environment = catalogue.load(f"agentgym:{address}")
-    async with Workers(20.0) as workers:
+    async with CallRunner(20.0) as workers:
         play = environment.begin(Task("late", "3", 0), 0)
         while (call := play.next_call()) is not None:
             call.take(await workers.perform(call))
@@ -228,7 +228,7 @@ def made_up() -> Callable[..., Played]:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         environment = catalogue.load(f"agentgym:http://127.0.0.1:{runner.addresses[0][1]}")
         try:
-            async with Workers(10.0) as workers:
+            async with CallRunner(10.0) as workers:
                 return await play_waiting(environment, "3", actions, workers)
         finally:
             await runner.cleanup()

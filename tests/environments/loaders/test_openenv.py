@@ -13,7 +13,7 @@ from mage_async.environments import catalogue
 from mage_async.environments.loaders.openenv import form_of, observed
 from mage_async.errors import CallFault, ConfigError, EnvironmentFault
 from mage_async.trajectory import Task
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from tests.environments.loaders.playing import Played, play_waiting, rehearsed
 from tests.environments.loaders.serving import served
 
@@ -33,7 +33,7 @@ def played(address: str, *actions: str, times: int = 1) -> list[Played]:
     environment = catalogue.load(f"openenv:{address}")
 
     async def play() -> list[Played]:
-        async with Workers(10.0) as workers:
+        async with CallRunner(10.0) as workers:
             return [await play_waiting(environment, "3", actions, workers) for _ in range(times)]
 
     return asyncio.run(play())
@@ -78,7 +78,7 @@ def test_a_server_that_is_full_says_so_by_name(address: str) -> None:
     async def third() -> None:
         environment = catalogue.load(f"openenv:{address}")
         async with (
-            Workers(10.0) as workers,
+            CallRunner(10.0) as workers,
             aiohttp.ClientSession(f"{address}/") as http,
             http.ws_connect("ws"),
             http.ws_connect("ws"),
@@ -124,7 +124,7 @@ def test_an_idle_session_is_closed_and_its_place_is_free(address: str) -> None:
 async def begun_then(address: str, pause: Callable[[], Awaitable[None]]) -> None:
     """Begin an episode, wait for something else, then step."""
     environment = catalogue.load(f"openenv:{address}")
-    async with Workers(10.0) as workers:
+    async with CallRunner(10.0) as workers:
         play = environment.begin(Task("late", "3", 0), 0)
         while (call := play.next_call()) is not None:
             call.take(await workers.perform(call))

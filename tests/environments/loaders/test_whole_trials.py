@@ -17,7 +17,7 @@ from mage_async.policy.tiny_tokenizer import build_tokenizer, save_tokenizer
 from mage_async.trajectory import Kind, Task, Trial
 from mage_async.trials.chat_format import ChatFormat
 from mage_services.actor.rollout import Stage, play_trial
-from mage_services.environments.workers import Workers
+from mage_services.environments.call_runner import CallRunner
 from tests.environments.loaders.serving import served
 from tests.helpers.scripted_engine import Answer, ScriptedEngine, at_once
 
@@ -52,7 +52,7 @@ def trial_of(chat: ChatFormat, name: str, member: str, actions: Sequence[str]) -
 
     async def main() -> Trial:
         stage = Stage(environment, rules, chat, ScriptedEngine(answers, at_once))
-        async with Workers(30.0) as workers:
+        async with CallRunner(30.0) as workers:
             run = stage.begin(Task(environment.facts.name, member, 5), 0, "0")
             return await play_trial(run, stage.engine, workers)
 

@@ -12,7 +12,7 @@ __all__ = ["ChatHarness", "ChatHarnessConfig"]
 
 
 class ChatHarnessConfig(vf.HarnessConfig):
-    """It has no settings of its own."""
+    """Configuration without settings."""
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):

@@ -1,4 +1,4 @@
-"""Calls into environments that wait, made so that the caller's event loop never blocks: `Workers`.
+"""Calls into environments that may block, made without blocking the caller's event loop.
 
 call                 made in
 plain method         a thread; one that hangs is abandoned and replaced
@@ -7,7 +7,8 @@ coroutine            one event loop in a thread of its own, shared by all corout
                      blocks delays others of the class, and is abandoned if it stays blocked
 
 All threads are daemons, so that a process can end although a user's code hangs. With
-`environment.workers`, calls of `reset`/`step` classes are made in worker processes (`worker.py`).
+`environment.workers`, calls of classes with `reset` and `step` are made in worker processes
+(`worker_pool.py`).
 """
 
 import asyncio
@@ -19,30 +20,38 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
+from functools import cached_property, partial
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from mage_async.config.playing import Environment
-from mage_async.environments.user_calls import Answered, Call, Callee, Hosted, Request
-from mage_async.errors import CallFault, CapacityFault
-from mage_services.environments.worker import Pool
+from mage_async.environments.user_calls import Answered, Call, Callee, Request
+from mage_async.environments.user_class import UserObject
+from mage_async.errors import CallFault, NoRoom
+from mage_services.environments.worker_pool import WorkerPool
 
 BATCH = 32
 """Results that wake an event loop together. Waking another thread costs as much as a few calls, and
-hundreds of calls often return together; with larger batches the first results would wait longer."""
+hundreds of calls often return together; with larger batches the first results would wait longer.
+"""
+CLOSING_S = 5.0
+"""Seconds for which `CallRunner.close` waits for objects to be closed."""
+TRY_AGAIN_S = 1.0
+"""Seconds after which a `reset` that found no room is repeated, unless an object is closed before.
+"""
+STUCK_S = 1.0
+"""Seconds after which an event loop that does not answer is abandoned: a coroutine blocks it."""
 
 
-class Made(NamedTuple):
-    """What a call returned or raised."""
+class CallResult(NamedTuple):
+    """Value or exception of a call."""
 
     value: Any
     error: BaseException | None = None
 
 
-Answer = Callable[[Made], None]
+Answer = Callable[[CallResult], None]
+"""Receives the result of a call, in the thread that made the call."""
 
 
 class Handover:
@@ -82,14 +91,13 @@ class Handover:
             self._loop.call_soon_threadsafe(self._take_all)
 
     def _take_all(self) -> None:
-        self._is_woken = (
-            False  # first, so that an item that is put from now on wakes the event loop again
-        )
+        # First, so that an item that is put from now on wakes the event loop again.
+        self._is_woken = False
         while self._waiting:
             self._take(*self._waiting.popleft())
 
 
-class Thread:
+class CallThread:
     """A thread that makes one call after another."""
 
     def __init__(self) -> None:
@@ -104,14 +112,14 @@ class Thread:
         while True:
             function, answer = self._inbox.get()
             try:
-                made = Made(function())
+                made = CallResult(function())
             except BaseException as error:  # foreign code, which may also call sys.exit
-                made = Made(None, error)
+                made = CallResult(None, error)
             answer(made)
             del function, answer, made
 
 
-class Coroutines:
+class CoroutineThread:
     """An event loop in a thread of its own, which awaits coroutines."""
 
     def __init__(self) -> None:
@@ -141,14 +149,14 @@ class Coroutines:
 async def _answered(function: Callable[[], Coroutine[Any, Any, Any]], answer: Answer) -> None:
     """Await a coroutine; an exception becomes a value, so that it cannot end the event loop."""
     try:
-        made = Made(await function())
+        made = CallResult(await function())
     except BaseException as error:  # foreign code, which may also call sys.exit
-        made = Made(None, error)
+        made = CallResult(None, error)
     answer(made)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of this thread; None where none runs."""
+    """Return the event loop of this thread; `None` if none runs."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -170,83 +178,72 @@ class Leases:
     reap: Callable[[Callee], None]
     """Closes an object whose lease has ended."""
     _open: dict[Callee, asyncio.TimerHandle | None] = field(default_factory=dict, init=False)
-    """Open objects, and the timer of their idle time where it runs."""
+    """Open objects, each with the timer of its idle time if the timer runs."""
     _ended: set[Callee] = field(default_factory=set, init=False)
     """Objects that lost their leases, of trials that have not noticed yet."""
     _freed: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
 
     async def begin(self, call: Call) -> None:
-        """Before a call: wait for a lease of its object, and stop its idle timer. Cancellation
-        takes no lease.
+        """Wait for a lease of a call's object before the call, and stop the object's idle timer.
+
+        Cancellation takes no lease.
 
         Raises:
             CallFault: the lease has ended.
         """
-        hosted, method = call.hosted, call.request.method
-        if method == "reset" and hosted not in self._open:
+        callee, method = call.callee, call.request.method
+        if method == "reset" and callee not in self._open:
             async with self._freed:
                 await self._freed.wait_for(self._has_room)
-                self._open[hosted] = None
-        elif method == "step" and hosted in self._ended:
+                self._open[callee] = None
+        elif method == "step" and callee in self._ended:
             raise CallFault(
                 f"{call.place}: the object was not called for environment.idle_s = "
                 f"{self.idle_s:g}, and was closed"
             )
-        self._stop_clock(hosted)
+        self._stop_clock(callee)
 
     async def end(self, call: Call) -> None:
-        """After a call, however it ended: restart the idle timer, or end the lease."""
-        hosted = call.hosted
+        """Restart the idle timer, or end the lease, after a call that returned, raised or was
+        cancelled.
+        """
+        callee = call.callee
         if call.request.method == "close":
-            self._stop_clock(hosted)
-            self._ended.discard(hosted)
-            if hosted in self._open:
-                await self._free(hosted)
-        elif hosted in self._open and self.idle_s:
+            self._stop_clock(callee)
+            self._ended.discard(callee)
+            await self.give_back(callee)
+        elif callee in self._open and self.idle_s:
             loop = asyncio.get_running_loop()
-            self._open[hosted] = loop.call_later(self.idle_s, self._expire, hosted)
+            self._open[callee] = loop.call_later(self.idle_s, self._expire, callee)
 
-    async def room(self, most_s: float) -> None:
+    async def wait_for_close(self, most_s: float) -> None:
         """Wait until an object of this process is closed, at most `most_s` seconds."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(most_s), self._freed:
                 await self._freed.wait()
-        except TimeoutError:
-            return
 
-    async def give_back(self, hosted: Callee) -> None:
-        """End the lease of an object that has been closed."""
-        if hosted in self._open:
-            await self._free(hosted)
+    async def give_back(self, callee: Callee) -> None:
+        """End the lease of an object that has been closed, if it has one."""
+        if callee in self._open:
+            async with self._freed:
+                self._open.pop(callee, None)
+                self._freed.notify_all()
 
     def _has_room(self) -> bool:
         return len(self._open) < (self.most_open or math.inf)
 
-    async def _free(self, hosted: Callee) -> None:
-        async with self._freed:
-            self._open.pop(hosted, None)
-            self._freed.notify_all()
-
-    def _stop_clock(self, hosted: Callee) -> None:
-        if (clock := self._open.get(hosted)) is not None:
+    def _stop_clock(self, callee: Callee) -> None:
+        if (clock := self._open.get(callee)) is not None:
             clock.cancel()
-            self._open[hosted] = None
+            self._open[callee] = None
 
-    def _expire(self, hosted: Callee) -> None:
-        self._ended.add(hosted)
-        self.reap(hosted)
-
-
-CLOSING_S = 5.0
-"""Time that the end of a process waits for objects to be closed."""
-TRY_AGAIN_S = 1.0
-"""A `reset` that found no room is repeated after so long, or once an object is closed here."""
-STUCK_S = 1.0
-"""An event loop that does not answer for so long is blocked by a coroutine, and abandoned."""
+    def _expire(self, callee: Callee) -> None:
+        self._ended.add(callee)
+        self.reap(callee)
 
 
-class Workers:
-    """Makes calls, each within a deadline. Threads are started when they are needed.
+class CallRunner:
+    """Makes calls, each within a deadline. Threads and processes are started when they are needed.
 
     Args:
         deadline_s: deadline of a call.
@@ -267,107 +264,58 @@ class Workers:
     ) -> None:
         self._deadline_s, self._wait_for_room_s = deadline_s, wait_for_room_s
         self._leases = Leases(most_open, idle_s, self._reap)
-        self._pool = Pool(num_processes) if num_processes else None
-        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._idle: list[Thread] = []
-        self._coroutines: Coroutines | None = None
-        self._returns: Handover | None = None
-        self._background: set[asyncio.Task[None]] = set()
+        self._pool = WorkerPool(num_processes) if num_processes else None
+        self._serial: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._idle_threads: list[CallThread] = []
+        self._coroutines: CoroutineThread | None = None
+        self._background: set[asyncio.Task[object]] = set()
 
     @classmethod
-    def of(cls, rules: Environment) -> Self:
-        """Return the workers that a configuration describes."""
+    def of(cls, config: Environment) -> Self:
+        """Return the call runner that a configuration describes."""
         return cls(
-            rules.step_deadline_s,
-            rules.workers,
-            most_open=rules.most_open,
-            idle_s=rules.idle_s,
-            wait_for_room_s=rules.wait_for_room_s,
+            config.step_deadline_s,
+            config.workers,
+            most_open=config.most_open,
+            idle_s=config.idle_s,
+            wait_for_room_s=config.wait_for_room_s,
         )
 
     async def perform(self, call: Call) -> Answered:
         """Make a call, and return its result. Cancellation abandons the call: a coroutine is
         cancelled, and a thread goes on by itself until it returns.
 
+        A `reset` that finds no room is repeated for `wait_for_room_s`.
+
         Raises:
             CallFault: the call raised, or took longer than the deadline.
         """
         await self._leases.begin(call)
+        began, has_waited = time.monotonic(), False
         try:
-            return await self._patiently(call)
+            while True:
+                try:
+                    return await self._within_deadline(call)
+                except NoRoom as fault:
+                    left_s = self._wait_for_room_s - (time.monotonic() - began)
+                    if left_s <= 0:
+                        raise
+                    if not has_waited:
+                        print(f"{fault}; waiting for room", file=sys.stderr, flush=True)
+                has_waited = True
+                await self._leases.wait_for_close(min(left_s, TRY_AGAIN_S))
         finally:
             await self._leases.end(call)
 
-    async def _patiently(self, call: Call) -> Answered:
-        """Make a call, and repeat it while it finds no room, for `wait_for_room_s`."""
-        began = time.monotonic()
-        for number in count():
-            try:
-                return await self._within_deadline(call)
-            except CapacityFault as fault:
-                left_s = self._wait_for_room_s - (time.monotonic() - began)
-                if left_s <= 0:
-                    raise
-                if not number:
-                    print(f"{fault}; waiting for room", file=sys.stderr, flush=True)
-                await self._leases.room(min(left_s, TRY_AGAIN_S))
-        raise AssertionError("unreachable")
-
-    async def _within_deadline(self, call: Call) -> Answered:
-        """Make a call within the deadline, which starts when the call has its turn."""
-        if self._pool is not None and isinstance(call.hosted, Hosted):
-            await self._pool.admit(call.hosted, call.request)
-        async with self._turns[call.hosted.turn_of] if call.hosted.turn_of else nullcontext():
-            return await self._at_once(call)
-
-    async def _at_once(self, call: Call) -> Answered:
-        try:
-            async with asyncio.timeout(None if math.isinf(self._deadline_s) else self._deadline_s):
-                return await self._answer(call)
-        except TimeoutError:  # the deadline: an exception of the call is a `CallFault`
-            if self._pool is not None and isinstance(call.hosted, Hosted):
-                self._in_background(self._pool.kill_if_stuck(call.hosted), "checking a process")
-            elif call.is_async:
-                self._in_background(self._leave_if_stuck(), "checking coroutines")
-            raise call.overdue(self._deadline_s) from None
-
-    async def _answer(self, call: Call) -> Answered:
-        if self._pool is not None and isinstance(call.hosted, Hosted):
-            return await self._pool.perform(call.hosted, call.request)
-        made = await (self._in_loop(call.function) if call.is_async else self._in_thread(call))
-        if made.error is not None:
-            raise call.fault(made.error) from made.error
-        return made.value
-
-    def _reap(self, hosted: Callee) -> None:
-        """Close an object whose lease has ended."""
-        place = f"an object that was not called for {self._leases.idle_s:g} s: close()"
-        call = Call(hosted, Request("close", place), lambda answered: None)
-        self._in_background(self._give_back(call), "reaping")
-
-    async def _give_back(self, call: Call) -> None:
-        """Close an object; a later call of its trial fails."""
-        try:
-            await self._within_deadline(call)
-        except CallFault as fault:
-            print(fault, file=sys.stderr, flush=True)
-        await self._leases.give_back(call.hosted)
-
-    def close_behind(self, calls: Iterable[Call]) -> None:
+    def close_in_background(self, calls: Iterable[Call]) -> None:
         """Make closing calls in the background; a failure is printed to stderr."""
         for call in calls:
-            self._in_background(self._close(call), "closing")
+            self._in_background(self.perform(call), "closing")
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close; see `close`."""
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -380,15 +328,37 @@ class Workers:
         if self._pool is not None:
             await self._pool.close()
 
-    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+    async def _within_deadline(self, call: Call) -> Answered:
+        """Make a call within the deadline, which starts when the call has its turn."""
+        pool, callee = self._pool, call.callee
+        if pool is not None and isinstance(callee, UserObject):
+            await pool.admit(callee, call.request)
+            answer = partial(pool.perform, callee, call.request)
+            free_if_stuck: Any = partial(pool.kill_if_stuck, callee)
+        else:
+            answer = partial(self._answer, call)
+            free_if_stuck = self._leave_blocked_loop if call.is_async else None
+        async with self._serial[callee.serial_group] if callee.serial_group else nullcontext():
+            try:
+                deadline_s = None if math.isinf(self._deadline_s) else self._deadline_s
+                async with asyncio.timeout(deadline_s):
+                    return await answer()
+            except TimeoutError:  # the deadline: an exception of the call is a `CallFault`
+                if free_if_stuck is not None:
+                    self._in_background(free_if_stuck(), "checking what is stuck")
+                limit = f"environment.step_deadline_s = {self._deadline_s:g}"
+                raise CallFault(f"{call.place} took longer than {limit}") from None
 
-    async def _leave_if_stuck(self) -> None:
+    async def _answer(self, call: Call) -> Answered:
+        """Make a call in this process."""
+        made = await (self._in_loop(call.function) if call.is_async else self._in_thread(call))
+        if made.error is not None:
+            raise call.fault(made.error) from made.error
+        return made.value
+
+    async def _leave_blocked_loop(self) -> None:
         """Abandon an event loop that a coroutine blocks; later calls get a new one."""
-        coroutines = self._coroutines
-        if coroutines is None:
+        if (coroutines := self._coroutines) is None:
             return
         answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), coroutines.loop)
         try:
@@ -397,23 +367,42 @@ class Workers:
             if self._coroutines is coroutines:
                 self._coroutines = None
 
-    async def _close(self, call: Call) -> None:
+    def _reap(self, callee: Callee) -> None:
+        """Close an object whose lease has ended; a later call of its trial fails."""
+        place = f"an object that was not called for {self._leases.idle_s:g} s: close()"
+        self._in_background(self._give_back(Call(callee, Request("close", place))), "reaping")
+
+    async def _give_back(self, call: Call) -> None:
         try:
-            await self.perform(call)
+            await self._within_deadline(call)
+        finally:
+            await self._leases.give_back(call.callee)
+
+    def _in_background(self, work: Coroutine[Any, Any, object], name: str) -> None:
+        """Do some work in a task, which `close` waits for; print a `CallFault` to stderr."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._background.discard(task)
+        try:
+            if not task.cancelled():
+                task.result()
         except CallFault as fault:
             print(fault, file=sys.stderr, flush=True)
 
-    async def _in_thread(self, call: Call) -> Made:
+    async def _in_thread(self, call: Call) -> CallResult:
         """Make a call in a thread that is idle, or in a new one."""
-        thread = self._idle.pop() if self._idle else Thread()
+        thread = self._idle_threads.pop() if self._idle_threads else CallThread()
         made, answer = self._awaited(partial(self._returned, thread, call))
         thread.call(call.function, answer)
         return await made
 
-    async def _in_loop(self, function: Callable[[], Any]) -> Made:
+    async def _in_loop(self, function: Callable[[], Any]) -> CallResult:
         """Await a call in the event loop of all coroutines."""
         if self._coroutines is None:
-            self._coroutines = Coroutines()
+            self._coroutines = CoroutineThread()
         coroutines = self._coroutines
         made, answer = self._awaited()
         coroutines.call(made, function, answer)
@@ -425,31 +414,35 @@ class Workers:
 
     def _awaited(
         self, after: Callable[[], None] = lambda: None
-    ) -> "tuple[asyncio.Future[Made], Answer]":
+    ) -> "tuple[asyncio.Future[CallResult], Answer]":
         """Return a future of a call's result, and the function that sets it from any thread.
 
         Args:
             after: called on this event loop when the result is there, even if the future was
                 cancelled.
         """
-        loop = asyncio.get_running_loop()
-        if self._returns is None:
-            self._returns = Handover(loop, self._take)
-        made: asyncio.Future[Made] = loop.create_future()
+        made: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         return made, partial(self._returns.put, made, after)
 
-    def _take(self, made: "asyncio.Future[Made]", after: Callable[[], None], value: Made) -> None:
+    @cached_property
+    def _returns(self) -> Handover:
+        """Queue of results, created on the event loop that makes the first call."""
+        return Handover(asyncio.get_running_loop(), self._take)
+
+    def _take(
+        self, made: "asyncio.Future[CallResult]", after: Callable[[], None], value: CallResult
+    ) -> None:
         after()
         if not made.done():
             made.set_result(value)
 
-    def _returned(self, thread: Thread, call: Call) -> None:
+    def _returned(self, thread: CallThread, call: Call) -> None:
         """Make a thread idle again, and close an object that an abandoned call has left open."""
-        self._idle.append(thread)
-        if (close := call.hosted.owed()) is not None:
+        self._idle_threads.append(thread)
+        if (close := call.callee.late_close()) is not None:
             self._in_background(self._close_late(call, close), "closing late")
 
     async def _close_late(self, call: Call, close: Callable[[], Any]) -> None:
         made = await self._in_loop(close)
         if made.error is not None:
-            print(call.fault(made.error), file=sys.stderr, flush=True)
+            raise call.fault(made.error)

@@ -1,6 +1,6 @@
 """Runs rollouts of a taskset for another process, which answers their requests.
 
-    python worker.py '{"taskset": ID, "size": N, "environment": {…}}'
+    python rollout_worker.py '{"taskset": ID, "size": N, "environment": {…}}'
 
 Its interpreter may lack mage_async and msgspec, so it has the other side of
 `mage_services/processes/child_process.py` in a few lines: on a socket that it inherits, frames of a
@@ -32,10 +32,10 @@ HARNESS = "chat_harness"
 SEAT = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
 
 
-def environment_of(given: dict[str, Any]) -> vf.Env:
+def environment_of(job: dict[str, Any]) -> vf.Env:
     """Return the environment of a taskset; seats without a configuration chat in this process."""
-    wanted = dict(given["environment"])
-    wanted["taskset"] = {"id": given["taskset"], **wanted.get("taskset", {})}
+    wanted = dict(job["environment"])
+    wanted["taskset"] = {"id": job["taskset"], **wanted.get("taskset", {})}
     seats = agent_config_fields(resolve_env_config(wanted))
     for seat in seats:
         wanted[seat] = {**SEAT, **wanted.get(seat, {})}
@@ -83,7 +83,7 @@ async def serve(environment: vf.Env, tasks: list[vf.Task], end: socket.socket) -
 
 
 async def next_request(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Return the next message; None when the other side has ended."""
+    """Return the next message; `None` if the other side has ended."""
     try:
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         return json.loads(await reader.readexactly(length))
@@ -101,17 +101,18 @@ def main() -> None:
     """Load the taskset, then serve."""
     end = socket.socket(fileno=int(os.environ.pop("MAGE_CHANNEL_FD")))
     end.set_inheritable(False)
-    given = json.loads(sys.argv[1])
-    sys.path += [str(Path(__file__).parent), os.getcwd()]  # the harness; tasksets of one's own
+    job = json.loads(sys.argv[1])
+    # The folders of `chat_harness.py` and of a user's own tasksets.
+    sys.path += [str(Path(__file__).parent), os.getcwd()]
     try:
-        environment = environment_of(given)
-        tasks = list(itertools.islice(environment.taskset, given["size"]))
+        environment = environment_of(job)
+        tasks = list(itertools.islice(environment.taskset, job["size"]))
     except Exception as error:  # the border to foreign code
-        reason = f"{given['taskset']}: {type(error).__name__}: {error}"
+        reason = f"{job['taskset']}: {type(error).__name__}: {error}"
         end.sendall(frame({"refused": reason}))
         return
-    if len(tasks) < given["size"]:
-        reason = f"{given['taskset']} has {len(tasks)} tasks: lower `size`"
+    if len(tasks) < job["size"]:
+        reason = f"{job['taskset']} has {len(tasks)} tasks: lower `size`"
         end.sendall(frame({"refused": reason}))
         return
     asyncio.run(serve(environment, tasks, end))

@@ -1,0 +1,274 @@
+"""Worker processes that hold the objects of users' classes, as their actor sees them.
+
+An episode's object lives in one process from its first call to its last. If the process dies, the
+current and all later calls of its episodes fail; another process is started for other episodes.
+
+    actor                 worker process (`worker_process.py`)
+                     <-   Ready
+    Make             ->
+                     <-   Made, or Failed
+    Abandon          ->                      its Make is not answered any more
+                     <-   Abandoned
+
+A message holds text, numbers and lists only: `UserObject` converts what a class returns.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Self
+
+from mage_async.environments.user_calls import Answered, Request
+from mage_async.environments.user_class import UserObject
+from mage_async.errors import CallFault, NoRoom
+from mage_async.protocol.messages import Fields
+from mage_services.processes.child_process import (
+    ChildProcess,
+    end_in_words,
+    module_command,
+    waiting_notice,
+)
+
+MODULE = "mage_services.environments.worker_process"
+START_S = 120.0
+"""A process that is not ready after so long is killed."""
+STUCK_S = 1.0
+"""A process that does not answer for so long is blocked by a user's code, and is killed."""
+
+
+class Ready(Fields):
+    """The process accepts calls."""
+
+
+class Make(Fields):
+    """Make a call."""
+
+    number: int
+    """Number of the call, unique in the process."""
+    play: int
+    """Number of the episode whose object is called."""
+    name: str
+    """Name of the environment, as in the configuration."""
+    options: dict[str, Any]
+    request: Request
+
+
+class Made(Fields):
+    """The result of a call."""
+
+    number: int
+    answered: Answered
+
+
+class Failed(Fields):
+    """A call raised, or returned a wrong value."""
+
+    number: int
+    sentence: str
+    is_for_room: bool = False
+    """Whether a `reset` found no room for another object."""
+
+
+class Abandon(Fields):
+    """Abandon a call: a coroutine is cancelled, a thread goes on until its function returns."""
+
+    number: int
+
+
+class Abandoned(Fields):
+    """The answer to an `Abandon`, which shows that the process is not stuck."""
+
+    number: int
+
+
+Message = Ready | Make | Made | Failed | Abandon | Abandoned
+Answer = Made | Failed | Abandoned
+
+
+class WorkerProcess:
+    """A running worker process, from its start to its end.
+
+    Attributes:
+        is_ready: set once the process accepts calls, or has ended.
+        end: how the process ended; empty while it runs.
+    """
+
+    def __init__(self, process: ChildProcess[Message]) -> None:
+        self._process = process
+        self._waiting: dict[int, asyncio.Future[Answer | None]] = {}
+        self._is_stuck = False
+        self.is_ready, self.end = asyncio.Event(), ""
+        self._receiving = asyncio.create_task(self._receive_until_end())
+
+    @classmethod
+    async def start(cls) -> Self:
+        """Start a process, which is not ready yet."""
+        return cls(await ChildProcess[Message].start(module_command(MODULE), Message))
+
+    async def answer_to(self, message: Make | Abandon) -> Answer | None:
+        """Send a message, and return the answer to its number; `None` if the process has ended."""
+        if self.end:
+            return None
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[message.number] = answer
+        self._process.send(message)
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(message.number, None)
+
+    def abandon(self, number: int) -> None:
+        """Abandon a call without waiting for the answer."""
+        self._process.send(Abandon(number=number))
+
+    async def kill_if_stuck(self, number: int) -> None:
+        """Kill the process if it does not answer a message with this number."""
+        try:
+            async with asyncio.timeout(STUCK_S):
+                await self.answer_to(Abandon(number=number))
+        except TimeoutError:
+            self._is_stuck = True
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Kill the process and what it started."""
+        self._process.kill()
+        await self._receiving
+
+    async def _receive_until_end(self) -> None:
+        """Receive from the process until its end, then fail all calls that wait for it."""
+        receiving = asyncio.create_task(self._receive())
+        end = end_in_words(await self._process.wait())
+        self._process.kill()  # what the process started may hold its socket open
+        await receiving
+        self.end = f"did not answer for {STUCK_S:g} s and was killed" if self._is_stuck else end
+        self.is_ready.set()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_result(None)
+
+    async def _receive(self) -> None:
+        async for message in self._process.channel.messages():
+            if isinstance(message, Ready):
+                self.is_ready.set()
+            elif isinstance(message, Answer):
+                answer = self._waiting.get(message.number)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A place for one process of the pool, which is started again after its death."""
+
+    process: WorkerProcess | None = None
+    num_episodes: int = 0
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def running(self, where: str) -> WorkerProcess:
+        """Return the process, started if none runs.
+
+        Args:
+            where: the first call of an episode, with which the message of an error begins.
+
+        Raises:
+            CallFault: no process could be started.
+        """
+        async with self.starting:
+            if self.process is None or self.process.end:
+                self.process = await WorkerProcess.start()
+                await self._wait_until_ready(self.process, where)
+        return self.process
+
+    async def _wait_until_ready(self, process: WorkerProcess, where: str) -> None:
+        try:
+            with waiting_notice("a worker process of the environment"):
+                async with asyncio.timeout(START_S):
+                    await process.is_ready.wait()
+        except TimeoutError:
+            await process.close()
+            raise CallFault(
+                f"{where}: a worker process did not start within {START_S:g} s"
+            ) from None
+        if process.end:
+            raise CallFault(f"{where}: a worker process {process.end} as it started")
+
+
+@dataclass(slots=True)
+class _Episode:
+    """An episode that has begun."""
+
+    number: int
+    place: _Place
+    process: WorkerProcess | None = None
+    """`None` if no process could be started."""
+
+
+class WorkerPool:
+    """A fixed number of worker processes; an episode goes to the one that holds the fewest.
+
+    Cancellation of any method leaves the processes running; `close` ends them.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._places = [_Place() for _ in range(size)]
+        self._episodes: dict[UserObject, _Episode] = {}
+        self._numbers = count()
+
+    async def admit(self, user_object: UserObject, request: Request) -> None:
+        """Give an episode a process before its first call.
+
+        Raises:
+            CallFault: no process could be started.
+        """
+        if user_object in self._episodes or request.method == "close":
+            return
+        place = min(self._places, key=lambda place: place.num_episodes)
+        place.num_episodes += 1
+        episode = self._episodes[user_object] = _Episode(next(self._numbers), place)
+        episode.process = await place.running(request.place)
+
+    async def perform(self, user_object: UserObject, request: Request) -> Answered:
+        """Make a call. Cancellation abandons the call.
+
+        Raises:
+            CallFault: the call failed, or its process has ended.
+        """
+        episode = self._episodes.get(user_object)
+        if episode is not None and request.method == "close":
+            del self._episodes[user_object]
+            episode.place.num_episodes -= 1
+        if episode is None or (process := episode.process) is None:
+            return Answered()  # closed before its first call, or never begun
+        origin = user_object.environment.origin
+        assert origin is not None, "a class made here alone is played here alone"
+        make = Make(
+            number=next(self._numbers),
+            play=episode.number,
+            name=origin.name,
+            options=dict(origin.options),
+            request=request,
+        )
+        try:
+            answer = await process.answer_to(make)
+        except asyncio.CancelledError:
+            process.abandon(make.number)
+            raise
+        if isinstance(answer, Made):
+            return answer.answered
+        if isinstance(answer, Failed):
+            raise (NoRoom if answer.is_for_room else CallFault)(answer.sentence)
+        if request.method == "close":  # the process has ended, and the object with it
+            return Answered()
+        raise CallFault(f"{request.place}: the worker process of the episode {process.end}")
+
+    async def kill_if_stuck(self, user_object: UserObject) -> None:
+        """Kill the process of an episode whose call took too long, if the process is stuck."""
+        episode = self._episodes.get(user_object)
+        if episode is not None and episode.process is not None:
+            await episode.process.kill_if_stuck(next(self._numbers))
+
+    async def close(self) -> None:
+        """Kill all processes."""
+        processes = [place.process for place in self._places if place.process is not None]
+        await asyncio.gather(*(process.close() for process in processes))

@@ -1,0 +1,1 @@
+"""Programs for an interpreter that has verifiers and may lack `mage_async`."""
