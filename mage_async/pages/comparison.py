@@ -120,6 +120,13 @@ def flat_config(config: Config) -> dict[str, Any]:
     return flat
 
 
+def differences(one: Config, other: Config) -> list[tuple[str, str, str]]:
+    """Return the keys that differ with both values; "–" if a configuration lacks the key."""
+    left, right = flat_config(one), flat_config(other)
+    pairs = [(key, left.get(key, "–"), right.get(key, "–")) for key in (left | right)]
+    return [(key, str(a), str(b)) for key, a, b in pairs if a != b]
+
+
 def _compared_keys(config: Config) -> dict[str, Any]:
     keys = flat_config(config).items()
     return {key: value for key, value in keys if not key.startswith(IGNORED_KEYS)}

@@ -4,11 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from markupsafe import Markup
-
-from mage_async.pages.charts import ago, time_bars
-from mage_async.pages.templating import Frame, fill
-
 Event = Mapping[str, Any]
 """A line of the run's `events.jsonl`."""
 MAX_NOTES = 100
@@ -90,28 +85,3 @@ def run_state(is_alive: bool | None, is_complete: bool, history: RunHistory) -> 
     if is_complete:
         return "finished"
     return "stopped" if is_alive is False else "not finished"
-
-
-def processes_page(
-    frame: Frame,
-    state: str,
-    history: RunHistory,
-    seconds_by_state: Mapping[str, Mapping[str, float]],
-    logs: Mapping[str, str],
-    now: float,
-) -> Markup:
-    """Return the page of a run's processes.
-
-    Args:
-        logs: the last lines of each process's log.
-        now: seconds since 1970.
-    """
-    return fill(
-        "processes.html",
-        frame=frame,
-        state=state,
-        history=history,
-        bars=time_bars(seconds_by_state),
-        logs=logs,
-        ago=lambda at: ago(now - at),
-    )

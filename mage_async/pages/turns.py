@@ -3,17 +3,12 @@
 Shapes: `T` tokens of a segment.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from markupsafe import Markup
-
-from mage_async.pages.templating import Frame, fill
-from mage_async.pages.trial_lists import ListedGroup
 from mage_async.policy_version import Provenance, VersionRun
 from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Kind, Segment, Trial, Turn
@@ -272,80 +267,3 @@ def shown_tokens(
 def _run_at(runs: Sequence[VersionRun], place: int) -> VersionRun | None:
     """Return the run of versions that a token lies in; `None` before the first."""
     return next((run for run in reversed(runs) if run.start <= place), None)
-
-
-MAX_TOKENS = 1000
-"""Tokens on one page of a turn."""
-LONG_TEXT = 700
-"""Characters; longer texts are folded."""
-
-
-def group_page(
-    frame: Frame,
-    group: ListedGroup,
-    trials: Sequence[ShownTrial],
-    missing: Sequence[str],
-    marked: int | None,
-) -> Markup:
-    """Return the page of a group, with its trials side by side.
-
-    Args:
-        missing: sentences on why trials could not be read.
-        marked: number of the trial to highlight.
-    """
-    return fill(
-        "group.html",
-        frame=frame,
-        group=group,
-        trials=trials,
-        missing=missing,
-        marked=marked,
-        long_text=LONG_TEXT,
-    )
-
-
-def turn_page(
-    frame: Frame,
-    trial: ShownTrial,
-    turn: ShownTurn,
-    tokens: Sequence[ShownToken],
-    first: int,
-    address: str,
-    unknown: str,
-) -> Markup:
-    """Return the page of one turn with its tokens.
-
-    Args:
-        tokens: all tokens of the completion.
-        first: number of the first token to show.
-        address: address of the page.
-        unknown: why its return and advantage are not known; empty if they are.
-    """
-    stop = first + MAX_TOKENS
-    return fill(
-        "turn.html",
-        frame=frame,
-        trial=trial,
-        turn=turn,
-        tokens=tokens[first:stop],
-        first=first,
-        num_tokens=len(tokens),
-        more=f"{address}?first={stop}" if stop < len(tokens) else "",
-        unknown=unknown,
-        info=_info_rows(turn.info),
-        long_text=LONG_TEXT,
-    )
-
-
-def _info_rows(info: str) -> list[tuple[str, str]]:
-    """Return the environment's information by name; text that is no JSON object as it is."""
-    try:
-        parsed = json.loads(info or "{}")
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict):
-        return [("info", info)]
-    return [
-        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-        for key, value in parsed.items()
-    ]

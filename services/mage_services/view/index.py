@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2s
 from pathlib import Path
@@ -20,10 +21,10 @@ import msgspec
 
 from mage_async.errors import RunError, WireError
 from mage_async.pages.templating import IndexProgress
-from mage_async.pages.trial_lists import ListedGroup, ListedTrial
 from mage_async.protocol.journal_records import decode_record
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
+from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Trial
 
 FORMAT = 2
@@ -111,6 +112,53 @@ def _replace_tables(connection: sqlite3.Connection) -> None:
     for statement in _TABLES.strip().rstrip(";").split(";"):
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+# What pages read from an index.
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A group as the index of a run knows it; a field that no record has told yet is `None`."""
+
+    number: int
+    version: int | None
+    """The policy version when the group was granted."""
+    member: str | None
+    seat: int | None
+    seed: str | None
+    peer: str | None
+    epoch: int | None
+    """How often the group was granted before."""
+    num_trials: int | None
+    step: int | None
+    """The step that trained the group; `None`: none yet."""
+    dropped: str | None
+    """Why the group was dropped; `None`: it was not."""
+
+    @property
+    def is_self_play(self) -> bool:
+        """Whether the policy plays both seats, so that a play has two trials."""
+        return self.member is not None and num_seats(self.member) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTrial:
+    """A trial as the index of a run knows it."""
+
+    group: int
+    number: int
+    rewards: Sequence[float]
+    """Undiscounted reward of each episode."""
+    num_turns: int
+    num_tokens: int
+    num_invalid: int
+    oldest: int | None
+    """The oldest version that drew one of its tokens."""
+    newest: int | None
+    duration_s: float
+    step: int | None
+    member: str | None
 
 
 Record = dict[str, Any]

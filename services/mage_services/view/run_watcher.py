@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 from mage_async.config import config_file
 from mage_async.errors import MageError, RunError
 from mage_async.pages.processes import RunHistory, run_history, run_state
-from mage_async.pages.run_lists import ListedRun
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
 from mage_services.processes.child_process import ChildProcess
@@ -112,6 +111,24 @@ class RunWatcher:
 
 
 # Runs below a folder, and their entries in the list of runs.
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run in a list; `fault` is why it cannot be read."""
+
+    name: str
+    environment: str = ""
+    seed: int = 0
+    state: str = ""
+    step: int = 0
+    steps: int = 0
+    curve: Sequence[tuple[int, float, float]] = ()
+    """Version, held-out return of the last episode, and its 95 % half-width."""
+    changed: float = 0.0
+    """Time of the last write, seconds since 1970."""
+    fault: str = ""
+
 
 MAX_DEPTH = 3
 """Folders between the root and a run."""

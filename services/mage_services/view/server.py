@@ -21,15 +21,16 @@ from aiohttp import web
 from markupsafe import Markup
 
 from mage_async.errors import ConfigError, RunError
-from mage_async.pages.run_lists import runs_page
+from mage_async.pages.charts import Series, line_chart, signed
 from mage_async.pages.templating import STYLE, Frame, fill, run_address
 from mage_services.processes.child_process import ChildProcess, module_command
 from mage_services.view.credit_process import MODULE as CREDIT
 from mage_services.view.credit_process import CreditCache, StepCredit
 from mage_services.view.indexer import MODULE as INDEXER
 from mage_services.view.indexer import Indexed
+from mage_services.view.page_request import PageRequest
 from mage_services.view.play_pages import PlayPages, html_response
-from mage_services.view.run_pages import PAGES, PageRequest
+from mage_services.view.run_pages import PAGES
 from mage_services.view.run_watcher import RunWatcher, find_runs, listed_run
 
 # The server answers only requests to this machine by its own name, from its own pages, with the
@@ -84,6 +85,8 @@ async def harden(_: web.Request, response: web.StreamResponse) -> None:
 HOST = "127.0.0.1"
 NUM_THREADS = 4
 KEEP_ALIVE_S = 15.0
+MAX_DRAWN = 9
+"""Runs in the chart of all runs; there are as many colours."""
 STATIC = Path(__file__).with_name("static")
 
 
@@ -154,9 +157,26 @@ class Server:
         return await self._in_thread(partial(self._list, frame))
 
     def _list(self, frame: Frame) -> Markup:
-        listed = [listed_run(name, run) for name, run in self._watcher.runs.items()]
-        listed.sort(key=lambda run: -run.changed)
-        return runs_page(frame, listed)
+        """Return the list of all runs, with one chart of the held-out curves of the first ones."""
+        runs = [listed_run(name, run) for name, run in self._watcher.runs.items()]
+        runs.sort(key=lambda run: -run.changed)
+        series = [
+            Series(
+                run.name,
+                [(float(version), value) for version, value, _ in run.curve],
+                f"s{number}",
+                [half for _, _, half in run.curve],
+                has_dots=True,
+            )
+            for number, run in enumerate([run for run in runs if run.curve][:MAX_DRAWN])
+        ]
+        described = "held-out return of the last episode against steps, by run"
+        rows = [
+            (run, run_address(run.name), signed(run.curve[-1][1]) if run.curve else "")
+            for run in runs
+        ]
+        chart = line_chart(series, described=described)
+        return fill("runs.html", frame=frame, rows=rows, chart=chart)
 
     async def _page(
         self, make: Callable[[PageRequest], Markup], request: web.Request
