@@ -36,7 +36,7 @@ from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, read_document, read_lines
 from mage_async.results.summary import of_end, of_evaluation, of_step
 from mage_services.processes.process import WATCHER, give_way, give_way_no_more
-from mage_services.tracking.tracker import TrackedRun, Tracker, TrackerClient
+from mage_services.tracking.tracker import Send, TrackedRun, Tracker
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0
 """Pauses between tries while the tracker raises; the pause doubles after each."""
@@ -114,25 +114,30 @@ class TrackerWorker:
 
     def follow(self) -> bool:
         """Send new points until the run has ended; return whether everything was sent."""
-        position = self._position()
-        client: TrackerClient | None = None
-        num_faults = 0
+        position, num_faults = self._position(), 0
         while True:
             is_last = self.ended.is_set()
             try:
-                client = client or self.tracker.open(self._tracked_run(position))
-                self._send(client, position, is_last)
-                if is_last:
-                    client.close()
-                    return True
-                num_faults = 0
+                with self.tracker.open(self._tracked_run(position)) as send:
+                    while True:
+                        # Looked up before the files are read: what was written later than that is
+                        # read in the next round.
+                        is_last = self.ended.is_set()
+                        self._send(send, position, is_last)
+                        num_faults = 0
+                        if is_last:
+                            break
+                        self.ended.wait(self.tracker.every_s)
+                return True
             except Exception as fault:  # foreign code may raise anything; the next try opens anew
                 traceback.print_exc()
-                client, num_faults = None, num_faults + 1
-                self._note(position, fault)
+                num_faults += 1
+                position.fault = f"{type(fault).__name__}: {fault}"[:500]
+                position.num_faults += 1
+                write_position(self.run, self.name, position)
                 if is_last:
                     return False
-            self.ended.wait(self.tracker.every_s if client else _pause_s(num_faults))
+            self.ended.wait(min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2 ** (num_faults - 1)))
 
     def _position(self) -> Position:
         """Return the position of an earlier process, or write a first one before sending."""
@@ -149,37 +154,28 @@ class TrackerWorker:
         folder, name = self.run.tracking, self.run.root.name
         return TrackedRun(name, position.id, folder, config, position.began, position.step)
 
-    def _send(self, client: TrackerClient, position: Position, is_last: bool) -> None:
+    def _send(self, send: Send, position: Position, is_last: bool) -> None:
         """Send what is new, and write the position after each batch."""
         while True:
             steps, metrics_bytes = _read(self.run.metrics, position.metrics_bytes)
             curve, curve_bytes = _read(self.run.curve, position.curve_bytes)
             if (metrics_bytes, curve_bytes) == (position.metrics_bytes, position.curve_bytes):
                 break
+            # A resumed learner may have cut steps that were sent, and computed them again.
             steps = [record for record in steps if record["step"] > position.step]
-            client.send([*map(of_step, steps), *map(of_evaluation, curve)])
+            send([*map(of_step, steps), *map(of_evaluation, curve)])
             position.metrics_bytes, position.curve_bytes = metrics_bytes, curve_bytes
             position.step = max([position.step, *(record["step"] for record in steps)])
-            self._write(position)
+            self._advance(position)
         summary = read_document(self.run.summary) if is_last else {}
         if summary.get("complete") and summary["steps"] > position.end_step:
-            client.send([of_end(summary, read_document(self.run.learner)["train_s"])])
+            send([of_end(summary, read_document(self.run.learner)["train_s"])])
             position.end_step = summary["steps"]
-            self._write(position)
+            self._advance(position)
 
-    def _write(self, position: Position) -> None:
+    def _advance(self, position: Position) -> None:
         position.fault = ""
         write_position(self.run, self.name, position)
-
-    def _note(self, position: Position, fault: Exception) -> None:
-        position.fault = f"{type(fault).__name__}: {fault}"[:500]
-        position.num_faults += 1
-        write_position(self.run, self.name, position)
-
-
-def _pause_s(num_faults: int) -> float:
-    """Return the pause after so many faults in a row."""
-    return min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2 ** (num_faults - 1))
 
 
 def _read(file: Path, start: int) -> tuple[list[Record], int]:
