@@ -12,7 +12,7 @@ import msgspec
 
 from mage_async.assembly import environment_of
 from mage_async.results.durable_files import write_whole
-from mage_async.results.metrics import injections_by_source
+from mage_async.results.metrics import injections_by_source, prefix_rates
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_records
 
@@ -51,16 +51,25 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "wall_s": wall_s,
         "processor_s": processor_s,
         "warm_start_s": records.learner.get("warm_start_s"),
-        "evaluation": _evaluation(records.evaluation),
+        "evaluation": {
+            name: {key: score[key] for key in _SCORE_KEYS if key in score}
+            for name, score in records.evaluation.get("sets", {}).items()
+        },
         "references": records.evaluation.get("references"),
         "reference_ci95": records.evaluation.get("reference_ci95"),
         "environments": records.evaluation.get("environments"),
         "diversity": records.evaluation.get("diversity"),
         "harder": records.evaluation.get("harder"),
-        "throughput": _throughput(records),
+        "throughput": {
+            name: weighted_mean([record[name] for record in records.metrics], records.step_s())
+            for name in _RATES
+            if records.metrics
+        },
         "staleness": _staleness(records),
         "prefix_cache": _prefix_cache(records),
-        "invalid_actions_per_trial": _invalid_actions(records),
+        "invalid_actions_per_trial": (
+            _mean_over_steps(records, "invalid_actions_per_trial") if records.metrics else None
+        ),
         "injections": injections_by_source(records.metrics, records.config.environment.name),
         "logprob_mismatch": _mismatch([*records.metrics, records.learner.get("parity", {})]),
         "trials": records.learner.get("trials"),
@@ -75,7 +84,9 @@ def write_summary(run: RunDirectory, summary: Record) -> None:
 
 
 def _identity(records: RunRecords) -> Record:
-    config, steps = records.config, _num_steps(records)
+    config = records.config
+    last = records.metrics[-1]["step"] if records.metrics else 0
+    steps = records.learner.get("version", last)
     is_whole = bool(records.learner) and bool(records.evaluation)
     facts = environment_of(config).facts
     return {
@@ -90,28 +101,6 @@ def _identity(records: RunRecords) -> Record:
             "max_return": facts.max_return,
         },
         "credit": msgspec.to_builtins(config.credit),
-    }
-
-
-def _num_steps(records: RunRecords) -> int:
-    last = records.metrics[-1]["step"] if records.metrics else 0
-    return records.learner.get("version", last)
-
-
-def _evaluation(evaluation: Record) -> Record:
-    sets = evaluation.get("sets", {})
-    return {
-        name: {key: score[key] for key in _SCORE_KEYS if key in score}
-        for name, score in sets.items()
-    }
-
-
-def _throughput(records: RunRecords) -> Record:
-    seconds = records.step_s()
-    return {
-        name: weighted_mean([record[name] for record in records.metrics], seconds)
-        for name in _RATES
-        if records.metrics
     }
 
 
@@ -145,24 +134,16 @@ def _over_tokens(records: RunRecords, name: str) -> float:
 def _prefix_cache(records: RunRecords) -> Record:
     """Return shares of prompt tokens: from the totals or, without them, as means over steps."""
     if totals := records.learner.get("totals"):
-        prompt, reused = totals["prompt_tokens"], totals["reused_tokens"]
-        computed_before = reused + totals["repeated_tokens"]
-        return {
-            "hit_rate": reused / max(1, prompt),
-            "reuse_rate": reused / max(1, computed_before),
-        }
-    names = {"hit_rate": "prefix_hit_rate", "reuse_rate": "prefix_reuse_rate"}
-    return {
-        key: sum(record[name] for record in records.metrics) / len(records.metrics)
-        for key, name in names.items()
-        if records.metrics
-    }
+        rates = prefix_rates(totals)
+    else:
+        names = ("prefix_hit_rate", "prefix_reuse_rate") if records.metrics else ()
+        rates = {name: _mean_over_steps(records, name) for name in names}
+    return {name.removeprefix("prefix_"): rate for name, rate in rates.items()}
 
 
-def _invalid_actions(records: RunRecords) -> float | None:
-    # A mean over steps is one over trials, because every step trains equally many.
-    values = [record["invalid_actions_per_trial"] for record in records.metrics]
-    return sum(values) / len(values) if values else None
+def _mean_over_steps(records: RunRecords, name: str) -> float:
+    # Every step trains equally many trials, so this is a mean over trials, too.
+    return sum(record[name] for record in records.metrics) / len(records.metrics)
 
 
 def _mismatch(measured: Sequence[Record]) -> Record:
