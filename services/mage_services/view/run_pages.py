@@ -30,12 +30,13 @@ from mage_async.pages.curves import (
     metric_charts,
     staleness,
 )
-from mage_async.pages.headline import Tile, heldout_tile
 from mage_async.pages.report import (
     SET_NAMES,
+    Tile,
     adaptation_part,
     episode_names,
     fates_part,
+    heldout_tile,
     seconds_by_state,
 )
 from mage_async.pages.tables import population_table
