@@ -10,11 +10,10 @@ import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from hashlib import blake2s
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -68,18 +67,13 @@ def connect(run: RunDirectory) -> sqlite3.Connection:
         raise RunError(f"{run.root} is no run directory: it has no {run.config.name}")
     file = index_file(run)
     try:
-        connection = _opened(file)
+        connection = sqlite3.connect(file, timeout=10.0)
+        connection.execute("PRAGMA synchronous = off")  # what is lost is built again
         if _format(connection) != FORMAT:
             _rebuild(file, connection)
     except sqlite3.Error as error:
         raise RunError(f"{file}: the index cannot be used: {error}") from error
     connection.row_factory = sqlite3.Row
-    return connection
-
-
-def _opened(file: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(file, timeout=10.0)
-    connection.execute("PRAGMA synchronous = off")  # what is lost is built again
     return connection
 
 
@@ -100,18 +94,14 @@ def _rebuild(file: Path, connection: sqlite3.Connection) -> None:
         if _format(connection) != FORMAT:
             connection.execute("PRAGMA journal_mode = wal")
             with connection:
-                _replace_tables(connection)
+                connection.execute("BEGIN IMMEDIATE")
+                for (name,) in connection.execute(_NAMES).fetchall():
+                    connection.execute(f"DROP TABLE {name}")
+                for statement in _TABLES.strip().rstrip(";").split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
     finally:
         os.close(folder)
-
-
-def _replace_tables(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    for (name,) in connection.execute(_NAMES).fetchall():
-        connection.execute(f"DROP TABLE {name}")
-    for statement in _TABLES.strip().rstrip(";").split(";"):
-        connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 # What pages read from an index.
@@ -163,12 +153,11 @@ class ListedTrial:
 
 Record = dict[str, Any]
 _REWARDS = msgspec.json.Decoder(list[float])
-_GROUPS = "number, version, member, seat, seed, peer, epoch, num_trials, step, dropped"
+_GROUPS = ", ".join(each.name for each in fields(ListedGroup))
 _TRIALS = (
     "trials.grp, trials.number, rewards, num_turns, num_tokens, num_invalid, oldest, newest, "
     "duration_s, step, member"
 )
-_JOINED = f"SELECT {_TRIALS} FROM groups JOIN trials ON trials.grp = groups.number"
 
 
 class RunReader:
@@ -183,12 +172,7 @@ class RunReader:
     def __enter__(self) -> "RunReader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._index.close()
 
     def progress(self) -> IndexProgress:
@@ -264,7 +248,12 @@ class RunReader:
     def trials_of(self, groups: Sequence[int]) -> list[ListedTrial]:
         """Return the trials of some groups, in order."""
         marks = ",".join("?" * len(groups))
-        return self._trials(f"{_JOINED} WHERE groups.number IN ({marks}) ORDER BY 1, 2", groups)
+        joined = f"SELECT {_TRIALS} FROM groups JOIN trials ON trials.grp = groups.number"
+        rows = f"{joined} WHERE groups.number IN ({marks}) ORDER BY 1, 2"
+        return [
+            ListedTrial(row[0], row[1], _REWARDS.decode(row[2]), *row[3:])
+            for row in self._index.execute(rows, groups)
+        ]
 
     def trials_between(self, first: int, last: int, at_most: int) -> list[ListedTrial]:
         """Return at most so many trials of the steps `first` to `last`, the newest first."""
@@ -284,7 +273,7 @@ class RunReader:
             RunError: its segment of the journal was deleted, or is damaged there.
         """
         where = "SELECT segment, place, size FROM trials WHERE grp = ? AND number = ?"
-        found = self._index.execute(where, (group, number)).fetchone()
+        found = self._one(where, (group, number))
         if found is None:
             raise RunError(f"trial {number} of group {group} is not in the index of the run")
         file = self.run.journal / f"{found['segment']:08}.log"
@@ -305,12 +294,6 @@ class RunReader:
     def _groups(self, wanted: str, values: Sequence[Any]) -> list[ListedGroup]:
         rows = self._index.execute(f"SELECT {_GROUPS} FROM groups {wanted}", values)
         return [ListedGroup(*row) for row in rows]
-
-    def _trials(self, wanted: str, values: Sequence[Any]) -> list[ListedTrial]:
-        return [
-            ListedTrial(row[0], row[1], _REWARDS.decode(row[2]), *row[3:])
-            for row in self._index.execute(wanted, values)
-        ]
 
     def _records(self, table: str, numbers: Sequence[int]) -> list[Record]:
         marks = ",".join("?" * len(numbers))

@@ -48,26 +48,26 @@ WINDOW_BYTES = 1 << 22
 CHECKED_BYTES = 1024
 """Bytes at both ends of what was read of a file, whose checksum tells it from another file."""
 
-_GROUP = """
-INSERT INTO groups (number, version, member, seat, seed, peer, epoch, num_trials)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (number) DO UPDATE SET
-version = excluded.version, member = excluded.member, seat = excluded.seat, seed = excluded.seed,
-peer = excluded.peer, epoch = excluded.epoch, num_trials = excluded.num_trials
-WHERE groups.epoch IS NULL OR excluded.epoch >= groups.epoch
-"""
-_TASK = """
-INSERT INTO groups (number, member, seat, seed) VALUES (?, ?, ?, ?)
-ON CONFLICT (number) DO UPDATE SET member = excluded.member, seat = excluded.seat,
-seed = excluded.seed WHERE groups.member IS NULL
-"""
-_STEP = """
-INSERT INTO groups (number, step) VALUES (?, ?)
-ON CONFLICT (number) DO UPDATE SET step = excluded.step
-"""
-_DROPPED = """
-INSERT INTO groups (number, dropped) VALUES (?, ?)
-ON CONFLICT (number) DO UPDATE SET dropped = excluded.dropped
-"""
+
+def _upsert(*columns: str, condition: str = "true") -> str:
+    """Return the statement that writes columns of a group; an existing row keeps the others."""
+    changes = ", ".join(f"{column} = excluded.{column}" for column in columns[1:])
+    return (
+        f"INSERT INTO groups ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+        f"ON CONFLICT (number) DO UPDATE SET {changes} WHERE {condition}"
+    )
+
+
+_TASK_COLUMNS = ("number", "member", "seat", "seed")
+_GROUP = _upsert(
+    *_TASK_COLUMNS,
+    *("version", "peer", "epoch", "num_trials"),
+    # A group that is granted again has a later epoch; segments are read newest first.
+    condition="groups.epoch IS NULL OR excluded.epoch >= groups.epoch",
+)
+_TASK = _upsert(*_TASK_COLUMNS, condition="groups.member IS NULL")
+_STEP = _upsert("number", "step")
+_DROPPED = _upsert("number", "dropped")
 _TRIAL = "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _State = tuple[int, int, int]
@@ -228,13 +228,12 @@ class IndexBuilder:
 
     def _take_group(self, granted: Granted) -> None:
         grant = granted.grant
-        task = (grant.member, grant.seat, str(grant.seed))
-        others = (granted.peer, grant.epoch, grant.num_trials)
-        self._index.execute(_GROUP, (grant.grant, granted.version, *task, *others))
+        task = (grant.grant, grant.member, grant.seat, str(grant.seed))
+        others = (granted.version, granted.peer, grant.epoch, grant.num_trials)
+        self._index.execute(_GROUP, task + others)
 
     def _take_trial(self, header: TrialHeader, place: tuple[int, int, int]) -> None:
         trial = Trial(header.task, header.index, header.num_episodes, (), header.turns)
-        policies = [run.policy for runs in header.versions for run in runs]
         drawn = [run for runs in header.versions for run in runs]
         values = (
             msgspec.json.encode(trial.episode_rewards()).decode(),
@@ -242,7 +241,7 @@ class IndexBuilder:
             sum(header.num_tokens),
             trial.num_invalid(),
             oldest(drawn) if drawn else None,
-            max(policies, default=None),
+            max((run.policy for run in drawn), default=None),
             header.duration_s,
         )
         self._index.execute(_TRIAL, (header.grant, header.index, *place, *values))

@@ -11,11 +11,10 @@ import secrets
 import signal
 import socket
 import sqlite3
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 from markupsafe import Markup
@@ -131,13 +130,11 @@ class Server:
         except (RunError, ConfigError) as error:
             return self._sentence(str(error), 404)
         except KeyError as error:
-            return self._sentence(
-                f"A file of this run lacks {error}: it is damaged, or another version wrote it.",
-                404,
-            )
+            text = f"A file of this run lacks {error}: it is damaged, or another version wrote it."
+            return self._sentence(text, 404)
         except sqlite3.Error as error:
-            why = f"The index of this run cannot be read: {error}"
-            return self._sentence(f"{why}; delete index.sqlite.", 410)
+            text = f"The index of this run cannot be read: {error}; delete index.sqlite."
+            return self._sentence(text, 410)
         except FileNotFoundError as error:
             return self._sentence(f"{error.filename} is gone: the run was deleted.", 410)
 
@@ -230,7 +227,7 @@ class Server:
             del self._watcher.listeners[queue]
 
 
-def listening(port: int) -> socket.socket:
+def bound_socket(port: int) -> socket.socket:
     """Return a socket that is bound to a port of this machine only.
 
     Raises:
@@ -242,12 +239,10 @@ def listening(port: int) -> socket.socket:
         made.bind((HOST, port))
     except OSError as error:
         made.close()
-        why = (
-            "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-        )
-        raise RunError(
-            f"port {port} of {HOST} {why}; choose another with --port, or none"
-        ) from error
+        is_taken = error.errno == errno.EADDRINUSE
+        why = "is in use" if is_taken else f"cannot be used: {error.strerror}"
+        text = f"port {port} of {HOST} {why}; choose another with --port, or none"
+        raise RunError(text) from error
     return made
 
 
@@ -260,7 +255,7 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
     Raises:
         RunError: there is no such folder, the port is in use, or a child process failed.
     """
-    runs, made = find_runs(root), listening(port)
+    runs, made = find_runs(root), bound_socket(port)
     token, done = new_token(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -280,21 +275,19 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
             await web.SockSite(runner, made).start()
             watcher.watch()
             announce(f"http://{HOST}:{made.getsockname()[1]}/{token}/")
-            await _until(done, _indexed(watcher, indexer, credits), credits.listen())
+            async with asyncio.TaskGroup() as tasks:
+                listening = [
+                    tasks.create_task(_indexed(watcher, indexer, credits)),
+                    tasks.create_task(credits.listen()),
+                ]
+                await done.wait()
+                for task in listening:
+                    task.cancel()
         finally:
             await runner.cleanup()
             for process in (indexer, crediting):
                 process.kill()
                 await process.wait()
-
-
-async def _until(done: asyncio.Event, *listening: Coroutine[Any, Any, None]) -> None:
-    """Listen to child processes until `done` is set."""
-    async with asyncio.TaskGroup() as tasks:
-        listeners = [tasks.create_task(each) for each in listening]
-        await done.wait()
-        for listener in listeners:
-            listener.cancel()
 
 
 async def _indexed(
