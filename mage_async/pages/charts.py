@@ -258,7 +258,7 @@ class BinEdges:
         return figure(round(self.low + number * self.width + middle, 9))
 
     def title(self, number: int) -> str:
-        """Return the range of a bin in words."""
+        """Return the range of a bin in words, or its whole number."""
         start = self.low + number * self.width
         if self.are_whole_numbers:
             return signed(start + 0.5, 0)

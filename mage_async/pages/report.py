@@ -11,7 +11,6 @@ from mage_async.doctor import examine
 from mage_async.pages.charts import (
     FATE_COLOURS,
     Chart,
-    Series,
     duration,
     fate_bar,
     figure,
@@ -28,6 +27,7 @@ from mage_async.pages.curves import (
     curve_points,
     environment_curves,
     episode_css,
+    episode_lines,
     learning_curves,
     metric_charts,
     set_css,
@@ -309,27 +309,16 @@ def _harder_part(harder: Mapping[str, Any]) -> Record:
     return {
         "ladder": harder["ladder"],
         "returns": _rung_chart(harder["rungs"], "return_by_episode", "ci95_by_episode"),
-        "wins": _rung_chart(harder["rungs"], "won_by_episode"),
+        "wins": _rung_chart(harder["rungs"], "won_by_episode", ""),
         **harder_tables(harder),
     }
 
 
-def _rung_chart(
-    rungs: Sequence[Mapping[str, Any]], name: str, half_widths: str = ""
-) -> Chart | None:
+def _rung_chart(rungs: Sequence[Mapping[str, Any]], name: str, half_widths: str) -> Chart | None:
     """Return the chart of a figure against difficulty, with a line for each episode."""
-    num_episodes = len(rungs[0]["score"][name])
-    series = [
-        Series(
-            f"episode {episode + 1}",
-            [(float(place), rung["score"][name][episode]) for place, rung in enumerate(rungs)],
-            episode_css(episode, num_episodes),
-            [rung["score"][half_widths][episode] for rung in rungs] if half_widths else (),
-            has_dots=True,
-        )
-        for episode in range(num_episodes)
-    ]
+    points = [(place, rung["score"]) for place, rung in enumerate(rungs)]
     named = [(float(place), rung["label"]) for place, rung in enumerate(rungs)]
+    series = episode_lines(points, name, half_widths)
     return line_chart(series, described=f"{name} against difficulty", x_names=named)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from mage_async.policy_version import Provenance, VersionRun
 from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Kind, Segment, Trial, Turn
-from mage_async.trials.trial_as_dict import Decode, TurnText, turn_texts
+from mage_async.trials.trial_as_dict import Decode, turn_texts
 
 _TEMPLATE_MARKS = re.compile(
     r"<\|im_start\|>\w+\n?|<\|start_header_id\|>\w+<\|end_header_id\|>|<start_of_turn>\w+\n?"
@@ -49,9 +49,6 @@ class TurnCredit:
     return_to_go: float | None = None
     advantage: float | None = None
     """Advantage of each sampled token of the turn."""
-
-
-UNKNOWN = TurnCredit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +118,30 @@ def shown_trial(
     """
     texts, ending = turn_texts(trial, decode)
     alternatives = {each.turn: each.action for each in trial.alternatives}
-    turns = [
-        _shown_turn(trial, number, text, step, alternatives.get(number, ""), known)
-        for number, (text, known) in enumerate(
-            zip(texts, credit or [UNKNOWN] * len(texts), strict=True)
+    turns = []
+    for number, (turn, text) in enumerate(zip(trial.turns, texts, strict=True)):
+        segment = trial.segments[turn.segment]
+        sampled = segment.is_sampled[turn.start : turn.stop]
+        runs = {_run_at(segment.versions, place) for place in range(turn.start, turn.stop)}
+        oldest = min((run.policy for run in runs if run is not None), default=None)
+        turns.append(
+            ShownTurn(
+                number=number,
+                kind=turn.kind.name.lower() if turn.kind is not Kind.ACT else "",
+                episode=turn.episode,
+                observation=readable(text.observation),
+                completion=readable(text.completion),
+                action=turn.action,
+                reward=turn.reward,
+                is_valid=turn.is_valid,
+                num_tokens=int(sampled.sum()),
+                logprob=float(segment.logprobs[turn.start : turn.stop][sampled].sum()),
+                staleness=None if step is None or oldest is None else step - 1 - oldest,
+                info=turn.info,
+                alternative=alternatives.get(number, ""),
+                credit=credit[number] if credit else TurnCredit(),
+            )
         )
-    ]
     rewards = trial.episode_rewards()
     return ShownTrial(
         number=trial.index,
@@ -136,37 +151,6 @@ def shown_trial(
         duration_s=trial.duration_s,
         memory=trial.memory,
         seat=trial.task.seat if num_seats(trial.task.member) > 1 else None,
-    )
-
-
-def _shown_turn(
-    trial: Trial,
-    number: int,
-    text: TurnText,
-    step: int | None,
-    alternative: str,
-    credit: TurnCredit,
-) -> ShownTurn:
-    turn = trial.turns[number]
-    segment = trial.segments[turn.segment]
-    sampled = segment.is_sampled[turn.start : turn.stop]
-    runs = {_run_at(segment.versions, place) for place in range(turn.start, turn.stop)}
-    oldest = min((run.policy for run in runs if run is not None), default=None)
-    return ShownTurn(
-        number=number,
-        kind=turn.kind.name.lower() if turn.kind is not Kind.ACT else "",
-        episode=turn.episode,
-        observation=readable(text.observation),
-        completion=readable(text.completion),
-        action=turn.action,
-        reward=turn.reward,
-        is_valid=turn.is_valid,
-        num_tokens=int(sampled.sum()),
-        logprob=float(segment.logprobs[turn.start : turn.stop][sampled].sum()),
-        staleness=None if step is None or oldest is None else step - 1 - oldest,
-        info=turn.info,
-        alternative=alternative,
-        credit=credit,
     )
 
 
