@@ -179,7 +179,7 @@ class RunReader:
         """Return how much of the run's files the index has read."""
         (read_bytes,) = self._one("SELECT coalesce(sum(read), 0) FROM files")
         files = [*self.run.journal.glob("*.log"), self.run.metrics, self.run.curve]
-        return IndexProgress(read_bytes, sum(map(_size, files)))
+        return IndexProgress(read_bytes, sum(file_state(file)[0] for file in files))
 
     def last_step(self) -> int:
         """Return the newest step in the index; 0 if there is none."""
@@ -312,8 +312,10 @@ def _record(line: str) -> Record:
     return json.loads(line)
 
 
-def _size(file: Path) -> int:
+def file_state(file: Path) -> tuple[int, int]:
+    """Return size and time of change of a file, bytes and nanoseconds; zeros if there is none."""
     try:
-        return file.stat().st_size
+        found = file.stat()
     except FileNotFoundError:
-        return 0
+        return 0, 0
+    return found.st_size, found.st_mtime_ns

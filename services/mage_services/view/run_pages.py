@@ -45,9 +45,9 @@ from mage_async.results.return_rows import SETS
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import RunRecords, read_document, read_lines
 from mage_services.view import trial_pages
-from mage_services.view.index import RunReader
+from mage_services.view.index import RunReader, file_state
 from mage_services.view.page_request import PageRequest
-from mage_services.view.run_watcher import changed_at, history_of, state_of
+from mage_services.view.run_watcher import history_of, state_of
 from mage_services.view.trial_pages import TrialFilter, group_rows
 
 MAX_POINTS = 120
@@ -233,12 +233,11 @@ def config_of(run: RunDirectory) -> Config:
     """
     if not run.config.is_file():
         raise RunError(f"{run.root} is no run directory any more: it has no {run.config.name}")
-    state = run.config.stat()
-    return _config(run.config, state.st_mtime_ns, state.st_size)
+    return _config(run.config, file_state(run.config))
 
 
 @lru_cache(maxsize=8)
-def _config(file: Path, _changed_ns: int, _size: int) -> Config:
+def _config(file: Path, _state: tuple[int, int]) -> Config:
     return config_file.load_recorded(file, imports=False)
 
 
@@ -269,7 +268,7 @@ def _records(reader: RunReader, config: Config) -> RunRecords:
 def _seconds_by_state(run: RunDirectory, records: RunRecords) -> dict[str, dict[str, float]]:
     """Return the seconds of each process by state: final ones, or newer ones of the last step."""
     final = seconds_by_state(records)
-    if changed_at(run.times) <= changed_at(run.supervisor):
+    if file_state(run.times)[1] <= file_state(run.supervisor)[1]:
         return final
     return final | read_document(run.times)["blocked_s"]
 
@@ -293,9 +292,9 @@ MAX_EXAMINED = 2000
 @dataclass(slots=True)
 class _Examination:
     doctor: Doctor
-    began: tuple[float, bool]
-    """Time of the configuration, and whether the run has ended: they tell the run from another one
-    in its place, and an ended run from one that goes on."""
+    began: tuple[tuple[int, int], bool]
+    """State of the configuration's file, and whether the run has ended: they tell the run from
+    another one in its place, and an ended run from one that goes on."""
     num_evaluations: int = -1
     """Evaluations that the doctor has examined; -1: it has not looked for any."""
 
@@ -321,7 +320,7 @@ def examined(reader: RunReader, records: RunRecords) -> list[Finding]:
 def _examination(reader: RunReader, records: RunRecords) -> _Examination:
     """Return the examination of a run; a new one if the run began anew, was cut or has ended."""
     run = reader.run
-    began = (changed_at(run.config), bool(records.evaluation))
+    began = (file_state(run.config), bool(records.evaluation))
     known = _examinations.get(run.root)
     if known is None or known.began != began or reader.last_step() < known.doctor.last_step:
         known = _examinations[run.root] = _Examination(Doctor.recorded(records), began)

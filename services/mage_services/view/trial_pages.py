@@ -21,9 +21,8 @@ from mage_async.pages.turns import TurnCredit, shown_tokens, shown_trial
 from mage_async.results.metrics import explanation_of
 from mage_async.results.run_directory import RunDirectory
 from mage_async.trials.trial_as_dict import Decode
-from mage_services.view.index import ListedGroup, ListedTrial, RunReader
+from mage_services.view.index import ListedGroup, ListedTrial, RunReader, file_state
 from mage_services.view.page_request import PageRequest
-from mage_services.view.run_watcher import changed_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,12 +406,11 @@ def _info_rows(info: str) -> list[tuple[str, str]]:
 
 def decoder_of(run: RunDirectory) -> tuple[Decode, str]:
     """Return the decoder of a run's tokens, and why it gives only their ids, or ""."""
-    file = run.policy / "tokenizer.json"
-    return _decode(run.policy, changed_at(file))
+    return _decode(run.policy, file_state(run.policy / "tokenizer.json"))
 
 
 @lru_cache(maxsize=8)
-def _decode(policy: Path, _changed_at: float) -> tuple[Decode, str]:
+def _decode(policy: Path, _state: tuple[int, int]) -> tuple[Decode, str]:
     try:
         return load_chat(policy).decode, ""
     except MageError as error:
