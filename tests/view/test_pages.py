@@ -12,7 +12,7 @@ from markupsafe import Markup
 from mage_async.config import config_file
 from mage_async.pages.charts import bin_edges, histogram
 from mage_async.pages.comparison import differences
-from mage_async.pages.templating import Frame, IndexProgress, fill, progress_note, visible
+from mage_async.pages.templating import Frame, fill, progress_note, visible
 from mage_async.pages.turns import shown_tokens, shown_trial
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
@@ -103,8 +103,8 @@ def test_a_text_is_never_markup_in_any_page():
 
 
 def test_a_small_rest_of_the_index_is_not_worth_a_word():
-    assert progress_note(IndexProgress(99_000_000, 100_000_000)) == ""
-    assert progress_note(IndexProgress(10_000_000, 100_000_000)).startswith("10 %")
+    assert progress_note(99_000_000, 100_000_000) == ""
+    assert progress_note(10_000_000, 100_000_000).startswith("10 %")
 
 
 def test_a_turn_knows_the_versions_of_its_tokens(chat):

@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from mage_async.errors import RunError, WireError
-from mage_async.pages.templating import IndexProgress
 from mage_async.protocol.journal_records import decode_record
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
@@ -175,11 +174,11 @@ class RunReader:
     def __exit__(self, *_: object) -> None:
         self._index.close()
 
-    def progress(self) -> IndexProgress:
-        """Return how much of the run's files the index has read."""
+    def progress(self) -> tuple[int, int]:
+        """Return how much of the run's files the index has read, and their size, bytes."""
         (read_bytes,) = self._one("SELECT coalesce(sum(read), 0) FROM files")
         files = [*self.run.journal.glob("*.log"), self.run.metrics, self.run.curve]
-        return IndexProgress(read_bytes, sum(file_state(file)[0] for file in files))
+        return read_bytes, sum(file_state(file)[0] for file in files)
 
     def last_step(self) -> int:
         """Return the newest step in the index; 0 if there is none."""

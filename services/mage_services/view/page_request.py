@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mage_async.errors import RunError
-from mage_async.pages.templating import Frame, Link, progress_note, run_address
+from mage_async.pages.templating import Frame, progress_note, run_address
 from mage_async.results.run_directory import RunDirectory
 from mage_services.view.credit_process import CreditCache
 from mage_services.view.index import RunReader
@@ -53,9 +53,9 @@ class PageRequest:
             after: address of the page after.
         """
         home = run_address(self.name)
-        crumbs = [] if tab == "" else [Link(self.name, home)]
-        crumbs += [Link(label, home + address) for label, address in above]
-        note = self.fault or (progress_note(reader.progress()) if reader else "")
+        crumbs = [] if tab == "" else [(self.name, home)]
+        crumbs += [(label, home + address) for label, address in above]
+        note = self.fault or (progress_note(*reader.progress()) if reader else "")
         before, after = (home + address if address else "" for address in (before, after))
         return Frame(self.base, title, self.name, tab, crumbs, before, after, note, self.change)
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from markupsafe import Markup
 
 from mage_async.errors import RunError
-from mage_async.pages.templating import Frame, Link, fill, run_address
+from mage_async.pages.templating import Frame, fill, run_address
 from mage_services.processes.child_process import ChildProcess, module_command
 from mage_services.view.player import (
     MODULE,
@@ -141,7 +141,7 @@ class PlayPages:
     async def _show(self, request: web.Request) -> web.Response:
         name, number, game = self._game(request)
         play = f"{run_address(name)}play"
-        frame = self._frame(name, f"trial {number}", [Link("play", play)])
+        frame = self._frame(name, f"trial {number}", [("play", play)])
         address = f"{play}/{number}"  # receives the answers
         return html_response(fill("played.html", frame=frame, played=game.played, address=address))
 
@@ -167,8 +167,8 @@ class PlayPages:
             raise RunError(f"trial {number} is over and forgotten: begin another one")
         return name, number, self._games[number]
 
-    def _frame(self, name: str, title: str, above: list[Link] | None = None) -> Frame:
-        crumbs = [Link(name, run_address(name)), *(above or [])]
+    def _frame(self, name: str, title: str, above: Sequence[tuple[str, str]] = ()) -> Frame:
+        crumbs = [(name, run_address(name)), *above]
         change = self.watcher.changes[name]
         return Frame(self.base, title, name, "play", crumbs, change=change)
 
