@@ -2,12 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from mage_services.tracking.tracker import Send, TrackedRun, Tracker
-
-if TYPE_CHECKING:
-    from mage_async.results.summary import Point
+from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 ID_TAG = "mage.id"
 """Tag by which a run is found again, even if a process ended just after it had created the run."""
@@ -45,7 +42,7 @@ class Mlflow(Tracker, tag="mlflow"):
             for batch in _batches(params, MAX_PARAMS):
                 client.log_batch(own, params=batch)
 
-        def send(points: "Sequence[Point]") -> None:
+        def send(points: Sequence[Point]) -> None:
             metrics = [
                 Metric(name, value, round(1000 * (run.began + point.time_s)), point.step)
                 for point in points

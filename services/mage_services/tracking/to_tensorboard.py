@@ -1,15 +1,10 @@
 """TensorBoard: a file of events for each life of a run, written by TensorBoard's own writer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from mage_services.tracking.tracker import Send, TrackedRun, Tracker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mage_async.results.summary import Point
+from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 
 class TensorBoard(Tracker, tag="tensorboard"):
@@ -28,7 +23,7 @@ class TensorBoard(Tracker, tag="tensorboard"):
         start = SessionLog(status=SessionLog.START)  # readers forget events of later steps
         writer.add_event(Event(wall_time=run.began, step=run.step + 1, session_log=start))
 
-        def send(points: "Sequence[Point]") -> None:
+        def send(points: Sequence[Point]) -> None:
             for point in points:
                 pairs = point.values.items()
                 values = [Summary.Value(tag=name, simple_value=value) for name, value in pairs]

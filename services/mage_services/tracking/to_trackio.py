@@ -3,16 +3,11 @@
 Without them everything stays in a database on this machine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from mage_services.tracking.tracker import Send, TrackedRun, Tracker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mage_async.results.summary import Point
+from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 
 class Trackio(Tracker, tag="trackio"):
@@ -40,7 +35,7 @@ class Trackio(Tracker, tag="trackio"):
             auto_log_cpu=False,
         )
 
-        def send(points: "Sequence[Point]") -> None:
+        def send(points: Sequence[Point]) -> None:
             for point in points:  # trackio's own thread writes them
                 own.log(dict(point.values), step=point.step)
 

@@ -4,16 +4,11 @@ Only numbers and the configuration are sent: no source code, no printed output, 
 machine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from mage_services.tracking.tracker import Send, TrackedRun, Tracker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mage_async.results.summary import Point
+from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 
 class Wandb(Tracker, tag="wandb"):
@@ -51,7 +46,7 @@ class Wandb(Tracker, tag="wandb"):
         # counter does not allow, so the axis is a metric of its own.
         own.define_metric("*", step_metric="step")
 
-        def send(points: "Sequence[Point]") -> None:
+        def send(points: Sequence[Point]) -> None:
             for point in points:  # W&B's own process sends them
                 own.log({"step": point.step, **point.values})
 

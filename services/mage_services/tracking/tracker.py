@@ -9,15 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from mage_async.config.section import Variant
 
-if TYPE_CHECKING:
-    from mage_async.results.summary import Point
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Numbers by name that belong to one policy version."""
+
+    step: int
+    """The policy version."""
+    time_s: float
+    """Seconds since the learner began to train."""
+    values: dict[str, float]
 
 
-Send = Callable[[Sequence["Point"]], None]
+Send = Callable[[Sequence[Point]], None]
 """Sends points to a tracker; a point that was sent before a crash may come again."""
 
 

@@ -34,8 +34,8 @@ from mage_async.config.running import Tracking
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, read_document, read_lines
-from mage_async.results.summary import of_end, of_evaluation, of_step
 from mage_services.processes.process import WATCHER, give_way, give_way_no_more
+from mage_services.tracking.points import evaluation_point, final_point, step_point
 from mage_services.tracking.tracker import Send, TrackedRun, Tracker
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0
@@ -163,13 +163,13 @@ class TrackerWorker:
                 break
             # A resumed learner may have cut steps that were sent, and computed them again.
             steps = [record for record in steps if record["step"] > position.step]
-            send([*map(of_step, steps), *map(of_evaluation, curve)])
+            send([*map(step_point, steps), *map(evaluation_point, curve)])
             position.metrics_bytes, position.curve_bytes = metrics_bytes, curve_bytes
             position.step = max([position.step, *(record["step"] for record in steps)])
             self._advance(position)
         summary = read_document(self.run.summary) if is_last else {}
         if summary.get("complete") and summary["steps"] > position.end_step:
-            send([of_end(summary, read_document(self.run.learner)["train_s"])])
+            send([final_point(summary, read_document(self.run.learner)["train_s"])])
             position.end_step = summary["steps"]
             self._advance(position)
 
@@ -300,46 +300,40 @@ class TrackerProcesses:
             if process.poll() is None:
                 yield f"{so_far}, and is told on for up to {END_S:g} s; after that, {rest}"
             elif process.returncode:
-                yield f"{so_far}, and no more (see {run.log_of(_log(name))}): {rest}"
+                yield f"{so_far}, and no more (see {_log(run, name)}): {rest}"
 
 
 def start(run: RunDirectory, trackers: Mapping[str, Tracker], end_s: float) -> TrackerProcesses:
     """Start a process per tracker; each ends at most `end_s` seconds after this process."""
     run.tracking.mkdir(exist_ok=True)
-    # a plain pipe instead of the protocol of child_process.py: trackers outlive this process and
-    # exchange no messages with it; the end of the pipe tells all of them that the run has ended
+    # A plain pipe instead of the protocol of child_process.py: trackers outlive this process and
+    # exchange no messages with it. The end of the pipe tells all of them that the run has ended.
     reading, writing = os.pipe()  # not inheritable, but for the end that is passed on
+    defaults = {"MLFLOW_DISABLE_TELEMETRY": "true"}  # a variable of the user's wins
+    own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    processes = {}
     try:
-        processes = {
-            name: _start(run, name, tracker, reading, end_s) for name, tracker in trackers.items()
-        }
+        for name, tracker in trackers.items():
+            command = [sys.executable, "-m", "mage_services.tracking.tracker_worker", str(run.root)]
+            command += ["--tracker", msgspec.json.encode(tracker).decode()]
+            command += ["--pipe-fd", str(reading), "--end-s", str(end_s)]
+            with _log(run, name).open("ab") as log:
+                processes[name] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(reading,),
+                    start_new_session=True,  # Ctrl-C is for `mage train`
+                    env=defaults | os.environ | own,
+                )
     finally:
         os.close(reading)
     return TrackerProcesses(processes, writing)
 
 
-def _start(
-    run: RunDirectory, name: str, tracker: Tracker, pipe: int, end_s: float
-) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mage_services.tracking.tracker_worker", str(run.root)]
-    command += ["--tracker", msgspec.json.encode(tracker).decode()]
-    command += ["--pipe-fd", str(pipe), "--end-s", str(end_s)]
-    defaults = {"MLFLOW_DISABLE_TELEMETRY": "true"}  # a variable of the user's wins
-    own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    with run.log_of(_log(name)).open("ab") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(pipe,),
-            start_new_session=True,  # Ctrl-C is for `mage train`
-            env=defaults | os.environ | own,
-        )
-
-
-def _log(name: str) -> str:
-    return f"tracker-{name}"
+def _log(run: RunDirectory, name: str) -> Path:
+    return run.log_of(f"tracker-{name}")
 
 
 if __name__ == "__main__":
