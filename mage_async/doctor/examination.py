@@ -1,5 +1,9 @@
 """Examine a run: step by step while it trains, or as a whole from its records."""
 
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
 from mage_async.assembly import environment_of
 from mage_async.config.schema import Config
 from mage_async.doctor.signatures import SIGNATURES, Finding, History, Record, Sighting
@@ -39,8 +43,7 @@ class Doctor:
         Raises:
             ConfigError: the environment cannot be made.
         """
-        facts = environment_of(config).facts
-        return Doctor(config, _bounds(facts.min_return, facts.max_return, facts.units))
+        return Doctor(config, _bounds(asdict(environment_of(config).facts)))
 
     @staticmethod
     def recorded(records: RunRecords) -> "Doctor":
@@ -113,12 +116,12 @@ def _recorded_bounds(records: RunRecords) -> tuple[float, float] | None:
     be on this machine.
     """
     if facts := records.evaluation.get("environment"):
-        return _bounds(facts["min_return"], facts["max_return"], facts["units"])
+        return _bounds(facts)
     if records.config.environment.name not in names():
         return None
-    facts = environment_of(records.config).facts
-    return _bounds(facts.min_return, facts.max_return, facts.units)
+    return _bounds(asdict(environment_of(records.config).facts))
 
 
-def _bounds(least: float | None, most: float | None, units: int) -> tuple[float, float] | None:
+def _bounds(facts: Mapping[str, Any]) -> tuple[float, float] | None:
+    least, most, units = (facts[name] for name in ("min_return", "max_return", "units"))
     return None if least is None or most is None else (least / units, most / units)

@@ -1,4 +1,4 @@
-"""Signatures: ways in which runs are known to fail, how each shows in the metrics, what to do.
+"""Signatures: known ways in which runs fail, how each shows in the metrics, and what to do.
 
 `SIGNATURES` is the table of them. A row names the function that looks at the steps, the function
 that looks at an evaluation, or both. The docstring of a function says how the failure shows.

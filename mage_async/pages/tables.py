@@ -103,7 +103,7 @@ def sets_tables(
 def _win_rows(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> list[EpisodeRow]:
     """Return the shares of held-out tasks won: in the episode, and in any so far.
 
-    The latter never decreases, so the same policy without its earlier episodes stands beside it:
+    The latter never decreases, so a row of the same policy without its earlier episodes follows:
     it shows what independent retries reach.
     """
     won, lost = heldout["won_by_episode"], heldout["lost_by_episode"]

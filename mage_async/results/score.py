@@ -1,6 +1,6 @@
 """Score a set of trials: return of each episode with its interval, wins, and behaviour.
 
-Also the reference values of an environment, which stand beside a score: random play, the best
+Also the reference values of an environment, with which a score is compared: random play, the best
 response, exact inference.
 """
 

@@ -5,7 +5,7 @@
 The run writes its files whether or not somebody reads them, so a tracker can neither delay nor end
 a run, and points that were not sent, because the tracker raised or hung, are still there for the
 next try. `mage train` holds the other end of a pipe. When the pipe closes, however `mage train`
-ended, this process sends what is left, and after `--end-s` seconds the kernel ends it.
+ended, this process sends the rest, and after `--end-s` seconds the kernel ends it.
 """
 
 import argparse
@@ -45,15 +45,15 @@ MAX_BYTES = 1 << 20
 
 
 class Position(msgspec.Struct):
-    """How much of a run a tracker has been sent, where its next process continues.
+    """How much of a run was sent to a tracker; the tracker's next process continues there.
 
-    It is the file `tracking/NAME.json`.
+    It is the content of the file `tracking/NAME.json`.
     """
 
     id: str
     """Id of the tracker's own run."""
     began: float
-    """When training began, in seconds since 1970: what a point's time is added to."""
+    """When training began, in seconds since 1970. The times of points are counted from here."""
     step: int = 0
     """Last step that was sent."""
     metrics_bytes: int = 0
@@ -120,8 +120,8 @@ class TrackerWorker:
             try:
                 with self.tracker.open(self._tracked_run(position)) as send:
                     while True:
-                        # Looked up before the files are read: what was written later than that is
-                        # read in the next round.
+                        # Checked before the files are read: lines that the run writes after this
+                        # check are read in the next round.
                         is_last = self.ended.is_set()
                         self._send(send, position, is_last)
                         num_faults = 0
@@ -155,7 +155,7 @@ class TrackerWorker:
         return TrackedRun(name, position.id, folder, config, position.began, position.step)
 
     def _send(self, send: Send, position: Position, is_last: bool) -> None:
-        """Send what is new, and write the position after each batch."""
+        """Send the new lines of the run's files, and write the position after each batch."""
         while True:
             steps, metrics_bytes = _read(self.run.metrics, position.metrics_bytes)
             curve, curve_bytes = _read(self.run.curve, position.curve_bytes)

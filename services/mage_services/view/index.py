@@ -108,7 +108,10 @@ def _rebuild(file: Path, connection: sqlite3.Connection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
-    """A group as the index of a run knows it; a field that no record has told yet is `None`."""
+    """A group in the index of a run.
+
+    A field is `None` until the index has read a record that holds it.
+    """
 
     number: int
     version: int | None
@@ -133,7 +136,7 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class ListedTrial:
-    """A trial as the index of a run knows it."""
+    """A trial in the index of a run, without its text."""
 
     group: int
     number: int

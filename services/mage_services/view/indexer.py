@@ -46,7 +46,8 @@ SLICE_S = 0.2
 WINDOW_BYTES = 1 << 22
 """Bytes to read at a time; more if a record is longer."""
 CHECKED_BYTES = 1024
-"""Bytes at both ends of what was read of a file, whose checksum tells it from another file."""
+"""Bytes at both ends of the indexed part of a file. Their checksum changes if another file takes
+its place."""
 
 
 def _upsert(*columns: str, condition: str = "true") -> str:
@@ -134,7 +135,7 @@ class IndexBuilder:
         return tuple(found) if found else (0, 0)
 
     def _forget(self, file: Path) -> None:
-        """Delete what was read of a file that is another one now.
+        """Delete the index of a file in whose place there is another one now.
 
         A resumed learner cuts lines off, and a new run in the folder has another journal.
         """
@@ -263,7 +264,7 @@ def _digest(file: Path, end: int) -> int:
 
 
 class ReadRun(msgspec.Struct, frozen=True):
-    """Ask the process to read what is new of a run."""
+    """Ask the process to index the new records of a run."""
 
     run: str
     """The run's directory."""

@@ -75,7 +75,7 @@ class TrialFilter:
 def select(
     trials: Sequence[ListedTrial], wanted: TrialFilter, page: str
 ) -> tuple[list[ListedTrial], Histogram | None]:
-    """Apply a filter, except its text, which is not in the index.
+    """Return the trials that a filter keeps. Its text is ignored, because the index has no texts.
 
     Args:
         page: address of the page, for the links of the histogram.
@@ -157,8 +157,8 @@ def group_rows(
             rewards = [wanted.reward(trial) for trial in own]
             mean, spread = statistics.fmean(rewards), statistics.pstdev(rewards)
             oldest = min((trial.oldest for trial in own if trial.oldest is not None), default=None)
-            is_known = group.step is not None and oldest is not None
-            staleness = group.step - 1 - oldest if is_known else None
+            step = group.step
+            staleness = None if step is None or oldest is None else step - 1 - oldest
             rows.append(GroupRow(group, own, mean, spread, staleness))
     return rows
 
