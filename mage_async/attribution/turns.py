@@ -14,7 +14,7 @@ import numpy as np
 from mage_async.attribution.journal_steps import JournalStep
 from mage_async.learning.packing import batch_advantages, credited
 from mage_async.policy_version import oldest
-from mage_async.trajectory import Group, Segment, Trial, Turn
+from mage_async.trajectory import Segment, Trial, Turn
 from mage_async.trials.chat_format import ChatFormat
 from mage_async.trials.trial_as_dict import Decode, TurnText, trial_as_dict, turn_texts
 
@@ -77,42 +77,25 @@ def attributed(step: JournalStep, decode: Decode) -> Iterator[AttributedTrial]:
     numbers = iter(zip(table.returns.tolist(), advantages, strict=True))
     for group in step.groups:
         for trial in group.trials:
-            yield _trial(step.step, group, trial, numbers, decode)
-
-
-def _trial(
-    step: int | None,
-    group: Group,
-    trial: Trial,
-    numbers: Iterator[tuple[float, float | None]],
-    decode: Decode,
-) -> AttributedTrial:
-    texts, ending = turn_texts(trial, decode)
-    turns = tuple(
-        _turn(turn, trial.segments[turn.segment], text, step, next(numbers))
-        for turn, text in zip(trial.turns, texts, strict=True)
-    )
-    return AttributedTrial(group.grant, step, group.version, trial, turns, ending)
-
-
-def _turn(
-    turn: Turn,
-    segment: Segment,
-    text: TurnText,
-    step: int | None,
-    numbers: tuple[float, float | None],
-) -> AttributedTurn:
-    tokens = segment.tokens[turn.start : turn.stop]
-    versions = token_versions(segment)[turn.start : turn.stop]
-    return AttributedTurn(
-        turn,
-        text,
-        tokens,
-        segment.logprobs[turn.start : turn.stop],
-        versions,
-        None if step is None else step - 1 - versions,
-        *numbers,
-    )
+            texts, ending = turn_texts(trial, decode)
+            turns = []
+            for turn, text in zip(trial.turns, texts, strict=True):
+                segment, completion = trial.segments[turn.segment], slice(turn.start, turn.stop)
+                versions = token_versions(segment)[completion]
+                turns.append(
+                    AttributedTurn(
+                        turn,
+                        text,
+                        segment.tokens[completion],
+                        segment.logprobs[completion],
+                        versions,
+                        None if step.step is None else step.step - 1 - versions,
+                        *next(numbers),
+                    )
+                )
+            yield AttributedTrial(
+                group.grant, step.step, group.version, trial, tuple(turns), ending
+            )
 
 
 def token_versions(segment: Segment) -> np.ndarray:

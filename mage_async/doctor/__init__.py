@@ -1,10 +1,10 @@
-"""The doctor: finds what is wrong with a run, since which step, on what evidence, and what to do.
+"""The doctor: finds faults of a run, with the first step, the evidence, and a remedy of each.
 
 `Doctor` examines a run after every step, `examine` a recorded run. Both read metrics and
 evaluations only, so they find the same in the same run.
 """
 
 from mage_async.doctor.examination import Doctor, examine
-from mage_async.doctor.signatures import SIGNATURES, Finding, Signature
+from mage_async.doctor.signatures import SIGNATURES, Finding
 
-__all__ = ["SIGNATURES", "Doctor", "Finding", "Signature", "examine"]
+__all__ = ["SIGNATURES", "Doctor", "Finding", "examine"]

@@ -1,6 +1,6 @@
 """Check the nodes of a cluster before a run starts there: facts in, one sentence a fault out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 MAX_CLOCK_S = 2.0
@@ -62,7 +62,15 @@ class ClusterFacts:
 
 def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
     """Return one sentence a fault, with its remedy; faults of the whole cluster come first."""
-    found = [*_room(facts, needs)]
+    found = [
+        f"the run reserves {wanted} {kind} and the cluster has {has:g}: add nodes, start fewer "
+        f"--actors, or start nodes with a larger --num-{kind.lower()}s"
+        for wanted, has, kind in (
+            (needs.cores, facts.cores, "CPU"),
+            (needs.gpus, facts.gpus, "GPU"),
+        )
+        if wanted > has
+    ]
     found += [
         f"node {name} did not answer ({why}): install mage_async there as it is here, or start it "
         "again with `ray stop` and `ray start`"
@@ -73,68 +81,37 @@ def faults_of(facts: ClusterFacts, needs: Needs) -> list[str]:
     return found
 
 
-def _room(facts: ClusterFacts, needs: Needs) -> list[str]:
-    pairs = [(needs.cores, facts.cores, "CPU"), (needs.gpus, facts.gpus, "GPU")]
-    return [
-        f"the run reserves {wanted} {kind} and the cluster has {has:g}: add nodes, start fewer "
-        f"--actors, or start nodes with a larger --num-{kind.lower()}s"
-        for wanted, has, kind in pairs
-        if wanted > has
-    ]
-
-
-def _of_node(node: NodeFacts, own: NodeFacts, needs: Needs) -> list[str]:
-    faults = [_clock(node), _disk(node, needs), _gpus(node), _model(node, own, needs)]
-    faults += [_version(name, node, own) for name in own.versions]
+def _of_node(node: NodeFacts, own: NodeFacts, needs: Needs) -> Iterator[str]:
+    if abs(node.clock_s) > MAX_CLOCK_S:
+        yield (
+            f"its clock is {abs(node.clock_s):.1f} s {'ahead' if node.clock_s > 0 else 'behind'}: "
+            "set it by NTP (`chronyc makestep`), or times in the run's files will not fit together"
+        )
+    wanted = max(FREE_BYTES_AT_LEAST, 6 * needs.model_bytes)
+    if node.free_bytes < wanted:
+        yield (
+            f"{node.free_bytes / GB:.1f} GB are free for temporary files, and the policy with its "
+            f"newest weights may take {wanted / GB:.1f}: make room, or set TMPDIR before "
+            "`ray start`"
+        )
+    if node.gpus < node.announced_gpus:
+        yield (
+            f"its driver lists {node.gpus} GPUs and it was started with {node.announced_gpus}: "
+            "look at `nvidia-smi`, and start it again with `ray start --num-gpus`"
+        )
+    if node.model and node.model != own.model:
+        yield (
+            f"{needs.source} is another model there (digest {node.model}) than here "
+            f"({own.model or 'none'}): copy it anew, or remove it there; actors get theirs from "
+            "the learner"
+        )
+    for name, version in own.versions.items():
+        if (has := node.versions.get(name, "none")) != version:
+            yield (
+                f"it has {name} {has} and this machine {version}: install the same version on both"
+            )
     if node.unreached:
-        faults.append(
+        yield (
             f"the learner cannot be reached at {needs.address} from there ({node.unreached}): open "
             "the port in the firewall, or choose another one with transport.address"
         )
-    return [fault for fault in faults if fault]
-
-
-def _clock(node: NodeFacts) -> str:
-    if abs(node.clock_s) <= MAX_CLOCK_S:
-        return ""
-    side = "ahead" if node.clock_s > 0 else "behind"
-    return (
-        f"its clock is {abs(node.clock_s):.1f} s {side}: set it by NTP (`chronyc makestep`), or "
-        "times in the run's files will not fit together"
-    )
-
-
-def _disk(node: NodeFacts, needs: Needs) -> str:
-    wanted = max(FREE_BYTES_AT_LEAST, 6 * needs.model_bytes)
-    if node.free_bytes >= wanted:
-        return ""
-    return (
-        f"{node.free_bytes / GB:.1f} GB are free for temporary files, and the policy with its "
-        f"newest weights may take {wanted / GB:.1f}: make room, or set TMPDIR before `ray start`"
-    )
-
-
-def _gpus(node: NodeFacts) -> str:
-    if node.gpus >= node.announced_gpus:
-        return ""
-    return (
-        f"its driver lists {node.gpus} GPUs and it was started with {node.announced_gpus}: look at "
-        "`nvidia-smi`, and start it again with `ray start --num-gpus`"
-    )
-
-
-def _model(node: NodeFacts, own: NodeFacts, needs: Needs) -> str:
-    if not node.model or node.model == own.model:
-        return ""
-    return (
-        f"{needs.source} is another model there (digest {node.model}) than here "
-        f"({own.model or 'none'}): copy it anew, or remove it there; actors get theirs from the "
-        "learner"
-    )
-
-
-def _version(name: str, node: NodeFacts, own: NodeFacts) -> str:
-    has, wanted = node.versions.get(name, "none"), own.versions[name]
-    if has == wanted:
-        return ""
-    return f"it has {name} {has} and this machine {wanted}: install the same version on both"

@@ -1,5 +1,5 @@
-"""HTML pages about runs, live or ended: plain data in, markup out.
+"""HTML of reports, comparisons and `mage view`: plain data in, markup out.
 
-Links are relative to the address that the page's `<base>` names, so a page knows neither its server
-nor its token.
+The report, the comparison and the matrix are whole pages in one file each. The pages of `mage view`
+are filled in `services/mage_services/view`, from the parts and templates of this package.
 """

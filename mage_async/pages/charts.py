@@ -14,6 +14,8 @@ from itertools import pairwise
 # Line charts, which `templates/chart.svg` draws.
 
 Point = tuple[float, float]
+MAX_LABEL = 22
+"""Characters of a label; a longer name is cut."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Series:
     def finite(self) -> list[Point]:
         """The points that can be drawn."""
         return [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
+
+    @property
+    def short_label(self) -> str:
+        """The label, cut if it is too long to stand next to the chart."""
+        text = self.label
+        return text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 1].rstrip(" ,") + "…"
 
     def dots(self) -> list[Point]:
         """Return the points to mark by dots. A single point is always marked: it has no line."""
@@ -76,29 +84,6 @@ class PlotArea:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkArea:
-    """A stretch of the x axis that leads to an address when it is clicked."""
-
-    left: float
-    width: float
-    address: str
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class LineLabel:
-    """Name and last value of a line; the whole name is shown on hovering."""
-
-    name: str
-    short_name: str
-    css: str
-    value: float
-    y: float
-    leader: str
-    """Path from the end of the line to the label."""
-
-
-@dataclass(frozen=True, slots=True)
 class Chart:
     """A line chart; ticks are values of the data."""
 
@@ -108,8 +93,10 @@ class Chart:
     series: Sequence[Series]
     y_ticks: Sequence[float]
     x_ticks: Sequence[tuple[float, str]] = ()
-    labels: Sequence[LineLabel] = ()
-    links: Sequence[LinkArea] = ()
+    labels: Sequence[tuple[Series, float]] = ()
+    """Lines with a label, and the height of each label."""
+    links: Sequence[tuple[float, float, str, str]] = ()
+    """Stretches of the x axis that can be clicked: left end, width, address and title."""
 
     def with_links(self, address: Callable[[int], str], noun: str, xs: Sequence[int]) -> "Chart":
         """Return the chart with links: a click leads to the address of the nearest of `xs`.
@@ -121,10 +108,10 @@ class Chart:
         ends = [self.area.across(x) for x in xs]
         left, right = self.area.left, self.area.width - self.area.right
         middles = [(one + other) / 2 for one, other in pairwise(ends)]
-        edges = [min(max(edge, left), right) for edge in (left, *middles, right)]
+        edges = pairwise(min(max(edge, left), right) for edge in (left, *middles, right))
         links = [
-            LinkArea(start, stop - start, address(x), f"{noun} {x}")
-            for x, (start, stop) in zip(xs, pairwise(edges), strict=True)
+            (start, stop - start, address(x), f"{noun} {x}")
+            for x, (start, stop) in zip(xs, edges, strict=True)
         ]
         return replace(self, links=links)
 
@@ -186,34 +173,22 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 # Labels stand at the right of a chart, each as near to the end of its line as the others allow.
 
 LABEL_GAP = 14.0
-MAX_LABEL = 22
-"""Characters of a label; a longer name is cut."""
-_CHARACTER = 6.7
-"""Approximate width of a character."""
+CHARACTER_WIDTH = 6.7
+"""Approximate width of a character of a label."""
+VALUE_CHARACTERS = 6
+"""Characters kept free for the value after a label."""
 
 
 def _label_width(series: Sequence[Series]) -> float:
-    longest = max((len(_shortened(line.label)) for line in series), default=0)
-    return 22 + _CHARACTER * (longest + 6)
+    longest = max((len(line.short_label) for line in series), default=0)
+    return 22 + CHARACTER_WIDTH * (longest + VALUE_CHARACTERS)
 
 
-def _line_labels(series: Sequence[Series], area: PlotArea) -> list[LineLabel]:
+def _line_labels(series: Sequence[Series], area: PlotArea) -> list[tuple[Series, float]]:
     labelled = [line for line in series if line.label]
-    lasts = [line.finite[-1] for line in labelled]
-    ends = [(area.across(x), area.down(y)) for x, y in lasts]
-    heights = spread([y for _, y in ends], LABEL_GAP, area.top + 4, area.height - area.bottom)
-    edge = area.width - area.right + 12
-    return [
-        LineLabel(
-            name=line.label,
-            short_name=_shortened(line.label),
-            css=line.css,
-            value=round(value, 2),
-            y=height,
-            leader=f"{x + 4:.1f},{y:.1f} {edge:.1f},{height:.1f}",
-        )
-        for line, (_, value), (x, y), height in zip(labelled, lasts, ends, heights, strict=True)
-    ]
+    ends = [area.down(line.finite[-1][1]) for line in labelled]
+    heights = spread(ends, LABEL_GAP, area.top + 4, area.height - area.bottom)
+    return list(zip(labelled, heights, strict=True))
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -234,13 +209,8 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return placed
 
 
-def _shortened(label: str) -> str:
-    return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1].rstrip(" ,") + "…"
-
-
 # Histograms whose bins are links, which `templates/histogram.svg` draws.
 
-HISTOGRAM_WIDTH, HISTOGRAM_HEIGHT, HISTOGRAM_BOTTOM = 500.0, 130.0, 18.0
 MAX_BINS = 24
 
 
@@ -248,10 +218,8 @@ MAX_BINS = 24
 class Bin:
     """A bar of a histogram, and the address that it leads to."""
 
-    x: float
-    y: float
-    width: float
     height: float
+    """Height relative to the highest bar, from 0 to 1."""
     title: str
     address: str
     is_chosen: bool
@@ -265,8 +233,6 @@ class Histogram:
 
     bins: Sequence[Bin]
     described: str
-    width: float = HISTOGRAM_WIDTH
-    height: float = HISTOGRAM_HEIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +258,7 @@ class BinEdges:
         return figure(round(self.low + number * self.width + middle, 9))
 
     def title(self, number: int) -> str:
-        """Return the range of a bin in words."""
+        """Return the range of a bin in words, or its whole number."""
         start = self.low + number * self.width
         if self.are_whole_numbers:
             return signed(start + 0.5, 0)
@@ -326,23 +292,17 @@ def histogram(
         return None
     edges = bin_edges(values)
     counts = Counter(map(edges.bin_of, values))
-    inner, most = HISTOGRAM_WIDTH / edges.count, max(counts.values())
-    every = max(1, math.ceil(edges.count / 10))
-    bins = []
-    for number in range(edges.count):
-        height = (HISTOGRAM_HEIGHT - HISTOGRAM_BOTTOM - 14) * counts[number] / most
-        bins.append(
-            Bin(
-                x=number * inner + 1,
-                y=HISTOGRAM_HEIGHT - HISTOGRAM_BOTTOM - height,
-                width=inner - 2,
-                height=height,
-                title=f"{edges.title(number)}: {counts[number]:,} of {len(values):,} trials",
-                address=address(None if number == chosen else number),
-                is_chosen=number == chosen,
-                label=edges.label(number) if number % every == 0 else "",
-            )
+    most, every = max(counts.values()), max(1, math.ceil(edges.count / 10))
+    bins = [
+        Bin(
+            height=counts[number] / most,
+            title=f"{edges.title(number)}: {counts[number]:,} of {len(values):,} trials",
+            address=address(None if number == chosen else number),
+            is_chosen=number == chosen,
+            label=edges.label(number) if number % every == 0 else "",
         )
+        for number in range(edges.count)
+    ]
     return Histogram(bins, f"{noun} of {len(values):,} trials")
 
 
@@ -399,46 +359,46 @@ class Bar:
 
 def time_bars(seconds_by_process: Mapping[str, Mapping[str, float]]) -> list[Bar]:
     """Return a bar for each process: the share of its time in each state."""
-    states = list(STATE_COLOURS)
-    bars = []
-    for process, seconds in seconds_by_process.items():
-        ordered = sorted(
-            seconds.items(),
-            key=lambda item: (
-                states.index(item[0]) if item[0] in states else len(states),
-                -item[1],
-            ),
+    places = {state: place for place, state in enumerate(STATE_COLOURS)}
+
+    def order(item: tuple[str, float]) -> tuple[float, float]:
+        return places.get(item[0], math.inf), -item[1]
+
+    return [
+        Bar(
+            process,
+            _bar_parts(dict(sorted(seconds.items(), key=order)), STATE_COLOURS),
+            duration(sum(seconds.values())),
         )
-        parts = _bar_parts(dict(ordered), STATE_COLOURS)
-        bars.append(Bar(process, parts, duration(sum(seconds.values()))))
-    return bars
+        for process, seconds in seconds_by_process.items()
+    ]
 
 
 def fate_bar(trials: Mapping[str, int]) -> Bar:
     """Return a bar of all granted trials: trained, dropped or in flight."""
-    return Bar("", _bar_parts({name: float(trials[name]) for name in FATE_COLOURS}, FATE_COLOURS))
+    return Bar("", _bar_parts({name: trials[name] for name in FATE_COLOURS}, FATE_COLOURS))
+
+
+def _bar_parts(sizes: Mapping[str, float], colours: Mapping[str, str]) -> list[BarPart]:
+    total = sum(sizes.values())
+    parts = []
+    for name, size in sizes.items():
+        if size > 0:
+            share, number = size / total, percent(size / total)
+            title = f"{words(name)} {number}"
+            text = title if share >= 0.14 else number if share >= 0.07 else ""
+            parts.append(BarPart(text, title, share, colours.get(name, "other")))
+    return parts
 
 
 def age_bar(label: str, shares: Mapping[int, float]) -> Bar:
     """Return a bar of the share of tokens of each age in steps."""
-    return Bar(label, [_age_part(age, share) for age, share in shares.items()])
-
-
-def _age_part(age: int, share: float) -> BarPart:
-    text = f"{age}: {percent(share)}" if share >= 0.14 else f"{age}" if share >= 0.04 else ""
-    return BarPart(text, f"{age} steps: {percent(share)}", share, "age", min(age, 8) / 8)
-
-
-def _bar_parts(sizes: Mapping[str, float], colours: Mapping[str, str]) -> list[BarPart]:
-    total = sum(sizes.values()) or 1.0
-    shares = {name: size / total for name, size in sizes.items() if size > 0}
-    return [_bar_part(name, share, colours.get(name, "other")) for name, share in shares.items()]
-
-
-def _bar_part(name: str, share: float, css: str) -> BarPart:
-    title = f"{words(name)} {percent(share)}"
-    text = title if share >= 0.14 else percent(share) if share >= 0.07 else ""
-    return BarPart(text, title, share, css)
+    parts = []
+    for age, share in shares.items():
+        text = f"{age}: {percent(share)}" if share >= 0.14 else f"{age}" if share >= 0.04 else ""
+        title = f"{age} steps: {percent(share)}"
+        parts.append(BarPart(text, title, share, "age", min(age, 8) / 8))
+    return Bar(label, parts)
 
 
 # Numbers and names in the form that a person reads: +0.75, 12.3k, 71 %, 1 min 36 s.

@@ -29,8 +29,8 @@ SUMMARY_PARTS = ("environment", "seed", "complete")
 COLOURS = ("heldout", "train", "blind", "swapped", "e0", "e1", "e3")
 """CSS classes of arms; further arms are not drawn."""
 LAST = ("return_by_episode", -1)
-TRAINED = "trained batches"
-SPLITS = {"held-out tasks": "heldout", TRAINED: "train"}
+SPLITS = {"held-out tasks": "heldout", "trained batches": "train"}
+"""What curves may show; the first one of which every run has a curve is drawn, or the last one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,10 +90,12 @@ class Arm:
 def arms(runs: Iterable[ComparedRun]) -> list[Arm]:
     """Sort runs into arms, in the order in which each arm first appears; seeds ascend."""
     flat = [(run, _compared_keys(run.records.config)) for run in runs]
-    differing = _differing([settings for _, settings in flat])
+    settings = [each for _, each in flat]
+    keys = dict.fromkeys(key for each in settings for key in each)
+    differing = [key for key in keys if _differs(key, settings)]
     found: dict[str, tuple[dict[str, Any], list[ComparedRun]]] = {}
-    for run, settings in flat:
-        own = {key: settings.get(key) for key in differing}
+    for run, values in flat:
+        own = {key: values.get(key) for key in differing}
         found.setdefault(repr(own), (own, []))[1].append(run)
     return [Arm(own, sorted(same, key=lambda run: run.seed)) for own, same in found.values()]
 
@@ -120,14 +122,16 @@ def flat_config(config: Config) -> dict[str, Any]:
     return flat
 
 
+def differences(one: Config, other: Config) -> list[tuple[str, str, str]]:
+    """Return the keys that differ with both values; "–" if a configuration lacks the key."""
+    left, right = flat_config(one), flat_config(other)
+    pairs = [(key, left.get(key, "–"), right.get(key, "–")) for key in (left | right)]
+    return [(key, str(a), str(b)) for key, a, b in pairs if a != b]
+
+
 def _compared_keys(config: Config) -> dict[str, Any]:
     keys = flat_config(config).items()
     return {key: value for key, value in keys if not key.startswith(IGNORED_KEYS)}
-
-
-def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for each in settings for key in each)
-    return [key for key in keys if _differs(key, settings)]
 
 
 def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
@@ -233,22 +237,15 @@ def curves(found: Sequence[Arm]) -> tuple[str, dict[str, Chart | None]]:
         trained batches otherwise.
     """
     shown = found[: len(COLOURS)]
-    points = {
-        name: [[_returns(run, split) for run in arm.runs] for arm in shown]
-        for name, split in SPLITS.items()
-    }
-    split = next(
-        (name for name, by_arm in points.items() if all(len(p) > 1 for arm in by_arm for p in arm)),
-        TRAINED,
-    )
+    for name, split in SPLITS.items():
+        drawn, points = name, [[_returns(run, split) for run in arm.runs] for arm in shown]
+        if all(len(returns) > 1 for by_run in points for returns in by_run):
+            break
     charts = {}
     for axis, x_of in AXES.items():
-        series = [
-            _arm_line(arm, by_run, x_of, colour)
-            for arm, by_run, colour in zip(shown, points[split], COLOURS, strict=False)
-        ]
+        series = [_arm_line(*each, x_of) for each in zip(shown, COLOURS, points, strict=False)]
         charts[axis] = line_chart(series, described="the last episode's return of every arm")
-    return split, charts
+    return drawn, charts
 
 
 def _returns(run: ComparedRun, split: str) -> dict[int, float]:
@@ -261,9 +258,9 @@ def _returns(run: ComparedRun, split: str) -> dict[int, float]:
 
 def _arm_line(
     arm: Arm,
+    colour: str,
     by_run: Sequence[Mapping[int, float]],
     x_of: Callable[[ComparedRun, int], float],
-    colour: str,
 ) -> Series:
     """Return the mean over an arm's runs at the versions that all of them have."""
     points, halves = [], []

@@ -20,16 +20,22 @@ CAPTIONS = {
 
 def learning_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
     """Return charts of held-out and train returns with their captions, on the same scale."""
-    span = _return_span(records)
-    charts = []
-    for split, caption in CAPTIONS.items():
-        series = [
+    lines = {
+        split: [
             *_reference_lines(records, split),
             *(_batches(records) if split == "train" else []),
+            *episode_lines(curve_points(records, split)),
         ]
-        series += _episode_lines(curve_points(records, split))
+        for split in CAPTIONS
+    }
+    returns = [y for series in lines.values() for line in series for _, y in line.finite]
+    low, high = min(returns, default=0.0), max(returns, default=1.0)
+    margin = 0.06 * (high - low) or 0.5
+    charts = []
+    for split, caption in CAPTIONS.items():
         described = f"return of each episode against steps, {caption}"
-        charts.append((caption, line_chart(series, described=described, y_span=span)))
+        span = (low - margin, high + margin)
+        charts.append((caption, line_chart(lines[split], described=described, y_span=span)))
     return charts
 
 
@@ -41,7 +47,7 @@ def environment_curves(records: RunRecords) -> list[tuple[str, Chart | None]]:
     for name in names:
         own = [(version, score["parts"]["environment"][name]) for version, score in points]
         described = f"return of each episode against steps, {name}"
-        charts.append((name, line_chart(_episode_lines(own), described=described)))
+        charts.append((name, line_chart(episode_lines(own), described=described)))
     return charts
 
 
@@ -94,14 +100,25 @@ def _numbered(values: Sequence[float]) -> list[Point]:
     return [(float(number), value) for number, value in enumerate(values, 1)]
 
 
-def _episode_lines(points: Sequence[CurvePoint]) -> list[Series]:
-    num_episodes = len(points[0][1]["return_by_episode"]) if points else 0
+def episode_lines(
+    points: Sequence[CurvePoint],
+    name: str = "return_by_episode",
+    half_widths: str = "ci95_by_episode",
+) -> list[Series]:
+    """Return a line for each episode.
+
+    Args:
+        points: ascending positions on the x axis, with a score each.
+        name: the figure of a score to draw, one value an episode.
+        half_widths: the figure with its half-widths; empty: none.
+    """
+    num_episodes = len(points[0][1][name]) if points else 0
     return [
         Series(
             f"episode {episode + 1}",
-            [(float(version), score["return_by_episode"][episode]) for version, score in points],
+            [(float(x), score[name][episode]) for x, score in points],
             episode_css(episode, num_episodes),
-            [score["ci95_by_episode"][episode] for _, score in points],
+            [score[half_widths][episode] for _, score in points] if half_widths else (),
             has_dots=True,
         )
         for episode in range(num_episodes)
@@ -130,22 +147,6 @@ def _reference_lines(records: RunRecords, split: str) -> list[Series]:
         Series(label, [(0.0, value), (float(last), value)], "reference")
         for label, (value,) in levels.items()
     ]
-
-
-def _return_span(records: RunRecords) -> tuple[float, float]:
-    """Return the range of all returns and references of both splits."""
-    values = [
-        value
-        for split in CAPTIONS
-        for _, score in curve_points(records, split)
-        for value in score["return_by_episode"]
-    ]
-    values += [value for line in records.metrics for value in line["return_by_episode"]]
-    for references in records.evaluation.get("references", {}).values():
-        values += [row[-1] for row in references.values()]
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    margin = 0.06 * (high - low) or 0.5
-    return low - margin, high + margin
 
 
 # Metrics against steps.

@@ -1,16 +1,22 @@
 """The report: one self-contained page about a run, from its headline to its configuration."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mage_async.config import config_file
+from mage_async.config.learning import Admission
 from mage_async.doctor import examine
 from mage_async.pages.charts import (
     FATE_COLOURS,
     Chart,
-    Series,
+    duration,
     fate_bar,
+    figure,
     line_chart,
+    percent,
+    signed,
     time_bars,
     words,
 )
@@ -18,14 +24,15 @@ from mage_async.pages.curves import (
     POLICY,
     THROUGHPUT,
     adaptation,
+    curve_points,
     environment_curves,
     episode_css,
+    episode_lines,
     learning_curves,
     metric_charts,
     set_css,
     staleness,
 )
-from mage_async.pages.headline import facts, headline
 from mage_async.pages.tables import (
     diversity_table,
     environment_tables,
@@ -36,13 +43,26 @@ from mage_async.pages.tables import (
 )
 from mage_async.pages.templating import fill
 from mage_async.pages.turns import sample_trial
-from mage_async.results.return_rows import SETS
+from mage_async.results.return_rows import SETS, EpisodeRow, Score, reference_rows
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_records
 
 MAX_FOLDED_TRIALS = 12
 SET_NAMES = {set_css(name): each.label for name, each in SETS.items()}
 """Legend of the evaluation sets: labels by CSS class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A large number with its label, its interval and a note."""
+
+    label: str
+    value: str
+    note: str
+    interval: str = ""
+    css: str = ""
+    before: str = ""
+    """The earlier number that `value` has grown from; empty: none."""
 
 
 def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
@@ -57,13 +77,20 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     """
     records = read_records(run)
     config, population = records.config, records.learner.get("population")
-    units = summary["environment"]["units"]
+    name, units = summary["environment"]["name"], summary["environment"]["units"]
     diversity, harder = summary.get("diversity"), summary.get("harder")
+    evaluation = summary.get("evaluation", {})
+    done = "" if summary["complete"] else ", not finished"
+    kind = words(summary["credit"]["kind"])
     return fill(
         "run.html",
-        title=f"{summary['environment']['name']} · seed {summary['seed']} · mage",
-        headline=headline(records, summary),
-        facts=facts(summary, config.admission),
+        title=f"{name} · seed {summary['seed']} · mage",
+        name=name,
+        run_line=f"{summary['steps']} steps{done} · seed {summary['seed']} · {kind} credit",
+        verdict=verdict(evaluation) if "heldout" in evaluation else _unfinished(records, summary),
+        tiles=_set_tiles(evaluation) if "heldout" in evaluation else [],
+        levels=" · ".join(map(_last_value, reference_rows(summary))),
+        facts=_facts(summary, config.admission),
         findings=examine(records),
         adaptation=adaptation_part(records, summary),
         set_names=SET_NAMES,
@@ -83,7 +110,124 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     )
 
 
+# The head of the page: the return, what the controls lower it to, and figures of the run.
+
+
+def _set_tiles(evaluation: Mapping[str, Score]) -> list[Tile]:
+    trials = f"{evaluation['heldout']['num_trials']:,} trials, 95 % interval"
+    tiles = [heldout_tile(evaluation["heldout"], trials)]
+    for name, each in SETS.items():
+        if name != "heldout" and name in evaluation:
+            returns, halves = (
+                evaluation[name][key] for key in ("return_by_episode", "ci95_by_episode")
+            )
+            label = f"{each.label}, episode {len(returns)}"
+            interval = f"± {halves[-1]:.2f}"
+            tiles.append(Tile(label, signed(returns[-1]), each.note, interval, set_css(name)))
+    return tiles
+
+
+def _last_value(reference: EpisodeRow) -> str:
+    text = f"{reference.label} {signed(reference.values[-1])}"
+    halves = reference.half_widths
+    return text if halves is None else f"{text} ± {halves[-1]:.2f}"
+
+
+def verdict(evaluation: Mapping[str, Score]) -> str:
+    """Return a sentence on the held-out return and on how much of it is adaptation.
+
+    Adaptation counts as shown if both controls lower the last return by more than the 95 %
+    half-width of the difference.
+    """
+    heldout, num_episodes = evaluation["heldout"], len(evaluation["heldout"]["return_by_episode"])
+    reached = f"In episode {num_episodes} the policy earns {_last(heldout)} on held-out tasks."
+    blind, swapped = evaluation.get("heldout_blind"), evaluation.get("heldout_swapped")
+    if blind is None or swapped is None or num_episodes == 1:
+        return reached
+    controls = (
+        f" Without the earlier episodes in its context it earns {_last(blind)}; with another"
+        f" hidden from the last episode on, {_last(swapped)}."
+    )
+    losses = [_loss(heldout, control) for control in (blind, swapped)]
+    if all(loss > noise for loss, noise in losses):
+        lost = " and ".join(signed(loss).removeprefix("+") for loss, _ in losses)
+        return f"{reached}{controls} Adaptation is what these controls take away: {lost}."
+    return (
+        f"{reached}{controls} Adaptation is what these controls take away, and at least one of them"
+        " takes away nothing that can be told from chance: this policy does not adapt."
+    )
+
+
+def _last(score: Score) -> str:
+    mean, half = score["return_by_episode"][-1], score["ci95_by_episode"][-1]
+    return f"{signed(mean)}\u00a0±\u00a0{half:.2f}"
+
+
+def _loss(heldout: Score, control: Score) -> tuple[float, float]:
+    """Return by how much a control lowers the last return, and the half-width of that."""
+    loss = heldout["return_by_episode"][-1] - control["return_by_episode"][-1]
+    halves = heldout["ci95_by_episode"][-1], control["ci95_by_episode"][-1]
+    return loss, math.hypot(*halves)
+
+
+def _unfinished(records: RunRecords, summary: Mapping[str, Any]) -> str:
+    """Return a sentence on how far a run without a final evaluation came."""
+    text = (
+        f"Not evaluated: it ended after {summary['steps']} of {records.config.learner.steps} steps."
+    )
+    if points := curve_points(records, "heldout"):
+        version, score = points[-1]
+        returns = " → ".join(signed(value) for value in score["return_by_episode"])
+        text += f" The curve's last point, version {version}, held-out: {returns}."
+    return text
+
+
+def _facts(summary: Mapping[str, Any], admission: Admission) -> list[Tile]:
+    """Return the run's own figures as small tiles."""
+    staleness, cache = summary.get("staleness", {}), summary.get("prefix_cache", {})
+    rates, mismatch = summary.get("throughput", {}), summary.get("logprob_mismatch", {})
+    spent = []
+    if "warm_start_s" in summary:
+        spent.append(f"warm start {duration(summary['warm_start_s'])} of it")
+    if "processor_s" in summary:
+        spent.append(f"{duration(summary['processor_s'])} of CPU time")
+    rows = [("wall time", duration(summary["wall_s"]), "; ".join(spent))]
+    if rates:
+        speed = f"{figure(rates['generated_tokens_per_s'])} sampled tokens/s"
+        rows.append(("trials/s", figure(rates["trials_per_s"]), speed))
+    if staleness:
+        lag = f" + {admission.lag} of lag" if admission.lag else ""
+        bound = f"max {figure(staleness['max'])} of {admission.max_staleness}{lag} allowed"
+        rows.append(("staleness, mean", f"{staleness['mean']:.2f}", bound))
+    if cache:
+        reuse = f"{percent(cache['reuse_rate'])} of tokens computed before"
+        rows.append(("prefix-cache hits", percent(cache["hit_rate"]), reuse))
+    if mismatch:
+        mean = f"nats; mean {figure(mismatch['mean_abs'])}"
+        rows.append(("log-prob mismatch, max", figure(mismatch["max_abs"]), mean))
+    if "invalid_actions_per_trial" in summary:
+        invalid = figure(round(summary["invalid_actions_per_trial"], 3))
+        rows.append(("invalid actions", invalid, "a trial, while training"))
+    for source, count in summary.get("injections", {}).items():
+        rows.append(("special tokens in text", f"{count:,}", f"observations of {source}"))
+    return [Tile(*row) for row in rows]
+
+
 # Parts of the report, which the live page of a run has too.
+
+
+def heldout_tile(heldout: Score, note: str) -> Tile:
+    """Return the largest tile of a page: the held-out return of the first and the last episode."""
+    returns, halves = heldout["return_by_episode"], heldout.get("ci95_by_episode")
+    has_several = len(returns) > 1
+    return Tile(
+        label=f"held-out return, episode 1{f' → {len(returns)}' if has_several else ''}",
+        value=signed(returns[-1]),
+        note=note,
+        interval=f"± {halves[-1]:.2f}" if halves else "",
+        css="hero",
+        before=signed(returns[0]) if has_several else "",
+    )
 
 
 def adaptation_part(records: RunRecords, summary: Mapping[str, Any]) -> Record | None:
@@ -165,27 +309,16 @@ def _harder_part(harder: Mapping[str, Any]) -> Record:
     return {
         "ladder": harder["ladder"],
         "returns": _rung_chart(harder["rungs"], "return_by_episode", "ci95_by_episode"),
-        "wins": _rung_chart(harder["rungs"], "won_by_episode"),
+        "wins": _rung_chart(harder["rungs"], "won_by_episode", ""),
         **harder_tables(harder),
     }
 
 
-def _rung_chart(
-    rungs: Sequence[Mapping[str, Any]], name: str, half_widths: str = ""
-) -> Chart | None:
+def _rung_chart(rungs: Sequence[Mapping[str, Any]], name: str, half_widths: str) -> Chart | None:
     """Return the chart of a figure against difficulty, with a line for each episode."""
-    num_episodes = len(rungs[0]["score"][name])
-    series = [
-        Series(
-            f"episode {episode + 1}",
-            [(float(place), rung["score"][name][episode]) for place, rung in enumerate(rungs)],
-            episode_css(episode, num_episodes),
-            [rung["score"][half_widths][episode] for rung in rungs] if half_widths else (),
-            has_dots=True,
-        )
-        for episode in range(num_episodes)
-    ]
+    points = [(place, rung["score"]) for place, rung in enumerate(rungs)]
     named = [(float(place), rung["label"]) for place, rung in enumerate(rungs)]
+    series = episode_lines(points, name, half_widths)
     return line_chart(series, described=f"{name} against difficulty", x_names=named)
 
 

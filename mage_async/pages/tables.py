@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from mage_async.pages.charts import MINUS, percent, signed
@@ -48,38 +49,33 @@ class Table:
     rows: Sequence[TableRow]
 
 
-def episode_table(head: str, rows: Iterable[EpisodeRow], text: Callable[[float], str]) -> Table:
-    """Return a table with a column for each episode, whose values are formatted by `text`."""
-    return _table(head, [TableRow(row.label, _cells(row, text)) for row in rows])
-
-
-def return_table(head: str, rows: Iterable[EpisodeRow], bound: float) -> Table:
-    """Return a table of returns: green for gains and red for losses.
+def episode_table(
+    head: str,
+    rows: Iterable[EpisodeRow],
+    text: Callable[[float], str] | None = None,
+    bound: float | None = None,
+) -> Table:
+    """Return a table with a column for each episode.
 
     Args:
-        bound: the largest possible return in absolute value, which has the deepest colour.
+        text: formats a value; `None`: values are returns.
+        bound: the largest possible return in absolute value, which has the deepest colour: green
+            for gains and red for losses. `None`: no colours.
     """
-    made = []
+    made, num_episodes = [], 0
     for row in rows:
-        cells = _cells(row, partial(signed, digits=2 if row.half_widths is None else 3))
-        shaded = [
-            TableCell(cell.text, cell.note, max(-1.0, min(1.0, value / bound)))
-            for cell, value in zip(cells, row.values, strict=True)
+        halves, num_episodes = row.half_widths or [], len(row.values)
+        written = text or partial(signed, digits=3 if halves else 2)
+        cells = [
+            TableCell(
+                written(value),
+                "" if half is None else f"± {half:.3f}",
+                None if bound is None else max(-1.0, min(1.0, value / bound)),
+            )
+            for value, half in zip_longest(row.values, halves)
         ]
-        made.append(TableRow(row.label, shaded, "quiet" if row.is_reference else ""))
-    return _table(head, made)
-
-
-def _cells(row: EpisodeRow, text: Callable[[float], str]) -> list[TableCell]:
-    halves = row.half_widths or [None] * len(row.values)
-    return [
-        TableCell(text(value), "" if half is None else f"± {half:.3f}")
-        for value, half in zip(row.values, halves, strict=True)
-    ]
-
-
-def _table(head: str, rows: Sequence[TableRow]) -> Table:
-    return Table([head, *(f"episode {k}" for k in range(1, len(rows[0].cells) + 1))], rows)
+        made.append(TableRow(row.label, cells, "quiet" if row.is_reference else ""))
+    return Table([head, *(f"episode {k}" for k in range(1, num_episodes + 1))], made)
 
 
 def sets_tables(
@@ -94,11 +90,11 @@ def sets_tables(
     probes = probe_rows(evaluation)
     rows = [*set_rows(evaluation).values(), *reference_rows(summary)]
     return {
-        "sets": return_table("set", rows, bound),
+        "sets": episode_table("set", rows, bound=bound),
         "wins": episode_table(
             "share", _win_rows(heldout, evaluation.get("heldout_blind")), percent
         ),
-        "seats": return_table("seat", seat_rows, bound) if len(seats) > 1 else None,
+        "seats": episode_table("seat", seat_rows, bound=bound) if len(seats) > 1 else None,
         "cut": _cut_short(evaluation),
         "probes": episode_table("set", probes.values(), percent) if probes else None,
     }
@@ -107,7 +103,7 @@ def sets_tables(
 def _win_rows(heldout: Mapping[str, Any], blind: Mapping[str, Any] | None) -> list[EpisodeRow]:
     """Return the shares of held-out tasks won: in the episode, and in any so far.
 
-    The latter never decreases, so the same policy without its earlier episodes stands beside it:
+    The latter never decreases, so a row of the same policy without its earlier episodes follows:
     it shows what independent retries reach.
     """
     won, lost = heldout["won_by_episode"], heldout["lost_by_episode"]
@@ -134,7 +130,7 @@ def environment_tables(summary: Mapping[str, Any]) -> list[dict[str, Table | str
         facts = environment.facts
         largest = max(abs(facts["min_return"] or 0.0), abs(facts["max_return"] or 0.0))
         rows = [*environment.sets.values(), *environment.references]
-        table = return_table("set", rows, largest / facts["units"] or 1.0)
+        table = episode_table("set", rows, bound=largest / facts["units"] or 1.0)
         tables.append({"label": environment.label, "table": table})
     return tables
 
@@ -143,7 +139,8 @@ def family_tables(sets: Mapping[str, Any], bound: float) -> list[dict[str, Table
     """Return the tables of held-out and train returns by family and by member."""
 
     def table(head: str, returns: Mapping[str, Sequence[float]]) -> Table:
-        return return_table(head, [EpisodeRow(*item) for item in returns.items()], bound)
+        rows = [EpisodeRow(*item) for item in returns.items()]
+        return episode_table(head, rows, bound=bound)
 
     return [
         {

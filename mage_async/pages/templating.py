@@ -87,16 +87,9 @@ KEYS = (
     ("?", "these keys"),
 )
 """Keys, and what each does; `static/view.js` of the server implements them."""
+_ENVIRONMENT.globals["keys"] = KEYS
 UNINDEXED_BYTES = 2_000_000
 """Bytes that the index of a run may lack before its pages mention it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A label and the address it leads to."""
-
-    label: str
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +102,8 @@ class Frame:
     """Name of the run that the page is about; empty for the list of runs."""
     tab: str | None = None
     """Key of `TABS`; `None` if the page is below a tab."""
-    crumbs: Sequence[Link] = ()
-    """The pages above, the highest first."""
+    crumbs: Sequence[tuple[str, str]] = ()
+    """Label and address of the pages above, the highest first."""
     before: str = ""
     after: str = ""
     """Addresses of the neighbours; empty: none."""
@@ -131,35 +124,23 @@ class Frame:
             return []
         return [(label, f"{self.home}{path}", path == self.tab) for path, label in TABS.items()]
 
-    @property
-    def keys(self) -> Sequence[tuple[str, str]]:
-        """See `KEYS`."""
-        return KEYS
-
 
 def run_address(name: str) -> str:
     """Return the address of a run by its name."""
     return f"runs/{quote(name, safe='')}/"
 
 
-@dataclass(frozen=True, slots=True)
-class IndexProgress:
-    """How much of a run's files its index has read, in bytes."""
+def progress_note(read: int, total: int) -> str:
+    """Return a sentence on what lists lack, or "" if the index of a run is complete enough.
 
-    read: int
-    total: int
-
-    @property
-    def share(self) -> float:
-        """Share from 0 to 1; unreadable bytes, such as a torn tail, keep it below 1."""
-        return self.read / self.total if self.total else 1.0
-
-
-def progress_note(progress: IndexProgress) -> str:
-    """Return a sentence on what lists lack, or "" if the index is complete enough."""
-    if progress.total - progress.read < UNINDEXED_BYTES or progress.share > 0.999:
+    Args:
+        read: bytes of the run's files that the index has read. Unreadable bytes, such as a torn
+            tail, keep it below `total`.
+        total: size of the files, bytes.
+    """
+    if total - read < UNINDEXED_BYTES or read > 0.999 * total:
         return ""
     return (
-        f"{percent(progress.share)} of this run's files are in the index so far, the newest first: "
+        f"{percent(read / total)} of this run's files are in the index so far, the newest first: "
         "lists grow while it is built."
     )

@@ -3,21 +3,16 @@
 Shapes: `T` tokens of a segment.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from markupsafe import Markup
-
-from mage_async.pages.templating import Frame, fill
-from mage_async.pages.trial_lists import ListedGroup
 from mage_async.policy_version import Provenance, VersionRun
 from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Kind, Segment, Trial, Turn
-from mage_async.trials.trial_as_dict import Decode, TurnText, turn_texts
+from mage_async.trials.trial_as_dict import Decode, turn_texts
 
 _TEMPLATE_MARKS = re.compile(
     r"<\|im_start\|>\w+\n?|<\|start_header_id\|>\w+<\|end_header_id\|>|<start_of_turn>\w+\n?"
@@ -54,9 +49,6 @@ class TurnCredit:
     return_to_go: float | None = None
     advantage: float | None = None
     """Advantage of each sampled token of the turn."""
-
-
-UNKNOWN = TurnCredit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +118,30 @@ def shown_trial(
     """
     texts, ending = turn_texts(trial, decode)
     alternatives = {each.turn: each.action for each in trial.alternatives}
-    turns = [
-        _shown_turn(trial, number, text, step, alternatives.get(number, ""), known)
-        for number, (text, known) in enumerate(
-            zip(texts, credit or [UNKNOWN] * len(texts), strict=True)
+    turns = []
+    for number, (turn, text) in enumerate(zip(trial.turns, texts, strict=True)):
+        segment = trial.segments[turn.segment]
+        sampled = segment.is_sampled[turn.start : turn.stop]
+        runs = {_run_at(segment.versions, place) for place in range(turn.start, turn.stop)}
+        oldest = min((run.policy for run in runs if run is not None), default=None)
+        turns.append(
+            ShownTurn(
+                number=number,
+                kind=turn.kind.name.lower() if turn.kind is not Kind.ACT else "",
+                episode=turn.episode,
+                observation=readable(text.observation),
+                completion=readable(text.completion),
+                action=turn.action,
+                reward=turn.reward,
+                is_valid=turn.is_valid,
+                num_tokens=int(sampled.sum()),
+                logprob=float(segment.logprobs[turn.start : turn.stop][sampled].sum()),
+                staleness=None if step is None or oldest is None else step - 1 - oldest,
+                info=turn.info,
+                alternative=alternatives.get(number, ""),
+                credit=credit[number] if credit else TurnCredit(),
+            )
         )
-    ]
     rewards = trial.episode_rewards()
     return ShownTrial(
         number=trial.index,
@@ -141,37 +151,6 @@ def shown_trial(
         duration_s=trial.duration_s,
         memory=trial.memory,
         seat=trial.task.seat if num_seats(trial.task.member) > 1 else None,
-    )
-
-
-def _shown_turn(
-    trial: Trial,
-    number: int,
-    text: TurnText,
-    step: int | None,
-    alternative: str,
-    credit: TurnCredit,
-) -> ShownTurn:
-    turn = trial.turns[number]
-    segment = trial.segments[turn.segment]
-    sampled = segment.is_sampled[turn.start : turn.stop]
-    runs = {_run_at(segment.versions, place) for place in range(turn.start, turn.stop)}
-    oldest = min((run.policy for run in runs if run is not None), default=None)
-    return ShownTurn(
-        number=number,
-        kind=turn.kind.name.lower() if turn.kind is not Kind.ACT else "",
-        episode=turn.episode,
-        observation=readable(text.observation),
-        completion=readable(text.completion),
-        action=turn.action,
-        reward=turn.reward,
-        is_valid=turn.is_valid,
-        num_tokens=int(sampled.sum()),
-        logprob=float(segment.logprobs[turn.start : turn.stop][sampled].sum()),
-        staleness=None if step is None or oldest is None else step - 1 - oldest,
-        info=turn.info,
-        alternative=alternative,
-        credit=credit,
     )
 
 
@@ -272,80 +251,3 @@ def shown_tokens(
 def _run_at(runs: Sequence[VersionRun], place: int) -> VersionRun | None:
     """Return the run of versions that a token lies in; `None` before the first."""
     return next((run for run in reversed(runs) if run.start <= place), None)
-
-
-MAX_TOKENS = 1000
-"""Tokens on one page of a turn."""
-LONG_TEXT = 700
-"""Characters; longer texts are folded."""
-
-
-def group_page(
-    frame: Frame,
-    group: ListedGroup,
-    trials: Sequence[ShownTrial],
-    missing: Sequence[str],
-    marked: int | None,
-) -> Markup:
-    """Return the page of a group, with its trials side by side.
-
-    Args:
-        missing: sentences on why trials could not be read.
-        marked: number of the trial to highlight.
-    """
-    return fill(
-        "group.html",
-        frame=frame,
-        group=group,
-        trials=trials,
-        missing=missing,
-        marked=marked,
-        long_text=LONG_TEXT,
-    )
-
-
-def turn_page(
-    frame: Frame,
-    trial: ShownTrial,
-    turn: ShownTurn,
-    tokens: Sequence[ShownToken],
-    first: int,
-    address: str,
-    unknown: str,
-) -> Markup:
-    """Return the page of one turn with its tokens.
-
-    Args:
-        tokens: all tokens of the completion.
-        first: number of the first token to show.
-        address: address of the page.
-        unknown: why its return and advantage are not known; empty if they are.
-    """
-    stop = first + MAX_TOKENS
-    return fill(
-        "turn.html",
-        frame=frame,
-        trial=trial,
-        turn=turn,
-        tokens=tokens[first:stop],
-        first=first,
-        num_tokens=len(tokens),
-        more=f"{address}?first={stop}" if stop < len(tokens) else "",
-        unknown=unknown,
-        info=_info_rows(turn.info),
-        long_text=LONG_TEXT,
-    )
-
-
-def _info_rows(info: str) -> list[tuple[str, str]]:
-    """Return the environment's information by name; text that is no JSON object as it is."""
-    try:
-        parsed = json.loads(info or "{}")
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict):
-        return [("info", info)]
-    return [
-        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-        for key, value in parsed.items()
-    ]

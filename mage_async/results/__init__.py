@@ -1,1 +1,1 @@
-"""What a run leaves on disk, and what is computed from it: metrics, scores, summary."""
+"""The files of a run, and the figures computed from them: metrics, scores, summary."""

@@ -7,8 +7,10 @@ later call runs the missing cells and reads the finished ones.
 import itertools
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -234,8 +236,7 @@ def _histogram(metrics: Sequence[Record], ending: str) -> dict[int, float]:
     shares: dict[int, float] = {}
     for record in metrics:
         for age in range(OLDEST_AGE + 1):
-            share = record.get(f"token_share_age_{age}{ending}", 0.0)
-            if share:
+            if share := record.get(f"token_share_age_{age}{ending}", 0.0):
                 shares[age] = shares.get(age, 0.0) + share / len(metrics)
     return shares
 
@@ -307,14 +308,13 @@ def checked_configs(
     Raises:
         MageError: a cell cannot be run; the message names the key and the reason.
     """
-    return {cell: _checked(file, [*assignments, *cell.assignments()], method) for cell in wanted}
-
-
-def _checked(file: Path, assignments: list[str], method: str | None) -> Config:
-    config = config_file.load(file, assignments, method)
-    check(config)
-    check_source(config.policy)
-    return config
+    configs = {}
+    for cell in wanted:
+        config = config_file.load(file, [*assignments, *cell.assignments()], method)
+        check(config)
+        check_source(config.policy)
+        configs[cell] = config
+    return configs
 
 
 # Finished runs, grouped for tables and charts.
@@ -324,27 +324,25 @@ POINTS = 15
 RunsBySetting = Mapping[Setting, Sequence[FinishedRun]]
 
 
-def by_setting(finished: Sequence[FinishedRun]) -> dict[Setting, list[FinishedRun]]:
+def by_setting(finished: Iterable[FinishedRun]) -> dict[Setting, list[FinishedRun]]:
     """Group runs that differ only in their seed; settings and seeds ascend."""
-    found: dict[Setting, list[FinishedRun]] = {}
-    for each in sorted(finished, key=lambda one: (one.cell.setting, one.cell.seed)):
-        found.setdefault(each.cell.setting, []).append(each)
-    return found
+    ordered = sorted(finished, key=lambda run: (run.cell.setting, run.cell.seed))
+    return {key: list(runs) for key, runs in groupby(ordered, lambda run: run.cell.setting)}
 
 
 def by_flow(runs: RunsBySetting) -> dict[str, list[FinishedRun]]:
     """Group runs whose tokens have the same ages, by `Setting.flow`."""
-    found: dict[str, list[FinishedRun]] = {}
+    found = defaultdict[str, list[FinishedRun]](list)
     for setting, same in runs.items():
-        found.setdefault(setting.flow, []).extend(same)
+        found[setting.flow] += same
     return found
 
 
 def by_method(runs: RunsBySetting) -> dict[str, list[Setting]]:
     """Group settings that a chart joins by a line, by `Setting.method`."""
-    found: dict[str, list[Setting]] = {}
+    found = defaultdict[str, list[Setting]](list)
     for setting in runs:
-        found.setdefault(setting.method, []).append(setting)
+        found[setting.method].append(setting)
     return found
 
 

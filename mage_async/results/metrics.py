@@ -8,9 +8,9 @@ from mage_async.admission.ledger import LedgerCounts
 from mage_async.environments.environment import Environment
 from mage_async.environments.mix import component_of, label_of
 from mage_async.methods.registry import metrics as of_methods
-from mage_async.policy_version import PROVENANCES, VersionRun, oldest, tokens_by_provenance
+from mage_async.policy_version import PROVENANCES, oldest, tokens_by_provenance
 from mage_async.tasks.population import is_policy
-from mage_async.trajectory import Group, Kind, Segment, Trial, Turn
+from mage_async.trajectory import Group, Kind, Segment, Trial
 
 IN = "_in_"
 INJECTIONS = {side: f"injections_by_{side}" for side in ("environment", "opponent")}
@@ -144,19 +144,53 @@ def batch_metrics(
         num_episodes: episodes of a whole trial; a curriculum may play fewer.
     """
     trials = [trial for group in groups for trial in group.trials]
+    num_trials, totals = max(1, len(trials)), batch_totals(groups)
+    num_actions = sum(turn.kind is Kind.ACT for trial in trials for turn in trial.turns)
     return {
         **_returns(trials, environment, num_episodes),
-        "invalid_actions_per_trial": _mean([trial.num_invalid() for trial in trials]),
-        "valid_action_share": _valid_share(trials),
+        "invalid_actions_per_trial": totals["invalid_actions"] / num_trials,
+        "valid_action_share": 1.0 - totals["invalid_actions"] / max(1, num_actions),
         **_injections(trials),
         "trials_per_s": len(trials) / elapsed_s,
-        "generated_tokens_per_s": sum(trial.num_sampled() for trial in trials) / elapsed_s,
-        "trained_tokens_per_s": sum(trial.num_tokens() for trial in trials) / elapsed_s,
-        "trial_s": _mean([trial.duration_s for trial in trials]),
-        "extension_faults": sum(trial.num_extension_faults for trial in trials),
-        **prefix_rates(trials),
+        "generated_tokens_per_s": totals["generated_tokens"] / elapsed_s,
+        "trained_tokens_per_s": totals["trained_tokens"] / elapsed_s,
+        "trial_s": sum(trial.duration_s for trial in trials) / num_trials,
+        "extension_faults": totals["extension_faults"],
+        **prefix_rates(totals),
         **_reuse_by_episode(trials),
         **_provenance_shares(trials),
+    }
+
+
+def batch_totals(groups: Sequence[Group]) -> dict[str, int]:
+    """Return the counts that a batch adds to the totals of a run."""
+    trials = [trial for group in groups for trial in group.trials]
+    return {
+        "trials": len(trials),
+        "generated_tokens": sum(trial.num_sampled() for trial in trials),
+        "trained_tokens": sum(trial.num_tokens() for trial in trials),
+        "prompt_tokens": sum(trial.num_prompt_tokens for trial in trials),
+        "reused_tokens": sum(trial.num_reused_tokens for trial in trials),
+        "repeated_tokens": sum(trial.num_repeated_tokens for trial in trials),
+        "invalid_actions": sum(trial.num_invalid() for trial in trials),
+        "extension_faults": sum(trial.num_extension_faults for trial in trials),
+    }
+
+
+def prefix_rates(totals: Mapping[str, int]) -> dict[str, float]:
+    """Return the shares of prompt tokens that the engine took from its prefix cache.
+
+    `prefix_hit_rate` is reused / all prompt tokens. It stays below 1, because each turn brings new
+    tokens: about `2 / (n + 1)` of a history of n turns. `prefix_reuse_rate` leaves new tokens out:
+    it is 1 if no token was computed twice.
+
+    Args:
+        totals: counts of `batch_totals`, of one batch or of a run.
+    """
+    reused = totals["reused_tokens"]
+    return {
+        "prefix_hit_rate": reused / max(1, totals["prompt_tokens"]),
+        "prefix_reuse_rate": reused / max(1, reused + totals["repeated_tokens"]),
     }
 
 
@@ -164,21 +198,18 @@ def _returns(
     trials: Sequence[Trial], environment: Environment, num_episodes: int
 ) -> dict[str, list[float]]:
     """Return the mean returns by episode: of all trials and, in a mix, of each environment."""
-    alike: dict[str, list[list[float]]] = {}
+    rows: dict[str, list[list[float]]] = {"return_by_episode": []}
     for trial in trials:
-        row, units = (
-            trial.episode_rewards(),
-            component_of(environment, trial.task.member).facts.units,
-        )
-        row = [reward / units for reward in row + row[-1:] * (num_episodes - len(row))]
-        alike.setdefault(label_of(environment, trial.task.member) or "", []).append(row)
-    every = [row for rows in alike.values() for row in rows]
-    means = {f"return_by_episode{IN}{label}": alike[label] for label in sorted(alike) if label}
-    return {name: _columns(rows) for name, rows in ({"return_by_episode": every} | means).items()}
-
-
-def _columns(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(column) / len(column) for column in zip(*rows, strict=True)]
+        rewards, member = trial.episode_rewards(), trial.task.member
+        units = component_of(environment, member).facts.units
+        row = [reward / units for reward in rewards + rewards[-1:] * (num_episodes - len(rewards))]
+        rows["return_by_episode"].append(row)
+        if label := label_of(environment, member):
+            rows.setdefault(f"return_by_episode{IN}{label}", []).append(row)
+    return {
+        name: [sum(column) / len(column) for column in zip(*own, strict=True)]
+        for name, own in sorted(rows.items())
+    }
 
 
 def returns_by_environment(record: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -210,70 +241,32 @@ def injections_by_source(
     return {source: count for source, count in counts.items() if count}
 
 
-def _valid_share(trials: Sequence[Trial]) -> float:
-    num_actions = sum(turn.kind is Kind.ACT for trial in trials for turn in trial.turns)
-    return 1.0 - sum(trial.num_invalid() for trial in trials) / max(1, num_actions)
-
-
-def prefix_rates(trials: Sequence[Trial]) -> dict[str, float]:
-    """Return the shares of prompt tokens that the engine took from its prefix cache.
-
-    `prefix_hit_rate` is reused / all prompt tokens. It stays below 1, because each turn brings new
-    tokens: about `2 / (n + 1)` of a history of n turns. `prefix_reuse_rate` leaves new tokens out:
-    it is 1 if no token was computed twice.
-    """
-    prompt = sum(trial.num_prompt_tokens for trial in trials)
-    reused = sum(trial.num_reused_tokens for trial in trials)
-    repeated = sum(trial.num_repeated_tokens for trial in trials)
-    return {
-        "prefix_hit_rate": reused / max(1, prompt),
-        "prefix_reuse_rate": reused / max(1, reused + repeated),
-    }
-
-
 def _reuse_by_episode(trials: Sequence[Trial]) -> dict[str, float]:
     """Return the reused prompt tokens of each episode, as a share and as a mean over trials.
 
     Episodes that no trial played are left out.
     """
-    prompt: dict[int, int] = {}
-    reused: dict[int, int] = {}
+    prompt, reused = Counter[int](), Counter[int]()
     for turn in (turn for trial in trials for turn in trial.turns):
-        prompt[turn.episode] = prompt.get(turn.episode, 0) + turn.start
-        reused[turn.episode] = reused.get(turn.episode, 0) + turn.num_reused
+        prompt[turn.episode + 1] += turn.start
+        reused[turn.episode + 1] += turn.num_reused
     shares = {
-        f"prefix_hit_rate_episode_{episode + 1}": reused[episode] / max(1, prompt[episode])
+        f"prefix_hit_rate_episode_{episode}": reused[episode] / max(1, prompt[episode])
         for episode in sorted(prompt)
     }
     return shares | {
-        f"reused_prompt_tokens_episode_{episode + 1}": reused[episode] / len(trials)
+        f"reused_prompt_tokens_episode_{episode}": reused[episode] / len(trials)
         for episode in sorted(prompt)
     }
 
 
 def _provenance_shares(trials: Sequence[Trial]) -> dict[str, float]:
     """Return the shares of sampled tokens by the way in which their version is known."""
-    counts = dict.fromkeys(PROVENANCES, 0)
+    counts = Counter(dict.fromkeys(PROVENANCES, 0))
     for segment in (segment for trial in trials for segment in trial.segments):
-        for name, count in tokens_by_provenance(segment.versions, segment.is_sampled).items():
-            counts[name] += count
-    total = max(1, sum(counts.values()))
+        counts.update(tokens_by_provenance(segment.versions, segment.is_sampled))
+    total = max(1, counts.total())
     return {f"{name}_version_share": count / total for name, count in counts.items()}
-
-
-def batch_totals(groups: Sequence[Group]) -> dict[str, int]:
-    """Return the counts that a batch adds to the totals of a run."""
-    trials = [trial for group in groups for trial in group.trials]
-    return {
-        "trials": len(trials),
-        "generated_tokens": sum(trial.num_sampled() for trial in trials),
-        "trained_tokens": sum(trial.num_tokens() for trial in trials),
-        "prompt_tokens": sum(trial.num_prompt_tokens for trial in trials),
-        "reused_tokens": sum(trial.num_reused_tokens for trial in trials),
-        "repeated_tokens": sum(trial.num_repeated_tokens for trial in trials),
-        "invalid_actions": sum(trial.num_invalid() for trial in trials),
-        "extension_faults": sum(trial.num_extension_faults for trial in trials),
-    }
 
 
 def trial_counts(counts: LedgerCounts) -> dict[str, int]:
@@ -306,10 +299,6 @@ def explanation_of(name: str) -> tuple[str, str]:
     return METRICS.get(name) or of_methods().get(name, ("", ""))
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
-
-
 # Metrics that warn of a fault outside of learning; the doctor reads them. Counts by member or by
 # actor are left out of a step if they are empty.
 
@@ -328,7 +317,8 @@ def truncated_share(groups: Sequence[Group], most_tokens: int | None) -> float:
     """
     if most_tokens is None:
         return 0.0
-    acts = [turn for turn in _turns(groups) if turn.kind is Kind.ACT]
+    turns = (turn for group in groups for trial in group.trials for turn in trial.turns)
+    acts = [turn for turn in turns if turn.kind is Kind.ACT]
     cut = sum(turn.stop - turn.start >= most_tokens and not turn.is_valid for turn in acts)
     return cut / max(1, len(acts))
 
@@ -347,7 +337,9 @@ def over_bound_by_actor(
     for group in groups:
         if group.grant in actors:
             found[actors[group.grant]] += sum(
-                _tokens_before(segment, version - bound) for segment in _segments(group)
+                _tokens_before(segment, version - bound)
+                for trial in group.trials
+                for segment in trial.segments
             )
     total = sum(trial.num_sampled() for group in groups for trial in group.trials)
     return {actor: count / max(1, total) for actor, count in sorted((+found).items())}
@@ -373,17 +365,9 @@ def idle_share(before: Seconds, now: Seconds) -> float | None:
     return sum(spent[state] for state in WAITING) / total if total > 0 else None
 
 
-def _turns(groups: Sequence[Group]) -> list[Turn]:
-    return [turn for group in groups for trial in group.trials for turn in trial.turns]
-
-
-def _segments(group: Group) -> list[Segment]:
-    return [segment for trial in group.trials for segment in trial.segments]
-
-
 def _tokens_before(segment: Segment, version: int) -> int:
     """Count the sampled tokens that versions below `version` sampled."""
-    runs: Sequence[VersionRun] = segment.versions
+    runs = segment.versions
     if not runs or oldest(runs) >= version:
         return 0
     stops = [*(run.start for run in runs[1:]), len(segment.tokens)]

@@ -1,10 +1,10 @@
 """Score a set of trials: return of each episode with its interval, wins, and behaviour.
 
-Also the reference values of an environment, which stand beside a score: random play, the best
+Also the reference values of an environment, with which a score is compared: random play, the best
 response, exact inference.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -124,40 +124,27 @@ def score(trials: Sequence[Trial], environment: Environment) -> Score:
 
 def _rows(trials: Sequence[Trial], environment: Environment) -> list[_TrialReturns]:
     """Return the results of each trial, by the facts of the environment that it played."""
-    facts = [component_of(environment, trial.task.member).facts for trial in trials]
-    alike: dict[Facts, list[Trial]] = defaultdict(list)
-    for trial, each in zip(trials, facts, strict=True):
-        alike[each].append(trial)
-    least = {each: _least(own, each) for each, own in alike.items()}
-    return [
-        _row(_rewards(trial, least[each]), each) for trial, each in zip(trials, facts, strict=True)
-    ]
-
-
-def _row(rewards: Sequence[float], facts: Facts) -> _TrialReturns:
-    return _TrialReturns(
-        [reward / facts.units for reward in rewards],
-        [facts.is_won(reward) for reward in rewards],
-        [facts.is_lost(reward) for reward in rewards],
-    )
-
-
-def _least(trials: Sequence[Trial], facts: Facts) -> float:
-    """Return the reward that an unfinished episode counts: the declared minimum or, if none is
-    declared, the least that any finished episode earned, and at most 0.
-    """
-    if facts.min_return is not None:
-        return facts.min_return
-    finished = (trial.episode_rewards()[: trial.cut_at] for trial in trials)
-    return min((0.0, *(reward for row in finished for reward in row)))
-
-
-def _rewards(trial: Trial, least: float) -> list[float]:
-    """Return the undiscounted reward of every episode; `least` for unfinished ones."""
-    rewards = trial.episode_rewards()
-    if trial.cut_at is None:
-        return rewards
-    return rewards[: trial.cut_at] + [least] * (trial.num_episodes - trial.cut_at)
+    played = [(trial, component_of(environment, trial.task.member).facts) for trial in trials]
+    finished: dict[Facts, list[float]] = defaultdict(list)
+    for trial, facts in played:
+        finished[facts] += trial.episode_rewards()[: trial.cut_at]
+    rows = []
+    for trial, facts in played:
+        rewards = trial.episode_rewards()
+        if trial.cut_at is not None:
+            # An unfinished episode counts the declared minimum or, if none is declared, the least
+            # that any finished episode earned, and at most 0.
+            known = facts.min_return
+            least = min([0.0, *finished[facts]]) if known is None else known
+            rewards = rewards[: trial.cut_at] + [least] * (trial.num_episodes - trial.cut_at)
+        rows.append(
+            _TrialReturns(
+                [reward / facts.units for reward in rewards],
+                [facts.is_won(reward) for reward in rewards],
+                [facts.is_lost(reward) for reward in rewards],
+            )
+        )
+    return rows
 
 
 def _parts(names: Sequence[str], rows: Sequence[_TrialReturns]) -> dict[str, PartScore]:
@@ -198,15 +185,14 @@ def _means(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _probes(trials: Sequence[Trial], environment: Environment) -> list[float]:
-    acts = [0] * trials[0].num_episodes
-    probes = [0] * trials[0].num_episodes
+    acts, probes = Counter[int](), Counter[int]()
     for trial in trials:
         played = component_of(environment, trial.task.member)
         for turn in trial.turns:
             if turn.kind is Kind.ACT:
                 acts[turn.episode] += 1
                 probes[turn.episode] += played.is_probe(turn.action)
-    return [probe / max(1, count) for probe, count in zip(probes, acts, strict=True)]
+    return [probes[k] / max(1, acts[k]) for k in range(trials[0].num_episodes)]
 
 
 def _mean(values: Sequence[float]) -> float:

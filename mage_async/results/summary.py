@@ -1,18 +1,17 @@
-"""Summarise a run as one JSON document, and as the points that trackers such as W&B receive.
+"""Summarise a run as one JSON document.
 
 The summary of an interrupted run has only the keys that can be known, and `complete` is false.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from mage_async.assembly import environment_of
 from mage_async.results.durable_files import write_whole
-from mage_async.results.metrics import injections_by_source
+from mage_async.results.metrics import injections_by_source, prefix_rates
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, RunRecords, read_records
 
@@ -51,16 +50,25 @@ def summarise(run: RunDirectory, *, wall_s: float, processor_s: float | None) ->
         "wall_s": wall_s,
         "processor_s": processor_s,
         "warm_start_s": records.learner.get("warm_start_s"),
-        "evaluation": _evaluation(records.evaluation),
+        "evaluation": {
+            name: {key: score[key] for key in _SCORE_KEYS if key in score}
+            for name, score in records.evaluation.get("sets", {}).items()
+        },
         "references": records.evaluation.get("references"),
         "reference_ci95": records.evaluation.get("reference_ci95"),
         "environments": records.evaluation.get("environments"),
         "diversity": records.evaluation.get("diversity"),
         "harder": records.evaluation.get("harder"),
-        "throughput": _throughput(records),
+        "throughput": {
+            name: weighted_mean([record[name] for record in records.metrics], records.step_s())
+            for name in _RATES
+            if records.metrics
+        },
         "staleness": _staleness(records),
         "prefix_cache": _prefix_cache(records),
-        "invalid_actions_per_trial": _invalid_actions(records),
+        "invalid_actions_per_trial": (
+            _mean_over_steps(records, "invalid_actions_per_trial") if records.metrics else None
+        ),
         "injections": injections_by_source(records.metrics, records.config.environment.name),
         "logprob_mismatch": _mismatch([*records.metrics, records.learner.get("parity", {})]),
         "trials": records.learner.get("trials"),
@@ -75,7 +83,9 @@ def write_summary(run: RunDirectory, summary: Record) -> None:
 
 
 def _identity(records: RunRecords) -> Record:
-    config, steps = records.config, _num_steps(records)
+    config = records.config
+    last = records.metrics[-1]["step"] if records.metrics else 0
+    steps = records.learner.get("version", last)
     is_whole = bool(records.learner) and bool(records.evaluation)
     facts = environment_of(config).facts
     return {
@@ -90,28 +100,6 @@ def _identity(records: RunRecords) -> Record:
             "max_return": facts.max_return,
         },
         "credit": msgspec.to_builtins(config.credit),
-    }
-
-
-def _num_steps(records: RunRecords) -> int:
-    last = records.metrics[-1]["step"] if records.metrics else 0
-    return records.learner.get("version", last)
-
-
-def _evaluation(evaluation: Record) -> Record:
-    sets = evaluation.get("sets", {})
-    return {
-        name: {key: score[key] for key in _SCORE_KEYS if key in score}
-        for name, score in sets.items()
-    }
-
-
-def _throughput(records: RunRecords) -> Record:
-    seconds = records.step_s()
-    return {
-        name: weighted_mean([record[name] for record in records.metrics], seconds)
-        for name in _RATES
-        if records.metrics
     }
 
 
@@ -145,24 +133,16 @@ def _over_tokens(records: RunRecords, name: str) -> float:
 def _prefix_cache(records: RunRecords) -> Record:
     """Return shares of prompt tokens: from the totals or, without them, as means over steps."""
     if totals := records.learner.get("totals"):
-        prompt, reused = totals["prompt_tokens"], totals["reused_tokens"]
-        computed_before = reused + totals["repeated_tokens"]
-        return {
-            "hit_rate": reused / max(1, prompt),
-            "reuse_rate": reused / max(1, computed_before),
-        }
-    names = {"hit_rate": "prefix_hit_rate", "reuse_rate": "prefix_reuse_rate"}
-    return {
-        key: sum(record[name] for record in records.metrics) / len(records.metrics)
-        for key, name in names.items()
-        if records.metrics
-    }
+        rates = prefix_rates(totals)
+    else:
+        names = ("prefix_hit_rate", "prefix_reuse_rate") if records.metrics else ()
+        rates = {name: _mean_over_steps(records, name) for name in names}
+    return {name.removeprefix("prefix_"): rate for name, rate in rates.items()}
 
 
-def _invalid_actions(records: RunRecords) -> float | None:
-    # A mean over steps is one over trials, because every step trains equally many.
-    values = [record["invalid_actions_per_trial"] for record in records.metrics]
-    return sum(values) / len(values) if values else None
+def _mean_over_steps(records: RunRecords, name: str) -> float:
+    # Every step trains equally many trials, so this is a mean over trials, too.
+    return sum(record[name] for record in records.metrics) / len(records.metrics)
 
 
 def _mismatch(measured: Sequence[Record]) -> Record:
@@ -183,71 +163,3 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     total = sum(weights)
     pairs = zip(values, weights, strict=True)
     return sum(value * weight for value, weight in pairs) / total if total else 0.0
-
-
-# Points for trackers: numbers by name, made from the files that a run writes anyway.
-#
-# A name begins with the origin of the number and ends with the name that `results/metrics.py` or
-# `results/score.py` gives it: `train/entropy` (a step), `evaluation/heldout/...` (a point of the
-# curve), `final/heldout_blind/...` (the end). Elements of a list are numbered from 1, as episodes
-# are: `train/return_by_episode_3`.
-
-TRACKED_OF_A_SET = (
-    "return_by_episode",
-    "ci95_by_episode",
-    "won_by_episode",
-    "won_within",
-    "invalid_actions_per_trial",
-    "cut_short",
-)
-"""Scores of a set that trackers receive; others, such as returns by member, are in the run's files.
-"""
-TRACKED_OF_THE_END = ("wall_s", "processor_s", "throughput", "staleness", "prefix_cache")
-"""Keys of the summary that trackers receive."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Numbers by name that belong to one policy version."""
-
-    step: int
-    """The policy version."""
-    time_s: float
-    """Seconds since the learner began to train."""
-    values: dict[str, float]
-
-
-def of_step(record: Record) -> Point:
-    """Return the point of a line of `metrics.jsonl`."""
-    values = {name: value for name, value in record.items() if name != "step"}
-    return Point(record["step"], record["time_s"], dict(flat(values, "train")))
-
-
-def of_evaluation(record: Record) -> Point:
-    """Return the point of a line of `evaluations.jsonl`."""
-    return Point(record["version"], record["time_s"], dict(_sets(record["sets"], "evaluation")))
-
-
-def of_end(summary: Record, time_s: float) -> Point:
-    """Return the point of a finished run's summary, after `time_s` seconds of training."""
-    whole = {name: summary[name] for name in TRACKED_OF_THE_END if name in summary}
-    values = dict(_sets(summary["evaluation"], "final")) | dict(flat(whole, "final"))
-    return Point(summary["steps"], time_s, values)
-
-
-def flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    """Yield the path and value of every number in a tree; other values are left out."""
-    for name, value in tree.items():
-        path = f"{prefix}/{name}"
-        if isinstance(value, Mapping):
-            yield from flat(value, path)
-        elif isinstance(value, list):
-            yield from flat({f"{name}_{n}": part for n, part in enumerate(value, 1)}, prefix)
-        elif isinstance(value, int | float):
-            yield path, float(value)
-
-
-def _sets(sets: Mapping[str, Record], prefix: str) -> Iterator[tuple[str, float]]:
-    for name, score in sets.items():
-        tracked = {key: score[key] for key in TRACKED_OF_A_SET if key in score}
-        yield from flat(tracked, f"{prefix}/{name}")

@@ -11,7 +11,6 @@ from typing import Any
 
 from mage_async.config import config_file
 from mage_async.doctor import Doctor
-from mage_async.doctor.signatures import Case
 
 RECORDED = Path(__file__).parent / "recorded"
 ONSET = 31
@@ -39,7 +38,7 @@ def made_sick(name: str) -> list[Record]:
 def doctor(*assignments: str, config: str = "quickstart") -> Doctor:
     """A doctor who has seen no step yet of a run whose returns are between -1 and 1."""
     loaded = config_file.load(config_file.find(config), list(assignments))
-    return Doctor(Case(loaded, (-1.0, 1.0)))
+    return Doctor(loaded, (-1.0, 1.0))
 
 
 def _returning(record: Record, last: float) -> Record:

@@ -33,7 +33,7 @@ def test_a_signature_is_found_within_ten_steps_of_its_onset(name: str) -> None:
 
 
 def test_there_is_a_made_run_for_every_signature_that_can_halt_one() -> None:
-    shown_by_steps = {name for name, each in SIGNATURES.items() if "step" in vars(each)}
+    shown_by_steps = {name for name, each in SIGNATURES.items() if each.in_step}
     assert SICKNESSES.keys() == shown_by_steps == set(get_args(SignatureName))
 
 

@@ -14,7 +14,8 @@ from mage_async.protocol.journal_records import Commit
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_services.journal.reader import open_journal
-from mage_services.view.run_pages import PAGES, PageRequest
+from mage_services.view.page_request import PageRequest
+from mage_services.view.run_pages import PAGES
 
 if TYPE_CHECKING:
     import subprocess

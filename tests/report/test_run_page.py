@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from mage_async.pages.charts import signed
-from mage_async.pages.headline import verdict
-from mage_async.pages.report import early_and_late, render
+from mage_async.pages.report import early_and_late, render, verdict
 from mage_async.results.summary import summarise
 from mage_services.terminal.final_table import print_final
 

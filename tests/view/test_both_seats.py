@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mage_async.pages.templating import Frame
-from mage_async.pages.turns import group_page, shown_trial
 from mage_async.protocol.journal_records import MAGIC, Record, encode_record, first_segment_header
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
 from mage_async.tasks.population import ITSELF
 from mage_services.view.index import RunReader
+from mage_services.view.page_request import PageRequest
+from mage_services.view.run_pages import PAGES
 from tests.helpers.populations import trial
 from tests.view.conftest import build
 
@@ -41,10 +41,7 @@ def test_a_page_has_each_seat_with_its_own_rewards(tmp_path: Path) -> None:
         assert [each.rewards for each in listed[:2]] == [[1.0, -2.0], [-1.0, 2.0]]
         loaded = [reader.load(3, each.number) for each in listed]
         assert [each.task.seat for each in loaded] == [0, 1, 0, 1]
-        group = reader.group(3)
-    shown = [shown_trial(each, str, None) for each in loaded]
-    frame = Frame(base="", title="group 3", run="r")
-    page = group_page(frame, group, shown, [], None)
+    page = PAGES["group/{group}"](PageRequest("", {"r": run}, "r", {"group": 3}, {}, None))
     assert "in both seats" in page
     for number, seat in ((0, 0), (1, 1), (2, 0), (3, 1)):
         assert f"trial {number} · seat {seat}" in page

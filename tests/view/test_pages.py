@@ -11,12 +11,13 @@ from markupsafe import Markup
 
 from mage_async.config import config_file
 from mage_async.pages.charts import bin_edges, histogram
-from mage_async.pages.run_lists import differences
-from mage_async.pages.templating import Frame, IndexProgress, fill, progress_note, visible
-from mage_async.pages.trial_lists import ListedGroup, ListedTrial, TrialFilter, group_rows, select
+from mage_async.pages.comparison import differences
+from mage_async.pages.templating import Frame, fill, progress_note, visible
 from mage_async.pages.turns import shown_tokens, shown_trial
 from mage_async.policy_version import VersionRun
 from mage_async.trajectory import Kind, Segment, Task, Trial, Turn
+from mage_services.view.index import ListedGroup, ListedTrial
+from mage_services.view.trial_pages import TrialFilter, group_rows, select
 
 FRAME = Frame("/token/", "title")
 VALUES = st.lists(st.floats(-1e6, 1e6).map(lambda value: round(value, 6)), min_size=1, max_size=60)
@@ -59,12 +60,13 @@ def test_a_choice_is_read_back_from_its_address():
 def test_a_selection_keeps_what_was_chosen():
     rewards = ([0.0, 2.0], [1.0, 3.0], [2.0, 2.0])
     trials = [listed(1, n, each, invalid=int(n == 1)) for n, each in enumerate(rewards)]
-    last = select(trials, TrialFilter(bin=0), "page")
-    assert [trial.number for trial in last.trials] == [0, 2]
-    first = select(trials, TrialFilter(bin=0, episode=1), "page")
-    assert first.trials == trials[:1]
-    assert select(trials, TrialFilter(only_invalid=True), "page").trials == trials[1:2]
-    assert last.histogram.bins[0].address == "page"  # the chosen bin leads back to all
+    last, bars = select(trials, TrialFilter(bin=0), "page")
+    assert [trial.number for trial in last] == [0, 2]
+    first, _ = select(trials, TrialFilter(bin=0, episode=1), "page")
+    assert first == trials[:1]
+    invalid, _ = select(trials, TrialFilter(only_invalid=True), "page")
+    assert invalid == trials[1:2]
+    assert bars.bins[0].address == "page"  # the chosen bin leads back to all
 
 
 def test_a_group_says_its_spread_and_how_stale_it_was():
@@ -101,8 +103,8 @@ def test_a_text_is_never_markup_in_any_page():
 
 
 def test_a_small_rest_of_the_index_is_not_worth_a_word():
-    assert progress_note(IndexProgress(99_000_000, 100_000_000)) == ""
-    assert progress_note(IndexProgress(10_000_000, 100_000_000)).startswith("10 %")
+    assert progress_note(99_000_000, 100_000_000) == ""
+    assert progress_note(10_000_000, 100_000_000).startswith("10 %")
 
 
 def test_a_turn_knows_the_versions_of_its_tokens(chat):

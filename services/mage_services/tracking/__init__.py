@@ -1,1 +1,1 @@
-"""Trackers: W&B, TensorBoard, MLflow and trackio, each told a run's metrics by its own process."""
+"""Trackers: W&B, TensorBoard, MLflow and trackio, to each of which its own process sends a run."""

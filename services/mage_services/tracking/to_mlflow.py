@@ -1,17 +1,15 @@
 """MLflow. Its own variables hold: MLFLOW_TRACKING_URI and those of authentication."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
-from mage_services.tracking.tracker import TrackedRun, Tracker
-
-if TYPE_CHECKING:
-    from mage_async.results.summary import Point
+from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 ID_TAG = "mage.id"
-"""Tag by which a run is found again, also where a process ended just after it had made the run."""
+"""Tag by which a run is found again, even if a process ended just after it had created the run."""
 MAX_METRICS, MAX_PARAMS = 1000, 100
-"""MLflow's own limits of one request."""
+"""Most metrics and parameters that MLflow accepts in one request."""
 
 
 class Mlflow(Tracker, tag="mlflow"):
@@ -23,50 +21,43 @@ class Mlflow(Tracker, tag="mlflow"):
     package: ClassVar[str] = "mlflow"
     every_s: ClassVar[float] = 10.0
 
-    def open(self, run: TrackedRun) -> "ExperimentRun":
+    @contextmanager
+    def open(self, run: TrackedRun) -> Iterator[Send]:
         """Begin or continue the run in MLflow."""
-        return ExperimentRun(self.experiment, run)
-
-
-class ExperimentRun:
-    """A run of an MLflow experiment."""
-
-    def __init__(self, experiment: str, run: TrackedRun) -> None:
+        from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        self._client, self._began = MlflowClient(), run.began
-        found = self._client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else self._client.create_experiment(experiment)
-        ours = self._client.search_runs([number], f"tags.`{ID_TAG}` = '{run.id}'")
-        self._id = ours[0].info.run_id if ours else self._create(number, run)
-        self._client.update_run(self._id, status="RUNNING")
+        client = MlflowClient()
+        found = client.get_experiment_by_name(self.experiment)
+        experiment = found.experiment_id if found else client.create_experiment(self.experiment)
+        ours = client.search_runs([experiment], f"tags.`{ID_TAG}` = '{run.id}'")
+        if ours:
+            own = ours[0].info.run_id
+            client.update_run(own, status="RUNNING")
+        else:
+            made = client.create_run(experiment, tags={ID_TAG: run.id}, run_name=run.name)
+            own = made.info.run_id
+            # The configuration is written once: MLflow does not let a later life change it.
+            params = [Param(key, str(value)) for key, value in _flat(run.config)]
+            for batch in _batches(params, MAX_PARAMS):
+                client.log_batch(own, params=batch)
 
-    def send(self, points: "Sequence[Point]") -> None:
-        """Send points, in as many requests as that takes."""
-        from mlflow.entities import Metric
+        def send(points: Sequence[Point]) -> None:
+            metrics = [
+                Metric(name, value, round(1000 * (run.began + point.time_s)), point.step)
+                for point in points
+                for name, value in point.values.items()
+            ]
+            for batch in _batches(metrics, MAX_METRICS):
+                client.log_batch(own, metrics=batch)
 
-        metrics = [
-            Metric(name, value, round(1000 * (self._began + point.time_s)), point.step)
-            for point in points
-            for name, value in point.values.items()
-        ]
-        for start in range(0, len(metrics), MAX_METRICS):
-            self._client.log_batch(self._id, metrics=metrics[start : start + MAX_METRICS])
+        yield send
+        client.set_terminated(own)
 
-    def close(self) -> None:
-        """Mark the run as finished."""
-        self._client.set_terminated(self._id)
 
-    def _create(self, experiment: str, run: TrackedRun) -> str:
-        """Create a run with its configuration, which MLflow does not let a later life change."""
-        from mlflow.entities import Param
-
-        created = self._client.create_run(experiment, tags={ID_TAG: run.id}, run_name=run.name)
-        params = [Param(key, str(value)) for key, value in _flat(run.config)]
-        for start in range(0, len(params), MAX_PARAMS):
-            batch = params[start : start + MAX_PARAMS]
-            self._client.log_batch(created.info.run_id, params=batch)
-        return created.info.run_id
+def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,13 +1,10 @@
 """TensorBoard: a file of events for each life of a run, written by TensorBoard's own writer."""
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
 
-from mage_services.tracking.tracker import TrackedRun, Tracker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mage_async.results.summary import Point
+from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 
 class TensorBoard(Tracker, tag="tensorboard"):
@@ -15,36 +12,24 @@ class TensorBoard(Tracker, tag="tensorboard"):
 
     package: ClassVar[str] = "tensorboard"
 
-    def open(self, run: TrackedRun) -> "EventFile":
-        """Begin a file of events."""
-        return EventFile(run)
-
-
-class EventFile:
-    """A file of events in the run's own folder."""
-
-    def __init__(self, run: TrackedRun) -> None:
+    @contextmanager
+    def open(self, run: TrackedRun) -> Iterator[Send]:
+        """Begin a file of events in the run's own folder."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._began = run.began
-        self._writer = EventFileWriter(str(run.folder / "tensorboard"))
+        writer = EventFileWriter(str(run.folder / "tensorboard"))
         start = SessionLog(status=SessionLog.START)  # readers forget events of later steps
-        self._writer.add_event(Event(wall_time=run.began, step=run.step + 1, session_log=start))
+        writer.add_event(Event(wall_time=run.began, step=run.step + 1, session_log=start))
 
-    def send(self, points: "Sequence[Point]") -> None:
-        """Write points to the file."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        def send(points: Sequence[Point]) -> None:
+            for point in points:
+                pairs = point.values.items()
+                values = [Summary.Value(tag=name, simple_value=value) for name, value in pairs]
+                time, summary = run.began + point.time_s, Summary(value=values)
+                writer.add_event(Event(wall_time=time, step=point.step, summary=summary))
+            writer.flush()
 
-        for point in points:
-            values = [
-                Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()
-            ]
-            time, summary = self._began + point.time_s, Summary(value=values)
-            self._writer.add_event(Event(wall_time=time, step=point.step, summary=summary))
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
+        yield send
+        writer.close()

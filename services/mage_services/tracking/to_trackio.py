@@ -3,14 +3,11 @@
 Without them everything stays in a database on this machine.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
 
-from mage_services.tracking.tracker import TrackedRun, Tracker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mage_async.results.summary import Point
+from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 
 class Trackio(Tracker, tag="trackio"):
@@ -23,20 +20,13 @@ class Trackio(Tracker, tag="trackio"):
     package: ClassVar[str] = "trackio"
     every_s: ClassVar[float] = 10.0
 
-    def open(self, run: TrackedRun) -> "TrackioClient":
-        """Begin or continue the run in trackio."""
-        return TrackioClient(self.project, run)
-
-
-class TrackioClient:
-    """A run of a trackio project; trackio finds a run again by its name."""
-
-    def __init__(self, project: str, run: TrackedRun) -> None:
+    @contextmanager
+    def open(self, run: TrackedRun) -> Iterator[Send]:
+        """Begin or continue the run in trackio, which finds a run again by its name."""
         import trackio
 
-        self._finish = trackio.finish
-        self._run = trackio.init(
-            project=project,
+        own = trackio.init(
+            project=self.project,
             name=f"{run.name}-{run.id[:6]}",
             resume="allow",
             config=dict(run.config),
@@ -45,11 +35,9 @@ class TrackioClient:
             auto_log_cpu=False,
         )
 
-    def send(self, points: "Sequence[Point]") -> None:
-        """Hand points to trackio's thread."""
-        for point in points:
-            self._run.log(dict(point.values), step=point.step)
+        def send(points: Sequence[Point]) -> None:
+            for point in points:  # trackio's own thread writes them
+                own.log(dict(point.values), step=point.step)
 
-    def close(self) -> None:
-        """Wait until trackio's thread has written everything."""
-        self._finish()
+        yield send
+        trackio.finish()

@@ -4,14 +4,11 @@ Only numbers and the configuration are sent: no source code, no printed output, 
 machine.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
 
-from mage_services.tracking.tracker import TrackedRun, Tracker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mage_async.results.summary import Point
+from mage_services.tracking.tracker import Point, Send, TrackedRun, Tracker
 
 
 class Wandb(Tracker, tag="wandb"):
@@ -22,15 +19,9 @@ class Wandb(Tracker, tag="wandb"):
 
     package: ClassVar[str] = "wandb"
 
-    def open(self, run: TrackedRun) -> "WandbClient":
+    @contextmanager
+    def open(self, run: TrackedRun) -> Iterator[Send]:
         """Begin or continue the run in W&B."""
-        return WandbClient(self.project, run)
-
-
-class WandbClient:
-    """A run of a W&B project."""
-
-    def __init__(self, project: str, run: TrackedRun) -> None:
         import wandb
 
         settings = wandb.Settings(
@@ -41,8 +32,8 @@ class WandbClient:
             x_disable_meta=True,
             x_disable_stats=True,
         )
-        self._run = wandb.init(
-            project=project,
+        own = wandb.init(
+            project=self.project,
             id=run.id,
             name=run.name,
             resume="allow",
@@ -53,13 +44,11 @@ class WandbClient:
         )
         # Points of evaluations come later than those of steps and out of order, which W&B's own
         # counter does not allow, so the axis is a metric of its own.
-        self._run.define_metric("*", step_metric="step")
+        own.define_metric("*", step_metric="step")
 
-    def send(self, points: "Sequence[Point]") -> None:
-        """Hand points to W&B's own process, which sends them."""
-        for point in points:
-            self._run.log({"step": point.step, **point.values})
+        def send(points: Sequence[Point]) -> None:
+            for point in points:  # W&B's own process sends them
+                own.log({"step": point.step, **point.values})
 
-    def close(self) -> None:
-        """Wait until W&B's process has sent everything."""
-        self._run.finish()
+        yield send
+        own.finish()

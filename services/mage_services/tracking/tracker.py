@@ -1,19 +1,32 @@
-"""What a tracker is: a configuration, and a client that is opened for one run.
+"""What a tracker is: a configuration, and a connection that is opened for one run.
 
 A tracker is other people's code: it may raise, and it may never return. Only the process of
 `mage_services/tracking/tracker_worker.py` opens one. To add a tracker, copy a file `to_NAME.py` and
 name it in `mage_async/config/components.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from mage_async.config.section import Variant
 
-if TYPE_CHECKING:
-    from mage_async.results.summary import Point
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Numbers by name that belong to one policy version."""
+
+    step: int
+    """The policy version."""
+    time_s: float
+    """Seconds since the learner began to train."""
+    values: dict[str, float]
+
+
+Send = Callable[[Sequence[Point]], None]
+"""Sends points to a tracker; a point that was sent before a crash may come again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +47,6 @@ class TrackedRun:
     """Last step that an earlier life of the tracker sent; 0 in the first life."""
 
 
-class TrackerClient(Protocol):
-    """An open connection to a tracker."""
-
-    def send(self, points: "Sequence[Point]") -> None:
-        """Send points; a point that was sent before a crash may come again."""
-        ...
-
-    def close(self) -> None:
-        """End the tracker's run, and return when all points are stored."""
-        ...
-
-
 class Tracker(Variant):
     """A tracker of a run's metrics, with its configuration as fields."""
 
@@ -55,6 +56,10 @@ class Tracker(Variant):
     """Seconds between two calls of `send` while new points arrive. A tracker that writes to a
     database works less with many points at once."""
 
-    def open(self, run: TrackedRun) -> TrackerClient:
-        """Begin the tracker's own run, or continue it; imports the tracker's package."""
+    def open(self, run: TrackedRun) -> AbstractContextManager[Send]:
+        """Begin the tracker's own run, or continue it, and return a context with its `Send`.
+
+        The context imports the tracker's package. On leaving, it ends the tracker's run and returns
+        when all points are stored; after an exception it does neither, and a new one is opened.
+        """
         raise NotImplementedError

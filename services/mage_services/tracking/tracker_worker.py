@@ -5,7 +5,7 @@
 The run writes its files whether or not somebody reads them, so a tracker can neither delay nor end
 a run, and points that were not sent, because the tracker raised or hung, are still there for the
 next try. `mage train` holds the other end of a pipe. When the pipe closes, however `mage train`
-ended, this process sends what is left, and after `--end-s` seconds the kernel ends it.
+ended, this process sends the rest, and after `--end-s` seconds the kernel ends it.
 """
 
 import argparse
@@ -34,9 +34,9 @@ from mage_async.config.running import Tracking
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, read_document, read_lines
-from mage_async.results.summary import of_end, of_evaluation, of_step
 from mage_services.processes.process import WATCHER, give_way, give_way_no_more
-from mage_services.tracking.tracker import TrackedRun, Tracker, TrackerClient
+from mage_services.tracking.points import evaluation_point, final_point, step_point
+from mage_services.tracking.tracker import Send, TrackedRun, Tracker
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0
 """Pauses between tries while the tracker raises; the pause doubles after each."""
@@ -45,15 +45,15 @@ MAX_BYTES = 1 << 20
 
 
 class Position(msgspec.Struct):
-    """How much of a run a tracker has been sent, where its next process continues.
+    """How much of a run was sent to a tracker; the tracker's next process continues there.
 
-    It is the file `tracking/NAME.json`.
+    It is the content of the file `tracking/NAME.json`.
     """
 
     id: str
     """Id of the tracker's own run."""
     began: float
-    """When training began, in seconds since 1970: what a point's time is added to."""
+    """When training began, in seconds since 1970. The times of points are counted from here."""
     step: int = 0
     """Last step that was sent."""
     metrics_bytes: int = 0
@@ -114,25 +114,30 @@ class TrackerWorker:
 
     def follow(self) -> bool:
         """Send new points until the run has ended; return whether everything was sent."""
-        position = self._position()
-        client: TrackerClient | None = None
-        num_faults = 0
+        position, num_faults = self._position(), 0
         while True:
             is_last = self.ended.is_set()
             try:
-                client = client or self.tracker.open(self._tracked_run(position))
-                self._send(client, position, is_last)
-                if is_last:
-                    client.close()
-                    return True
-                num_faults = 0
+                with self.tracker.open(self._tracked_run(position)) as send:
+                    while True:
+                        # Checked before the files are read: lines that the run writes after this
+                        # check are read in the next round.
+                        is_last = self.ended.is_set()
+                        self._send(send, position, is_last)
+                        num_faults = 0
+                        if is_last:
+                            break
+                        self.ended.wait(self.tracker.every_s)
+                return True
             except Exception as fault:  # foreign code may raise anything; the next try opens anew
                 traceback.print_exc()
-                client, num_faults = None, num_faults + 1
-                self._note(position, fault)
+                num_faults += 1
+                position.fault = f"{type(fault).__name__}: {fault}"[:500]
+                position.num_faults += 1
+                write_position(self.run, self.name, position)
                 if is_last:
                     return False
-            self.ended.wait(self.tracker.every_s if client else _pause_s(num_faults))
+            self.ended.wait(min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2 ** (num_faults - 1)))
 
     def _position(self) -> Position:
         """Return the position of an earlier process, or write a first one before sending."""
@@ -149,37 +154,28 @@ class TrackerWorker:
         folder, name = self.run.tracking, self.run.root.name
         return TrackedRun(name, position.id, folder, config, position.began, position.step)
 
-    def _send(self, client: TrackerClient, position: Position, is_last: bool) -> None:
-        """Send what is new, and write the position after each batch."""
+    def _send(self, send: Send, position: Position, is_last: bool) -> None:
+        """Send the new lines of the run's files, and write the position after each batch."""
         while True:
             steps, metrics_bytes = _read(self.run.metrics, position.metrics_bytes)
             curve, curve_bytes = _read(self.run.curve, position.curve_bytes)
             if (metrics_bytes, curve_bytes) == (position.metrics_bytes, position.curve_bytes):
                 break
+            # A resumed learner may have cut steps that were sent, and computed them again.
             steps = [record for record in steps if record["step"] > position.step]
-            client.send([*map(of_step, steps), *map(of_evaluation, curve)])
+            send([*map(step_point, steps), *map(evaluation_point, curve)])
             position.metrics_bytes, position.curve_bytes = metrics_bytes, curve_bytes
             position.step = max([position.step, *(record["step"] for record in steps)])
-            self._write(position)
+            self._advance(position)
         summary = read_document(self.run.summary) if is_last else {}
         if summary.get("complete") and summary["steps"] > position.end_step:
-            client.send([of_end(summary, read_document(self.run.learner)["train_s"])])
+            send([final_point(summary, read_document(self.run.learner)["train_s"])])
             position.end_step = summary["steps"]
-            self._write(position)
+            self._advance(position)
 
-    def _write(self, position: Position) -> None:
+    def _advance(self, position: Position) -> None:
         position.fault = ""
         write_position(self.run, self.name, position)
-
-    def _note(self, position: Position, fault: Exception) -> None:
-        position.fault = f"{type(fault).__name__}: {fault}"[:500]
-        position.num_faults += 1
-        write_position(self.run, self.name, position)
-
-
-def _pause_s(num_faults: int) -> float:
-    """Return the pause after so many faults in a row."""
-    return min(LONGEST_PAUSE_S, SHORTEST_PAUSE_S * 2 ** (num_faults - 1))
 
 
 def _read(file: Path, start: int) -> tuple[list[Record], int]:
@@ -304,46 +300,40 @@ class TrackerProcesses:
             if process.poll() is None:
                 yield f"{so_far}, and is told on for up to {END_S:g} s; after that, {rest}"
             elif process.returncode:
-                yield f"{so_far}, and no more (see {run.log_of(_log(name))}): {rest}"
+                yield f"{so_far}, and no more (see {_log(run, name)}): {rest}"
 
 
 def start(run: RunDirectory, trackers: Mapping[str, Tracker], end_s: float) -> TrackerProcesses:
     """Start a process per tracker; each ends at most `end_s` seconds after this process."""
     run.tracking.mkdir(exist_ok=True)
-    # a plain pipe instead of the protocol of child_process.py: trackers outlive this process and
-    # exchange no messages with it; the end of the pipe tells all of them that the run has ended
+    # A plain pipe instead of the protocol of child_process.py: trackers outlive this process and
+    # exchange no messages with it. The end of the pipe tells all of them that the run has ended.
     reading, writing = os.pipe()  # not inheritable, but for the end that is passed on
+    defaults = {"MLFLOW_DISABLE_TELEMETRY": "true"}  # a variable of the user's wins
+    own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    processes = {}
     try:
-        processes = {
-            name: _start(run, name, tracker, reading, end_s) for name, tracker in trackers.items()
-        }
+        for name, tracker in trackers.items():
+            command = [sys.executable, "-m", "mage_services.tracking.tracker_worker", str(run.root)]
+            command += ["--tracker", msgspec.json.encode(tracker).decode()]
+            command += ["--pipe-fd", str(reading), "--end-s", str(end_s)]
+            with _log(run, name).open("ab") as log:
+                processes[name] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(reading,),
+                    start_new_session=True,  # Ctrl-C is for `mage train`
+                    env=defaults | os.environ | own,
+                )
     finally:
         os.close(reading)
     return TrackerProcesses(processes, writing)
 
 
-def _start(
-    run: RunDirectory, name: str, tracker: Tracker, pipe: int, end_s: float
-) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mage_services.tracking.tracker_worker", str(run.root)]
-    command += ["--tracker", msgspec.json.encode(tracker).decode()]
-    command += ["--pipe-fd", str(pipe), "--end-s", str(end_s)]
-    defaults = {"MLFLOW_DISABLE_TELEMETRY": "true"}  # a variable of the user's wins
-    own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    with run.log_of(_log(name)).open("ab") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(pipe,),
-            start_new_session=True,  # Ctrl-C is for `mage train`
-            env=defaults | os.environ | own,
-        )
-
-
-def _log(name: str) -> str:
-    return f"tracker-{name}"
+def _log(run: RunDirectory, name: str) -> Path:
+    return run.log_of(f"tracker-{name}")
 
 
 if __name__ == "__main__":

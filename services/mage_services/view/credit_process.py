@@ -107,12 +107,11 @@ def main() -> None:
 
 
 def _answer(request: CreditRequest) -> StepCredit:
+    key = (request.run, request.step)
     try:
-        credit = credit_of(RunDirectory(Path(request.run)), request.step)
-        return StepCredit(request.run, request.step, credit, "")
+        return StepCredit(*key, credit_of(RunDirectory(Path(request.run)), request.step), "")
     except MageError as error:
-        reason = f"Without returns and advantages: {error}"
-        return StepCredit(request.run, request.step, {}, reason)
+        return StepCredit(*key, {}, f"Without returns and advantages: {error}")
 
 
 def credit_of(run: RunDirectory, step: int) -> Credit:

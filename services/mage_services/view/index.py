@@ -10,20 +10,19 @@ import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from hashlib import blake2s
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
 
 from mage_async.errors import RunError, WireError
-from mage_async.pages.templating import IndexProgress
-from mage_async.pages.trial_lists import ListedGroup, ListedTrial
 from mage_async.protocol.journal_records import decode_record
 from mage_async.protocol.messages import TrialResult
 from mage_async.results.run_directory import RunDirectory
+from mage_async.tasks.task_stream import num_seats
 from mage_async.trajectory import Trial
 
 FORMAT = 2
@@ -67,18 +66,13 @@ def connect(run: RunDirectory) -> sqlite3.Connection:
         raise RunError(f"{run.root} is no run directory: it has no {run.config.name}")
     file = index_file(run)
     try:
-        connection = _opened(file)
+        connection = sqlite3.connect(file, timeout=10.0)
+        connection.execute("PRAGMA synchronous = off")  # what is lost is built again
         if _format(connection) != FORMAT:
             _rebuild(file, connection)
     except sqlite3.Error as error:
         raise RunError(f"{file}: the index cannot be used: {error}") from error
     connection.row_factory = sqlite3.Row
-    return connection
-
-
-def _opened(file: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(file, timeout=10.0)
-    connection.execute("PRAGMA synchronous = off")  # what is lost is built again
     return connection
 
 
@@ -99,28 +93,73 @@ def _rebuild(file: Path, connection: sqlite3.Connection) -> None:
         if _format(connection) != FORMAT:
             connection.execute("PRAGMA journal_mode = wal")
             with connection:
-                _replace_tables(connection)
+                connection.execute("BEGIN IMMEDIATE")
+                for (name,) in connection.execute(_NAMES).fetchall():
+                    connection.execute(f"DROP TABLE {name}")
+                for statement in _TABLES.strip().rstrip(";").split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
     finally:
         os.close(folder)
 
 
-def _replace_tables(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    for (name,) in connection.execute(_NAMES).fetchall():
-        connection.execute(f"DROP TABLE {name}")
-    for statement in _TABLES.strip().rstrip(";").split(";"):
-        connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {FORMAT}")
+# What pages read from an index.
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A group in the index of a run.
+
+    A field is `None` until the index has read a record that holds it.
+    """
+
+    number: int
+    version: int | None
+    """The policy version when the group was granted."""
+    member: str | None
+    seat: int | None
+    seed: str | None
+    peer: str | None
+    epoch: int | None
+    """How often the group was granted before."""
+    num_trials: int | None
+    step: int | None
+    """The step that trained the group; `None`: none yet."""
+    dropped: str | None
+    """Why the group was dropped; `None`: it was not."""
+
+    @property
+    def is_self_play(self) -> bool:
+        """Whether the policy plays both seats, so that a play has two trials."""
+        return self.member is not None and num_seats(self.member) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTrial:
+    """A trial in the index of a run, without its text."""
+
+    group: int
+    number: int
+    rewards: Sequence[float]
+    """Undiscounted reward of each episode."""
+    num_turns: int
+    num_tokens: int
+    num_invalid: int
+    oldest: int | None
+    """The oldest version that drew one of its tokens."""
+    newest: int | None
+    duration_s: float
+    step: int | None
+    member: str | None
 
 
 Record = dict[str, Any]
 _REWARDS = msgspec.json.Decoder(list[float])
-_GROUPS = "number, version, member, seat, seed, peer, epoch, num_trials, step, dropped"
+_GROUPS = ", ".join(each.name for each in fields(ListedGroup))
 _TRIALS = (
     "trials.grp, trials.number, rewards, num_turns, num_tokens, num_invalid, oldest, newest, "
     "duration_s, step, member"
 )
-_JOINED = f"SELECT {_TRIALS} FROM groups JOIN trials ON trials.grp = groups.number"
 
 
 class RunReader:
@@ -135,19 +174,14 @@ class RunReader:
     def __enter__(self) -> "RunReader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._index.close()
 
-    def progress(self) -> IndexProgress:
-        """Return how much of the run's files the index has read."""
+    def progress(self) -> tuple[int, int]:
+        """Return how much of the run's files the index has read, and their size, bytes."""
         (read_bytes,) = self._one("SELECT coalesce(sum(read), 0) FROM files")
         files = [*self.run.journal.glob("*.log"), self.run.metrics, self.run.curve]
-        return IndexProgress(read_bytes, sum(map(_size, files)))
+        return read_bytes, sum(file_state(file)[0] for file in files)
 
     def last_step(self) -> int:
         """Return the newest step in the index; 0 if there is none."""
@@ -216,7 +250,12 @@ class RunReader:
     def trials_of(self, groups: Sequence[int]) -> list[ListedTrial]:
         """Return the trials of some groups, in order."""
         marks = ",".join("?" * len(groups))
-        return self._trials(f"{_JOINED} WHERE groups.number IN ({marks}) ORDER BY 1, 2", groups)
+        joined = f"SELECT {_TRIALS} FROM groups JOIN trials ON trials.grp = groups.number"
+        rows = f"{joined} WHERE groups.number IN ({marks}) ORDER BY 1, 2"
+        return [
+            ListedTrial(row[0], row[1], _REWARDS.decode(row[2]), *row[3:])
+            for row in self._index.execute(rows, groups)
+        ]
 
     def trials_between(self, first: int, last: int, at_most: int) -> list[ListedTrial]:
         """Return at most so many trials of the steps `first` to `last`, the newest first."""
@@ -236,7 +275,7 @@ class RunReader:
             RunError: its segment of the journal was deleted, or is damaged there.
         """
         where = "SELECT segment, place, size FROM trials WHERE grp = ? AND number = ?"
-        found = self._index.execute(where, (group, number)).fetchone()
+        found = self._one(where, (group, number))
         if found is None:
             raise RunError(f"trial {number} of group {group} is not in the index of the run")
         file = self.run.journal / f"{found['segment']:08}.log"
@@ -258,12 +297,6 @@ class RunReader:
         rows = self._index.execute(f"SELECT {_GROUPS} FROM groups {wanted}", values)
         return [ListedGroup(*row) for row in rows]
 
-    def _trials(self, wanted: str, values: Sequence[Any]) -> list[ListedTrial]:
-        return [
-            ListedTrial(row[0], row[1], _REWARDS.decode(row[2]), *row[3:])
-            for row in self._index.execute(wanted, values)
-        ]
-
     def _records(self, table: str, numbers: Sequence[int]) -> list[Record]:
         marks = ",".join("?" * len(numbers))
         rows = f"SELECT record FROM {table} WHERE number IN ({marks}) ORDER BY number"
@@ -281,8 +314,10 @@ def _record(line: str) -> Record:
     return json.loads(line)
 
 
-def _size(file: Path) -> int:
+def file_state(file: Path) -> tuple[int, int]:
+    """Return size and time of change of a file, bytes and nanoseconds; zeros if there is none."""
     try:
-        return file.stat().st_size
+        found = file.stat()
     except FileNotFoundError:
-        return 0
+        return 0, 0
+    return found.st_size, found.st_mtime_ns

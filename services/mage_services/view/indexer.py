@@ -46,28 +46,29 @@ SLICE_S = 0.2
 WINDOW_BYTES = 1 << 22
 """Bytes to read at a time; more if a record is longer."""
 CHECKED_BYTES = 1024
-"""Bytes at both ends of what was read of a file, whose checksum tells it from another file."""
+"""Bytes at both ends of the indexed part of a file. Their checksum changes if another file takes
+its place."""
 
-_GROUP = """
-INSERT INTO groups (number, version, member, seat, seed, peer, epoch, num_trials)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (number) DO UPDATE SET
-version = excluded.version, member = excluded.member, seat = excluded.seat, seed = excluded.seed,
-peer = excluded.peer, epoch = excluded.epoch, num_trials = excluded.num_trials
-WHERE groups.epoch IS NULL OR excluded.epoch >= groups.epoch
-"""
-_TASK = """
-INSERT INTO groups (number, member, seat, seed) VALUES (?, ?, ?, ?)
-ON CONFLICT (number) DO UPDATE SET member = excluded.member, seat = excluded.seat,
-seed = excluded.seed WHERE groups.member IS NULL
-"""
-_STEP = """
-INSERT INTO groups (number, step) VALUES (?, ?)
-ON CONFLICT (number) DO UPDATE SET step = excluded.step
-"""
-_DROPPED = """
-INSERT INTO groups (number, dropped) VALUES (?, ?)
-ON CONFLICT (number) DO UPDATE SET dropped = excluded.dropped
-"""
+
+def _upsert(*columns: str, condition: str = "true") -> str:
+    """Return the statement that writes columns of a group; an existing row keeps the others."""
+    changes = ", ".join(f"{column} = excluded.{column}" for column in columns[1:])
+    return (
+        f"INSERT INTO groups ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+        f"ON CONFLICT (number) DO UPDATE SET {changes} WHERE {condition}"
+    )
+
+
+_TASK_COLUMNS = ("number", "member", "seat", "seed")
+_GROUP = _upsert(
+    *_TASK_COLUMNS,
+    *("version", "peer", "epoch", "num_trials"),
+    # A group that is granted again has a later epoch; segments are read newest first.
+    condition="groups.epoch IS NULL OR excluded.epoch >= groups.epoch",
+)
+_TASK = _upsert(*_TASK_COLUMNS, condition="groups.member IS NULL")
+_STEP = _upsert("number", "step")
+_DROPPED = _upsert("number", "dropped")
 _TRIAL = "INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _State = tuple[int, int, int]
@@ -134,7 +135,7 @@ class IndexBuilder:
         return tuple(found) if found else (0, 0)
 
     def _forget(self, file: Path) -> None:
-        """Delete what was read of a file that is another one now.
+        """Delete the index of a file in whose place there is another one now.
 
         A resumed learner cuts lines off, and a new run in the folder has another journal.
         """
@@ -228,13 +229,12 @@ class IndexBuilder:
 
     def _take_group(self, granted: Granted) -> None:
         grant = granted.grant
-        task = (grant.member, grant.seat, str(grant.seed))
-        others = (granted.peer, grant.epoch, grant.num_trials)
-        self._index.execute(_GROUP, (grant.grant, granted.version, *task, *others))
+        task = (grant.grant, grant.member, grant.seat, str(grant.seed))
+        others = (granted.version, granted.peer, grant.epoch, grant.num_trials)
+        self._index.execute(_GROUP, task + others)
 
     def _take_trial(self, header: TrialHeader, place: tuple[int, int, int]) -> None:
         trial = Trial(header.task, header.index, header.num_episodes, (), header.turns)
-        policies = [run.policy for runs in header.versions for run in runs]
         drawn = [run for runs in header.versions for run in runs]
         values = (
             msgspec.json.encode(trial.episode_rewards()).decode(),
@@ -242,7 +242,7 @@ class IndexBuilder:
             sum(header.num_tokens),
             trial.num_invalid(),
             oldest(drawn) if drawn else None,
-            max(policies, default=None),
+            max((run.policy for run in drawn), default=None),
             header.duration_s,
         )
         self._index.execute(_TRIAL, (header.grant, header.index, *place, *values))
@@ -264,7 +264,7 @@ def _digest(file: Path, end: int) -> int:
 
 
 class ReadRun(msgspec.Struct, frozen=True):
-    """Ask the process to read what is new of a run."""
+    """Ask the process to index the new records of a run."""
 
     run: str
     """The run's directory."""

@@ -13,7 +13,7 @@ from aiohttp import web
 from markupsafe import Markup
 
 from mage_async.errors import RunError
-from mage_async.pages.templating import Frame, Link, fill, run_address
+from mage_async.pages.templating import Frame, fill, run_address
 from mage_services.processes.child_process import ChildProcess, module_command
 from mage_services.view.player import (
     MODULE,
@@ -67,16 +67,6 @@ class Played:
         return choices if len(choices) <= MAX_BUTTONS else ()
 
 
-def begin_page(frame: Frame, games: Sequence[tuple[int, Played]]) -> Markup:
-    """Return the page that begins a trial and lists those under way."""
-    return fill("play.html", frame=frame, games=games)
-
-
-def played_page(frame: Frame, played: Played, address: str) -> Markup:
-    """Return the page of a trial; `address` receives the answers."""
-    return fill("played.html", frame=frame, played=played, address=address)
-
-
 MAX_GAMES = 3
 """Trials at a time, since each has an engine; a further one ends the oldest."""
 MAX_CHARACTERS = 2000
@@ -119,20 +109,20 @@ class PlayPages:
     async def _offer(self, request: web.Request) -> web.Response:
         name = self._run(request)
         games = [(number, game.played) for number, game in self._games.items() if game.run == name]
-        return html_response(begin_page(self._frame(name, "play"), games))
+        return html_response(fill("play.html", frame=self._frame(name, "play"), games=games))
 
     async def _begin(self, request: web.Request) -> web.Response:
         """Start the process of a game, and redirect to its page."""
         name, given = self._run(request), await request.post()
         run = str(self.watcher.runs[name].root.resolve())
-        request = PlayRequest(run, _text(given, "member"), _seed(given), "sit" in given)
+        play = PlayRequest(run, _text(given, "member"), _seed(given), "sit" in given)
         while len(self._games) >= MAX_GAMES:
             self._games.pop(next(iter(self._games))).process.kill()
         process: ChildProcess[FromPlayer] = await ChildProcess.start(
             module_command(MODULE), FromPlayer
         )
-        process.send(request)
-        number, game = next(self._numbers), Game(name, process, Played(request.sits))
+        process.send(play)
+        number, game = next(self._numbers), Game(name, process, Played(play.sits))
         self._games[number] = game
         game.task = asyncio.create_task(self._listen(game), name=f"play {number}")
         raise web.HTTPSeeOther(f"{self.base}{run_address(name)}play/{number}")
@@ -150,9 +140,10 @@ class PlayPages:
 
     async def _show(self, request: web.Request) -> web.Response:
         name, number, game = self._game(request)
-        home = run_address(name)
-        frame = self._frame(name, f"trial {number}", [Link("play", f"{home}play")])
-        return html_response(played_page(frame, game.played, f"{home}play/{number}"))
+        play = f"{run_address(name)}play"
+        frame = self._frame(name, f"trial {number}", [("play", play)])
+        address = f"{play}/{number}"  # receives the answers
+        return html_response(fill("played.html", frame=frame, played=game.played, address=address))
 
     async def _answer(self, request: web.Request) -> web.Response:
         name, number, game = self._game(request)
@@ -176,8 +167,8 @@ class PlayPages:
             raise RunError(f"trial {number} is over and forgotten: begin another one")
         return name, number, self._games[number]
 
-    def _frame(self, name: str, title: str, above: list[Link] | None = None) -> Frame:
-        crumbs = [Link(name, run_address(name)), *(above or [])]
+    def _frame(self, name: str, title: str, above: Sequence[tuple[str, str]] = ()) -> Frame:
+        crumbs = [(name, run_address(name)), *above]
         change = self.watcher.changes[name]
         return Frame(self.base, title, name, "play", crumbs, change=change)
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +16,12 @@ from typing import Any
 
 from mage_async.config import config_file
 from mage_async.errors import MageError, RunError
-from mage_async.pages.processes import RunHistory, run_history, run_state
-from mage_async.pages.run_lists import ListedRun
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import read_document, read_lines
+from mage_async.results.run_history import RunHistory, run_history, run_state
 from mage_services.processes.child_process import ChildProcess
 from mage_services.processes.run_lock import is_held
+from mage_services.view.index import file_state
 from mage_services.view.indexer import Indexed, ReadRun
 
 INTERVAL_S = 0.5
@@ -35,21 +35,13 @@ def scan(root: Path) -> tuple[dict[str, RunDirectory], FileStates]:
         runs = find_runs(root)
     except (RunError, OSError):  # the folder was deleted; pages say so
         runs = {}
-    return runs, {name: tuple(map(_state, _watched_files(run))) for name, run in runs.items()}
+    return runs, {name: tuple(map(file_state, _watched_files(run))) for name, run in runs.items()}
 
 
 def _watched_files(run: RunDirectory) -> list[Path]:
     segments = sorted(run.journal.glob("*.log"))[-1:]
     documents = (run.learner, run.evaluation, run.summary, run.events, run.times)
     return [run.metrics, run.curve, *documents, *segments]
-
-
-def _state(file: Path) -> tuple[int, int]:
-    try:
-        found = file.stat()
-    except FileNotFoundError:
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
 
 
 @dataclass(slots=True)
@@ -113,6 +105,24 @@ class RunWatcher:
 
 # Runs below a folder, and their entries in the list of runs.
 
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run in a list; `fault` is why it cannot be read."""
+
+    name: str
+    environment: str = ""
+    seed: int = 0
+    state: str = ""
+    step: int = 0
+    steps: int = 0
+    curve: Sequence[tuple[int, float, float]] = ()
+    """Version, held-out return of the last episode, and its 95 % half-width."""
+    changed: int = 0
+    """Time of the last write, nanoseconds since 1970."""
+    fault: str = ""
+
+
 MAX_DEPTH = 3
 """Folders between the root and a run."""
 TAIL_BYTES = 1 << 16
@@ -163,7 +173,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 def listed_run(name: str, run: RunDirectory) -> ListedRun:
     """Return the entry of a run in the list; it is read again only if its files have changed."""
     files = (run.config, run.metrics, run.curve, run.summary, run.events)
-    now = (tuple(map(changed_at, files)), is_held(run.lock))
+    now = (tuple(map(file_state, files)), is_held(run.lock))
     known = _listed.get(run.root)
     if known is None or known[0] != now:
         known = _listed[run.root] = now, _read_entry(name, run)
@@ -185,15 +195,17 @@ def _read_entry(name: str, run: RunDirectory) -> ListedRun:
         state,
         last.get("step", 0),
         config.learner.steps,
-        [_curve_point(line) for line in curve if "heldout" in line["sets"]],
-        changed_at(run.metrics),
+        [
+            (
+                line["version"],
+                score["return_by_episode"][-1],
+                (score.get("ci95_by_episode") or [0.0])[-1],
+            )
+            for line in curve
+            if (score := line["sets"].get("heldout"))
+        ],
+        file_state(run.metrics)[1],
     )
-
-
-def _curve_point(line: dict[str, Any]) -> tuple[int, float, float]:
-    score = line["sets"]["heldout"]
-    halves = score.get("ci95_by_episode") or [0.0]
-    return line["version"], score["return_by_episode"][-1], halves[-1]
 
 
 def history_of(run: RunDirectory) -> RunHistory:
@@ -222,11 +234,3 @@ def last_line(file: Path) -> dict[str, Any]:
         return json.loads(lines[-1]) if lines else {}
     except ValueError as error:
         raise RunError(f"{file}: damaged in its last line: {error}") from error
-
-
-def changed_at(file: Path) -> float:
-    """Return when a file was last written; 0 if there is none."""
-    try:
-        return file.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

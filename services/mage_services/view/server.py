@@ -11,25 +11,25 @@ import secrets
 import signal
 import socket
 import sqlite3
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 from markupsafe import Markup
 
 from mage_async.errors import ConfigError, RunError
-from mage_async.pages.run_lists import runs_page
+from mage_async.pages.charts import Series, line_chart, signed
 from mage_async.pages.templating import STYLE, Frame, fill, run_address
 from mage_services.processes.child_process import ChildProcess, module_command
 from mage_services.view.credit_process import MODULE as CREDIT
 from mage_services.view.credit_process import CreditCache, StepCredit
 from mage_services.view.indexer import MODULE as INDEXER
 from mage_services.view.indexer import Indexed
+from mage_services.view.page_request import PageRequest
 from mage_services.view.play_pages import PlayPages, html_response
-from mage_services.view.run_pages import PAGES, PageRequest
+from mage_services.view.run_pages import PAGES
 from mage_services.view.run_watcher import RunWatcher, find_runs, listed_run
 
 # The server answers only requests to this machine by its own name, from its own pages, with the
@@ -84,6 +84,8 @@ async def harden(_: web.Request, response: web.StreamResponse) -> None:
 HOST = "127.0.0.1"
 NUM_THREADS = 4
 KEEP_ALIVE_S = 15.0
+MAX_DRAWN = 9
+"""Runs in the chart of all runs; there are as many colours."""
 STATIC = Path(__file__).with_name("static")
 
 
@@ -128,13 +130,11 @@ class Server:
         except (RunError, ConfigError) as error:
             return self._sentence(str(error), 404)
         except KeyError as error:
-            return self._sentence(
-                f"A file of this run lacks {error}: it is damaged, or another version wrote it.",
-                404,
-            )
+            text = f"A file of this run lacks {error}: it is damaged, or another version wrote it."
+            return self._sentence(text, 404)
         except sqlite3.Error as error:
-            why = f"The index of this run cannot be read: {error}"
-            return self._sentence(f"{why}; delete index.sqlite.", 410)
+            text = f"The index of this run cannot be read: {error}; delete index.sqlite."
+            return self._sentence(text, 410)
         except FileNotFoundError as error:
             return self._sentence(f"{error.filename} is gone: the run was deleted.", 410)
 
@@ -154,9 +154,26 @@ class Server:
         return await self._in_thread(partial(self._list, frame))
 
     def _list(self, frame: Frame) -> Markup:
-        listed = [listed_run(name, run) for name, run in self._watcher.runs.items()]
-        listed.sort(key=lambda run: -run.changed)
-        return runs_page(frame, listed)
+        """Return the list of all runs, with one chart of the held-out curves of the first ones."""
+        runs = [listed_run(name, run) for name, run in self._watcher.runs.items()]
+        runs.sort(key=lambda run: -run.changed)
+        series = [
+            Series(
+                run.name,
+                [(float(version), value) for version, value, _ in run.curve],
+                f"s{number}",
+                [half for _, _, half in run.curve],
+                has_dots=True,
+            )
+            for number, run in enumerate([run for run in runs if run.curve][:MAX_DRAWN])
+        ]
+        described = "held-out return of the last episode against steps, by run"
+        rows = [
+            (run, run_address(run.name), signed(run.curve[-1][1]) if run.curve else "")
+            for run in runs
+        ]
+        chart = line_chart(series, described=described)
+        return fill("runs.html", frame=frame, rows=rows, chart=chart)
 
     async def _page(
         self, make: Callable[[PageRequest], Markup], request: web.Request
@@ -210,7 +227,7 @@ class Server:
             del self._watcher.listeners[queue]
 
 
-def listening(port: int) -> socket.socket:
+def bound_socket(port: int) -> socket.socket:
     """Return a socket that is bound to a port of this machine only.
 
     Raises:
@@ -222,12 +239,10 @@ def listening(port: int) -> socket.socket:
         made.bind((HOST, port))
     except OSError as error:
         made.close()
-        why = (
-            "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-        )
-        raise RunError(
-            f"port {port} of {HOST} {why}; choose another with --port, or none"
-        ) from error
+        is_taken = error.errno == errno.EADDRINUSE
+        why = "is in use" if is_taken else f"cannot be used: {error.strerror}"
+        text = f"port {port} of {HOST} {why}; choose another with --port, or none"
+        raise RunError(text) from error
     return made
 
 
@@ -240,7 +255,7 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
     Raises:
         RunError: there is no such folder, the port is in use, or a child process failed.
     """
-    runs, made = find_runs(root), listening(port)
+    runs, made = find_runs(root), bound_socket(port)
     token, done = new_token(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -260,21 +275,19 @@ async def serve(root: Path, port: int, announce: Callable[[str], None]) -> None:
             await web.SockSite(runner, made).start()
             watcher.watch()
             announce(f"http://{HOST}:{made.getsockname()[1]}/{token}/")
-            await _until(done, _indexed(watcher, indexer, credits), credits.listen())
+            async with asyncio.TaskGroup() as tasks:
+                listening = [
+                    tasks.create_task(_indexed(watcher, indexer, credits)),
+                    tasks.create_task(credits.listen()),
+                ]
+                await done.wait()
+                for task in listening:
+                    task.cancel()
         finally:
             await runner.cleanup()
             for process in (indexer, crediting):
                 process.kill()
                 await process.wait()
-
-
-async def _until(done: asyncio.Event, *listening: Coroutine[Any, Any, None]) -> None:
-    """Listen to child processes until `done` is set."""
-    async with asyncio.TaskGroup() as tasks:
-        listeners = [tasks.create_task(each) for each in listening]
-        await done.wait()
-        for listener in listeners:
-            listener.cancel()
 
 
 async def _indexed(

@@ -1,19 +1,22 @@
-"""The page of a run's processes: state, restarts, where the time went, and the ends of the logs."""
+"""What happened to the processes of a run, by its `events.jsonl`: states, restarts, and notes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from markupsafe import Markup
-
-from mage_async.pages.charts import ago, time_bars
-from mage_async.pages.templating import Frame, fill
-
 Event = Mapping[str, Any]
 """A line of the run's `events.jsonl`."""
 MAX_NOTES = 100
-_STATES = {"policy": "training", "evaluating": "plays the final sets"}
-"""States of a process by the event that begins them; others have the name of the event."""
+"""Notes that a history keeps, the latest ones."""
+STATES = {
+    "started": "starting",
+    "ready": "ready",
+    "policy": "training",
+    "evaluating": "plays the final sets",
+    "done": "done",
+    "failed": "failed",
+}
+"""States of a process by the event that begins them."""
 
 
 @dataclass(slots=True)
@@ -49,32 +52,26 @@ def run_history(events: Sequence[Event]) -> RunHistory:
     """Collect the events of a run, over all its resumptions."""
     history = RunHistory()
     for event in events:
-        _add_event(history, event["process"], event)
+        kind, process, at = event["event"], event["process"], event["at"]
+        if kind in STATES:
+            # The supervisor records the start of another process, and names it in the text.
+            name = event["text"] if kind == "started" else process
+            life = history.processes.setdefault(name, ProcessLife(name))
+            life.state, life.at = STATES[kind], at
+        if kind == "started":
+            life.num_starts, life.node = life.num_starts + 1, event.get("node", "")
+        elif kind == "failed":
+            history.notes.append((at, f"{process}: {event['reason']}"))
+        elif kind == "note":
+            prefix = "" if process == "supervisor" else f"{process}: "
+            history.notes.append((at, prefix + event["text"]))
+        elif kind == "restarting":
+            history.restarts.append(event["text"])
+            history.notes.append((at, event["text"]))
     history.notes.reverse()
     history.restarts.reverse()
     del history.notes[MAX_NOTES:]
     return history
-
-
-def _add_event(history: RunHistory, process: str, event: Event) -> None:
-    at = event["at"]
-    match event["event"]:
-        case "started":
-            life = history.processes.setdefault(event["text"], ProcessLife(event["text"]))
-            life.state, life.at, life.num_starts = "starting", at, life.num_starts + 1
-            life.node = event.get("node", "")
-        case "ready" | "done" | "failed" | "policy" | "evaluating" as name:
-            life = history.processes.setdefault(process, ProcessLife(process))
-            life.state, life.at = _STATES.get(name, name), at
-    match event["event"]:
-        case "failed":
-            history.notes.append((at, f"{process}: {event['reason']}"))
-        case "note":
-            prefix = "" if process == "supervisor" else f"{process}: "
-            history.notes.append((at, prefix + event["text"]))
-        case "restarting":
-            history.restarts.append(event["text"])
-            history.notes.append((at, event["text"]))
 
 
 def run_state(is_alive: bool | None, is_complete: bool, history: RunHistory) -> str:
@@ -90,28 +87,3 @@ def run_state(is_alive: bool | None, is_complete: bool, history: RunHistory) -> 
     if is_complete:
         return "finished"
     return "stopped" if is_alive is False else "not finished"
-
-
-def processes_page(
-    frame: Frame,
-    state: str,
-    history: RunHistory,
-    seconds_by_state: Mapping[str, Mapping[str, float]],
-    logs: Mapping[str, str],
-    now: float,
-) -> Markup:
-    """Return the page of a run's processes.
-
-    Args:
-        logs: the last lines of each process's log.
-        now: seconds since 1970.
-    """
-    return fill(
-        "processes.html",
-        frame=frame,
-        state=state,
-        history=history,
-        bars=time_bars(seconds_by_state),
-        logs=logs,
-        ago=lambda at: ago(now - at),
-    )

@@ -1,0 +1,73 @@
+"""A request for a page of a run in `mage view`: its address, its query, and the frame it needs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mage_async.errors import RunError
+from mage_async.pages.templating import Frame, progress_note, run_address
+from mage_async.results.run_directory import RunDirectory
+from mage_services.view.credit_process import CreditCache
+from mage_services.view.index import RunReader
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """A request for a page of a run."""
+
+    base: str
+    runs: Mapping[str, RunDirectory]
+    name: str
+    """Name of the run."""
+    numbers: Mapping[str, int]
+    """Numbers in the address by name: a step, a group, a trial, a turn."""
+    query: Mapping[str, str]
+    credits: CreditCache
+    """Returns and advantages of turns."""
+    fault: str = ""
+    """Why the run's index no longer grows; empty if it does."""
+    change: int = 0
+    """Number of the last change that the page may show."""
+
+    @property
+    def run(self) -> RunDirectory:
+        """Directory of the run."""
+        return self.runs[self.name]
+
+    def frame(
+        self,
+        reader: RunReader | None,
+        title: str,
+        tab: str | None = None,
+        above: Sequence[tuple[str, str]] = (),
+        before: str = "",
+        after: str = "",
+    ) -> Frame:
+        """Return the frame of the page.
+
+        Args:
+            reader: index of the run, whose progress the page mentions; `None`: no mention.
+            title: title of the page.
+            tab: key of `TABS`; `None` if the page is below a tab.
+            above: label and address of the pages between the run's and this one.
+            before: address of the page before; all addresses are below the run's.
+            after: address of the page after.
+        """
+        home = run_address(self.name)
+        crumbs = [] if tab == "" else [(self.name, home)]
+        crumbs += [(label, home + address) for label, address in above]
+        note = self.fault or (progress_note(*reader.progress()) if reader else "")
+        before, after = (home + address if address else "" for address in (before, after))
+        return Frame(self.base, title, self.name, tab, crumbs, before, after, note, self.change)
+
+    def number(self, name: str, default: int) -> int:
+        """Return a whole number of the query.
+
+        Raises:
+            RunError: the text is no whole number.
+        """
+        text = self.query.get(name, "")
+        if not text:
+            return default
+        if not text.isascii() or not text.isdecimal() or len(text) > 15:
+            raise RunError(f"{name} is a whole number of at most 15 digits, got {text[:40]!r}")
+        return int(text)

@@ -1,0 +1,421 @@
+"""Pages of groups and trials: from a step down to the tokens of a turn, and the search in texts."""
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from markupsafe import Markup
+
+from mage_async.errors import MageError, RunError
+from mage_async.inference.chat_files import load_chat
+from mage_async.pages.charts import Histogram, bin_edges, figure, histogram, words
+from mage_async.pages.curves import metric_unit
+from mage_async.pages.templating import fill
+from mage_async.pages.turns import TurnCredit, shown_tokens, shown_trial
+from mage_async.results.metrics import explanation_of
+from mage_async.results.run_directory import RunDirectory
+from mage_async.trials.trial_as_dict import Decode
+from mage_services.view.index import ListedGroup, ListedTrial, RunReader, file_state
+from mage_services.view.page_request import PageRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFilter:
+    """Which trials to list. The fields are the query of the address, so a list can be shared."""
+
+    first: int = 0
+    """The first and the last step of the trials."""
+    last: int = 0
+    episode: int = 0
+    """Episode whose reward counts, from 1; 0: the last one."""
+    bin: int | None = None
+    """Bin of the histogram of rewards; `None`: all."""
+    member: str = ""
+    only_invalid: bool = False
+    """Only trials with an action that was refused."""
+    text: str = ""
+    """Only trials that have this text in one of their segments."""
+    skip: int = 0
+    """Number of trials that earlier parts of the search have read."""
+
+    @staticmethod
+    def of(request: PageRequest, first: int, last: int) -> "TrialFilter":
+        """Return the filter in a query; by default all trials of the steps `first` to `last`."""
+        return TrialFilter(
+            first=request.number("first", first),
+            last=request.number("last", last),
+            episode=request.number("episode", 0),
+            bin=request.number("bin", 0) if request.query.get("bin") else None,
+            member=request.query.get("member", ""),
+            only_invalid=bool(request.query.get("only_invalid")),
+            text=request.query.get("text", "").strip(),
+            skip=request.number("skip", 0),
+        )
+
+    def reward(self, trial: ListedTrial) -> float:
+        """Return the reward by which a trial is listed."""
+        place = self.episode - 1 if 0 < self.episode <= len(trial.rewards) else -1
+        return trial.rewards[place] if trial.rewards else 0.0
+
+    def address(self, page: str, **changes: Any) -> str:
+        """Return the address of the list at a page, with changes to the filter."""
+        changed = replace(self, **changes)
+        values = {each.name: (getattr(changed, each.name), each.default) for each in fields(self)}
+        query = {name: value for name, (value, default) in values.items() if value != default}
+        query |= {"only_invalid": "1"} if changed.only_invalid else {}
+        return f"{page}?{urlencode(query)}" if query else page
+
+
+def select(
+    trials: Sequence[ListedTrial], wanted: TrialFilter, page: str
+) -> tuple[list[ListedTrial], Histogram | None]:
+    """Return the trials that a filter keeps. Its text is ignored, because the index has no texts.
+
+    Args:
+        page: address of the page, for the links of the histogram.
+
+    Returns:
+        The trials that the filter keeps, and the histogram of rewards, of which each bin leads to
+        the trials in it.
+    """
+    kept = [
+        trial
+        for trial in trials
+        if (trial.num_invalid or not wanted.only_invalid) and wanted.member in ("", trial.member)
+    ]
+    rewards = [wanted.reward(trial) for trial in kept]
+    edges = bin_edges(rewards)
+    noun = f"reward of {f'episode {wanted.episode}' if wanted.episode else 'the last episode'}"
+    bars = histogram(
+        rewards, wanted.bin, lambda number: wanted.address(page, bin=number, skip=0), noun
+    )
+    if wanted.bin is not None:
+        kept = [trial for trial in kept if edges.bin_of(wanted.reward(trial)) == wanted.bin]
+    return kept, bars
+
+
+def _episode_links(
+    trials: Sequence[ListedTrial], wanted: TrialFilter, page: str
+) -> list[tuple[str, str, bool]]:
+    """Return label and address of the list by each episode's reward; and whether it is shown."""
+    count = max((len(trial.rewards) for trial in trials), default=0)
+    now = wanted.episode or count
+    return [
+        (f"episode {k}", wanted.address(page, episode=k, bin=None, skip=0), k == now)
+        for k in range(1, count + 1)
+    ]
+
+
+# The page of a step.
+
+FIRST_METRICS = (
+    "trials_per_s",
+    "generated_tokens_per_s",
+    "staleness_mean",
+    "staleness_max",
+    "entropy",
+    "loss",
+    "grad_norm",
+    "clipped_share",
+    "invalid_actions_per_trial",
+    "logprob_gap_mean",
+    "train_s",
+    "waiting_s",
+)
+"""Metrics that the page of a step shows as tiles; the others are folded."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group and its listed trials."""
+
+    group: ListedGroup
+    trials: Sequence[ListedTrial]
+    mean: float
+    spread: float
+    """Standard deviation of the listed rewards; 0: the group teaches nothing."""
+    staleness: int | None
+    """The largest staleness of its tokens, if a step has trained it."""
+
+
+def group_rows(
+    groups: Sequence[ListedGroup], trials: Sequence[ListedTrial], wanted: TrialFilter
+) -> list[GroupRow]:
+    """Join groups with their trials; groups without trials are left out."""
+    by_group: dict[int, list[ListedTrial]] = {}
+    for trial in trials:
+        by_group.setdefault(trial.group, []).append(trial)
+    rows = []
+    for group in groups:
+        if own := by_group.get(group.number):
+            rewards = [wanted.reward(trial) for trial in own]
+            mean, spread = statistics.fmean(rewards), statistics.pstdev(rewards)
+            oldest = min((trial.oldest for trial in own if trial.oldest is not None), default=None)
+            step = group.step
+            staleness = None if step is None or oldest is None else step - 1 - oldest
+            rows.append(GroupRow(group, own, mean, spread, staleness))
+    return rows
+
+
+def step(request: PageRequest) -> Markup:
+    """Return the page of a step: its metrics, the rewards of its trials, its groups."""
+    number = max(1, request.numbers["step"])
+    with RunReader(request.run) as reader:
+        last = reader.last_step()
+        if number > max(1, last):
+            raise RunError(f"there is no step {number} yet; the newest is {last}")
+        frame = request.frame(
+            reader,
+            f"step {number}",
+            before=f"step/{number - 1}" if number > 1 else "",
+            after=f"step/{number + 1}" if number < last else "",
+        )
+        metrics, groups = reader.step(number), reader.groups_of(number)
+        listed = reader.trials_of([group.number for group in groups])
+    wanted = replace(TrialFilter.of(request, 0, 0), first=number, last=number)
+    page = f"{frame.home}step/{number}"
+    kept, bars = select(listed, wanted, page)
+    return fill(
+        "step.html",
+        frame=frame,
+        facts=[
+            (
+                words(name).removesuffix(" s"),
+                f"{figure(metrics[name])}{metric_unit(name)}",
+                explanation_of(name)[1],
+            )
+            for name in FIRST_METRICS
+            if name in metrics
+        ],
+        others=[
+            (name, figure(value))
+            for name, value in metrics.items()
+            if isinstance(value, int | float) and name not in FIRST_METRICS
+        ],
+        returns=metrics.get("return_by_episode", []),
+        rows=group_rows(groups, kept, wanted),
+        histogram=bars,
+        episodes=_episode_links(listed, wanted, page),
+        wanted=wanted,
+        all_address=wanted.address(page, bin=None),
+    )
+
+
+# The page that lists the trials of some steps, and searches their text.
+
+MAX_CONSIDERED = 5_000
+"""Trials that a filter is applied to, the newest ones."""
+MAX_LISTED = 200
+PART_S = 0.15
+"""Seconds of one part of a search; its page links to the next part."""
+MAX_HITS = 50
+SURROUNDINGS = 60
+"""Characters shown on either side of a hit."""
+
+
+class SearchResult(NamedTuple):
+    """Result of one part of a search."""
+
+    hits: list[dict[str, Any]]
+    """Trials whose text holds the text searched for (`trial`), with the text `before` it, the
+    `match`, and the text `after` it."""
+    num_read: int
+    """Trials whose text this part has read."""
+    skip: int
+    """Where the next part begins; 0: all trials were read."""
+    missing: str
+    """Why some trials could not be read."""
+
+
+def trials(request: PageRequest) -> Markup:
+    """Return the page of the trials of some steps, narrowed by reward, member and text."""
+    with RunReader(request.run) as reader:
+        wanted = TrialFilter.of(request, 1, reader.last_step())
+        listed = reader.trials_between(wanted.first, wanted.last, MAX_CONSIDERED)
+        frame = request.frame(reader, "trials", "trials")
+        page = f"{frame.home}trials"
+        kept, bars = select(listed, wanted, page)
+        found = None
+        if wanted.text:
+            decode, fault = decoder_of(request.run)
+            if fault:
+                raise RunError(f"text cannot be searched. {fault}")
+            found = search(reader, kept, decode, wanted.text, wanted.skip)
+    return fill(
+        "trials.html",
+        frame=frame,
+        wanted=wanted,
+        members=sorted({trial.member for trial in listed if trial.member}),
+        histogram=bars,
+        episodes=_episode_links(listed, wanted, page),
+        trials=kept[:MAX_LISTED],
+        num_trials=len(kept),
+        most=MAX_LISTED,
+        is_cut=len(listed) == MAX_CONSIDERED,
+        num_considered=len(listed),
+        search=found,
+        more=wanted.address(page, skip=found.skip) if found and found.skip else "",
+        all_address=wanted.address(page, bin=None, skip=0),
+    )
+
+
+def search(
+    reader: RunReader, trials: Sequence[ListedTrial], decode: Decode, text: str, skip: int
+) -> SearchResult:
+    """Search `trials[skip:]` for a text, in any case, for at most `PART_S` seconds."""
+    hits, missing, until = list[dict[str, Any]](), "", time.monotonic() + PART_S
+    for number, trial in enumerate(trials[skip:], skip):
+        if len(hits) == MAX_HITS or time.monotonic() > until:
+            return SearchResult(hits, number - skip, number, missing)
+        try:
+            segments = reader.load(trial.group, trial.number).segments
+        except RunError as error:
+            missing = str(error)
+            continue
+        for whole in (decode(segment.tokens.tolist()) for segment in segments):
+            if (start := whole.lower().find(text.lower())) >= 0:
+                stop = start + len(text)
+                hits.append(
+                    {
+                        "trial": trial,
+                        "before": whole[max(0, start - SURROUNDINGS) : start],
+                        "match": whole[start:stop],
+                        "after": whole[stop : stop + SURROUNDINGS],
+                    }
+                )
+                break
+    return SearchResult(hits, len(trials[skip:]), 0, missing)
+
+
+# The page of a group with its trials, and the page of a turn with its tokens.
+
+MAX_SIDE_BY_SIDE = 64
+"""Trials of a group on its page."""
+MAX_TOKENS = 1000
+"""Tokens on one page of a turn."""
+LONG_TEXT = 700
+"""Characters; longer texts are folded."""
+
+
+def group(request: PageRequest) -> Markup:
+    """Return the page of a group, with its trials side by side."""
+    number = request.numbers["group"]
+    decode, fault = decoder_of(request.run)
+    with RunReader(request.run) as reader:
+        found = reader.group(number)
+        credit, unknown = _credit(request, found.step)
+        shown, missing = [], [fault]
+        for listed in reader.trials_of([number])[:MAX_SIDE_BY_SIDE]:
+            try:
+                trial = reader.load(number, listed.number)
+                known = credit.get(f"{number}/{listed.number}", ())
+                shown.append(shown_trial(trial, decode, found.step, known))
+            except RunError as error:
+                missing.append(str(error))
+        neighbours = reader.groups_of(found.step) if found.step is not None else [found]
+        numbers = [each.number for each in neighbours]
+        place = numbers.index(number)
+        frame = request.frame(
+            reader,
+            f"group {number}",
+            above=_step_above(found.step),
+            before=f"group/{numbers[place - 1]}" if place > 0 else "",
+            after=f"group/{numbers[place + 1]}" if place + 1 < len(numbers) else "",
+        )
+    return fill(
+        "group.html",
+        frame=frame,
+        group=found,
+        trials=shown,
+        missing=[sentence for sentence in dict.fromkeys([*missing, unknown]) if sentence],
+        marked=request.number("trial", -1),
+        long_text=LONG_TEXT,
+    )
+
+
+def turn(request: PageRequest) -> Markup:
+    """Return the page of one turn with its tokens."""
+    number, index, place = (request.numbers[name] for name in ("group", "trial", "turn"))
+    decode, _ = decoder_of(request.run)
+    with RunReader(request.run) as reader:
+        step = reader.group(number).step
+        trial = reader.load(number, index)
+    if place >= len(trial.turns):
+        raise RunError(f"trial {index} of group {number} has {len(trial.turns)} turns")
+    credit, unknown = _credit(request, step)
+    shown = shown_trial(trial, decode, step, credit.get(f"{number}/{index}", ()))
+    turns = [turn for episode in shown.episodes for turn in episode.turns]
+    segment = trial.segments[trial.turns[place].segment]
+    tokens = list(shown_tokens(trial.turns[place], segment, decode, step))
+    address = f"group/{number}/trial/{index}/turn/"
+    frame = request.frame(
+        None,
+        f"trial {index}, turn {place + 1}",
+        above=[*_step_above(step), (f"group {number}", f"group/{number}?trial={index}")],
+        before=f"{address}{place - 1}" if place else "",
+        after=f"{address}{place + 1}" if place + 1 < len(turns) else "",
+    )
+    first = request.number("first", 0)
+    stop = first + MAX_TOKENS
+    return fill(
+        "turn.html",
+        frame=frame,
+        trial=shown,
+        turn=turns[place],
+        tokens=tokens[first:stop],
+        first=first,
+        num_tokens=len(tokens),
+        more=f"{frame.home}{address}{place}?first={stop}" if stop < len(tokens) else "",
+        unknown=unknown,
+        info=_info_rows(turns[place].info),
+        long_text=LONG_TEXT,
+    )
+
+
+def _step_above(step: int | None) -> list[tuple[str, str]]:
+    return [(f"step {step}", f"step/{step}")] if step is not None else []
+
+
+def _credit(request: PageRequest, step: int | None) -> tuple[dict[str, list[TurnCredit]], str]:
+    """Return the credit of a step's turns by trial, and why it is not known."""
+    if step is None:
+        return {}, ""
+    found, fault = request.credits.get(request.run, step)
+    return {name: [TurnCredit(*pair) for pair in pairs] for name, pairs in found.items()}, fault
+
+
+def _info_rows(info: str) -> list[tuple[str, str]]:
+    """Return the environment's information by name; text that is no JSON object as it is."""
+    try:
+        parsed = json.loads(info or "{}")
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        return [("info", info)]
+    return [
+        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for key, value in parsed.items()
+    ]
+
+
+def decoder_of(run: RunDirectory) -> tuple[Decode, str]:
+    """Return the decoder of a run's tokens, and why it gives only their ids, or ""."""
+    return _decode(run.policy, file_state(run.policy / "tokenizer.json"))
+
+
+@lru_cache(maxsize=8)
+def _decode(policy: Path, _state: tuple[int, int]) -> tuple[Decode, str]:
+    try:
+        return load_chat(policy).decode, ""
+    except MageError as error:
+        return _token_ids, f"Tokens are shown by their numbers: {error}"
+
+
+def _token_ids(tokens: Sequence[int]) -> str:
+    return " ".join(f"⟨{token}⟩" for token in tokens)
