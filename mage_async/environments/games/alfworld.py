@@ -94,7 +94,6 @@ class AlfWorld(TextGames):
         self._household = Household()
         self._made = lru_cache(maxsize=1024)(self._make)
         listed = numbered("game", games) if self._data is None else _listed(self._data)
-        self._heldout = frozenset(listed["heldout"])
         super().__init__("alfworld", listed, turns, "look")
 
     def session(self, member: str) -> _Session:
@@ -125,7 +124,7 @@ class AlfWorld(TextGames):
     def _make(self, member: str) -> dict[str, str]:
         """Generate a problem. Held-out problems use one room in four, the others the rest."""
         source = random.Random(f"alfworld/{member.removeprefix('game-')}")
-        is_heldout = member in self._heldout
+        is_heldout = member in self._splits["heldout"]
         plans = [
             plan
             for number, plan in enumerate(self._household.plans())

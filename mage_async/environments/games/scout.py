@@ -9,12 +9,18 @@ chance.
 import itertools
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 
 from mage_async.environments.environment import Belief, Chance, Facts, Outcome, Play, Split
-from mage_async.environments.games.game import Game, num_equal, remember
+from mage_async.environments.games.game import (
+    Game,
+    RememberingScript,
+    SoloPlay,
+    num_equal,
+    split_by,
+)
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -27,19 +33,16 @@ NUM_DIALS = len(DIALS)
 Code = tuple[int, ...]
 """The key of each dial, as an index into `KEYS`."""
 
-_CODES = tuple(itertools.product(range(len(KEYS)), repeat=NUM_DIALS))
-_HELDOUT = tuple(code for code in _CODES if (code[0] + code[1] - code[2]) % len(KEYS) == 0)
-_SPLITS: dict[Split, tuple[Code, ...]] = {
-    # A Latin square: every key, and every pair on two dials, is equally frequent in both.
-    "train": tuple(code for code in _CODES if code not in _HELDOUT),
-    "heldout": _HELDOUT,
+_CODES: dict[str, Code] = {
+    "-".join(KEYS[key] for key in code): code
+    for code in itertools.product(range(len(KEYS)), repeat=NUM_DIALS)
 }
+# A Latin square: every key, and every pair on two dials, is equally frequent in both splits.
+_SPLITS = split_by(_CODES, lambda code: (code[0] + code[1] - code[2]) % len(KEYS) == 0)
 _ONE_DIAL = tuple((key,) for key in range(len(KEYS)))
 """Codes of a single dial. A held-out code is only known to be one of all 64, so its dials are
 independent and the value of one dial is the value of all.
 """
-_NAMES = {code: "-".join(KEYS[key] for key in code) for code in _CODES}
-_BY_NAME = {name: code for code, name in _NAMES.items()}
 
 _RULES = """A lock has three dials: alpha, beta and gamma.
 Each is opened by one hidden key: red, green, blue or gold.
@@ -60,34 +63,28 @@ class Payoffs:
     wrong: float = 1.0
 
 
-class ScoutPlay:
+class ScoutPlay(SoloPlay):
     """One visit to each dial. The anchor is the dial: no other turn affects its reward."""
 
     def __init__(self, code: Code, payoffs: Payoffs, chance: Chance) -> None:
         self._code, self._payoffs, self.chance = code, payoffs, chance
-        self.dial = 0
+        self.dial, self.observation = 0, DIALS[0]
         self.known: dict[int, str] = {}
         """Keys that this episode has shown, by dial."""
         self.missed: dict[int, str] = {}
         """Keys that this episode has shown to be wrong, by dial."""
 
     @property
-    def observation(self) -> str:
-        """The first dial."""
-        return DIALS[0]
-
-    @property
     def anchor(self) -> str:
         """The dial, or `done`."""
         return DIALS[self.dial] if self.dial < NUM_DIALS else "done"
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return the keys, scout and pass, until every dial has been visited."""
-        return ACTIONS if self.dial < NUM_DIALS else ()
+    def actions(self) -> Sequence[str]:
+        """Return the keys, scout and pass."""
+        return ACTIONS
 
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Visit a dial; an invalid action costs as much as scouting and shows nothing."""
-        assert self.dial < NUM_DIALS, "the episode is done"
         feedback, reward = self._visit(action)
         self.dial += 1
         is_done = self.dial == NUM_DIALS
@@ -96,14 +93,12 @@ class ScoutPlay:
 
     def _visit(self, action: str) -> tuple[str, float]:
         dial, key = self.dial, KEYS[self._code[self.dial]]
-        if action == SCOUT:
-            self.known[dial] = key
-            return f"cost {DIALS[dial]} {key}", -self._payoffs.cost
         if action == PASS:
             return "ok", self._payoffs.safe
-        if action == key:
+        if action in (SCOUT, key):
             self.known[dial] = key
-            return f"win {DIALS[dial]} {key}", 1.0
+            result, reward = ("win", 1.0) if action == key else ("cost", -self._payoffs.cost)
+            return f"{result} {DIALS[dial]} {key}", reward
         if action in KEYS:
             self.missed[dial] = action
             return "lose", -self._payoffs.wrong
@@ -111,21 +106,17 @@ class ScoutPlay:
 
 
 @dataclass(slots=True)
-class ScoutScript:
+class ScoutScript(RememberingScript[ScoutPlay]):
     """Scouts and guesses with fixed probabilities; plays a key that it has seen with probability
     0.95.
     """
 
-    source: random.Random
     scouts: float
     guesses: float
-    _plays: list[ScoutPlay] = field(default_factory=list)
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: ScoutPlay) -> str:
         """Return the next action."""
-        assert isinstance(play, ScoutPlay)
-        remember(self._plays, play)
-        known = [seen.known[play.dial] for seen in self._plays if play.dial in seen.known]
+        known = [seen.known[play.dial] for seen in self.plays if play.dial in seen.known]
         if known and self.source.random() < 0.95:
             return known[0]
         luck = self.source.random()
@@ -134,11 +125,11 @@ class ScoutScript:
         return self._guess(play.dial) if luck < self.scouts + self.guesses else PASS
 
     def _guess(self, dial: int) -> str:
-        missed = [seen.missed[dial] for seen in self._plays if dial in seen.missed]
+        missed = [seen.missed[dial] for seen in self.plays if dial in seen.missed]
         return self.source.choice([key for key in KEYS if key not in missed])
 
 
-class Scout(Game):
+class Scout(Game[Code]):
     """The lock; its task variant is a code, such as `red-blue-gold`: 48 to train on, 16 held out.
 
     Args:
@@ -163,8 +154,7 @@ class Scout(Game):
             units=NUM_DIALS,
             words=(*ACTIONS, *DIALS, "cost", "win", "lose", "ok", "invalid"),
         )
-        names = {split: tuple(_NAMES[code] for code in codes) for split, codes in _SPLITS.items()}
-        super().__init__(facts, names)
+        super().__init__(facts, _SPLITS)
 
     def rules(self) -> str:
         """Return the rules in plain words, with the payoffs."""
@@ -173,19 +163,16 @@ class Scout(Game):
 
     def begin(self, task: Task, episode: int) -> ScoutPlay:
         """Start at the first dial."""
-        self.check(task.member)
-        return ScoutPlay(_BY_NAME[task.member], self.payoffs, Chance(task.seed, episode))
+        return ScoutPlay(self.variant(task.member), self.payoffs, Chance(task.seed, episode))
 
     def script(self, source: random.Random) -> ScoutScript:
         """Return a script whose probabilities are drawn for the trial."""
         scouts = source.choice((0.0, 0.3, 0.6))
         return ScoutScript(source, scouts, source.choice((0.0, 0.2)))
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the codes of the split that differ on every dial."""
-        self.check(member)
-        code = _BY_NAME[member]
-        return tuple(_NAMES[other] for other in _SPLITS[split] if not num_equal(code, other))
+    def overlap(self, one: Code, other: Code) -> int:
+        """Return the number of dials on which the codes agree."""
+        return num_equal(one, other)
 
     def belief(self, split: Split) -> Belief:
         """Return the Bayes filter: uniform over the codes that no observation has contradicted."""
@@ -217,7 +204,7 @@ class Scout(Game):
     def _best(
         self, split: Split, weights: tuple[float, ...], *, may_scout: bool = True
     ) -> tuple[float, ...]:
-        codes = _SPLITS[split] if split == "train" else _ONE_DIAL
+        codes = tuple(_SPLITS[split].values()) if split == "train" else _ONE_DIAL
         return solve(codes, weights, self.payoffs, may_scout=may_scout).returns
 
     def _uniform_value(self) -> float:
@@ -226,9 +213,9 @@ class Scout(Game):
         return (1 - wrong_keys * payoffs.wrong - payoffs.cost + payoffs.safe) / len(ACTIONS)
 
 
-def _consistent(codes: Sequence[Code], plays: Sequence[Play]) -> dict[str, float]:
-    left = [code for code in codes if all(_agrees(code, play) for play in plays)]
-    return {_NAMES[code]: float(code in left) / len(left) for code in codes}
+def _consistent(codes: Mapping[str, Code], plays: Sequence[Play]) -> dict[str, float]:
+    agree = {name: all(_agrees(code, play) for play in plays) for name, code in codes.items()}
+    return {name: agrees / sum(agree.values()) for name, agrees in agree.items()}
 
 
 def _agrees(code: Code, play: Play) -> bool:

@@ -13,11 +13,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache, partial
-from types import MappingProxyType
 
-from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Play, Split
+from mage_async.environments.environment import Chance, Facts, Outcome, Split
 from mage_async.environments.games.board import cells_of, set_of
-from mage_async.environments.games.game import HELDOUT_SHARE, Game, numbered, remember
+from mage_async.environments.games.game import (
+    HELDOUT_SHARE,
+    Game,
+    RememberingScript,
+    SoloPlay,
+    ladders_of,
+    numbered,
+)
 from mage_async.environments.options import check_whole
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
@@ -72,22 +78,17 @@ class Room:
         return (-self.size, self.size, -1, 1)
 
 
-class SokobanPlay:
+class SokobanPlay(SoloPlay):
     """One episode. The anchor is the current room."""
 
     def __init__(self, room: Room, turns: int, steps_per_turn: int, chance: Chance) -> None:
         self.room, self._turns_left, self.chance = room, turns, chance
         self._actions = action_names(steps_per_turn)
         self._faces = _bare(room)
-        self._is_done = False
         self.position: Position = room.start
+        self.observation = self.anchor
         self.done: list[str] = []
         """Valid actions so far."""
-
-    @property
-    def observation(self) -> str:
-        """The room at the beginning."""
-        return self.anchor
 
     @property
     def anchor(self) -> str:
@@ -104,26 +105,23 @@ class SokobanPlay:
         """Whether every box is on a target."""
         return self.position[1] == self.room.targets
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return all actions, until the episode is over; a step against a wall is legal, and
-        costs.
-        """
-        return () if self._is_done else tuple(self._actions)
+    def actions(self) -> Sequence[str]:
+        """Return all actions; a step against a wall is legal, and costs."""
+        return tuple(self._actions)
 
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Take the steps of an action; steps after the room is solved are not taken."""
-        assert not self._is_done, "the episode is done"
         self._turns_left -= 1
         numbers = self._actions.get(action)
-        if numbers is None:
-            return self._outcome(f"{INVALID} {self.anchor}", REWARDS.step, is_valid=False)
-        self.done.append(action)
-        reward = 0.0
-        for number in numbers:
+        reward = REWARDS.step if numbers is None else 0.0
+        if numbers is not None:
+            self.done.append(action)
+        for number in numbers or ():
             reward += self._step(self.room.steps()[number])
             if self.is_solved:
                 break
-        return self._outcome(self.anchor, reward, is_valid=True)
+        words = (INVALID if numbers is None else "", self.anchor, end := self._end())
+        return Outcome(" ".join(filter(None, words)), reward, numbers is not None, bool(end))
 
     def _step(self, step: int) -> float:
         room, before = self.room, self.position
@@ -131,11 +129,6 @@ class SokobanPlay:
         stored, were = ((boxes & room.targets).bit_count() for _, boxes in (self.position, before))
         reward = REWARDS.step + REWARDS.on * (stored > were) + REWARDS.off * (stored < were)
         return reward + REWARDS.solved * self.is_solved
-
-    def _outcome(self, observation: str, reward: float, *, is_valid: bool) -> Outcome:
-        end = self._end()
-        self._is_done = bool(end)
-        return Outcome(f"{observation} {end}".rstrip(), reward, is_valid, self._is_done)
 
     def _end(self) -> str:
         if self.is_solved:
@@ -167,7 +160,7 @@ def _bare(room: Room) -> list[str]:
 
 
 @dataclass(slots=True)
-class SokobanScript:
+class SokobanScript(RememberingScript[SokobanPlay]):
     """Steps towards the solution, or anywhere; repeats what has solved the room in an earlier
     episode.
 
@@ -178,21 +171,20 @@ class SokobanScript:
         memory: probability of following a solution of an earlier episode.
     """
 
-    source: random.Random
     steps_per_turn: int
     care: float
     memory: float
-    _plays: list[SokobanPlay] = field(default_factory=list)
     _distances: dict[Position, int] = field(default_factory=dict)
     """Steps to the solution from each position of the current room."""
 
-    def choose(self, play: Play) -> str:
-        """Return the next action."""
-        assert isinstance(play, SokobanPlay)
-        is_new = remember(self._plays, play)
-        if is_new and (len(self._plays) == 1 or self._plays[-2].room is not play.room):
-            room = play.room
+    def begin(self) -> None:
+        """Solve the room, which is the same in all episodes."""
+        if not self._distances:
+            room = self.plays[0].room
             self._distances = distances(room.size, room.floor, room.targets, 10**9)
+
+    def action(self, play: SokobanPlay) -> str:
+        """Return the next action."""
         recalled = self._recall(play)
         if recalled is not None and self.source.random() < self.memory:
             return recalled
@@ -200,9 +192,9 @@ class SokobanScript:
 
     def _recall(self, play: SokobanPlay) -> str | None:
         """Return the next action of an earlier episode that began like this one and was solved."""
-        for earlier in self._plays[:-1]:
-            taken = len(play.done)
-            is_alike = earlier.room is play.room and earlier.done[:taken] == play.done
+        taken = len(play.done)
+        for earlier in self.plays[:-1]:
+            is_alike = earlier.done[:taken] == play.done
             if earlier.is_solved and is_alike and len(earlier.done) > taken:
                 return earlier.done[taken]
         return None
@@ -224,7 +216,7 @@ class SokobanScript:
         return self.source.choice([number for number in numbers if left[number] == min(left)])
 
 
-class Sokoban(Game):
+class Sokoban(Game[str]):
     """Sokoban; the task variant is a room, such as `room-17`.
 
     Args:
@@ -240,7 +232,7 @@ class Sokoban(Game):
         ConfigError: an option is out of its range.
     """
 
-    ladders: Ladders = MappingProxyType({"boxes": tuple({"boxes": count} for count in range(1, 5))})
+    ladders = ladders_of(boxes=range(1, 5))
 
     def __init__(
         self,
@@ -313,14 +305,13 @@ class Sokoban(Game):
         """
         styles = {"random": (0.0, 0.0), "retry": (0.0, 1.0), "solver": (1.0, 0.0)}
         players = {name: partial(self._player, *style) for name, style in styles.items()}
-        return {**self.measured(split, num_episodes, players)}
+        return self.measured(split, num_episodes, **players)
 
     def _player(self, care: float, memory: float, source: random.Random) -> SokobanScript:
         return SokobanScript(source, self._steps, care, memory)
 
     def _make_room(self, member: str) -> Room:
-        self.check(member)
-        number = member.removeprefix("room-")
+        number = self.variant(member).removeprefix("room-")
         source = random.Random(f"sokoban/{self._size}/{self._num_boxes}/{number}")
         is_heldout = member in self._splits["heldout"]
         room = make_room(

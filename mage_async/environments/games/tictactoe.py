@@ -7,7 +7,7 @@ opponent's way to play, the same in all episodes. Cells are numbers, row by row 
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 from typing import Any, Literal, get_args
@@ -26,7 +26,7 @@ from mage_async.environments.environment import (
     other,
 )
 from mage_async.environments.games.board import in_rows
-from mage_async.environments.games.game import Game, remember
+from mage_async.environments.games.game import Game, RememberingScript, split_by
 from mage_async.environments.games.openspiel_policies import (
     DRAW,
     INVALID,
@@ -146,31 +146,23 @@ class TicTacToeScript:
         assert isinstance(play, TicTacToePlay)
         if self.source.random() < self.care:
             for whose in (MINE, THEIRS):
-                completing = [cell for line in _LINES if (cell := _completes(play, line, whose))]
-                if completing:
-                    return completing[0]
+                completing = (cell for line in _LINES if (cell := _completes(play, line, whose)))
+                if cell := next(completing, None):
+                    return cell
         return self.source.choice(play.legal_actions())
 
 
 @dataclass(slots=True)
-class TicTacToeExplorer:
-    """Repeats a game that it has won; opens with untried cells until it has won one.
+class TicTacToeExplorer(RememberingScript[TicTacToePlay]):
+    """Repeats a game that it has won; opens with untried cells until it has won one."""
 
-    Args:
-        source: random source.
-        care: see `TicTacToeScript`, for moves about which it knows nothing.
-        memory: probability of using earlier games.
-    """
-
-    source: random.Random
     care: float
+    """See `TicTacToeScript`, for moves about which it knows nothing."""
     memory: float
-    _plays: list[TicTacToePlay] = field(default_factory=list)
+    """Probability of using earlier games."""
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: TicTacToePlay) -> str:
         """Return the next action."""
-        assert isinstance(play, TicTacToePlay)
-        remember(self._plays, play)
         remembered = self._remembered(play) if self.source.random() < self.memory else []
         if remembered:
             return self.source.choice(remembered)
@@ -182,7 +174,7 @@ class TicTacToeExplorer:
 
         Opponents of these games always answer alike, so a won game can be won again.
         """
-        earlier = [each for each in self._plays[:-1] if each.taken]
+        earlier = [each for each in self.plays[:-1] if each.taken]
         won = [each for each in earlier if each.result == 1.0]
         length = len(play.taken)
         again = [each.taken[length] for each in won if each.taken[:length] == play.taken]
@@ -200,7 +192,7 @@ def _completes(play: TicTacToePlay, line: tuple[int, ...], whose: str) -> str | 
     return next((cell for cell in shown if cell in NUMBERS), None)
 
 
-class TicTacToe(Game):
+class TicTacToe(Game[str]):
     """Tic-tac-toe; the task variant is the opponent, such as `mcts-100` or
     `careless-centre-one-two-nine`.
 
@@ -230,10 +222,11 @@ class TicTacToe(Game):
         check_one_of("tictactoe", "opponents", opponents, get_args(Opponents))
         check_one_of("tictactoe", "view", view, get_args(View))
         self._are_careless, self._view = opponents == "careless", view
-        splits: dict[Split, tuple[str, ...]] = {
-            "train": CARELESS_TRAIN if self._are_careless else (*TRAIN, *train),
-            "heldout": CARELESS_HELDOUT if self._are_careless else (*HELDOUT, *heldout),
-        }
+        named = _CARELESS if self._are_careless else (*TRAIN, *train, *HELDOUT, *heldout)
+        splits = split_by(
+            {name: name for name in named},
+            _is_heldout_careless if self._are_careless else {*HELDOUT, *heldout}.__contains__,
+        )
         self._game = engine().load_game(GAME)
         facts = Facts(
             name="tictactoe",
@@ -248,8 +241,7 @@ class TicTacToe(Game):
 
     def family(self, member: str) -> str:
         """Return random, preferred, mcts, minimax or careless."""
-        self.check(member)
-        return member.partition("-")[0]
+        return self.variant(member).partition("-")[0]
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -261,9 +253,8 @@ class TicTacToe(Game):
 
     def begin(self, task: Task, episode: int) -> TicTacToePlay:
         """Start a game; in seat 1 the opponent has moved already."""
-        self.check(task.member)
         chance = Chance(task.seed, episode)
-        move, state = mover(task.member, chance), self._game.new_initial_state()
+        move, state = mover(self.variant(task.member), chance), self._game.new_initial_state()
         return TicTacToePlay(state, move, task.seat, self._view, chance)
 
     def duel(self, task: Task, episode: int) -> TicTacToeDuel:
@@ -289,7 +280,7 @@ class TicTacToe(Game):
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return exact values per episode, as far as known; see the function `references`."""
-        values = references(self._splits[split])
+        values = references(self.members(split))
         return {name: (each,) * num_episodes for name, each in values.items()}
 
 
@@ -328,20 +319,11 @@ and in all others.
 """
 
 
-def _shape(cells: tuple[int, ...]) -> tuple[int, ...]:
-    return min(tuple(sorted((cell + by) % 9 for cell in cells)) for by in range(9))
-
-
-def _careless(*, are_heldout: bool) -> tuple[str, ...]:
-    return tuple(
-        "-".join(("careless", which, *(CELLS[cell] for cell in cells)))
-        for cells in itertools.combinations(range(9), 3)
-        for which in _LISTS
-        if (_shape(cells) in _HELDOUT_SHAPES) == are_heldout
-    )
-
-
-CARELESS_TRAIN, CARELESS_HELDOUT = _careless(are_heldout=False), _careless(are_heldout=True)
+_CARELESS = tuple(
+    "-".join(("careless", which, *cells))
+    for cells in itertools.combinations(CELLS, 3)
+    for which in _LISTS
+)
 
 
 def is_search(member: str) -> bool:
@@ -355,6 +337,12 @@ def taken_lightly(member: str) -> frozenset[int]:
     kind, _, rest = member.partition("-")
     names = rest.split("-")[1:] if kind == "careless" else ()
     return frozenset(map(CELLS.index, names))
+
+
+def _is_heldout_careless(member: str) -> bool:
+    cells = taken_lightly(member)
+    shape = min(tuple(sorted((cell + by) % 9 for cell in cells)) for by in range(9))
+    return shape in _HELDOUT_SHAPES
 
 
 def mover(member: str, chance: Chance) -> Mover:
@@ -397,29 +385,24 @@ def _draw(cells: Weights, chance: Chance) -> int:
 
 def _best_cells(state: Any) -> list[int]:
     """Return the cells that keep the game's value."""
-    solved = _solved_boards()
-    lost = {cell: solved[str(state.child(cell))] for cell in state.legal_actions()}
-    return [cell for cell, value in lost.items() if value == min(lost.values())]
+    values = {cell: _solve(state.child(cell)) for cell in state.legal_actions()}
+    return [cell for cell, value in values.items() if value == min(values.values())]
 
 
-@cache
-def _solved_boards() -> dict[str, float]:
-    """Return the value of each board to the side to move (or that would move, had the game not
+_SOLVED: dict[str, float] = {}
+
+
+def _solve(state: Any) -> float:
+    """Return the value of a board to the side to move (or that would move, had the game not
     ended).
     """
-    solved: dict[str, float] = {}
-    _solve(engine().load_game(GAME).new_initial_state(), solved)
-    return solved
-
-
-def _solve(state: Any, solved: dict[str, float]) -> float:
     board = str(state)
-    if board not in solved and state.is_terminal():
-        solved[board] = -max(state.returns())
-    elif board not in solved:
+    if board not in _SOLVED:
         children = [state.child(cell) for cell in state.legal_actions()]
-        solved[board] = max(-_solve(child, solved) for child in children)
-    return solved[board]
+        _SOLVED[board] = (
+            max(-_solve(child) for child in children) if children else -max(state.returns())
+        )
+    return _SOLVED[board]
 
 
 # Exact values against opponents whose moves have known probabilities.
