@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+import numpy as np
+
 from mage_async.environments.environment import Belief, Chance, Facts, Outcome, Play, Split
 from mage_async.environments.games.game import (
     Game,
@@ -277,14 +279,10 @@ def solve(
         weights: weight of each episode's return. The weights decide whether scouting pays at all,
             so an error in the return between episodes shows in what is learned.
     """
-    search = _Search(codes, weights, payoffs, may_scout)
-    best = search.best(0, (_ANY,) * len(codes[0]))
     num_dials = len(codes[0])
-    return Value(
-        best.total / num_dials,
-        tuple(earned / num_dials for earned in best.returns),
-        tuple(probed / num_dials for probed in best.probes),
-    )
+    search = _Search(codes, weights, payoffs, may_scout)
+    returns, probes = search.best(0, (_ANY,) * num_dials) / num_dials
+    return Value(float(returns @ weights), tuple(returns.tolist()), tuple(probes.tolist()))
 
 
 _Known = int | frozenset[int]
@@ -294,32 +292,31 @@ _ANY: _Known = frozenset()
 
 
 class _Search:
-    """Dynamic programming over the turns of a trial and the beliefs about its code."""
+    """Dynamic programming over the turns of a trial and the beliefs about its code.
+
+    A plan from some turn on has as value float64 [2, episodes]: the return and the number of dials
+    scouted, of each episode.
+    """
 
     def __init__(
-        self,
-        codes: Sequence[Code],
-        weights: tuple[float, ...],
-        payoffs: Payoffs,
-        may_scout: bool,
+        self, codes: Sequence[Code], weights: Sequence[float], payoffs: Payoffs, may_scout: bool
     ) -> None:
-        self._codes, self._weights, self._payoffs = codes, weights, payoffs
+        self._codes, self._weights, self._payoffs = codes, np.array(weights), payoffs
         self._may_scout, self._num_dials = may_scout, len(codes[0])
         self._fitting: dict[_Belief, list[Code]] = {}
-        self._found: dict[tuple[int, _Belief], Value] = {}
+        self._found: dict[tuple[int, _Belief], np.ndarray] = {}
 
-    def best(self, turn: int, belief: _Belief) -> Value:
-        """Return the value from a turn of the trial on, summed over dials."""
+    def best(self, turn: int, belief: _Belief) -> np.ndarray:
+        """Return the value of the best plan from a turn of the trial on."""
         if turn == len(self._weights) * self._num_dials:
-            nothing = (0.0,) * len(self._weights)
-            return Value(0.0, nothing, nothing)
+            return np.zeros((2, len(self._weights)))
         if (turn, belief) not in self._found:
-            options = self._options(turn, belief)
-            best = max(options, key=lambda value: value.total + _TIE * sum(value.returns))
-            self._found[turn, belief] = best
+            self._found[turn, belief] = max(
+                self._options(turn, belief), key=lambda value: value[0] @ (self._weights + _TIE)
+            )
         return self._found[turn, belief]
 
-    def _options(self, turn: int, belief: _Belief) -> list[Value]:
+    def _options(self, turn: int, belief: _Belief) -> list[np.ndarray]:
         dial = turn % self._num_dials
         chances = self._chances(belief, dial)
         options = [self._after(turn, self._payoffs.safe, {belief: 1.0}, is_probe=False)]
@@ -328,7 +325,7 @@ class _Search:
             options.append(self._after(turn, -self._payoffs.cost, seen, is_probe=True))
         return options + [self._guess(turn, belief, key, chances[key]) for key in chances]
 
-    def _guess(self, turn: int, belief: _Belief, key: int, chance: float) -> Value:
+    def _guess(self, turn: int, belief: _Belief, key: int, chance: float) -> np.ndarray:
         dial = turn % self._num_dials
         seen = {_learn(belief, dial, key): chance}
         if chance < 1:
@@ -340,21 +337,15 @@ class _Search:
 
     def _after(
         self, turn: int, reward: float, seen: dict[_Belief, float], *, is_probe: bool
-    ) -> Value:
+    ) -> np.ndarray:
         """Return the value of an expected `reward` now and of the given beliefs with their
         probabilities.
         """
-        episode = turn // self._num_dials
-        total = self._weights[episode] * reward
-        returns, probes = [0.0] * len(self._weights), [0.0] * len(self._weights)
-        returns[episode], probes[episode] = reward, float(is_probe)
+        value = np.zeros((2, len(self._weights)))
+        value[:, turn // self._num_dials] = reward, is_probe
         for belief, chance in seen.items():
-            after = self.best(turn + 1, belief)
-            total += chance * after.total
-            for index in range(len(returns)):
-                returns[index] += chance * after.returns[index]
-                probes[index] += chance * after.probes[index]
-        return Value(total, tuple(returns), tuple(probes))
+            value += chance * self.best(turn + 1, belief)
+        return value
 
     def _chances(self, belief: _Belief, dial: int) -> dict[int, float]:
         """Return the probability of each possible key of a dial."""

@@ -444,8 +444,8 @@ def _value(member: str, choose: _Choose) -> float:
     return fmean(Tree(member, seat, choose).value(start) for seat in _SEATS)
 
 
-_KNOWN: dict[tuple[str, int, _Choose], dict[str, float]] = {}
-"""For an opponent's style, the agent's seat and its choice of moves: the value of each board."""
+_KNOWN: dict[tuple[str, int, _Choose, str], float] = {}
+"""Values by the opponent's style, the agent's seat, its choice of moves, and the board."""
 
 
 class Tree:
@@ -456,12 +456,12 @@ class Tree:
 
     def value(self, state: Any) -> float:
         """Return the agent's expected return from a board on."""
-        taken, board = state.history()[self._seat :: 2], str(state)
+        taken = state.history()[self._seat :: 2]
         who = style(self._member, taken) if taken else self._member
-        values = _KNOWN.setdefault((who, self._seat, self._choose), {})
-        if board not in values:
-            values[board] = self._expand(state)
-        return values[board]
+        known = (who, self._seat, self._choose, str(state))
+        if known not in _KNOWN:
+            _KNOWN[known] = self._expand(state)
+        return _KNOWN[known]
 
     def _expand(self, state: Any) -> float:
         if state.is_terminal():
