@@ -11,11 +11,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Split
+from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
     Game,
     RememberingScript,
     SoloPlay,
+    facts_of,
     num_equal,
     split_by,
 )
@@ -133,17 +134,9 @@ class Bandit(Game[Code]):
         # In both splits, all arms of any context but one are equally frequent, and so are their
         # pairs.
         splits = split_by(codes, lambda code: sum(code) % arms == 0)
-        facts = Facts(
-            name="bandit",
-            max_turns=rounds,
-            min_return=0.0,
-            max_return=float(rounds),
-            units=rounds,
-            has_chance=True,
-            words=(*ARMS[:arms], *CONTEXTS[:contexts], WIN, LOSE, OVER, INVALID),
-            wins_above=rounds / 2,
-            loses_below=rounds / 2,
-        )
+        words = (*ARMS[:arms], *CONTEXTS[:contexts], WIN, LOSE, OVER, INVALID)
+        returns, even = (0.0, float(rounds)), rounds / 2
+        facts = facts_of("bandit", rounds, words, returns, even, units=rounds, has_chance=True)
         super().__init__(facts, splits)
 
     def rules(self) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Split
+from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
     Game,
     RememberingScript,
     SoloPlay,
+    facts_of,
     num_equal,
     numbered,
 )
@@ -169,20 +170,12 @@ class Blackjack(Game[str]):
         check_whole("blackjack", "hands", hands, 1, len(ORDINALS))
         check_whole("blackjack", "decks", decks, 8, 1_000_000)
         self._num_hands = hands
-        facts = Facts(
-            name="blackjack",
-            max_turns=4 * hands,
-            min_return=-float(hands),
-            max_return=float(hands),
-            units=hands,
-            words=(
-                *ACTIONS,
-                *("one", *NUMBERS),
-                *ORDINALS[:hands],
-                *RESULTS.values(),
-                *(DEALER, BUST, OVER, INVALID),
-            ),
+        words = (
+            *(*ACTIONS, "one", *NUMBERS, *ORDINALS[:hands]),
+            *(*RESULTS.values(), DEALER, BUST, OVER, INVALID),
         )
+        returns = (-float(hands), float(hands))
+        facts = facts_of("blackjack", 4 * hands, words, returns, units=hands)
         super().__init__(facts, numbered("deck", decks), "deck")
 
     def family(self, member: str) -> str:

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Split
+from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
     Game,
     RememberingScript,
     SoloPlay,
+    facts_of,
     ladders_of,
     num_equal,
     split_by,
@@ -121,15 +122,8 @@ class Boxes(Game[Code]):
             played = {
                 name: code for name, code in codes.items() if num_equal(code, codes[near]) >= least
             }
-        facts = Facts(
-            name="boxes",
-            max_turns=boxes,
-            min_return=0.0,
-            max_return=1.0,
-            words=(*BUTTONS, *self._boxes, OPENED, SHUT, OVER, INVALID),
-            wins_above=1 - 0.5 / boxes,
-            loses_below=1 - 0.5 / boxes,
-        )
+        words = (*BUTTONS, *self._boxes, OPENED, SHUT, OVER, INVALID)
+        facts = facts_of("boxes", boxes, words, threshold=1 - 0.5 / boxes)
         # `near` narrows the splits, not the codes that exist: `swaps` may return any.
         super().__init__(facts, split_by(played, _is_heldout), unsplit=codes)
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from mage_async.environments.environment import (
     Environment,
@@ -44,10 +44,45 @@ def split_by(variants: Mapping[str, V], is_heldout: Callable[[V], object]) -> Sp
     return {"train": train, "heldout": heldout}
 
 
+def named(names: Iterable[str]) -> dict[str, str]:
+    """Return task variants that are nothing but their name, from which a game derives the rest."""
+    return {name: name for name in names}
+
+
 def numbered(noun: str, count: int) -> Splits[str]:
     """Return the splits of variants that are generated from their name, such as `maze-0`."""
-    names = [f"{noun}-{number}" for number in range(count)]
-    return hold_out(dict(zip(names, names, strict=True)))
+    return hold_out(named(f"{noun}-{number}" for number in range(count)))
+
+
+def facts_of(
+    name: str,
+    max_turns: int,
+    words: tuple[str, ...],
+    returns: tuple[float, float] = (0.0, 1.0),
+    threshold: float = 0.0,
+    **more: Any,
+) -> Facts:
+    """Return the facts of a game.
+
+    Args:
+        name: of the game.
+        max_turns: upper bound on the agent's turns in one episode.
+        words: all words of observations and actions; the first one is an action.
+        returns: the least and the largest return of an episode.
+        threshold: an episode with a larger return is won, one with a smaller return is lost.
+        more: further fields of `Facts`.
+    """
+    least, most = returns
+    return Facts(
+        name=name,
+        max_turns=max_turns,
+        words=words,
+        min_return=least,
+        max_return=most,
+        wins_above=threshold,
+        loses_below=threshold,
+        **more,
+    )
 
 
 def ladders_of(**ladders: Iterable[object]) -> Ladders:
@@ -168,7 +203,9 @@ class Game(Environment, Generic[V]):
         return 0
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the other task variants of the split that overlap least with `member`."""
+        """Return the other task variants of the split that overlap least with `member`, so that
+        knowledge of it helps as little as possible.
+        """
         hidden = self.variant(member)
         overlaps = {
             name: self.overlap(hidden, other)

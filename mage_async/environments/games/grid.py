@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Play, Split
+from mage_async.environments.environment import Chance, Outcome, Play, Split
 from mage_async.environments.games.board import COLUMNS, DIRECTIONS, ROWS, Cell, cell_text, step
-from mage_async.environments.games.game import HELDOUT_SHARE, Game, SoloPlay, split_by
+from mage_async.environments.games.game import HELDOUT_SHARE, Game, SoloPlay, facts_of, split_by
 from mage_async.environments.options import check_one_of, check_whole
 from mage_async.trajectory import Task
 
@@ -122,16 +122,8 @@ class Grid(Game[Cell]):
         self._size, self._turns = size, turns
         goals = {name: cell for name, cell in cells.items() if far[name]}
         played = {name: cell for name, cell in goals.items() if far[name] >= nearest}
-        facts = Facts(
-            name="grid",
-            max_turns=turns,
-            min_return=0.0,
-            max_return=1.0,
-            words=(*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, REACHED, OVER, INVALID),
-            wins_above=0.5,
-            loses_below=0.5,
-            example="down",
-        )
+        words = (*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, REACHED, OVER, INVALID)
+        facts = facts_of("grid", turns, words, threshold=0.5, example="down")
         # Hindsight also relabels to goals nearer than `nearest`.
         super().__init__(facts, split_by(played, _is_heldout), "goal", unsplit=goals)
 

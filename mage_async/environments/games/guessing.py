@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Split
+from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
     HELDOUT_SHARE,
     Game,
     RememberingScript,
     SoloPlay,
+    facts_of,
     ladders_of,
     num_equal,
     split_by,
@@ -152,16 +153,9 @@ class Guessing(Game[Code]):
         shuffled = list(puzzle.codes)
         random.Random(f"{name}/heldout").shuffle(shuffled)
         heldout = set(shuffled[: len(shuffled) // HELDOUT_SHARE])
-        facts = Facts(
-            name=name,
-            max_turns=puzzle.turns,
-            min_return=0.0,
-            max_return=1.0,
-            words=tuple(dict.fromkeys((*words, SOLVED, OVER, INVALID))),
-            wins_above=0.5,
-            loses_below=0.5,
-            example=puzzle.text(puzzle.codes[0]),
-        )
+        words = tuple(dict.fromkeys((*words, SOLVED, OVER, INVALID)))
+        example = puzzle.text(puzzle.codes[0])
+        facts = facts_of(name, puzzle.turns, words, threshold=0.5, example=example)
         super().__init__(facts, split_by(codes, heldout.__contains__))
 
     def rules(self) -> str:

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Split
+from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
     Game,
     RememberingScript,
     SoloPlay,
+    facts_of,
     hold_out,
     ladders_of,
+    named,
 )
 from mage_async.environments.options import check_whole
 from mage_async.trajectory import Task
@@ -139,14 +141,9 @@ class Hangman(Game[str]):
         check_whole("hangman", "words", words, 8, len(WORDS))
         check_whole("hangman", "lives", lives, 1, 20)
         self._words, self._lives = WORDS[:words], lives
-        facts = Facts(
-            name="hangman",
-            max_turns=_WIDTH + lives - 1,
-            min_return=-1.0,
-            max_return=1.0,
-            words=(*LETTERS, BLANK, HIT, MISS, WON, LOST, INVALID),
-        )
-        super().__init__(facts, hold_out({word: word for word in self._words}), "word")
+        words = (*LETTERS, BLANK, HIT, MISS, WON, LOST, INVALID)
+        facts = facts_of("hangman", _WIDTH + lives - 1, words, (-1.0, 1.0))
+        super().__init__(facts, hold_out(named(self._words)), "word")
 
     def rules(self) -> str:
         """Return the rules in plain words, with the rewards."""

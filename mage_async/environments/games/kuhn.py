@@ -3,10 +3,10 @@
 Rules: an episode is a few hands in alternating seats. Each player has one of three cards and puts
 in one chip; a player may bet or check, and call or fold a bet. Rewards are chips. Hidden is the
 opponent's way to play, the same in all episodes. In a hand, a player decides at most once before
-any bet and at most once after the other player's bet, so a style is three probabilities, one per
-card, for each of these decisions. The deals, and what the opponent would do with its card before
-and after a bet, are drawn before the first hand, so that all trials of a group have the same luck
-whatever they do. Cards are shown only at a showdown.
+any bet and at most once after the other player's bet, so a strategy for a seat is three
+probabilities, one per card, for each of these decisions. The deals, and what the opponent would do
+with its card before and after a bet, are drawn before the first hand, so that all trials of a group
+have the same luck whatever they do. Cards are shown only at a showdown.
 """
 
 import itertools
@@ -26,14 +26,13 @@ from mage_async.environments.environment import (
     Chance,
     DuelPlay,
     DuelSides,
-    Facts,
     Outcome,
     Play,
     Side,
     Split,
     other,
 )
-from mage_async.environments.games.game import Game, RememberingScript
+from mage_async.environments.games.game import Game, RememberingScript, facts_of
 from mage_async.environments.games.openspiel_policies import engine
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -490,19 +489,14 @@ class Kuhn(Game[Strategy]):
             raise ConfigError(f"kuhn: `stakes` must be a number from 1, got {stakes!r}")
         self._num_hands, self._redeals, self._stakes = hands, redeals, stakes
         self._game = engine().load_game("kuhn_poker")
-        facts = Facts(
-            name="kuhn",
-            num_seats=2,
-            # Seats alternate, and only the player that speaks first can speak twice in a hand.
-            max_turns=hands // 2 + 2 * (hands - hands // 2),
-            min_return=-float(MAX_LOSS * hands * stakes),
-            max_return=float(MAX_LOSS * hands * stakes),
-            units=hands,
-            has_chance=True,
-            words=(
-                *(*OPEN, *FACING, *CARDS, *POSITIONS, *CHIPS.values()),
-                *("you", "opp", "shown", "win", "lose", "invalid"),
-            ),
+        words = (
+            *(*OPEN, *FACING, *CARDS, *POSITIONS, *CHIPS.values()),
+            *("you", "opp", "shown", "win", "lose", "invalid"),
+        )
+        # Seats alternate, and only the player that speaks first can speak twice in a hand.
+        max_turns, most = hands + (hands + 1) // 2, float(MAX_LOSS * hands * stakes)
+        facts = facts_of(
+            "kuhn", max_turns, words, (-most, most), num_seats=2, units=hands, has_chance=True
         )
         self._by_split = _SPLITS[opponents]
         named = {s: {each.name: each for each in every} for s, every in self._by_split.items()}
@@ -551,10 +545,9 @@ class Kuhn(Game[Strategy]):
         reader = Reader(self._by_split["train"])
         return KuhnScript(source, bets, calls, skill, reader, self._redeals)
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return all opponents of the split that call with other cards."""
-        family = self.family(member)
-        return tuple(each.name for each in self._by_split[split] if each.family != family)
+    def overlap(self, one: Strategy, other: Strategy) -> int:
+        """Return 1 if the opponents call with the same cards, else 0."""
+        return int(one.family == other.family)
 
     def belief(self, split: Split) -> Belief:
         """Return the Bayes filter over what each hand has shown, cards and answers."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import MappingProxyType
 
-from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Split
+from mage_async.environments.environment import Chance, Ladders, Outcome, Split
 from mage_async.environments.games.board import COLUMNS, DIRECTIONS, ROWS, Cell, cell_text, step
-from mage_async.environments.games.game import Game, RememberingScript, SoloPlay, numbered
+from mage_async.environments.games.game import Game, RememberingScript, SoloPlay, facts_of, numbered
 from mage_async.environments.options import check_whole
 from mage_async.trajectory import Task
 
@@ -165,15 +165,8 @@ class MazeGame(Game[str]):
         check_whole("maze", "turns", turns, size * size, 1000)
         check_whole("maze", "mazes", mazes, 8, 1_000_000)
         self._size, self._loops, self._turns = size, loops, turns
-        facts = Facts(
-            name="maze",
-            max_turns=turns,
-            min_return=0.0,
-            max_return=1.0,
-            words=(*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, OVER, INVALID),
-            wins_above=1e-9,
-            loses_below=1e-9,
-        )
+        words = (*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, OVER, INVALID)
+        facts = facts_of("maze", turns, words, threshold=1e-9)
         super().__init__(facts, numbered("maze", mazes), "maze")
 
     def family(self, member: str) -> str:
@@ -196,10 +189,9 @@ class MazeGame(Game[str]):
         """Return a script whose care is drawn for the trial; three in four remember."""
         return MazeScript(source, source.choice((0.5, 0.8, 0.95)), source.random() < 0.75)
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the mazes of the split with the goal in another cell."""
-        goal = self.maze(member).goal
-        return tuple(each for each in self._splits[split] if self.maze(each).goal != goal)
+    def overlap(self, one: str, other: str) -> int:
+        """Return 1 if the goal is in the same cell of both mazes, else 0."""
+        return int(self.maze(one).goal == self.maze(other).goal)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return returns per episode: exact for `random` and `known`, over 200 scripted trials

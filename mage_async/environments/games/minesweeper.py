@@ -16,12 +16,13 @@ from functools import cache, lru_cache, partial
 from string import ascii_lowercase
 from typing import Literal, get_args
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Split
+from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.board import cells_of, in_rows, set_of
 from mage_async.environments.games.game import (
     Game,
     RememberingScript,
     SoloPlay,
+    facts_of,
     hold_out,
     ladders_of,
 )
@@ -274,14 +275,9 @@ class MineSweeper(Game[int]):
             for cells in layouts(size, mines, boards)
         }
         self._cached = lru_cache(maxsize=4096)(partial(board_of, size))
-        facts = Facts(
-            name="minesweeper",
-            max_turns=turns,
-            min_return=turns * REWARDS.invalid,
-            max_return=REWARDS.win + (turns - 1) * REWARDS.cascade,
-            has_chance=True,
-            words=(*names, *SHOWN[: min(mines, 8) + 1], STRUCK, WON, LOST, OVER, INVALID),
-        )
+        words = (*names, *SHOWN[: min(mines, 8) + 1], STRUCK, WON, LOST, OVER, INVALID)
+        returns = (turns * REWARDS.invalid, REWARDS.win + (turns - 1) * REWARDS.cascade)
+        facts = facts_of("minesweeper", turns, words, returns, has_chance=True)
         super().__init__(facts, hold_out(mines_by_name), "board")
 
     def family(self, member: str) -> str:
@@ -324,10 +320,9 @@ class MineSweeper(Game[int]):
         """Return a script that reasons from everything the trial has shown."""
         return self._player(1.0, 1.0, source)
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the boards of the split that share no mine with `member`."""
-        mines = self.variant(member)
-        return tuple(name for name, other in self._splits[split].items() if not other & mines)
+    def overlap(self, one: int, other: int) -> int:
+        """Return the number of cells with a mine on both boards."""
+        return (one & other).bit_count()
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return the returns of scripted players in 200 trials, per episode.

@@ -16,12 +16,11 @@ from mage_async.environments.environment import (
     AGENT,
     Chance,
     DuelPlay,
-    Facts,
     Play,
     Side,
     Split,
 )
-from mage_async.environments.games.game import Game
+from mage_async.environments.games.game import Game, Splits, facts_of, named
 from mage_async.environments.games.openspiel_policies import (
     DRAW,
     INVALID,
@@ -209,20 +208,11 @@ class OpenSpielGame(Game[str]):
         self._opponents = Opponents(self._game, iterations)
         self._look = look_at(self._game)
         self._turns = turns or self._game.max_game_length()
-        facts = Facts(
-            name="openspiel",
-            num_seats=2,
-            max_turns=self._turns,
-            min_return=float(self._game.min_utility()),
-            max_return=float(self._game.max_utility()),
-            has_chance=True,
-            words=(*_first_actions(self._game), WIN, DRAW, LOSE, INVALID),
-            has_open_text=True,
-        )
-        splits: dict[Split, dict[str, str]] = {
-            "train": {name: name for name in train},
-            "heldout": {name: name for name in heldout},
-        }
+        words = (*_first_actions(self._game), WIN, DRAW, LOSE, INVALID)
+        returns = (float(self._game.min_utility()), float(self._game.max_utility()))
+        kind = {"num_seats": 2, "has_chance": True, "has_open_text": True}
+        facts = facts_of("openspiel", self._turns, words, returns, **kind)
+        splits: Splits[str] = {"train": named(train), "heldout": named(heldout)}
         super().__init__(facts, splits, "opponent")
 
     def family(self, member: str) -> str:
@@ -276,9 +266,8 @@ class OpenSpielGame(Game[str]):
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """Return all others of the split, or of both splits if the split has only one."""
-        return super().swaps(member, split) or tuple(
-            each for every in self._splits.values() for each in every if each != member
-        )
+        others = super().swaps(member, split)
+        return others or tuple(name for name in self._variants if name != member)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return values per episode: `random`, measured in 40 games; if the split's opponents are

@@ -15,11 +15,12 @@ from functools import cache, partial
 
 import numpy as np
 
-from mage_async.environments.environment import Belief, Chance, Facts, Outcome, Play, Split
+from mage_async.environments.environment import Belief, Chance, Outcome, Play, Split
 from mage_async.environments.games.game import (
     Game,
     RememberingScript,
     SoloPlay,
+    facts_of,
     num_equal,
     split_by,
 )
@@ -148,14 +149,9 @@ class Scout(Game[Code]):
         _check_price("cost", cost)
         _check_price("wrong", wrong)
         self.payoffs = Payoffs(safe, cost, wrong)
-        facts = Facts(
-            name="scout",
-            max_turns=NUM_DIALS,
-            min_return=NUM_DIALS * min(-cost, -wrong, safe),
-            max_return=NUM_DIALS * max(1.0, safe),
-            units=NUM_DIALS,
-            words=(*ACTIONS, *DIALS, "cost", "win", "lose", "ok", "invalid"),
-        )
+        words = (*ACTIONS, *DIALS, "cost", "win", "lose", "ok", "invalid")
+        returns = (NUM_DIALS * min(-cost, -wrong, safe), NUM_DIALS * max(1.0, safe))
+        facts = facts_of("scout", NUM_DIALS, words, returns, units=NUM_DIALS)
         super().__init__(facts, _SPLITS)
 
     def rules(self) -> str:

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Split
-from mage_async.environments.games.game import Game, RememberingScript, SoloPlay, hold_out
+from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.games.game import Game, RememberingScript, SoloPlay, facts_of, hold_out
 from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -294,14 +294,8 @@ class Shop(Game[Product]):
         shuffled = list(self._products)
         random.Random("shop/split").shuffle(shuffled)
         first_kind = min(each.kind for each in self._products)
-        facts = Facts(
-            name="shop",
-            max_turns=turns,
-            min_return=0.0,
-            max_return=REWARD,
-            words=(f"search[{first_kind}]", "click[buy now]", "invalid", "over", "bought"),
-            has_open_text=True,
-        )
+        words = (f"search[{first_kind}]", "click[buy now]", "invalid", "over", "bought")
+        facts = facts_of("shop", turns, words, (0.0, REWARD), has_open_text=True)
         super().__init__(facts, hold_out({each.name: each for each in shuffled}), "product")
 
     def family(self, member: str) -> str:
@@ -321,10 +315,9 @@ class Shop(Game[Product]):
         """Return a script whose care is drawn for the trial."""
         return ShopScript(source, source.choice((0.3, 0.7, 1.0)))
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the goals of another category."""
-        own, others = self.variant(member), self._splits[split].items()
-        return tuple(name for name, each in others if each.category != own.category)
+    def overlap(self, one: Product, other: Product) -> int:
+        """Return 1 if the products are of the same category, else 0."""
+        return int(one.category == other.category)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return the returns in 200 trials, per episode: `random` follows any link, `customer`

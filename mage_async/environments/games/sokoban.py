@@ -10,17 +10,18 @@ import itertools
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache, partial
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Split
+from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.board import cells_of, set_of
 from mage_async.environments.games.game import (
     HELDOUT_SHARE,
     Game,
     RememberingScript,
     SoloPlay,
+    facts_of,
     ladders_of,
     numbered,
 )
@@ -152,8 +153,7 @@ def _bare(room: Room) -> list[str]:
     """Return the words of the room without player and boxes, with the word that begins each row."""
     faces: list[str] = []
     for cell in range(room.size * room.size):
-        if cell % room.size == 0:
-            faces.append(ROW)
+        faces += [ROW] if cell % room.size == 0 else []
         is_floor, is_target = room.floor >> cell & 1, room.targets >> cell & 1
         faces.append(TARGET if is_target else FLOOR if is_floor else WALL)
     return faces
@@ -200,7 +200,7 @@ class SokobanScript(RememberingScript[SokobanPlay]):
         return None
 
     def _steps(self, play: SokobanPlay) -> list[int]:
-        position, numbers = play.position, []
+        position, numbers = play.position, list[int]()
         while len(numbers) < self.steps_per_turn and position[1] != play.room.targets:
             number = self._step(play.room, position)
             position = push(play.room, position, play.room.steps()[number])
@@ -255,17 +255,12 @@ class Sokoban(Game[str]):
         self._lengths = range(shortest, longest + 1)
         self.room = lru_cache(maxsize=4096)(self._make_room)
         """Returns the room of a task variant."""
-        facts = Facts(
-            name="sokoban",
-            max_turns=turns,
-            min_return=turns * steps_per_turn * REWARDS.step,
-            max_return=REWARDS.solved + boxes * REWARDS.on,
-            words=(
-                *MOVES,
-                *(ROW, WALL, FLOOR, TARGET, BOX, STORED, PLAYER, STANDING),
-                *(SOLVED, STUCK, OVER, INVALID),
-            ),
+        words = (
+            *(*MOVES, ROW, WALL, FLOOR, TARGET, BOX, STORED, PLAYER, STANDING),
+            *(SOLVED, STUCK, OVER, INVALID),
         )
+        returns = (turns * steps_per_turn * REWARDS.step, REWARDS.solved + boxes * REWARDS.on)
+        facts = facts_of("sokoban", turns, words, returns)
         super().__init__(facts, numbered("room", rooms), "room")
 
     def family(self, member: str) -> str:
@@ -311,22 +306,23 @@ class Sokoban(Game[str]):
         return SokobanScript(source, self._steps, care, memory)
 
     def _make_room(self, member: str) -> Room:
-        number = self.variant(member).removeprefix("room-")
-        source = random.Random(f"sokoban/{self._size}/{self._num_boxes}/{number}")
+        """Draw a room of the variant's split whose shortest solution has one of the lengths."""
+        number, size = self.variant(member).removeprefix("room-"), self._size
+        source = random.Random(f"sokoban/{size}/{self._num_boxes}/{number}")
         is_heldout = member in self._splits["heldout"]
-        room = make_room(
-            source,
-            self._size,
-            self._num_boxes,
-            self._lengths,
-            lambda room: _looks_heldout(room) == is_heldout,
+        for _ in range(_MAX_TRIES):
+            floor = _carve(source, size)
+            cells = list(cells_of(floor))
+            if len(cells) < 2 * self._num_boxes + 1:
+                continue
+            targets = set_of(source.sample(cells, self._num_boxes))
+            room = _scramble(source, size, floor, targets, self._lengths)
+            if room is not None and _looks_heldout(room) == is_heldout:
+                return room
+        raise EnvironmentFault(
+            f"sokoban: found no room of {size} by {size} with {self._num_boxes} "
+            f"boxes that takes {self._lengths.start} to {self._lengths.stop - 1} steps"
         )
-        if room is None:
-            raise EnvironmentFault(
-                f"sokoban: found no room of {self._size} by {self._size} with {self._num_boxes} "
-                f"boxes that takes {self._lengths.start} to {self._lengths.stop - 1} steps"
-            )
-        return room
 
 
 def _looks_heldout(room: Room) -> bool:
@@ -356,31 +352,10 @@ def push(room: Room, position: Position, step: int) -> Position:
 
 _TURN = 0.35
 """Probability that the walk which carves a room changes its direction."""
-_MOST_POSITIONS = 100_000
-_MOST_TRIES = 2000
-
-
-def make_room(
-    source: random.Random,
-    size: int,
-    num_boxes: int,
-    lengths: range,
-    wanted: Callable[[Room], bool],
-) -> Room | None:
-    """Draw a room whose shortest solution has one of the `lengths` and for which `wanted` is true.
-
-    Returns `None` if many tries found none.
-    """
-    for _ in range(_MOST_TRIES):
-        floor = _carve(source, size)
-        cells = list(cells_of(floor))
-        if len(cells) < 2 * num_boxes + 1:
-            continue
-        targets = set_of(source.sample(cells, num_boxes))
-        room = _scramble(source, size, floor, targets, lengths)
-        if room is not None and wanted(room):
-            return room
-    return None
+_MAX_POSITIONS = 100_000
+"""Positions after which the search backwards from the solved ones stops."""
+_MAX_TRIES = 2000
+"""Rooms that are drawn for one task variant."""
 
 
 def _carve(source: random.Random, size: int) -> int:
@@ -430,7 +405,7 @@ def distances(size: int, floor: int, targets: int, most: int) -> dict[Position, 
     """
     found: dict[Position, int] = {(cell, targets): 0 for cell in cells_of(floor & ~targets)}
     waiting = deque(found)
-    while waiting and len(found) < _MOST_POSITIONS:
+    while waiting and len(found) < _MAX_POSITIONS:
         player, boxes = position = waiting.popleft()
         distance = found[position] + 1
         if distance > most:

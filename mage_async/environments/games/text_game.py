@@ -6,15 +6,18 @@ game's beginning; nothing else is drawn. Engines that use the global random stat
 `IsolatedRandomState` (`random_state.py`).
 """
 
+import importlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Split
-from mage_async.environments.games.game import Game, RememberingScript, SoloPlay
+from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.games.game import Game, RememberingScript, SoloPlay, facts_of, named
+from mage_async.environments.random_state import IsolatedRandomState
+from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
 INVALID, OVER = "invalid", "over"
@@ -97,16 +100,8 @@ class TextGames(Game[str], ABC):
         self, name: str, games: Mapping[Split, Iterable[str]], turns: int, example: str
     ) -> None:
         self._turns = turns
-        facts = Facts(
-            name=name,
-            max_turns=turns,
-            min_return=0.0,
-            max_return=1.0,
-            words=(example, INVALID, OVER),
-            has_open_text=True,
-        )
-        splits = {split: {name: name for name in names} for split, names in games.items()}
-        super().__init__(facts, splits, "game")
+        facts = facts_of(name, turns, (example, INVALID, OVER), has_open_text=True)
+        super().__init__(facts, {split: named(names) for split, names in games.items()}, "game")
 
     @abstractmethod
     def session(self, member: str) -> Session:
@@ -139,6 +134,25 @@ class TextGames(Game[str], ABC):
             random=partial(RepeatScript, memory=0.0),
             repeat=partial(RepeatScript, memory=1.0),
         )
+
+
+def import_engine(name: str, *modules: str) -> list[Any]:
+    """Import an engine's modules, which draw from the process's random state when they are loaded.
+
+    Args:
+        name: the engine's, which in lower case is also the name of its extra.
+
+    Raises:
+        ConfigError: the engine is not installed.
+    """
+    try:
+        with IsolatedRandomState(0):
+            return [importlib.import_module(module) for module in modules]
+    except ImportError as error:
+        extra = f"mage_async[{name.lower()}]"
+        raise ConfigError(
+            f"this environment needs {name}: pip install '{extra}' ({error})"
+        ) from None
 
 
 def one_line(text: str) -> str:

@@ -17,7 +17,6 @@ from mage_async.environments.environment import (
     OPPONENT,
     Chance,
     DuelPlay,
-    Facts,
     Outcome,
     Play,
     Script,
@@ -26,7 +25,14 @@ from mage_async.environments.environment import (
     other,
 )
 from mage_async.environments.games.board import in_rows
-from mage_async.environments.games.game import Game, RememberingScript, split_by
+from mage_async.environments.games.game import (
+    Game,
+    RememberingScript,
+    Splits,
+    facts_of,
+    named,
+    split_by,
+)
 from mage_async.environments.games.openspiel_policies import (
     DRAW,
     INVALID,
@@ -222,21 +228,16 @@ class TicTacToe(Game[str]):
         check_one_of("tictactoe", "opponents", opponents, get_args(Opponents))
         check_one_of("tictactoe", "view", view, get_args(View))
         self._are_careless, self._view = opponents == "careless", view
-        named = _CARELESS if self._are_careless else (*TRAIN, *train, *HELDOUT, *heldout)
-        splits = split_by(
-            {name: name for name in named},
-            _is_heldout_careless if self._are_careless else {*HELDOUT, *heldout}.__contains__,
-        )
+        splits: Splits[str] = {
+            "train": named((*TRAIN, *train)),
+            "heldout": named((*HELDOUT, *heldout)),
+        }
+        if self._are_careless:
+            splits = split_by(named(_CARELESS), _is_heldout_careless)
         self._game = engine().load_game(GAME)
-        facts = Facts(
-            name="tictactoe",
-            num_seats=2,
-            max_turns=MAX_TURNS,
-            min_return=-1.0,
-            max_return=1.0,
-            has_chance=not self._are_careless,
-            words=(*CELLS, *_WORDS[view], WIN, DRAW, LOSE, INVALID),
-        )
+        words = (*CELLS, *_WORDS[view], WIN, DRAW, LOSE, INVALID)
+        luck = {"has_chance": not self._are_careless}
+        facts = facts_of("tictactoe", MAX_TURNS, words, (-1.0, 1.0), num_seats=2, **luck)
         super().__init__(facts, splits, "opponent")
 
     def family(self, member: str) -> str:
@@ -271,12 +272,9 @@ class TicTacToe(Game[str]):
             return TicTacToeExplorer(source, source.choice((0.5, 1.0)), 0.95)
         return TicTacToeScript(source, source.choice((0.0, 0.5, 1.0)))
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return all others of the split; careless ones only if they share no cell taken
-        lightly.
-        """
-        others, lightly = super().swaps(member, split), taken_lightly(member)
-        return tuple(each for each in others if not lightly & taken_lightly(each))
+    def overlap(self, one: str, other: str) -> int:
+        """Return the number of cells that both opponents take lightly."""
+        return len(taken_lightly(one) & taken_lightly(other))
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return exact values per episode, as far as known; see the function `references`."""
