@@ -6,7 +6,6 @@ paying arm of every context; it stays the same for the whole trial.
 """
 
 import itertools
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from dataclasses import dataclass
 from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
     Game,
-    RememberingScript,
     SoloPlay,
+    TrialScript,
     facts_of,
+    is_number,
     num_equal,
     split_by,
 )
@@ -79,7 +79,7 @@ class BanditPlay(SoloPlay):
 
 
 @dataclass(slots=True)
-class BanditScript(RememberingScript[BanditPlay]):
+class BanditScript(TrialScript[BanditPlay]):
     """Pulls the context's most probable arm, or a random one."""
 
     num_arms: int
@@ -125,7 +125,8 @@ class Bandit(Game[Code]):
         check_whole("bandit", "contexts", contexts, 2, len(CONTEXTS))
         check_whole("bandit", "arms", arms, 2, len(ARMS))
         check_whole("bandit", "rounds", rounds, 1, 20)
-        _check_noise(noise)
+        if not is_number(noise) or not 0 < noise < 0.5:
+            raise ConfigError(f"bandit: `noise` must be above 0 and below 0.5, got {noise!r}")
         self._contexts, self._arms, self._rounds, self._noise = contexts, arms, rounds, noise
         codes: dict[str, Code] = {
             "-".join(ARMS[arm] for arm in code): code
@@ -180,12 +181,6 @@ class Bandit(Game[Code]):
 
     def _best(self, weights: tuple[float, ...]) -> tuple[float, ...]:
         return best_returns(self._arms, self._contexts, self._rounds, self._noise, weights)
-
-
-def _check_noise(value: object) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 < value < 0.5:
-        raise ConfigError(f"bandit: `noise` must be above 0 and below 0.5, got {value!r}")
 
 
 # Exact values, by dynamic programming over beliefs. Contexts are independent of each other and

@@ -14,8 +14,8 @@ from functools import cache, lru_cache, partial
 from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
     Game,
-    RememberingScript,
     SoloPlay,
+    TrialScript,
     facts_of,
     num_equal,
     numbered,
@@ -119,7 +119,7 @@ def _number(total: int) -> str:
 
 
 @dataclass(slots=True)
-class BlackjackScript(RememberingScript[BlackjackPlay]):
+class BlackjackScript(TrialScript[BlackjackPlay]):
     """Plays an unknown hand in the best way, and a remembered hand by what it knows."""
 
     care: float

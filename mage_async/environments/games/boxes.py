@@ -16,8 +16,8 @@ from typing import Literal, get_args
 from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
     Game,
-    RememberingScript,
     SoloPlay,
+    TrialScript,
     facts_of,
     ladders_of,
     num_equal,
@@ -75,7 +75,7 @@ class BoxesPlay(SoloPlay):
 
 
 @dataclass(slots=True)
-class BoxesScript(RememberingScript[BoxesPlay]):
+class BoxesScript(TrialScript[BoxesPlay]):
     """Presses at random or, where it remembers, the button that an earlier episode has shown."""
 
     style: Scripted

@@ -1,13 +1,14 @@
 """What the shipped games share: task variants known by name and divided into two splits, episodes
-of a single player, and scripted players that remember the episodes of their trial.
+of a single player, and scripted players of a whole trial.
 """
 
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeGuard, TypeVar, cast
 
 from mage_async.environments.environment import (
     Environment,
@@ -32,9 +33,9 @@ Splits = Mapping[Split, Mapping[str, V]]
 
 def hold_out(variants: Mapping[str, V]) -> Splits[V]:
     """Divide task variants into the two splits; the first quarter is held out."""
-    named = list(variants.items())
-    num_heldout = len(named) // HELDOUT_SHARE
-    return {"train": dict(named[num_heldout:]), "heldout": dict(named[:num_heldout])}
+    items = list(variants.items())
+    num_heldout = len(items) // HELDOUT_SHARE
+    return {"train": dict(items[num_heldout:]), "heldout": dict(items[:num_heldout])}
 
 
 def split_by(variants: Mapping[str, V], is_heldout: Callable[[V], object]) -> Splits[V]:
@@ -94,6 +95,12 @@ def ladders_of(**ladders: Iterable[object]) -> Ladders:
     )
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether an option is a finite number."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)
+
+
 def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
     """Count the positions at which two codes of the same length agree."""
     return sum(mine == theirs for mine, theirs in zip(one, other, strict=True))
@@ -126,8 +133,8 @@ class SoloPlay(ABC):
 
 
 @dataclass(slots=True)
-class RememberingScript(Generic[P]):
-    """A scripted player that can look at all episodes of its trial."""
+class TrialScript(Generic[P]):
+    """A scripted player of one trial, which can look at all of its episodes."""
 
     source: random.Random
     plays: list[P] = field(default_factory=list, init=False)

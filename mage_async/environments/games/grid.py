@@ -17,7 +17,14 @@ from typing import Literal, get_args
 
 from mage_async.environments.environment import Chance, Outcome, Play, Split
 from mage_async.environments.games.board import COLUMNS, DIRECTIONS, ROWS, Cell, cell_text, step
-from mage_async.environments.games.game import HELDOUT_SHARE, Game, SoloPlay, facts_of, split_by
+from mage_async.environments.games.game import (
+    HELDOUT_SHARE,
+    Game,
+    SoloPlay,
+    TrialScript,
+    facts_of,
+    split_by,
+)
 from mage_async.environments.options import check_one_of, check_whole
 from mage_async.trajectory import Task
 
@@ -76,16 +83,14 @@ class GridPlay(SoloPlay):
 
 
 @dataclass(slots=True)
-class GridScript:
+class GridScript(TrialScript[GridPlay]):
     """Walks to the goal, or anywhere."""
 
-    source: random.Random
     care: float
     """Probability of a step towards the goal."""
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: GridPlay) -> str:
         """Return the next direction."""
-        assert isinstance(play, GridPlay)
         is_careful = self.source.random() < self.care
         return self.source.choice(play.towards_goal() if is_careful else play.legal_actions())
 

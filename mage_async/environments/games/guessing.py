@@ -16,8 +16,8 @@ from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
     HELDOUT_SHARE,
     Game,
-    RememberingScript,
     SoloPlay,
+    TrialScript,
     facts_of,
     ladders_of,
     num_equal,
@@ -103,7 +103,7 @@ class GuessingPlay(SoloPlay):
 
 
 @dataclass(slots=True)
-class GuessingScript(RememberingScript[GuessingPlay]):
+class GuessingScript(TrialScript[GuessingPlay]):
     """Guesses a code that fits the answers, or any code."""
 
     puzzle: Puzzle

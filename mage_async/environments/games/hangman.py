@@ -15,8 +15,8 @@ from functools import cache, lru_cache, partial
 from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
     Game,
-    RememberingScript,
     SoloPlay,
+    TrialScript,
     facts_of,
     hold_out,
     ladders_of,
@@ -91,7 +91,7 @@ class HangmanPlay(SoloPlay):
 
 
 @dataclass(slots=True)
-class HangmanScript(RememberingScript[HangmanPlay]):
+class HangmanScript(TrialScript[HangmanPlay]):
     """Tries the letter that occurs in most of the fitting words, or any letter."""
 
     words: tuple[str, ...]

@@ -10,7 +10,6 @@ have the same luck whatever they do. Cards are shown only at a showdown.
 """
 
 import itertools
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from mage_async.environments.environment import (
     Split,
     other,
 )
-from mage_async.environments.games.game import Game, RememberingScript, facts_of
+from mage_async.environments.games.game import Game, TrialScript, facts_of, is_number
 from mage_async.environments.games.openspiel_policies import engine
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -417,7 +416,7 @@ def posterior(
 
 
 @dataclass(slots=True)
-class KuhnScript(RememberingScript[KuhnPlay]):
+class KuhnScript(TrialScript[KuhnPlay]):
     """Bets and calls with fixed probabilities by card or, with skill, as a reader advises.
 
     The reader sees every hand of the trial, whichever rule chose the actions.
@@ -484,8 +483,7 @@ class Kuhn(Game[Strategy]):
             raise ConfigError(f"kuhn: `hands` must be a whole number from 1, got {hands!r}")
         if not isinstance(redeals, bool):
             raise ConfigError(f"kuhn: `redeals` must be true or false, got {redeals!r}")
-        is_number = isinstance(stakes, int | float) and not isinstance(stakes, bool)
-        if not is_number or not 1 <= stakes < math.inf:
+        if not is_number(stakes) or stakes < 1:
             raise ConfigError(f"kuhn: `stakes` must be a number from 1, got {stakes!r}")
         self._num_hands, self._redeals, self._stakes = hands, redeals, stakes
         self._game = engine().load_game("kuhn_poker")
@@ -499,8 +497,8 @@ class Kuhn(Game[Strategy]):
             "kuhn", max_turns, words, (-most, most), num_seats=2, units=hands, has_chance=True
         )
         self._by_split = _SPLITS[opponents]
-        named = {s: {each.name: each for each in every} for s, every in self._by_split.items()}
-        super().__init__(facts, named, "opponent")
+        splits = {s: {each.name: each for each in every} for s, every in self._by_split.items()}
+        super().__init__(facts, splits, "opponent")
 
     def family(self, member: str) -> str:
         """Return what the opponent calls with; an archetype is its own kind."""
@@ -742,6 +740,8 @@ def one_episode(opponents: tuple[Strategy, ...], num_hands: int) -> float:
     return sum(best(prior, seat, num_hands) for seat in _SEATS) / 2 / num_hands
 
 
+# A matchmaker asks for the best return against each opponent whenever it draws one.
+@cache
 def hindsight(opponents: tuple[Strategy, ...]) -> float:
     """Return the value of a repeated hand for a player that knows both cards and what the opponent
     will do.

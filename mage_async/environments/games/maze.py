@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from mage_async.environments.environment import Chance, Ladders, Outcome, Split
 from mage_async.environments.games.board import COLUMNS, DIRECTIONS, ROWS, Cell, cell_text, step
-from mage_async.environments.games.game import Game, RememberingScript, SoloPlay, facts_of, numbered
+from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, numbered
 from mage_async.environments.options import check_whole
 from mage_async.trajectory import Task
 
@@ -99,7 +99,7 @@ def reward(shortest: int, steps: int, turns: int) -> float:
 
 
 @dataclass(slots=True)
-class MazeScript(RememberingScript[MazePlay]):
+class MazeScript(TrialScript[MazePlay]):
     """Explorer: goes to the nearest cell that it has not seen or, once it has seen the goal, to the
     goal.
     """

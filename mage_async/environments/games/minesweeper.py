@@ -20,8 +20,8 @@ from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.board import cells_of, in_rows, set_of
 from mage_async.environments.games.game import (
     Game,
-    RememberingScript,
     SoloPlay,
+    TrialScript,
     facts_of,
     hold_out,
     ladders_of,
@@ -198,7 +198,7 @@ class MineSweeperPlay(SoloPlay):
 
 
 @dataclass(slots=True)
-class MineSweeperScript(RememberingScript[MineSweeperPlay]):
+class MineSweeperScript(TrialScript[MineSweeperPlay]):
     """Opens cells that earlier episodes have shown to be safe; then the cell least likely to have a
     mine, or any.
 

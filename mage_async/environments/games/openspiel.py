@@ -8,19 +8,12 @@ and tic-tac-toe have environments of their own with a small vocabulary.
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, get_args
 
-from mage_async.environments.environment import (
-    AGENT,
-    Chance,
-    DuelPlay,
-    Play,
-    Side,
-    Split,
-)
-from mage_async.environments.games.game import Game, Splits, facts_of, named
+from mage_async.environments.environment import AGENT, Chance, DuelPlay, Side, Split
+from mage_async.environments.games.game import Game, Splits, TrialScript, facts_of, named
 from mage_async.environments.games.openspiel_policies import (
     DRAW,
     INVALID,
@@ -133,21 +126,20 @@ def _actions(state: Any, seat: int) -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class OpenSpielScript:
+class OpenSpielScript(TrialScript[OpenSpielPlay]):
     """Plays as one of the opponents would, or moves at random."""
 
-    source: random.Random
     care: float
     make: Callable[[Chance], Mover]
     """Creates the imitated opponent for an episode."""
-    _play: Play | None = None
-    _move: Mover | None = None
+    _move: Mover = field(init=False)
 
-    def choose(self, play: Play) -> str:
+    def begin(self) -> None:
+        """Create the imitated opponent anew."""
+        self._move = self.make(Chance(self.source.getrandbits(32), 0))
+
+    def action(self, play: OpenSpielPlay) -> str:
         """Return the next action."""
-        assert isinstance(play, OpenSpielPlay)
-        if self._move is None or self._play is not play:
-            self._play, self._move = play, self.make(Chance(self.source.getrandbits(32), 0))
         if self.source.random() >= self.care:
             return self.source.choice(play.legal_actions())
         number = self._move(play.duel.state)

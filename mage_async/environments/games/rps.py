@@ -27,6 +27,7 @@ from mage_async.environments.environment import (
     Side,
     Split,
 )
+from mage_async.environments.games.game import TrialScript
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 
@@ -172,17 +173,15 @@ class RpsDuel(DuelSides):
 
 
 @dataclass(slots=True)
-class RpsScript:
+class RpsScript(TrialScript[RpsPlay]):
     """Plays one style in all episodes of a trial."""
 
-    source: random.Random
     style: str
     first: int
     step: int
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: RpsPlay) -> str:
         """Return the next move."""
-        assert isinstance(play, RpsPlay)
         return MOVES[self._move(play)]
 
     def _move(self, play: RpsPlay) -> int:

@@ -7,7 +7,6 @@ chance.
 """
 
 import itertools
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,10 @@ import numpy as np
 from mage_async.environments.environment import Belief, Chance, Outcome, Play, Split
 from mage_async.environments.games.game import (
     Game,
-    RememberingScript,
     SoloPlay,
+    TrialScript,
     facts_of,
+    is_number,
     num_equal,
     split_by,
 )
@@ -109,7 +109,7 @@ class ScoutPlay(SoloPlay):
 
 
 @dataclass(slots=True)
-class ScoutScript(RememberingScript[ScoutPlay]):
+class ScoutScript(TrialScript[ScoutPlay]):
     """Scouts and guesses with fixed probabilities; plays a key that it has seen with probability
     0.95.
     """
@@ -145,9 +145,13 @@ class Scout(Game[Code]):
     """
 
     def __init__(self, safe: float = 0.3, cost: float = 2.0, wrong: float = 1.0) -> None:
-        _check_number("safe", safe)
-        _check_price("cost", cost)
-        _check_price("wrong", wrong)
+        for name, value in (("safe", safe), ("cost", cost), ("wrong", wrong)):
+            if not is_number(value):
+                raise ConfigError(f"scout: `{name}` must be a finite number, got {value!r}")
+            if name != "safe" and value < 0:
+                raise ConfigError(
+                    f"scout: `{name}` is a price and must be at least 0, got {value!r}"
+                )
         self.payoffs = Payoffs(safe, cost, wrong)
         words = (*ACTIONS, *DIALS, "cost", "win", "lose", "ok", "invalid")
         returns = (NUM_DIALS * min(-cost, -wrong, safe), NUM_DIALS * max(1.0, safe))
@@ -222,18 +226,6 @@ def _agrees(code: Code, play: Play) -> bool:
     keys = [KEYS[number] for number in code]
     found = all(keys[dial] == key for dial, key in play.known.items())
     return found and all(keys[dial] != key for dial, key in play.missed.items())
-
-
-def _check_number(name: str, value: object) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
-        raise ConfigError(f"scout: `{name}` must be a finite number, got {value!r}")
-
-
-def _check_price(name: str, value: float) -> None:
-    _check_number(name, value)
-    if value < 0:
-        raise ConfigError(f"scout: `{name}` is a price and must be at least 0, got {value!r}")
 
 
 # Exact values, by dynamic programming, per dial.

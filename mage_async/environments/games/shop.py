@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mage_async.environments.environment import Chance, Outcome, Split
-from mage_async.environments.games.game import Game, RememberingScript, SoloPlay, facts_of, hold_out
+from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, hold_out
 from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -245,7 +245,7 @@ class ShopPlay(SoloPlay):
 
 
 @dataclass(slots=True)
-class ShopScript(RememberingScript[ShopPlay]):
+class ShopScript(TrialScript[ShopPlay]):
     """Searches for the instruction, chooses the options that fit, and buys; or follows any link."""
 
     care: float

@@ -19,8 +19,8 @@ from mage_async.environments.games.board import cells_of, set_of
 from mage_async.environments.games.game import (
     HELDOUT_SHARE,
     Game,
-    RememberingScript,
     SoloPlay,
+    TrialScript,
     facts_of,
     ladders_of,
     numbered,
@@ -160,7 +160,7 @@ def _bare(room: Room) -> list[str]:
 
 
 @dataclass(slots=True)
-class SokobanScript(RememberingScript[SokobanPlay]):
+class SokobanScript(TrialScript[SokobanPlay]):
     """Steps towards the solution, or anywhere; repeats what has solved the room in an earlier
     episode.
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from mage_async.environments.environment import Chance, Outcome, Split
-from mage_async.environments.games.game import Game, RememberingScript, SoloPlay, facts_of, named
+from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, named
 from mage_async.environments.random_state import IsolatedRandomState
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -67,7 +67,7 @@ class TextPlay(SoloPlay):
 
 
 @dataclass(slots=True)
-class RepeatScript(RememberingScript[TextPlay]):
+class RepeatScript(TrialScript[TextPlay]):
     """Takes any action, or the next one of the earlier episode that earned most."""
 
     memory: float

@@ -18,21 +18,13 @@ from mage_async.environments.environment import (
     Chance,
     DuelPlay,
     Outcome,
-    Play,
     Script,
     Side,
     Split,
     other,
 )
 from mage_async.environments.games.board import in_rows
-from mage_async.environments.games.game import (
-    Game,
-    RememberingScript,
-    Splits,
-    facts_of,
-    named,
-    split_by,
-)
+from mage_async.environments.games.game import Game, Splits, TrialScript, facts_of, named, split_by
 from mage_async.environments.games.openspiel_policies import (
     DRAW,
     INVALID,
@@ -139,17 +131,15 @@ _LINES = (
 
 
 @dataclass(slots=True)
-class TicTacToeScript:
+class TicTacToeScript(TrialScript[TicTacToePlay]):
     """Wins or blocks where one move does, with probability `care`; otherwise takes any free
     cell.
     """
 
-    source: random.Random
     care: float
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: TicTacToePlay) -> str:
         """Return the next action."""
-        assert isinstance(play, TicTacToePlay)
         if self.source.random() < self.care:
             for whose in (MINE, THEIRS):
                 completing = (cell for line in _LINES if (cell := _completes(play, line, whose)))
@@ -159,7 +149,7 @@ class TicTacToeScript:
 
 
 @dataclass(slots=True)
-class TicTacToeExplorer(RememberingScript[TicTacToePlay]):
+class TicTacToeExplorer(TrialScript[TicTacToePlay]):
     """Repeats a game that it has won; opens with untried cells until it has won one."""
 
     care: float
