@@ -116,7 +116,8 @@ class Boxes(Game[Code]):
         codes = {"-".join(code): code for code in itertools.product(BUTTONS, repeat=boxes)}
         played = codes
         if near:
-            check_one_of("boxes", "near", near, tuple(codes))
+            every = split_by(codes, _is_heldout)
+            check_one_of("boxes", "near", near, (*every["train"], *every["heldout"]))
             check_whole("boxes", "differ", differ, 1, boxes)
             least = boxes - differ
             played = {
