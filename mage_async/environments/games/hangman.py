@@ -141,8 +141,8 @@ class Hangman(Game[str]):
         check_whole("hangman", "words", words, 8, len(WORDS))
         check_whole("hangman", "lives", lives, 1, 20)
         self._words, self._lives = WORDS[:words], lives
-        words = (*LETTERS, BLANK, HIT, MISS, WON, LOST, INVALID)
-        facts = facts_of("hangman", _WIDTH + lives - 1, words, (-1.0, 1.0))
+        vocabulary = (*LETTERS, BLANK, HIT, MISS, WON, LOST, INVALID)
+        facts = facts_of("hangman", _WIDTH + lives - 1, vocabulary, (-1.0, 1.0))
         super().__init__(facts, hold_out(named(self._words)), "word")
 
     def rules(self) -> str:
