@@ -13,7 +13,7 @@ import pyspiel
 import pytest
 
 from mage_async.environments.environment import Chance
-from mage_async.environments.games.kuhn import CFR_GREEDY, MAGE_TRAIN, Player, best_response
+from mage_async.environments.games.kuhn import CFR_GREEDY, MAGE_TRAIN, Strategy, best_response
 from mage_async.environments.games.openspiel_policies import Table, best_value, equilibrium
 from mage_async.environments.games.tictactoe import mover, weights
 
@@ -28,7 +28,7 @@ CONSERVATIVE, AGGRESSIVE, INTERMEDIATE = MAGE_TRAIN
 MIXTURE = (CONSERVATIVE,) * 3 + (AGGRESSIVE,) * 3 + (INTERMEDIATE,) * 4
 
 
-def table(who: Player) -> Table:
+def table(who: Strategy) -> Table:
     """What a player does, as OpenSpiel names the places: card, then passes and bets."""
     places = {
         "": who.first.bets,
@@ -54,7 +54,7 @@ def table(who: Player) -> Table:
     ids=lambda each: getattr(each, "name", None),
 )
 def test_who_knows_the_opponent_earns_so_many_chips(
-    who: Player, first: float, second: float
+    who: Strategy, first: float, second: float
 ) -> None:
     values = [best_value(KUHN, seat, table(who)) for seat in range(2)]
     assert values == pytest.approx([first, second])
@@ -79,11 +79,11 @@ def test_who_does_not_know_which_of_the_mixture_it_is_earns_less() -> None:
     [(CONSERVATIVE, 4, 4), (AGGRESSIVE, 3, 3), (INTERMEDIATE, 4, 3), (CFR_GREEDY, 4, 3)],
     ids=lambda each: getattr(each, "name", None),
 )
-def test_so_many_of_the_six_deals_can_be_won_at_all(who: Player, first: int, second: int) -> None:
+def test_so_many_of_the_six_deals_can_be_won_at_all(who: Strategy, first: int, second: int) -> None:
     assert [_num_winnable(who, seat) for seat in range(2)] == [first, second]
 
 
-def _num_winnable(who: Player, seat: int) -> int:
+def _num_winnable(who: Strategy, seat: int) -> int:
     decided, winnable = table(who), 0
     for cards in itertools.permutations(range(3), 2):
         state = KUHN.new_initial_state()

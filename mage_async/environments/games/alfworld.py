@@ -19,7 +19,7 @@ from typing import Any
 
 from mage_async.environments.environment import Split
 from mage_async.environments.games.game import HELDOUT_SHARE, numbered
-from mage_async.environments.games.text_game import TextGames
+from mage_async.environments.games.text_game import TextGames, import_engine
 from mage_async.environments.options import check_whole
 from mage_async.environments.random_state import IsolatedRandomState
 from mage_async.errors import ConfigError, EnvironmentFault
@@ -89,12 +89,13 @@ class AlfWorld(TextGames):
     def __init__(self, data: str = "", games: int = 256, turns: int = 10) -> None:
         check_whole("alfworld", "games", games, 8, 1_000_000)
         check_whole("alfworld", "turns", turns, 1, 1000)
-        self._engine, self._wrapper = _load()
+        modules = ("alfworld.agents.environment.alfred_tw_env", "textworld")
+        alfred, self._engine = import_engine("ALFWorld", *modules)
+        self._wrapper = alfred.AlfredDemangler
         self._data = Path(os.path.expandvars(data)).expanduser() if data else None
         self._household = Household()
         self._made = lru_cache(maxsize=1024)(self._make)
         listed = numbered("game", games) if self._data is None else _listed(self._data)
-        self._heldout = frozenset(listed["heldout"])
         super().__init__("alfworld", listed, turns, "look")
 
     def session(self, member: str) -> _Session:
@@ -125,7 +126,7 @@ class AlfWorld(TextGames):
     def _make(self, member: str) -> dict[str, str]:
         """Generate a problem. Held-out problems use one room in four, the others the rest."""
         source = random.Random(f"alfworld/{member.removeprefix('game-')}")
-        is_heldout = member in self._heldout
+        is_heldout = member in self._splits["heldout"]
         plans = [
             plan
             for number, plan in enumerate(self._household.plans())
@@ -154,17 +155,6 @@ def _listed(data: Path) -> dict[Split, tuple[str, ...]]:
             "`data` is the folder that holds them, such as $ALFWORLD_DATA/json_2.1.1"
         )
     return listed
-
-
-def _load() -> tuple[Any, Any]:
-    try:
-        with IsolatedRandomState(0):
-            module = importlib.import_module("alfworld.agents.environment.alfred_tw_env")
-            return importlib.import_module("textworld"), module.AlfredDemangler
-    except ImportError as error:
-        raise ConfigError(
-            f"this environment needs ALFWorld: pip install 'mage_async[alfworld]' ({error})"
-        ) from None
 
 
 # How problems are generated from what the package ships: the rooms of 120 houses (receptacles and

@@ -6,13 +6,20 @@ paying arm of every context; it stays the same for the whole trial.
 """
 
 import itertools
-import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Play, Split
-from mage_async.environments.games.game import Game, num_equal, remember, with_least
+from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.games.game import (
+    Game,
+    SoloPlay,
+    TrialScript,
+    facts_of,
+    is_number,
+    num_equal,
+    split_by,
+)
 from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -27,7 +34,7 @@ For each of them one arm pays 1 in {right:.0%} of rounds, the others in {wrong:.
 It stays the same in all episodes. An episode has {rounds} rounds."""
 
 
-class BanditPlay:
+class BanditPlay(SoloPlay):
     """Rounds, each with a random context. The anchor is the context."""
 
     def __init__(
@@ -36,27 +43,22 @@ class BanditPlay:
         self._code, self._num_arms, self._rounds = code, num_arms, rounds
         self._noise, self.chance, self._round = noise, chance, 0
         self.context = self._draw_context()
+        self.observation = CONTEXTS[self.context]
         self.pulls: list[tuple[int, int, bool]] = []
         """Context, arm, and whether the arm paid."""
-
-    @property
-    def observation(self) -> str:
-        """The first context."""
-        return CONTEXTS[self.context]
 
     @property
     def anchor(self) -> str:
         """The context."""
         return CONTEXTS[self.context]
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return the arms, until all rounds are played."""
-        return ARMS[: self._num_arms] if self._round < self._rounds else ()
+    def actions(self) -> Sequence[str]:
+        """Return the arms."""
+        return ARMS[: self._num_arms]
 
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Pull an arm; an invalid action earns and shows nothing."""
-        assert self._round < self._rounds, "the episode is done"
-        is_valid = action in ARMS[: self._num_arms]
+        is_valid = action in self.actions()
         result, pays = self._pull(action) if is_valid else (INVALID, False)
         self._round += 1
         is_done = self._round == self._rounds
@@ -77,22 +79,18 @@ class BanditPlay:
 
 
 @dataclass(slots=True)
-class BanditScript:
+class BanditScript(TrialScript[BanditPlay]):
     """Pulls the context's most probable arm, or a random one."""
 
-    source: random.Random
     num_arms: int
     noise: float
     care: float
     """Probability of the most probable arm."""
     remembers: bool
     """Whether it uses earlier episodes."""
-    _plays: list[BanditPlay] = field(default_factory=list)
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: BanditPlay) -> str:
         """Return the next arm."""
-        assert isinstance(play, BanditPlay)
-        remember(self._plays, play)
         if self.source.random() >= self.care:
             return self.source.choice(play.legal_actions())
         probabilities = posterior(self._belief(play), self.noise)
@@ -100,7 +98,7 @@ class BanditScript:
         return ARMS[self.source.choice(best)]
 
     def _belief(self, play: BanditPlay) -> "Belief":
-        plays = self._plays if self.remembers else [play]
+        plays = self.plays if self.remembers else [play]
         pulls = [pull for each in plays for pull in each.pulls if pull[0] == play.context]
         return tuple(
             sum(1 if pays else -1 for _, arm, pays in pulls if arm == number)
@@ -108,7 +106,7 @@ class BanditScript:
         )
 
 
-class Bandit(Game):
+class Bandit(Game[Code]):
     """The bandit; its task variant is a code, such as `red-blue-blue-green`.
 
     Args:
@@ -127,29 +125,19 @@ class Bandit(Game):
         check_whole("bandit", "contexts", contexts, 2, len(CONTEXTS))
         check_whole("bandit", "arms", arms, 2, len(ARMS))
         check_whole("bandit", "rounds", rounds, 1, 20)
-        _check_noise(noise)
+        if not is_number(noise) or not 0 < noise < 0.5:
+            raise ConfigError(f"bandit: `noise` must be above 0 and below 0.5, got {noise!r}")
         self._contexts, self._arms, self._rounds, self._noise = contexts, arms, rounds, noise
-        self._codes = {
+        codes: dict[str, Code] = {
             "-".join(ARMS[arm] for arm in code): code
             for code in itertools.product(range(arms), repeat=contexts)
         }
         # In both splits, all arms of any context but one are equally frequent, and so are their
         # pairs.
-        splits: dict[Split, tuple[str, ...]] = {
-            "train": tuple(name for name, code in self._codes.items() if sum(code) % arms),
-            "heldout": tuple(name for name, code in self._codes.items() if not sum(code) % arms),
-        }
-        facts = Facts(
-            name="bandit",
-            max_turns=rounds,
-            min_return=0.0,
-            max_return=float(rounds),
-            units=rounds,
-            has_chance=True,
-            words=(*ARMS[:arms], *CONTEXTS[:contexts], WIN, LOSE, OVER, INVALID),
-            wins_above=rounds / 2,
-            loses_below=rounds / 2,
-        )
+        splits = split_by(codes, lambda code: sum(code) % arms == 0)
+        words = (*ARMS[:arms], *CONTEXTS[:contexts], WIN, LOSE, OVER, INVALID)
+        returns, even = (0.0, float(rounds)), rounds / 2
+        facts = facts_of("bandit", rounds, words, returns, even, units=rounds, has_chance=True)
         super().__init__(facts, splits)
 
     def rules(self) -> str:
@@ -164,8 +152,7 @@ class Bandit(Game):
 
     def begin(self, task: Task, episode: int) -> BanditPlay:
         """Start with a context."""
-        self.check(task.member)
-        code, chance = self._codes[task.member], Chance(task.seed, episode)
+        code, chance = self.variant(task.member), Chance(task.seed, episode)
         return BanditPlay(code, self._arms, self._rounds, self._noise, chance)
 
     def script(self, source: random.Random) -> BanditScript:
@@ -173,11 +160,9 @@ class Bandit(Game):
         care, remembers = source.choice((0.3, 0.6, 0.9)), source.random() < 0.75
         return BanditScript(source, self._arms, self._noise, care, remembers)
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the codes of the split that agree with `member` in the fewest contexts."""
-        others = super().swaps(member, split)
-        code = self._codes[member]
-        return with_least({other: num_equal(code, self._codes[other]) for other in others})
+    def overlap(self, one: Code, other: Code) -> int:
+        """Return the number of contexts in which both codes have the same paying arm."""
+        return num_equal(one, other)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return exact returns per round and episode, of players with a uniform prior over all
@@ -196,12 +181,6 @@ class Bandit(Game):
 
     def _best(self, weights: tuple[float, ...]) -> tuple[float, ...]:
         return best_returns(self._arms, self._contexts, self._rounds, self._noise, weights)
-
-
-def _check_noise(value: object) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 < value < 0.5:
-        raise ConfigError(f"bandit: `noise` must be above 0 and below 0.5, got {value!r}")
 
 
 # Exact values, by dynamic programming over beliefs. Contexts are independent of each other and

@@ -8,11 +8,18 @@ deck wins every hand.
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Play, Split
-from mage_async.environments.games.game import Game, num_equal, numbered, remember, with_least
+from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.games.game import (
+    Game,
+    SoloPlay,
+    TrialScript,
+    facts_of,
+    num_equal,
+    numbered,
+)
 from mage_async.environments.options import check_whole
 from mage_async.trajectory import Task
 
@@ -54,10 +61,10 @@ class Hand:
 
     def results(self) -> list[int]:
         """Return the result of each number of hits."""
-        return [self.result(hits) for hits in range(len(self.totals))]
+        return [result(total, self.dealer) for total in self.totals]
 
 
-class BlackjackPlay:
+class BlackjackPlay(SoloPlay):
     """Hands, one after the other. The anchor, the key by which equal states of different trials are
     compared, is the hand and the number of hits in it.
     """
@@ -65,13 +72,9 @@ class BlackjackPlay:
     def __init__(self, hands: Sequence[Hand], chance: Chance) -> None:
         self._hands, self.chance = hands, chance
         self.number, self.hits = 0, 0
+        self.observation = self._dealt()
         self.seen: list[tuple[list[int], int]] = []
         """For each finished hand, the totals that were seen, and the dealer's total."""
-
-    @property
-    def observation(self) -> str:
-        """The first hand."""
-        return self._dealt()
 
     @property
     def anchor(self) -> str:
@@ -83,13 +86,12 @@ class BlackjackPlay:
         """The current hand."""
         return self._hands[self.number]
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return hit and stand, until all hands are played."""
-        return ACTIONS if self.number < len(self._hands) else ()
+    def actions(self) -> Sequence[str]:
+        """Return hit and stand."""
+        return ACTIONS
 
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Hit or stand; an invalid action loses the hand."""
-        assert self.number < len(self._hands), "the episode is done"
         is_valid = action in ACTIONS
         self.hits += action == HIT
         total = self.hand.totals[self.hits]
@@ -98,14 +100,11 @@ class BlackjackPlay:
             return Outcome(shown, 0.0)
         earned = self.hand.result(self.hits) if is_valid else -1
         ended = f"{DEALER} {_number(self.hand.dealer)} {RESULTS[earned]}"
-        self._next()
+        self.seen.append((list(self.hand.totals[: self.hits + 1]), self.hand.dealer))
+        self.number, self.hits = self.number + 1, 0
         is_done = self.number == len(self._hands)
         observation = f"{shown} {ended} {OVER if is_done else self._dealt()}"
         return Outcome(observation, float(earned), is_valid, is_done)
-
-    def _next(self) -> None:
-        self.seen.append((list(self.hand.totals[: self.hits + 1]), self.hand.dealer))
-        self.number, self.hits = self.number + 1, 0
 
     def _dealt(self) -> str:
         hand = self.hand
@@ -120,22 +119,18 @@ def _number(total: int) -> str:
 
 
 @dataclass(slots=True)
-class BlackjackScript:
+class BlackjackScript(TrialScript[BlackjackPlay]):
     """Plays an unknown hand in the best way, and a remembered hand by what it knows."""
 
-    source: random.Random
     care: float
     """Probability of not playing at random."""
     memory: float
     """Probability that it uses earlier episodes for a hand."""
-    _plays: list[BlackjackPlay] = field(default_factory=list)
     _wanted: int | None = None
     """Planned number of hits in the current hand, if it is remembered."""
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: BlackjackPlay) -> str:
         """Return hit or stand."""
-        assert isinstance(play, BlackjackPlay)
-        remember(self._plays, play)
         if not play.hits:
             self._wanted = self._plan(play) if self.source.random() < self.memory else None
         if self.source.random() >= self.care:
@@ -149,7 +144,7 @@ class BlackjackScript:
         """Return the best known number of hits, or one hit more than were tried if all of them
         lost.
         """
-        seen = [each.seen[play.number] for each in self._plays[:-1]]
+        seen = [each.seen[play.number] for each in self.plays[:-1]]
         if not seen:
             return None
         totals, dealer = max(seen, key=lambda each: len(each[0]))
@@ -160,7 +155,7 @@ class BlackjackScript:
         return results.index(max(results))
 
 
-class Blackjack(Game):
+class Blackjack(Game[str]):
     """Blackjack; the task variant is a deck, such as `deck-17`.
 
     Args:
@@ -175,20 +170,12 @@ class Blackjack(Game):
         check_whole("blackjack", "hands", hands, 1, len(ORDINALS))
         check_whole("blackjack", "decks", decks, 8, 1_000_000)
         self._num_hands = hands
-        facts = Facts(
-            name="blackjack",
-            max_turns=4 * hands,
-            min_return=-float(hands),
-            max_return=float(hands),
-            units=hands,
-            words=(
-                *ACTIONS,
-                *("one", *NUMBERS),
-                *ORDINALS[:hands],
-                *RESULTS.values(),
-                *(DEALER, BUST, OVER, INVALID),
-            ),
+        words = (
+            *(*ACTIONS, "one", *NUMBERS, *ORDINALS[:hands]),
+            *(*RESULTS.values(), DEALER, BUST, OVER, INVALID),
         )
+        returns = (-float(hands), float(hands))
+        facts = facts_of("blackjack", 4 * hands, words, returns, units=hands)
         super().__init__(facts, numbered("deck", decks), "deck")
 
     def family(self, member: str) -> str:
@@ -197,8 +184,7 @@ class Blackjack(Game):
 
     def hands(self, member: str) -> tuple[Hand, ...]:
         """Return the hands that a deck deals."""
-        self.check(member)
-        return deal(member, self._num_hands)
+        return deal(self.variant(member), self._num_hands)
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -213,20 +199,10 @@ class Blackjack(Game):
         care, memory = source.choice((0.5, 0.8)), source.choice((0.0, 0.5, 0.95))
         return BlackjackScript(source, care, memory)
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the decks of the split that agree with `member` in the fewest first observations
-        of a hand.
-        """
-        first = [(hand.totals[0], hand.shows) for hand in self.hands(member)]
-        others = super().swaps(member, split)
-        return with_least(
-            {
-                other: num_equal(
-                    first, [(hand.totals[0], hand.shows) for hand in self.hands(other)]
-                )
-                for other in others
-            }
-        )
+    def overlap(self, one: str, other: str) -> int:
+        """Return the number of hands that look alike in both decks when they are dealt."""
+        decks = self.hands(one), self.hands(other)
+        return num_equal(*([(hand.totals[0], hand.shows) for hand in hands] for hands in decks))
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return returns per hand and episode: exact, except `solver`, measured in 200 scripted
@@ -238,11 +214,11 @@ class Blackjack(Game):
         """
         hands = [hand for deck in self._splits[split] for hand in self.hands(deck)]
         unknown = sum(hand.result(best_hits(hand)) for hand in hands) / len(hands)
-        solver = {"solver": partial(BlackjackScript, care=1.0, memory=1.0)}
+        solver = partial(BlackjackScript, care=1.0, memory=1.0)
         return {
-            "random": (by_chance(hands) / len(hands),) * num_episodes,
+            "random": (sum(map(by_chance, hands)) / len(hands),) * num_episodes,
             "without_memory": (unknown,) * num_episodes,
-            **self.measured(split, num_episodes, solver),
+            **self.measured(split, num_episodes, solver=solver),
             "known": (1.0,) * num_episodes,
         }
 
@@ -262,33 +238,25 @@ def deal(name: str, num_hands: int) -> tuple[Hand, ...]:
 
 
 def _hand(source: random.Random) -> Hand:
-    """Draw a hand that can be won."""
-    while max((hand := _any_hand(source)).results()) < 1:
-        pass
-    return hand
+    """Draw hands until one can be won, and return it."""
+    while True:
+        cards = source.choices(RANKS, WEIGHTS, k=2 + MAX_HITS)
+        totals = [sum(cards[: 2 + hits]) for hits in range(MAX_HITS + 1)]
+        num_not_bust = sum(total <= MOST for total in totals)
+        shows = dealer = source.choices(RANKS, WEIGHTS)[0]
+        while dealer < DEALER_STANDS:
+            dealer += source.choices(RANKS, WEIGHTS)[0]
+        hand = Hand(tuple(totals[: num_not_bust + 1]), shows, dealer)
+        if max(hand.results()) == 1:
+            return hand
 
 
-def _any_hand(source: random.Random) -> Hand:
-    cards = source.choices(RANKS, WEIGHTS, k=2 + MAX_HITS)
-    totals = [sum(cards[: 2 + hits]) for hits in range(MAX_HITS + 1)]
-    busts = [hits for hits, total in enumerate(totals) if total > MOST]
-    shows = dealer = source.choices(RANKS, WEIGHTS)[0]
-    while dealer < DEALER_STANDS:
-        dealer += source.choices(RANKS, WEIGHTS)[0]
-    return Hand(tuple(totals[: busts[0] + 1] if busts else totals), shows, dealer)
-
-
-def by_chance(hands: Sequence[Hand]) -> float:
-    """Return the expected return of hitting and standing with equal probability, summed over
-    hands.
-    """
-    return sum(_by_chance(hand, 0) for hand in hands)
-
-
-def _by_chance(hand: Hand, num_hits: int) -> float:
-    if num_hits == len(hand.totals) - 1:
-        return float(hand.result(num_hits))
-    return 0.5 * hand.result(num_hits) + 0.5 * _by_chance(hand, num_hits + 1)
+def by_chance(hand: Hand) -> float:
+    """Return the expected result of hitting and standing with equal probability."""
+    *earlier, expected = map(float, hand.results())
+    for standing in reversed(earlier):
+        expected = 0.5 * standing + 0.5 * expected
+    return expected
 
 
 # The best player of unknown hands, by dynamic programming. Hands that cannot be won are never
@@ -337,35 +305,41 @@ def _after_hit(total: int, shows: int, num_hits: int) -> float:
 def _standing(total: int, shows: int, num_hits: int) -> float:
     """Return the expected result of standing, times the probability that the hand can be won."""
     return sum(
-        chance * result(total, dealer) * _wins(total, dealer, num_hits)
-        for dealer, chance in _ends(shows, 1.0)
+        chance * result(total, dealer) * _win_chance(total, dealer, num_hits)
+        for dealer, chance in _dealer_totals(shows)
     )
 
 
 @cache
 def _winnable(total: int, shows: int, num_hits: int) -> float:
     """Return the probability that the hand can be won."""
-    ends = _ends(shows, 1.0)
-    return sum(chance * _wins(total, dealer, num_hits) for dealer, chance in ends)
+    return sum(
+        chance * _win_chance(total, dealer, num_hits) for dealer, chance in _dealer_totals(shows)
+    )
 
 
 @cache
-def _wins(total: int, dealer: int, num_hits: int) -> float:
-    """Return the probability that the largest total that is not bust wins."""
+def _win_chance(total: int, dealer: int, num_hits: int) -> float:
+    """Return the probability that the largest total that is not bust beats the dealer's."""
     if num_hits == MAX_HITS:
         return float(result(total, dealer) > 0)
     return sum(
-        chance * _wins(total + rank, dealer, num_hits + 1)
+        chance * _win_chance(total + rank, dealer, num_hits + 1)
         if total + rank <= MOST
-        else chance * _wins(total, dealer, MAX_HITS)
+        else chance * _win_chance(total, dealer, MAX_HITS)
         for rank, chance in _CARDS
     )
 
 
-def _ends(dealer: int, chance: float) -> Iterator[tuple[int, float]]:
-    """Yield the dealer's final totals with the probability of each way to reach them."""
-    if dealer >= DEALER_STANDS:
-        yield dealer, chance
+def _dealer_totals(shows: int, chance: float = 1.0) -> Iterator[tuple[int, float]]:
+    """Yield the dealer's final totals with the probability of each way to reach them.
+
+    Args:
+        shows: the dealer's total so far, at first the open card.
+        chance: probability of that total.
+    """
+    if shows >= DEALER_STANDS:
+        yield shows, chance
         return
     for rank, each in _CARDS:
-        yield from _ends(dealer + rank, chance * each)
+        yield from _dealer_totals(shows + rank, chance * each)

@@ -8,13 +8,21 @@ no chance.
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Play, Split
-from mage_async.environments.games.game import Game, num_equal, remember
+from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.games.game import (
+    Game,
+    SoloPlay,
+    TrialScript,
+    facts_of,
+    ladders_of,
+    num_equal,
+    split_by,
+)
 from mage_async.environments.options import check_one_of, check_whole
 from mage_async.trajectory import Task
 
@@ -37,66 +45,52 @@ _RULES = """Each of {count} boxes, {names}, is opened by one button: left or rig
 At each box press one. You are told the right button. It stays the same in all episodes."""
 
 
-class BoxesPlay:
+class BoxesPlay(SoloPlay):
     """One visit to each box. The anchor is the box: no other turn affects its reward."""
 
     def __init__(self, code: Code, chance: Chance) -> None:
         self._code, self.chance, self.box = code, chance, 0
+        self.observation = BOXES[0]
         self.known: dict[int, str] = {}
         """Right buttons that this episode has shown, by box."""
-
-    @property
-    def observation(self) -> str:
-        """The first box."""
-        return BOXES[0]
 
     @property
     def anchor(self) -> str:
         """The box, or `over`."""
         return BOXES[self.box] if self.box < len(self._code) else OVER
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return the two buttons, until every box has been visited."""
-        return BUTTONS if self.box < len(self._code) else ()
+    def actions(self) -> Sequence[str]:
+        """Return the two buttons."""
+        return BUTTONS
 
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Press a button; an invalid action earns and shows nothing."""
-        assert self.box < len(self._code), "the episode is done"
-        result, is_right = self._press(action), action == self._code[self.box]
+        box, right, result = BOXES[self.box], self._code[self.box], INVALID
+        if action in BUTTONS:
+            self.known[self.box] = right
+            result = f"{OPENED if action == right else SHUT} {box} {right}"
         self.box += 1
-        is_done = self.box == len(self._code)
-        reward = is_right / len(self._code)
+        reward, is_done = (action == right) / len(self._code), self.box == len(self._code)
         return Outcome(f"{result} {self.anchor}", reward, action in BUTTONS, is_done)
-
-    def _press(self, action: str) -> str:
-        if action not in BUTTONS:
-            return INVALID
-        right = self._code[self.box]
-        self.known[self.box] = right
-        return f"{OPENED if action == right else SHUT} {BOXES[self.box]} {right}"
 
 
 @dataclass(slots=True)
-class BoxesScript:
+class BoxesScript(TrialScript[BoxesPlay]):
     """Presses at random or, where it remembers, the button that an earlier episode has shown."""
 
-    source: random.Random
     style: Scripted
     slip: float
     """Probability of pressing at random although the right button is known."""
-    _plays: list[BoxesPlay] = field(default_factory=list)
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: BoxesPlay) -> str:
         """Return the next button."""
-        assert isinstance(play, BoxesPlay)
-        remember(self._plays, play)
-        known = [seen.known[play.box] for seen in self._plays if play.box in seen.known]
+        known = [seen.known[play.box] for seen in self.plays if play.box in seen.known]
         if known and self.style == "remembers" and self.source.random() >= self.slip:
             return known[0]
         return self.source.choice(BUTTONS)
 
 
-class Boxes(Game):
+class Boxes(Game[Code]):
     """Boxes in a row; the task variant is the code of their buttons, such as
     `left-right-right-left`.
 
@@ -111,7 +105,7 @@ class Boxes(Game):
         ConfigError: an option is out of its range.
     """
 
-    ladders: Ladders = MappingProxyType({"boxes": tuple({"boxes": count} for count in _HELDOUT)})
+    ladders = ladders_of(boxes=_HELDOUT)
 
     def __init__(
         self, boxes: int = 4, scripted: Scripted = "remembers", near: str = "", differ: int = 1
@@ -119,24 +113,20 @@ class Boxes(Game):
         check_one_of("boxes", "boxes", boxes, tuple(_HELDOUT))
         check_one_of("boxes", "scripted", scripted, get_args(Scripted))
         self._boxes, self._scripted = BOXES[:boxes], scripted
-        codes = _codes(boxes)
-        self._codes = {"-".join(code): code for split in codes.values() for code in split}
+        codes = {"-".join(code): code for code in itertools.product(BUTTONS, repeat=boxes)}
+        played = codes
         if near:
-            check_one_of("boxes", "near", near, tuple(self._codes))
+            every = split_by(codes, _is_heldout)
+            check_one_of("boxes", "near", near, (*every["train"], *every["heldout"]))
             check_whole("boxes", "differ", differ, 1, boxes)
-            codes = {split: _similar(c, self._codes[near], differ) for split, c in codes.items()}
-        self._by_split = codes
-        facts = Facts(
-            name="boxes",
-            max_turns=boxes,
-            min_return=0.0,
-            max_return=1.0,
-            words=(*BUTTONS, *self._boxes, OPENED, SHUT, OVER, INVALID),
-            wins_above=1 - 0.5 / boxes,
-            loses_below=1 - 0.5 / boxes,
-        )
-        super().__init__(facts, {s: tuple(map("-".join, c)) for s, c in codes.items()})
-        self._names = frozenset(self._codes)  # `near` narrows the splits, not the codes that exist
+            least = boxes - differ
+            played = {
+                name: code for name, code in codes.items() if num_equal(code, codes[near]) >= least
+            }
+        words = (*BUTTONS, *self._boxes, OPENED, SHUT, OVER, INVALID)
+        facts = facts_of("boxes", boxes, words, threshold=1 - 0.5 / boxes)
+        # `near` narrows the splits, not the codes that exist: `swaps` may return any.
+        super().__init__(facts, split_by(played, _is_heldout), unsplit=codes)
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -145,8 +135,7 @@ class Boxes(Game):
 
     def begin(self, task: Task, episode: int) -> BoxesPlay:
         """Start at the first box."""
-        self.check(task.member)
-        return BoxesPlay(self._codes[task.member], Chance(task.seed, episode))
+        return BoxesPlay(self.variant(task.member), Chance(task.seed, episode))
 
     def script(self, source: random.Random) -> BoxesScript:
         """Return a script that explores and then uses its knowledge, with few slips or some."""
@@ -154,8 +143,7 @@ class Boxes(Game):
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """Return the complement, with which knowledge of `member` opens no box."""
-        self.check(member)
-        return ("-".join(_complement(self._codes[member])),)
+        return ("-".join(_complement(self.variant(member))),)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return exact returns per episode.
@@ -164,9 +152,9 @@ class Boxes(Game):
         `with_memory` begins with that episode and then opens every box. Both know the codes of
         `train`; of a held-out code they know only that it is one of all codes.
         """
-        codes = self._by_split["train"]
+        codes = [*self._splits["train"].values()]
         if split != "train":
-            codes += self._by_split["heldout"]
+            codes += self._splits["heldout"].values()
         first = best_first_episode(codes)
         return {
             "random": (0.5,) * num_episodes,
@@ -180,36 +168,19 @@ def best_first_episode(codes: Sequence[Code]) -> float:
 
     The player presses the more frequent button among the codes that agree with the boxes so far.
     """
-    num_boxes = len(codes[0])
-    right = sum(
-        max(sum(code[box] == button for code in group) for button in BUTTONS)
-        for box in range(num_boxes)
-        for group in _equal_before(codes, box)
-    )
-    return right / (len(codes) * num_boxes)
+    num_boxes, num_right = len(codes[0]), 0
+    for box in range(num_boxes):
+        # For each course of the earlier boxes, how often each button is the next right one.
+        counts: defaultdict[Code, Counter[str]] = defaultdict(Counter)
+        for code in codes:
+            counts[code[:box]][code[box]] += 1
+        num_right += sum(max(each.values()) for each in counts.values())
+    return num_right / (len(codes) * num_boxes)
 
 
-def _equal_before(codes: Sequence[Code], box: int) -> Iterator[list[Code]]:
-    """Group the codes by their buttons before a box."""
-    for _, group in itertools.groupby(sorted(codes), key=lambda code: code[:box]):
-        yield list(group)
-
-
-def _codes(num_boxes: int) -> dict[Split, tuple[Code, ...]]:
-    """Return all codes, a quarter of them held out."""
-    every = tuple(itertools.product(BUTTONS, repeat=num_boxes))
-    button_of = {button[0]: button for button in BUTTONS}
-    halves = [tuple(button_of[letter] for letter in short) for short in _HELDOUT[num_boxes]]
-    heldout = {*halves, *map(_complement, halves)}
-    return {
-        "train": tuple(code for code in every if code not in heldout),
-        "heldout": tuple(code for code in every if code in heldout),
-    }
-
-
-def _similar(codes: Sequence[Code], near: Code, differ: int) -> tuple[Code, ...]:
-    """Return the codes that differ from `near` in at most `differ` boxes."""
-    return tuple(code for code in codes if len(near) - num_equal(code, near) <= differ)
+def _is_heldout(code: Code) -> bool:
+    shorts = ("".join(button[0] for button in each) for each in (code, _complement(code)))
+    return any(short in _HELDOUT[len(code)] for short in shorts)
 
 
 def _complement(code: Code) -> Code:

@@ -1,40 +1,104 @@
-"""What the shipped games share.
-
-A game's task variants have names. A quarter of them is held out. Its scripted players remember the
-plays of their trial.
+"""What the shipped games share: task variants known by name and divided into two splits, episodes
+of a single player, and scripted players of a whole trial.
 """
 
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, TypeGuard, TypeVar, cast
 
-from mage_async.environments.environment import Environment, Facts, Play, Script, Split
-from mage_async.environments.scripted_returns import NUM_TRIALS, Sampled, scripted_returns
+from mage_async.environments.environment import (
+    Environment,
+    Facts,
+    Ladders,
+    Outcome,
+    Play,
+    Script,
+    Split,
+)
+from mage_async.environments.scripted_returns import NUM_TRIALS, scripted_returns
 from mage_async.errors import EnvironmentFault
 
 HELDOUT_SHARE = 4
 """One task variant in so many is held out."""
-T = TypeVar("T")
+V = TypeVar("V")
+"""What a game hides, such as a code or an opponent."""
 P = TypeVar("P", bound=Play)
+Splits = Mapping[Split, Mapping[str, V]]
+"""For each split, its task variants by name."""
 
 
-def hold_out(variants: Sequence[T]) -> dict[Split, tuple[T, ...]]:
+def hold_out(variants: Mapping[str, V]) -> Splits[V]:
     """Divide task variants into the two splits; the first quarter is held out."""
-    num_heldout = len(variants) // HELDOUT_SHARE
-    return {"train": tuple(variants[num_heldout:]), "heldout": tuple(variants[:num_heldout])}
+    items = list(variants.items())
+    num_heldout = len(items) // HELDOUT_SHARE
+    return {"train": dict(items[num_heldout:]), "heldout": dict(items[:num_heldout])}
 
 
-def numbered(noun: str, count: int) -> dict[Split, tuple[str, ...]]:
-    """Return the splits of variants that are generated from their number, such as `maze-0`."""
-    return hold_out([f"{noun}-{number}" for number in range(count)])
+def split_by(variants: Mapping[str, V], is_heldout: Callable[[V], object]) -> Splits[V]:
+    """Divide task variants into the two splits by a predicate."""
+    heldout = {name: hidden for name, hidden in variants.items() if is_heldout(hidden)}
+    train = {name: hidden for name, hidden in variants.items() if name not in heldout}
+    return {"train": train, "heldout": heldout}
 
 
-def remember(plays: list[P], play: P) -> bool:
-    """Append `play` to a script's plays unless it is the current one; return whether it was new."""
-    is_new = not plays or plays[-1] is not play
-    if is_new:
-        plays.append(play)
-    return is_new
+def named(names: Iterable[str]) -> dict[str, str]:
+    """Return task variants that are nothing but their name, from which a game derives the rest."""
+    return {name: name for name in names}
+
+
+def numbered(noun: str, count: int) -> Splits[str]:
+    """Return the splits of variants that are generated from their name, such as `maze-0`."""
+    return hold_out(named(f"{noun}-{number}" for number in range(count)))
+
+
+def facts_of(
+    name: str,
+    max_turns: int,
+    words: tuple[str, ...],
+    returns: tuple[float, float] = (0.0, 1.0),
+    threshold: float = 0.0,
+    **more: Any,
+) -> Facts:
+    """Return the facts of a game.
+
+    Args:
+        name: of the game.
+        max_turns: upper bound on the agent's turns in one episode.
+        words: all words of observations and actions; the first one is an action.
+        returns: the least and the largest return of an episode.
+        threshold: an episode with a larger return is won, one with a smaller return is lost.
+        more: further fields of `Facts`.
+    """
+    least, most = returns
+    return Facts(
+        name=name,
+        max_turns=max_turns,
+        words=words,
+        min_return=least,
+        max_return=most,
+        wins_above=threshold,
+        loses_below=threshold,
+        **more,
+    )
+
+
+def ladders_of(**ladders: Iterable[object]) -> Ladders:
+    """Return ladders of one option each; every argument is an option with its values, easiest
+    first.
+    """
+    return MappingProxyType(
+        {option: tuple({option: each} for each in values) for option, values in ladders.items()}
+    )
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether an option is a finite number."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)
 
 
 def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
@@ -42,30 +106,94 @@ def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
     return sum(mine == theirs for mine, theirs in zip(one, other, strict=True))
 
 
-def with_least(counts: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the names with the least count, in order."""
-    least = min(counts.values())
-    return tuple(name for name, count in counts.items() if count == least)
+class SoloPlay(ABC):
+    """An episode of a single player."""
+
+    is_over = False
+    """Whether the episode has ended."""
+
+    @abstractmethod
+    def actions(self) -> Sequence[str]:
+        """Return the legal actions of an episode that is not over."""
+
+    @abstractmethod
+    def apply(self, action: str) -> Outcome:
+        """Apply an action to an episode that is not over."""
+
+    def legal_actions(self) -> Sequence[str]:
+        """Return the legal actions; empty when the episode is over."""
+        return () if self.is_over else self.actions()
+
+    def act(self, action: str) -> Outcome:
+        """Apply an action; an illegal one yields an outcome that is not valid."""
+        assert not self.is_over, "the episode is done"
+        outcome = self.apply(action)
+        self.is_over = outcome.is_done
+        return outcome
 
 
-class Game(Environment):
+@dataclass(slots=True)
+class TrialScript(Generic[P]):
+    """A scripted player of one trial, which can look at all of its episodes."""
+
+    source: random.Random
+    plays: list[P] = field(default_factory=list, init=False)
+    """Episodes so far; the last one is being played."""
+
+    def choose(self, play: Play) -> str:
+        """Return the next action."""
+        if not self.plays or self.plays[-1] is not play:
+            self.plays.append(cast("P", play))
+            self.begin()
+        return self.action(self.plays[-1])
+
+    def begin(self) -> None:
+        """Prepare for a new episode. The default does nothing."""
+
+    def action(self, play: P) -> str:
+        """Return the next action in the current episode."""
+        raise NotImplementedError
+
+
+class Game(Environment, Generic[V]):
     """A game whose task variants are known by name.
 
     Args:
         facts: what the game declares.
-        splits: names of the task variants by split.
+        splits: task variants by name, for each split.
         noun: what error messages call a task variant, such as "code".
+        unsplit: further task variants, which exist but belong to no split.
     """
 
+    num_reference_trials = NUM_TRIALS
+    """Trials for each measured return."""
+
     def __init__(
-        self, facts: Facts, splits: Mapping[Split, tuple[str, ...]], noun: str = "code"
+        self,
+        facts: Facts,
+        splits: Splits[V],
+        noun: str = "code",
+        unsplit: Mapping[str, V] | None = None,
     ) -> None:
         self.facts, self._splits, self._noun = facts, splits, noun
-        self._names = frozenset(name for names in splits.values() for name in names)
+        self._variants = {**(unsplit or {}), **splits["train"], **splits["heldout"]}
 
     def members(self, split: Split) -> tuple[str, ...]:
         """Return the names of the split's task variants."""
-        return self._splits[split]
+        return tuple(self._splits[split])
+
+    def variant(self, member: str) -> V:
+        """Return what the game hides in a task variant.
+
+        Raises:
+            EnvironmentFault: no task variant has this name.
+        """
+        if member not in self._variants:
+            name, example = self.facts.name, next(iter(self._splits["train"]))
+            raise EnvironmentFault(
+                f"{name}: no {self._noun} is called {member!r}, as is e.g. {example!r}"
+            )
+        return self._variants[member]
 
     def family(self, member: str) -> str:
         """Return the noun: all task variants are of one kind."""
@@ -75,32 +203,30 @@ class Game(Environment):
         """Return all seats."""
         return tuple(range(self.facts.num_seats))
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return all other task variants of the split."""
-        self.check(member)
-        return tuple(name for name in self._splits[split] if name != member)
-
-    def check(self, member: str) -> None:
-        """Check that a task variant exists.
-
-        Raises:
-            EnvironmentFault: no task variant has this name.
+    def overlap(self, one: V, other: V) -> int:
+        """Return how much the knowledge of one task variant helps against another. The default is 0
+        for all pairs.
         """
-        if member not in self._names:
-            name, example = self.facts.name, self._splits["train"][0]
-            raise EnvironmentFault(
-                f"{name}: no {self._noun} is called {member!r}, as is e.g. {example!r}"
-            )
+        return 0
+
+    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
+        """Return the other task variants of the split that overlap least with `member`, so that
+        knowledge of it helps as little as possible.
+        """
+        hidden = self.variant(member)
+        overlaps = {
+            name: self.overlap(hidden, other)
+            for name, other in self._splits[split].items()
+            if name != member
+        }
+        least = min(overlaps.values(), default=0)
+        return tuple(name for name, overlap in overlaps.items() if overlap == least)
 
     def measured(
-        self,
-        split: Split,
-        num_episodes: int,
-        players: Mapping[str, Callable[[random.Random], Script]],
-        num_trials: int = NUM_TRIALS,
-    ) -> dict[str, Sampled]:
+        self, split: Split, num_episodes: int, **players: Callable[[random.Random], Script]
+    ) -> dict[str, tuple[float, ...]]:
         """Measure the returns of scripted players, by the player's name, per unit and episode."""
         return {
-            name: scripted_returns(self, split, num_episodes, player, num_trials)
+            name: scripted_returns(self, split, num_episodes, player, self.num_reference_trials)
             for name, player in players.items()
         }

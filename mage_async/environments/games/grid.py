@@ -15,9 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Play, Split
+from mage_async.environments.environment import Chance, Outcome, Play, Split
 from mage_async.environments.games.board import COLUMNS, DIRECTIONS, ROWS, Cell, cell_text, step
-from mage_async.environments.games.game import HELDOUT_SHARE, Game
+from mage_async.environments.games.game import (
+    HELDOUT_SHARE,
+    Game,
+    SoloPlay,
+    TrialScript,
+    facts_of,
+    split_by,
+)
 from mage_async.environments.options import check_one_of, check_whole
 from mage_async.trajectory import Task
 
@@ -29,14 +36,14 @@ up, down, left or right. Reaching the goal earns 1 and ends the episode; nothing
 anything. You have {turns} steps. The goal is the same in all episodes."""
 
 
-class GridPlay:
+class GridPlay(SoloPlay):
     """Steps until the goal is reached or the turns are used up. The anchor is the goal and the
     cell.
     """
 
     def __init__(self, start: Cell, goal: Cell, size: int, turns: int, chance: Chance) -> None:
         self._goal, self._size, self._turns, self.chance = goal, size, turns, chance
-        self.cell, self._steps, self._is_over = start, 0, False
+        self.cell, self._steps = start, 0
 
     @property
     def observation(self) -> str:
@@ -48,9 +55,9 @@ class GridPlay:
         """The goal and the agent's cell."""
         return self.observation
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return the directions that stay in the grid, until the episode is over."""
-        return () if self._is_over else [way for way in DIRECTIONS if self._to(way) is not None]
+    def actions(self) -> Sequence[str]:
+        """Return the directions that stay in the grid."""
+        return [way for way in DIRECTIONS if self._to(way) is not None]
 
     def towards_goal(self) -> list[str]:
         """Return the directions on a shortest way."""
@@ -58,16 +65,15 @@ class GridPlay:
         steps = ((way, self._to(way)) for way in DIRECTIONS)
         return [way for way, to in steps if to is not None and steps_between(to, self._goal) < far]
 
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Take a step; a step out of the grid, or any other action, only uses up a turn."""
-        assert not self._is_over, "the episode is done"
         to = self._to(action)
         self.cell, self._steps = to or self.cell, self._steps + 1
         is_there = self.cell == self._goal
-        self._is_over = is_there or self._steps == self._turns
-        state = REACHED if is_there else OVER if self._is_over else cell_text(self.cell)
+        is_over = is_there or self._steps == self._turns
+        state = REACHED if is_there else OVER if is_over else cell_text(self.cell)
         observation = f"{INVALID} {state}" if to is None else state
-        return Outcome(observation, float(is_there), to is not None, self._is_over)
+        return Outcome(observation, float(is_there), to is not None, is_over)
 
     def _to(self, action: str) -> Cell | None:
         if action not in DIRECTIONS:
@@ -77,21 +83,19 @@ class GridPlay:
 
 
 @dataclass(slots=True)
-class GridScript:
+class GridScript(TrialScript[GridPlay]):
     """Walks to the goal, or anywhere."""
 
-    source: random.Random
     care: float
     """Probability of a step towards the goal."""
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: GridPlay) -> str:
         """Return the next direction."""
-        assert isinstance(play, GridPlay)
         is_careful = self.source.random() < self.care
         return self.source.choice(play.towards_goal() if is_careful else play.legal_actions())
 
 
-class Grid(Game):
+class Grid(Game[Cell]):
     """The grid; its task variant is the goal, such as `beta-three`.
 
     Args:
@@ -111,34 +115,26 @@ class Grid(Game):
         check_whole("grid", "size", size, 4, len(ROWS))
         check_one_of("grid", "start", start, get_args(Start))
         self._start = (0, 0) if start == "corner" else (size // 2, size // 2)
-        cells = [(row, column) for row in range(size) for column in range(size)]
-        farthest = max(steps_between(self._start, cell) for cell in cells)
+        cells = {
+            cell_text((row, column), "-"): (row, column)
+            for row in range(size)
+            for column in range(size)
+        }
+        far = {name: steps_between(self._start, cell) for name, cell in cells.items()}
+        farthest = max(far.values())
         check_whole("grid", "turns", turns, farthest, 1000)
         check_whole("grid", "nearest", nearest, 1, farthest - 2)
         self._size, self._turns = size, turns
-        self._cells = {cell_text(cell, "-"): cell for cell in cells if cell != self._start}
-        splits: dict[Split, tuple[str, ...]] = {"train": (), "heldout": ()}
-        for name, cell in self._cells.items():
-            if steps_between(self._start, cell) >= nearest:
-                splits["heldout" if _is_heldout(cell) else "train"] += (name,)
-        facts = Facts(
-            name="grid",
-            max_turns=turns,
-            min_return=0.0,
-            max_return=1.0,
-            words=(*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, REACHED, OVER, INVALID),
-            wins_above=0.5,
-            loses_below=0.5,
-            example="down",
-        )
-        super().__init__(facts, splits, "goal")
-        self._names = frozenset(
-            self._cells
-        )  # hindsight also relabels to goals nearer than `nearest`
+        goals = {name: cell for name, cell in cells.items() if far[name]}
+        played = {name: cell for name, cell in goals.items() if far[name] >= nearest}
+        words = (*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, REACHED, OVER, INVALID)
+        facts = facts_of("grid", turns, words, threshold=0.5, example="down")
+        # Hindsight also relabels to goals nearer than `nearest`.
+        super().__init__(facts, split_by(played, _is_heldout), "goal", unsplit=goals)
 
     def family(self, member: str) -> str:
         """Return the number of steps on the shortest way."""
-        return f"steps-{steps_between(self._start, self._cell(member))}"
+        return f"steps-{steps_between(self._start, self.variant(member))}"
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -148,7 +144,7 @@ class Grid(Game):
     def begin(self, task: Task, episode: int) -> GridPlay:
         """Start in the corner or in the middle."""
         chance = Chance(task.seed, episode)
-        return GridPlay(self._start, self._cell(task.member), self._size, self._turns, chance)
+        return GridPlay(self._start, self.variant(task.member), self._size, self._turns, chance)
 
     def reached(self, play: Play) -> str | None:
         """Return the agent's cell as a goal; the cell where every episode starts is none."""
@@ -167,12 +163,11 @@ class Grid(Game):
         """Return returns per episode: `random` measured in 200 trials; `known` takes the shortest
         way.
         """
-        players = {"random": partial(GridScript, care=0.0)}
-        return {**self.measured(split, num_episodes, players), "known": (1.0,) * num_episodes}
-
-    def _cell(self, member: str) -> Cell:
-        self.check(member)
-        return self._cells[member]
+        walker = partial(GridScript, care=0.0)
+        return {
+            **self.measured(split, num_episodes, random=walker),
+            "known": (1.0,) * num_episodes,
+        }
 
 
 def steps_between(one: Cell, other: Cell) -> int:

@@ -9,31 +9,33 @@ at once.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from types import MappingProxyType
+from dataclasses import dataclass
+from functools import partial
 
-from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Play, Split
+from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.game import (
     HELDOUT_SHARE,
     Game,
+    SoloPlay,
+    TrialScript,
+    facts_of,
+    ladders_of,
     num_equal,
-    remember,
-    with_least,
+    split_by,
 )
+from mage_async.environments.options import check_whole
 from mage_async.trajectory import Task
 
 Code = tuple[str, ...]
 """Letters, colours or digits, in order."""
 SOLVED, OVER, INVALID = "solved", "over", "invalid"
-REWARD_RULES = """Half of the reward is for what stands in its place, half for the solution, which \
-is worth more the sooner it comes. You have {turns} guesses.
+_REWARD_RULES = """Half of the reward is for what stands in its place, half for the solution, \
+which is worth more the sooner it comes. You have {turns} guesses.
 The {what} is the same in all episodes."""
-FEWER_GUESSES: Ladders = MappingProxyType(
-    {"turns": tuple({"turns": count} for count in range(10, 1, -1))}
-)
-"""A ladder must not mix the splits. Longer codes and fewer guesses do not; with more symbols or
-more words, some held-out codes would be ones that a run has trained on.
+TURN_LADDER = range(10, 1, -1)
+"""Numbers of guesses, easiest first. A ladder must not mix the splits. Longer codes and fewer
+guesses do not; with more symbols or more words, some held-out codes would be ones that a run has
+trained on.
 """
 
 
@@ -58,13 +60,7 @@ class Puzzle:
         return len(self.codes[0])
 
 
-@lru_cache(maxsize=1 << 17)
-def num_shared(code: Code, guess: Code) -> int:
-    """Count the symbols that code and guess share at any position, with multiplicity."""
-    return sum(min(code.count(symbol), guess.count(symbol)) for symbol in set(guess))
-
-
-class GuessingPlay:
+class GuessingPlay(SoloPlay):
     """Guesses until the code is found or the turns are used up. The anchor is the guesses so
     far.
     """
@@ -73,109 +69,94 @@ class GuessingPlay:
         self, puzzle: Puzzle, actions: dict[str, Code], code: Code, chance: Chance
     ) -> None:
         self._puzzle, self._actions, self._code, self.chance = puzzle, actions, code, chance
-        self._best, self._is_over = 0, False
+        self.observation = ""
+        self._most_placed = 0
         self.answers: list[tuple[Code | None, str]] = []
         """Guesses and their answers; the guess is `None` for an invalid action."""
-
-    @property
-    def observation(self) -> str:
-        """Nothing is known."""
-        return ""
 
     @property
     def anchor(self) -> str:
         """The guesses so far."""
         return "|".join(self._puzzle.text(guess) if guess else "" for guess, _ in self.answers)
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return all codes, until the episode is over."""
-        return () if self._is_over else tuple(self._actions)
+    def actions(self) -> Sequence[str]:
+        """Return all codes."""
+        return tuple(self._actions)
 
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Guess; an invalid action uses up a turn and shows nothing."""
-        assert not self._is_over, "the episode is done"
         guess = self._actions.get(action)
         is_solved, is_last = guess == self._code, len(self.answers) + 1 == self._puzzle.turns
         answer = INVALID if guess is None else self._puzzle.answer(self._code, guess)
         reward = self._reward(guess, is_solved)
         self.answers.append((guess, answer))
-        self._is_over = is_solved or is_last
         observation = SOLVED if is_solved else f"{answer} {OVER}" if is_last else answer
-        return Outcome(observation, reward, guess is not None, self._is_over)
+        return Outcome(observation, reward, guess is not None, is_solved or is_last)
 
     def _reward(self, guess: Code | None, is_solved: bool) -> float:
         placed = 0 if guess is None else num_equal(self._code, guess)
-        gained, self._best = max(0, placed - self._best), max(placed, self._best)
+        gained = max(0, placed - self._most_placed)
+        self._most_placed += gained
         turns = self._puzzle.turns
         sooner = (turns - len(self.answers)) / turns if is_solved else 0.0
         return 0.5 * gained / self._puzzle.width() + 0.5 * sooner
 
 
 @dataclass(slots=True)
-class GuessingScript:
+class GuessingScript(TrialScript[GuessingPlay]):
     """Guesses a code that fits the answers, or any code."""
 
-    source: random.Random
     puzzle: Puzzle
     care: float
     """Probability of a guess that fits."""
     memory: float
     """Probability that the guess fits the earlier episodes too."""
-    _plays: list[GuessingPlay] = field(default_factory=list)
-    _fitting: dict[bool, tuple[int, list[Code]]] = field(default_factory=dict)
-    """With and without earlier episodes: the number of answers used so far, and the codes that fit
-    them.
-    """
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: GuessingPlay) -> str:
         """Return the next guess."""
-        assert isinstance(play, GuessingPlay)
-        if remember(self._plays, play):
-            self._fitting.pop(False, None)
-        if self.source.random() >= self.care:
-            return self.puzzle.text(self.source.choice(self.puzzle.codes))
-        remembers = self.source.random() < self.memory
-        return self.puzzle.text(self.source.choice(self._update_fitting(remembers)))
-
-    def _update_fitting(self, remembers: bool) -> list[Code]:
-        """Filter the codes that fitted before by the new answers."""
-        plays = self._plays if remembers else self._plays[-1:]
-        answers = [each for play in plays for each in play.answers]
-        num_used, codes = self._fitting.get(remembers, (0, list(self.puzzle.codes)))
-        for guess, answer in answers[num_used:]:
-            if guess is not None:
-                codes = [code for code in codes if self.puzzle.answer(code, guess) == answer]
-        self._fitting[remembers] = len(answers), codes
-        return codes
+        codes: Sequence[Code] = self.puzzle.codes
+        if self.source.random() < self.care:
+            plays = self.plays if self.source.random() < self.memory else [play]
+            answers = [(guess, answer) for each in plays for guess, answer in each.answers if guess]
+            codes = [
+                code
+                for code in codes
+                if all(self.puzzle.answer(code, guess) == answer for guess, answer in answers)
+            ]
+        return self.puzzle.text(self.source.choice(codes))
 
 
-class Guessing(Game):
+class Guessing(Game[Code]):
     """A guessing game; the task variant is the code, with hyphens for spaces.
 
     Args:
         name: of the game.
         puzzle: what distinguishes the game from the others.
         words: words of guesses and answers, without the words that all games have.
-        rules: the rules in plain words.
+        rules: the rules in plain words, without those about rewards.
+        noun: what the rules call the hidden code.
+
+    Raises:
+        ConfigError: the number of turns is out of its range.
     """
 
-    ladders = FEWER_GUESSES
+    ladders = ladders_of(turns=TURN_LADDER)
 
-    def __init__(self, name: str, puzzle: Puzzle, words: Sequence[str], rules: str) -> None:
-        self.puzzle, self._rules = puzzle, rules
+    def __init__(
+        self, name: str, puzzle: Puzzle, words: Sequence[str], rules: str, noun: str = "code"
+    ) -> None:
+        check_whole(name, "turns", puzzle.turns, 1, 20)
+        self.puzzle = puzzle
+        self._rules = rules + _REWARD_RULES.format(turns=puzzle.turns, what=noun)
         self._by_action = {puzzle.text(code): code for code in puzzle.codes}
-        self._codes = {text.replace(" ", "-"): code for text, code in self._by_action.items()}
-        facts = Facts(
-            name=name,
-            max_turns=puzzle.turns,
-            min_return=0.0,
-            max_return=1.0,
-            words=tuple(dict.fromkeys((*words, SOLVED, OVER, INVALID))),
-            wins_above=0.5,
-            loses_below=0.5,
-            example=puzzle.text(puzzle.codes[0]),
-        )
-        super().__init__(facts, _splits(name, tuple(self._codes)))
+        codes = {text.replace(" ", "-"): code for text, code in self._by_action.items()}
+        shuffled = list(puzzle.codes)
+        random.Random(f"{name}/heldout").shuffle(shuffled)
+        heldout = set(shuffled[: len(shuffled) // HELDOUT_SHARE])
+        words = tuple(dict.fromkeys((*words, SOLVED, OVER, INVALID)))
+        example = puzzle.text(puzzle.codes[0])
+        facts = facts_of(name, puzzle.turns, words, threshold=0.5, example=example)
+        super().__init__(facts, split_by(codes, heldout.__contains__))
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -183,8 +164,7 @@ class Guessing(Game):
 
     def begin(self, task: Task, episode: int) -> GuessingPlay:
         """Start with nothing known."""
-        self.check(task.member)
-        code, chance = self._codes[task.member], Chance(task.seed, episode)
+        code, chance = self.variant(task.member), Chance(task.seed, episode)
         return GuessingPlay(self.puzzle, self._by_action, code, chance)
 
     def script(self, source: random.Random) -> GuessingScript:
@@ -192,11 +172,9 @@ class Guessing(Game):
         care, memory = source.choice((0.5, 0.9)), source.choice((0.0, 0.5, 0.95))
         return GuessingScript(source, self.puzzle, care, memory)
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the codes of the split with the fewest symbols in the same place."""
-        others = super().swaps(member, split)
-        code = self._codes[member]
-        return with_least({other: num_equal(code, self._codes[other]) for other in others})
+    def overlap(self, one: Code, other: Code) -> int:
+        """Return the number of symbols that both codes have in the same place."""
+        return num_equal(one, other)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return returns per episode: exact for `random` and `known`, over 200 scripted trials
@@ -206,28 +184,18 @@ class Guessing(Game):
         the episode, `solver` one that fits all episodes; both know all codes, but not which are
         held out. `known` guesses the code at once.
         """
-        secrets = [self._codes[name] for name in self._splits[split]]
+        secrets = tuple(self._splits[split].values())
         solver = partial(GuessingScript, puzzle=self.puzzle, care=1.0)
-        solvers = {
-            "solver_without_memory": partial(solver, memory=0.0),
-            "solver": partial(solver, memory=1.0),
-        }
         return {
             "random": (random_return(self.puzzle, secrets),) * num_episodes,
-            **self.measured(split, num_episodes, solvers),
+            **self.measured(
+                split,
+                num_episodes,
+                solver_without_memory=partial(solver, memory=0.0),
+                solver=partial(solver, memory=1.0),
+            ),
             "known": (1.0,) * num_episodes,
         }
-
-
-def _splits(game: str, names: Sequence[str]) -> dict[Split, tuple[str, ...]]:
-    """Hold out a quarter of the codes, the same in all runs."""
-    shuffled = list(names)
-    random.Random(f"{game}/heldout").shuffle(shuffled)
-    heldout = set(shuffled[: len(names) // HELDOUT_SHARE])
-    return {
-        "train": tuple(name for name in names if name not in heldout),
-        "heldout": tuple(name for name in names if name in heldout),
-    }
 
 
 def random_return(puzzle: Puzzle, secrets: Sequence[Code]) -> float:

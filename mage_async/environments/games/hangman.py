@@ -9,12 +9,19 @@ memory tells which word it is.
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from types import MappingProxyType
 
-from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Play, Split
-from mage_async.environments.games.game import Game, hold_out, remember, with_least
+from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.games.game import (
+    Game,
+    SoloPlay,
+    TrialScript,
+    facts_of,
+    hold_out,
+    ladders_of,
+    named,
+)
 from mage_async.environments.options import check_whole
 from mage_async.trajectory import Task
 
@@ -41,7 +48,7 @@ Each letter of the word earns {hit:g}. Any other answer costs {miss:.3g}; {lives
 The word is the same in all episodes."""
 
 
-class HangmanPlay:
+class HangmanPlay(SoloPlay):
     """Letters, one a turn, until the word is complete or the lives are used up.
 
     The anchor is the set of letters tried, and the lives left.
@@ -61,56 +68,44 @@ class HangmanPlay:
         """Letters tried, and lives left."""
         return f"{''.join(sorted(self.tried))}{self._left}"
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return the letters not tried in this episode, until it is over."""
-        return () if self._is_over() else tuple(x for x in LETTERS if x not in self.tried)
+    def actions(self) -> Sequence[str]:
+        """Return the letters not tried in this episode."""
+        return tuple(x for x in LETTERS if x not in self.tried)
 
     def fitting(self, words: tuple[str, ...]) -> frozenset[str]:
         """Return the words that agree with everything this episode has shown."""
         shown = "".join(x if x in self.tried else " " for x in self.word)
         return _fitting(words, shown, frozenset(self.tried))
 
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Try a letter; an invalid action costs a life too."""
-        assert not self._is_over(), "the episode is done"
-        is_valid = len(action) == 1 and action in LETTERS and action not in self.tried
+        is_valid = action in self.actions()
         is_hit = is_valid and action in self.word
         if is_valid:
             self.tried.add(action)
         self._left -= not is_hit
         result = HIT if is_hit else MISS if is_valid else INVALID
         reward = 1 / len(set(self.word)) if is_hit else -1 / self._lives
-        end = f" {WON}" if self._is_complete() else "" if self._left else f" {LOST}"
-        return Outcome(f"{result} {self.observation}{end}", reward, is_valid, self._is_over())
-
-    def _is_complete(self) -> bool:
-        return set(self.word) <= self.tried
-
-    def _is_over(self) -> bool:
-        return self._is_complete() or not self._left
+        end = f" {WON}" if set(self.word) <= self.tried else "" if self._left else f" {LOST}"
+        return Outcome(f"{result} {self.observation}{end}", reward, is_valid, bool(end))
 
 
 @dataclass(slots=True)
-class HangmanScript:
+class HangmanScript(TrialScript[HangmanPlay]):
     """Tries the letter that occurs in most of the fitting words, or any letter."""
 
-    source: random.Random
     words: tuple[str, ...]
     care: float
     """Probability of a letter chosen by the fitting words."""
     memory: float
     """Probability that the fitting words must fit earlier episodes too."""
-    _plays: list[HangmanPlay] = field(default_factory=list)
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: HangmanPlay) -> str:
         """Return the next letter."""
-        assert isinstance(play, HangmanPlay)
-        remember(self._plays, play)
         legal = play.legal_actions()
         if self.source.random() >= self.care:
             return self.source.choice(legal)
-        remembers = self.source.random() < self.memory
-        known = self._plays if remembers else self._plays[-1:]
+        known = self.plays if self.source.random() < self.memory else [play]
         words = set(self.words).intersection(*(each.fitting(self.words) for each in known))
         counts = Counter(x for word in words for x in word if x in legal)
         best = max(counts.values())
@@ -129,7 +124,7 @@ def _fitting(words: tuple[str, ...], shown: str, tried: frozenset[str]) -> froze
     )
 
 
-class Hangman(Game):
+class Hangman(Game[str]):
     """Hangman; the task variant is the word, such as `cold`.
 
     Args:
@@ -140,22 +135,15 @@ class Hangman(Game):
         ConfigError: an option is out of its range.
     """
 
-    ladders: Ladders = MappingProxyType(
-        {"lives": tuple({"lives": count} for count in range(8, 1, -1))}
-    )
+    ladders = ladders_of(lives=range(8, 1, -1))
 
     def __init__(self, words: int = len(WORDS), lives: int = 6) -> None:
         check_whole("hangman", "words", words, 8, len(WORDS))
         check_whole("hangman", "lives", lives, 1, 20)
         self._words, self._lives = WORDS[:words], lives
-        facts = Facts(
-            name="hangman",
-            max_turns=_WIDTH + lives - 1,
-            min_return=-1.0,
-            max_return=1.0,
-            words=(*LETTERS, BLANK, HIT, MISS, WON, LOST, INVALID),
-        )
-        super().__init__(facts, hold_out(self._words), "word")
+        vocabulary = (*LETTERS, BLANK, HIT, MISS, WON, LOST, INVALID)
+        facts = facts_of("hangman", _WIDTH + lives - 1, vocabulary, (-1.0, 1.0))
+        super().__init__(facts, hold_out(named(self._words)), "word")
 
     def rules(self) -> str:
         """Return the rules in plain words, with the rewards."""
@@ -163,18 +151,16 @@ class Hangman(Game):
 
     def begin(self, task: Task, episode: int) -> HangmanPlay:
         """Start with all letters hidden."""
-        self.check(task.member)
-        return HangmanPlay(task.member, self._lives, Chance(task.seed, episode))
+        return HangmanPlay(self.variant(task.member), self._lives, Chance(task.seed, episode))
 
     def script(self, source: random.Random) -> HangmanScript:
         """Return a script whose care and memory are drawn for the trial."""
         care, memory = source.choice((0.5, 0.9)), source.choice((0.0, 0.5, 0.95))
         return HangmanScript(source, self._words, care, memory)
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the words of the split that have the fewest letters in common with `member`."""
-        others = super().swaps(member, split)
-        return with_least({word: len(set(word) & set(member)) for word in others})
+    def overlap(self, one: str, other: str) -> int:
+        """Return the number of letters that both words have."""
+        return len(set(one) & set(other))
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return returns per episode: exact for `random` and `known`, over 200 scripted trials
@@ -185,13 +171,14 @@ class Hangman(Game):
         not which are held out. `known` says the word's letters.
         """
         solver = partial(HangmanScript, words=self._words, care=1.0)
-        solvers = {
-            "solver_without_memory": partial(solver, memory=0.0),
-            "solver": partial(solver, memory=1.0),
-        }
         return {
             "random": (random_return(self._lives),) * num_episodes,
-            **self.measured(split, num_episodes, solvers),
+            **self.measured(
+                split,
+                num_episodes,
+                solver_without_memory=partial(solver, memory=0.0),
+                solver=partial(solver, memory=1.0),
+            ),
             "known": (1.0,) * num_episodes,
         }
 

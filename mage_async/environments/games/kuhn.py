@@ -3,17 +3,16 @@
 Rules: an episode is a few hands in alternating seats. Each player has one of three cards and puts
 in one chip; a player may bet or check, and call or fold a bet. Rewards are chips. Hidden is the
 opponent's way to play, the same in all episodes. In a hand, a player decides at most once before
-any bet and at most once after the other player's bet, so a style is three probabilities, one per
-card, for each of these decisions. The deals, and what the opponent would do with its card before
-and after a bet, are drawn before the first hand, so that all trials of a group have the same luck
-whatever they do. Cards are shown only at a showdown.
+any bet and at most once after the other player's bet, so a strategy for a seat is three
+probabilities, one per card, for each of these decisions. The deals, and what the opponent would do
+with its card before and after a bet, are drawn before the first hand, so that all trials of a group
+have the same luck whatever they do. Cards are shown only at a showdown.
 """
 
 import itertools
-import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal, get_args
 
@@ -26,14 +25,13 @@ from mage_async.environments.environment import (
     Chance,
     DuelPlay,
     DuelSides,
-    Facts,
     Outcome,
     Play,
     Side,
     Split,
     other,
 )
-from mage_async.environments.games.game import Game
+from mage_async.environments.games.game import Game, TrialScript, facts_of, is_number
 from mage_async.environments.games.openspiel_policies import engine
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -44,11 +42,12 @@ OPEN = ("check", "bet")  # by OpenSpiel's numbers: 0 passes, 1 bets
 FACING = ("fold", "call")
 POSITIONS = ("first", "second")
 CHIPS = {1: "one", 2: "two"}
-MOST = 2  # chips that a hand can cost
+MAX_LOSS = 2
+"""Chips that a hand can cost."""
 
 Opponents = Literal["family", "archetypes", "contrasts", "mage"]
 
-_STRIDE = 5  # neighbours in a split are alike, and shall not have like stakes
+_STRIDE = 5
 """Step through the opponents when stakes are assigned: neighbours in a split are similar, and shall
 not have similar stakes.
 """
@@ -60,31 +59,32 @@ You may check or bet one more chip; facing a bet, fold or call.
 The higher card wins the pot. Cards are shown only where nobody folded.
 An invalid action loses two chips and ends the hand.
 The opponent plays by a rule of its own, the same in all episodes."""
-Three = tuple[float, float, float]
+ByCard = tuple[float, float, float]
+"""A probability for the jack, the queen and the king."""
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """Probabilities by card."""
+class SeatStrategy:
+    """How to play in one seat: probabilities by card."""
 
-    bets: Three
+    bets: ByCard
     """Of betting before any bet."""
-    calls: Three
+    calls: ByCard
     """Of calling a bet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Player:
-    """A way to play either seat."""
+class Strategy:
+    """How to play in both seats."""
 
     name: str
     family: str
-    first: Style
-    """Style when it speaks first."""
-    second: Style
+    first: SeatStrategy
+    """For hands in which the player speaks first."""
+    second: SeatStrategy
 
-    def style(self, seat: int) -> Style:
-        """Return the style in a seat."""
+    def in_seat(self, seat: int) -> SeatStrategy:
+        """Return the strategy for a seat."""
         return self.second if seat else self.first
 
 
@@ -103,6 +103,12 @@ class Seen:
     shown: int | None = None
     """Its card, after a showdown."""
 
+    def joined(self, later: "Seen") -> "Seen":
+        """Return what this and a later hand with the same deal have shown."""
+        fields = ("has_bet", "has_called", "shown")
+        new = {name: getattr(later, name) for name in fields}
+        return replace(self, **{name: each for name, each in new.items() if each is not None})
+
 
 _SIDES: tuple[Side, Side] = (AGENT, OPPONENT)
 
@@ -117,14 +123,11 @@ class Hand:
     """Cards of the agent and of the opponent."""
 
 
-def dealt(chance: Chance, seat: int, num_hands: int) -> list[Hand]:
-    """Return the hands of an episode, with alternating seats."""
-    hands = []
-    for number in range(num_hands):
-        card = chance.choose("my card", (1, 1, 1))
-        theirs = chance.choose("opponent's card", tuple(int(each != card) for each in range(3)))
-        hands.append(Hand((seat + number) % 2, (card, theirs)))
-    return hands
+def deal(chance: Chance, seat: int) -> Hand:
+    """Draw the cards of a hand."""
+    card = chance.choose("my card", (1, 1, 1))
+    theirs = chance.choose("opponent's card", tuple(int(each != card) for each in range(3)))
+    return Hand(seat, (card, theirs))
 
 
 class KuhnDuel(DuelSides):
@@ -168,7 +171,7 @@ class KuhnDuel(DuelSides):
             self._mark_invalid(side)
             self._show(side, "invalid")
             self._show(other(side), "opp invalid")
-            self._end_hand(-MOST if side == AGENT else MOST)
+            self._end_hand(-MAX_LOSS if side == AGENT else MAX_LOSS)
             return
         self._show(other(side), f"opp {action}")
         self._log[side].append(action)
@@ -222,7 +225,7 @@ class KuhnPlay(DuelPlay):
     def __init__(
         self,
         game: Any,
-        opponent: Player,
+        opponent: Strategy,
         seat: int,
         num_hands: int,
         chance: Chance,
@@ -232,8 +235,8 @@ class KuhnPlay(DuelPlay):
         self._answers: list[tuple[int, int]] = []
         """For each hand, whether the opponent would bet, and whether it would call."""
         for number in range(num_hands):
-            (hand,) = dealt(chance, seat + number, 1)
-            card, style = hand.cards[OPPONENT], opponent.style(1 - hand.seat)
+            hand = deal(chance, (seat + number) % 2)
+            card, style = hand.cards[OPPONENT], opponent.in_seat(1 - hand.seat)
             bets, calls = style.bets[card], style.calls[card]
             will_bet = chance.choose("would bet", (1 - bets, bets))
             will_call = chance.choose("would call", (1 - calls, calls))
@@ -258,6 +261,79 @@ class KuhnPlay(DuelPlay):
         self.duel.act(self.duel.legal_actions()[choice])
 
 
+# The value of one hand. `weights` is float64 [P, 3]: the joint probability of each of P possible
+# opponents and of its card (jack, queen, king). `bets` and `calls` are [P, 3] or a number: the
+# probabilities that the opponent bets before any bet, and that it calls a bet.
+
+
+Chances = np.ndarray | float
+_SIGNS = np.sign(np.subtract.outer(np.arange(3), np.arange(3))).astype(float)
+"""float64 [3, 3], [mine, theirs]: 1 where my card wins, -1 where it loses."""
+
+
+def _tables(opponents: Sequence[Strategy], seat: int) -> np.ndarray:
+    """Return probabilities of betting and of calling in a seat: float64 [2, P, 3]."""
+    styles = [opponent.in_seat(seat) for opponent in opponents]
+    return np.array([[each.bets for each in styles], [each.calls for each in styles]], float)
+
+
+def _dealt(belief: np.ndarray, card: int) -> np.ndarray:
+    """Return the weights of a hand with `card` for a belief [P]: each deal has probability 1/6."""
+    weights = np.repeat(belief[:, None] / 6, 3, axis=1)
+    weights[:, card] = 0
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class _HandValue:
+    """Values, in chips, of the agent's ways to go on in a hand, and of the hands after it.
+
+    The agent plays in the best way or, if `own` is given, by that strategy.
+    """
+
+    card: int
+    """The agent's."""
+    later: Callable[[np.ndarray], float] = lambda belief: 0.0
+    """Maps an unnormalised belief over the opponents, [P], to the value of the later hands."""
+    own: SeatStrategy | None = None
+
+    def hand(self, seat: int, weights: np.ndarray, bets: Chances, calls: Chances) -> float:
+        """Return the value of a whole hand."""
+        chance = self.own.bets[self.card] if self.own else None
+        if seat == 0:
+            return _chosen(chance, self.bet(weights, calls), self.check(weights, bets))
+        unbet = weights * (1 - bets)
+        value = _chosen(chance, self.bet(unbet, calls), self.showdown(unbet, 1))
+        return value + self._face_bet(weights * bets)
+
+    def bet(self, weights: np.ndarray, calls: Chances) -> float:
+        """Return the value of betting."""
+        return self.showdown(weights * calls, 2) + self.folded(weights * (1 - calls), 1)
+
+    def check(self, weights: np.ndarray, bets: Chances) -> float:
+        """Return the value of checking for the player that speaks first."""
+        return self.showdown(weights * (1 - bets), 1) + self._face_bet(weights * bets)
+
+    def showdown(self, weights: np.ndarray, chips: int) -> float:
+        """Return the value of showing the cards."""
+        won = float((weights * (chips * _SIGNS[self.card])).sum())
+        # Each of the opponent's cards leads to another belief.
+        return won + sum(self.later(weights[:, card]) for card in range(3) if card != self.card)
+
+    def folded(self, weights: np.ndarray, chips: int) -> float:
+        """Return the value of a fold; `chips` is 1 if the opponent folds, -1 if the agent does."""
+        return chips * float(weights.sum()) + self.later(weights.sum(1))
+
+    def _face_bet(self, weights: np.ndarray) -> float:
+        chance = self.own.calls[self.card] if self.own else None
+        return _chosen(chance, self.showdown(weights, 2), self.folded(weights, -1))
+
+
+def _chosen(chance: float | None, active: float, passive: float) -> float:
+    """Return the value of a decision that is active with probability `chance`, or the best one."""
+    return max(active, passive) if chance is None else chance * active + (1 - chance) * passive
+
+
 # A Bayesian model of the opponent, and the scripted player that uses it.
 
 
@@ -265,11 +341,9 @@ Deal = tuple[int, int]
 """Identifies a deal: number of the episode that dealt it, and number of the hand."""
 
 _SLIP = 0.05
-"""Assumed probability that an opponent does the opposite of its style. An opponent of unknown style
-is then still read by the nearest known style.
+"""Assumed probability that an opponent does the opposite of its strategy. An opponent of unknown
+strategy is then still read by the nearest known one.
 """
-_SIGNS = np.sign(np.subtract.outer(np.arange(3), np.arange(3))).astype(float)
-"""float64 [3, 3], [mine, theirs]: 1 where my card wins, -1 where it loses."""
 
 
 class Reader:
@@ -277,24 +351,19 @@ class Reader:
 
     Args:
         prior: the `P` possible opponents, all equally likely at first.
-        slip: probability that an opponent does not follow its style.
+        slip: probability that an opponent does not follow its strategy.
     """
 
-    def __init__(self, prior: Sequence[Player], slip: float = _SLIP) -> None:
-        styles = [(player.style(0), player.style(1)) for player in prior]
-        bets = np.array([[style.bets for style in both] for both in styles], float)
-        calls = np.array([[style.calls for style in both] for both in styles], float)
-        self._bets = slip + (1 - 2 * slip) * bets
-        self._calls = slip + (1 - 2 * slip) * calls
+    def __init__(self, prior: Sequence[Strategy], slip: float = _SLIP) -> None:
+        self._tables = [slip + (1 - 2 * slip) * _tables(prior, seat) for seat in (0, 1)]
         self._even = np.full(len(prior), 1 / len(prior))
         self._seen: dict[Deal, Seen] = {}
         self._likelihoods: dict[Deal, np.ndarray] = {}
 
     def learn(self, deal: Deal, seen: Seen) -> None:
         """Add what a hand has shown to what the same deal showed before."""
-        known = self._seen.get(deal, seen)
-        self._seen[deal] = seen = _joined(known, seen)
-        self._likelihoods[deal] = self._weights(self._even, seen).sum(1)
+        self._seen[deal] = joined = self._seen.get(deal, seen).joined(seen)
+        self._likelihoods[deal] = self._weights(self._even, joined).sum(1)
 
     def belief(self) -> np.ndarray:
         """Return the posterior over the opponents: float64 [P]."""
@@ -305,19 +374,16 @@ class Reader:
         """Return whether to bet or, if the opponent has bet, to call."""
         known = self._seen.get(deal, seeing)
         others = [each for number, each in self._likelihoods.items() if number != deal]
-        weights = self._weights(np.prod([self._even, *others], axis=0), _joined(known, seeing))
-        stakes = _SIGNS[seeing.card]
+        weights = self._weights(np.prod([self._even, *others], axis=0), known.joined(seeing))
+        value = _HandValue(seeing.card)
         if seeing.has_bet:
-            return _gain(weights, 2 * stakes) > -_sum(weights)
-        bets, calls = self._bets[:, 1 - seeing.seat], self._calls[:, 1 - seeing.seat]
-        bets = bets if known.has_bet is None else np.full_like(bets, known.has_bet)
-        calls = calls if known.has_called is None else np.full_like(calls, known.has_called)
-        bet = _gain(weights * calls, 2 * stakes) + _sum(weights * (1 - calls))
-        if seeing.seat == 1:
-            return bet > _gain(weights, stakes)
-        bet_into = weights * bets
-        answer = max(_gain(bet_into, 2 * stakes), -_sum(bet_into))
-        return bet > _gain(weights * (1 - bets), stakes) + answer
+            return value.showdown(weights, 2) > value.folded(weights, -1)
+        bets, calls = self._tables[1 - seeing.seat]
+        # An earlier episode of the same deal may have shown what the opponent does.
+        bets = bets if known.has_bet is None else known.has_bet
+        calls = calls if known.has_called is None else known.has_called
+        passive = value.check(weights, bets) if seeing.seat == 0 else value.showdown(weights, 1)
+        return value.bet(weights, calls) > passive
 
     def _weights(self, belief: np.ndarray, seen: Seen) -> np.ndarray:
         """Return the joint weight of each opponent and its card after a hand: float64 [P, 3]."""
@@ -325,58 +391,37 @@ class Reader:
         weights[:, seen.card] = 0.0
         if seen.shown is not None:
             weights[:, [card for card in range(3) if card != seen.shown]] = 0.0
-        for choice, style in ((seen.has_bet, self._bets), (seen.has_called, self._calls)):
+        choices = (seen.has_bet, seen.has_called)
+        for choice, chances in zip(choices, self._tables[1 - seen.seat], strict=True):
             if choice is not None:
-                chances = style[:, 1 - seen.seat]
                 weights *= chances if choice else 1 - chances
         return weights
 
 
-def _joined(known: Seen, seen: Seen) -> Seen:
-    """Combine what two plays of one deal have shown."""
-    return Seen(
-        seen.seat,
-        seen.card,
-        known.has_bet if seen.has_bet is None else seen.has_bet,
-        known.has_called if seen.has_called is None else seen.has_called,
-        known.shown if seen.shown is None else seen.shown,
-    )
-
-
-def _gain(weights: np.ndarray, stakes: np.ndarray) -> float:
-    return _sum(weights * stakes)
-
-
-def _sum(weights: np.ndarray) -> float:
-    return float(weights.sum())
-
-
 def posterior(
-    members: Sequence[Player], plays: Sequence[Play], *, redeals: bool
+    opponents: Sequence[Strategy], plays: Sequence[Play], *, redeals: bool
 ) -> dict[str, float]:
     """Return the probability of each opponent after the hands of a trial, under a uniform prior.
 
     If the deals are repeated, so is the opponent's luck: seeing a deal again adds nothing.
     """
-    reader = Reader(members, slip=0.0)
+    reader = Reader(opponents, slip=0.0)
     for episode, play in enumerate(plays):
         assert isinstance(play, KuhnPlay)
-        is_open = bool(play.legal_actions())
-        duel = play.duel
-        for hand, seen in enumerate([*duel.seen, duel.seeing] if is_open else duel.seen):
-            reader.learn((episode if redeals else 0, hand), seen)
+        seen = [*play.duel.seen, play.duel.seeing] if play.legal_actions() else play.duel.seen
+        for hand, each in enumerate(seen):
+            reader.learn((episode if redeals else 0, hand), each)
     shares = reader.belief().tolist()
-    return dict(zip((each.name for each in members), shares, strict=True))
+    return dict(zip((each.name for each in opponents), shares, strict=True))
 
 
 @dataclass(slots=True)
-class KuhnScript:
+class KuhnScript(TrialScript[KuhnPlay]):
     """Bets and calls with fixed probabilities by card or, with skill, as a reader advises.
 
     The reader sees every hand of the trial, whichever rule chose the actions.
     """
 
-    source: random.Random
     bets: Sequence[float]
     calls: Sequence[float]
     skill: float
@@ -384,37 +429,26 @@ class KuhnScript:
     reader: Reader
     redeals: bool
     """Whether each episode has its own deals, or all repeat the first one's."""
-    _plays: list[KuhnPlay] = field(default_factory=list)
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: KuhnPlay) -> str:
         """Return the next action."""
-        assert isinstance(play, KuhnPlay)
-        self._learn(play)
+        for episode, each in enumerate(self.plays, 1):
+            for hand, seen in enumerate(each.duel.seen):
+                self.reader.learn(self._deal(episode, hand), seen)
         words, chances = (FACING, self.calls) if play.duel.is_facing_bet else (OPEN, self.bets)
         if self.source.random() < self.skill:
-            return words[self.reader.acts(self._deal(play.duel.hand), play.duel.seeing)]
+            deal = self._deal(len(self.plays), play.duel.hand)
+            return words[self.reader.acts(deal, play.duel.seeing)]
         return words[self.source.random() < chances[play.card]]
 
-    def _learn(self, play: KuhnPlay) -> None:
-        """Pass the hands that ended since the last turn to the reader."""
-        if not self._plays or self._plays[-1] is not play:
-            if self._plays:
-                self._take(self._plays[-1])
-            self._plays.append(play)
-        self._take(play)
-
-    def _take(self, play: KuhnPlay) -> None:
-        for hand, seen in enumerate(play.duel.seen):
-            self.reader.learn(self._deal(hand), seen)
-
-    def _deal(self, hand: int) -> Deal:
-        return (len(self._plays) if self.redeals else 0, hand)
+    def _deal(self, episode: int, hand: int) -> Deal:
+        return (episode if self.redeals else 0, hand)
 
 
 # The environment.
 
 
-class Kuhn(Game):
+class Kuhn(Game[Strategy]):
     """Kuhn poker; the task variant is the opponent, such as `bet-jack-call-queen-king` or `maniac`.
     The task's seat is that of the first hand.
 
@@ -449,19 +483,26 @@ class Kuhn(Game):
             raise ConfigError(f"kuhn: `hands` must be a whole number from 1, got {hands!r}")
         if not isinstance(redeals, bool):
             raise ConfigError(f"kuhn: `redeals` must be true or false, got {redeals!r}")
-        is_number = isinstance(stakes, int | float) and not isinstance(stakes, bool)
-        if not is_number or not 1 <= stakes < math.inf:
+        if not is_number(stakes) or stakes < 1:
             raise ConfigError(f"kuhn: `stakes` must be a number from 1, got {stakes!r}")
         self._num_hands, self._redeals, self._stakes = hands, redeals, stakes
-        self._by_split = _SPLITS[opponents]
-        self._players = {each.name: each for split in self._by_split.values() for each in split}
         self._game = engine().load_game("kuhn_poker")
-        names = {s: tuple(each.name for each in players) for s, players in self._by_split.items()}
-        super().__init__(_facts(hands, stakes), names, "opponent")
+        words = (
+            *(*OPEN, *FACING, *CARDS, *POSITIONS, *CHIPS.values()),
+            *("you", "opp", "shown", "win", "lose", "invalid"),
+        )
+        # Seats alternate, and only the player that speaks first can speak twice in a hand.
+        max_turns, most = hands + (hands + 1) // 2, float(MAX_LOSS * hands * stakes)
+        facts = facts_of(
+            "kuhn", max_turns, words, (-most, most), num_seats=2, units=hands, has_chance=True
+        )
+        self._by_split = _SPLITS[opponents]
+        splits = {s: {each.name: each for each in every} for s, every in self._by_split.items()}
+        super().__init__(facts, splits, "opponent")
 
     def family(self, member: str) -> str:
         """Return what the opponent calls with; an archetype is its own kind."""
-        return self._player(member).family
+        return self.variant(member).family
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -470,8 +511,7 @@ class Kuhn(Game):
     def begin(self, task: Task, episode: int) -> KuhnPlay:
         """Deal the episode's hands, or the first episode's again."""
         chance = Chance(task.seed, episode if self._redeals else 0)
-        opponent = self._player(task.member)
-        stake = self.stake(task.member)
+        opponent, stake = self.variant(task.member), self.stake(task.member)
         return KuhnPlay(self._game, opponent, task.seat, self._num_hands, chance, stake)
 
     def duel(self, task: Task, episode: int) -> KuhnDuel:
@@ -479,15 +519,16 @@ class Kuhn(Game):
         whatever the stakes.
         """
         chance = Chance(task.seed, episode if self._redeals else 0)
-        return KuhnDuel(self._game, dealt(chance, task.seat, self._num_hands), chance)
+        hands = [deal(chance, (task.seat + hand) % 2) for hand in range(self._num_hands)]
+        return KuhnDuel(self._game, hands, chance)
 
     def stake(self, member: str) -> float:
         """Return the value of a chip against an opponent."""
         if self._stakes == 1.0:
             return 1.0
-        self.check(member)
-        names = next(names for names in self._splits.values() if member in names)
-        place = names.index(member) * _STRIDE % len(names)
+        opponent = self.variant(member)
+        names = next(names for names in self._by_split.values() if opponent in names)
+        place = names.index(opponent) * _STRIDE % len(names)
         return self._stakes ** (place / max(1, len(names) - 1))
 
     def script(self, source: random.Random) -> KuhnScript:
@@ -502,10 +543,9 @@ class Kuhn(Game):
         reader = Reader(self._by_split["train"])
         return KuhnScript(source, bets, calls, skill, reader, self._redeals)
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return all opponents of the split that call with other cards."""
-        family = self.family(member)
-        return tuple(each.name for each in self._by_split[split] if each.family != family)
+    def overlap(self, one: Strategy, other: Strategy) -> int:
+        """Return 1 if the opponents call with the same cards, else 0."""
+        return int(one.family == other.family)
 
     def belief(self, split: Split) -> Belief:
         """Return the Bayes filter over what each hand has shown, cards and answers."""
@@ -516,54 +556,34 @@ class Kuhn(Game):
         cards too.
         """
         best = best_response if self._redeals else hindsight
-        return best((self._player(member),)) * self._num_hands * self.stake(member)
+        return best((self.variant(member),)) * self._num_hands * self.stake(member)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return exact values per hand and episode; see the function `references`."""
         values = references(self._by_split[split], self._num_hands, redeals=self._redeals)
         return {name: (each,) * num_episodes for name, each in values.items()}
 
-    def _player(self, member: str) -> Player:
-        self.check(member)
-        return self._players[member]
-
-
-def _facts(hands: int, stakes: float) -> Facts:
-    """Return the facts. Seats alternate, and only the first player can speak twice in a hand."""
-    return Facts(
-        name="kuhn",
-        num_seats=2,
-        max_turns=hands // 2 + 2 * (hands - hands // 2),
-        min_return=-float(MOST * hands * stakes),
-        max_return=float(MOST * hands * stakes),
-        units=hands,
-        has_chance=True,
-        words=(
-            *(*OPEN, *FACING, *CARDS, *POSITIONS, *CHIPS.values()),
-            *("you", "opp", "shown", "win", "lose", "invalid"),
-        ),
-    )
-
 
 # The hidden opponents.
 
 
-def _player(name: str, family: str, bets: Three, calls: Three) -> Player:
-    style = Style(bets, calls)
-    return Player(name, family, style, style)
+def _strategy(name: str, bets: ByCard, calls: ByCard, family: str = "") -> Strategy:
+    """Return a strategy that is the same in both seats, by default of a family of its own."""
+    style = SeatStrategy(bets, calls)
+    return Strategy(name, family or name, style, style)
 
 
-def _cards(chosen: Three) -> str:
+def _cards(chosen: ByCard) -> str:
     """Return cards as text, such as `queen-king`."""
     return "-".join(itertools.compress(CARDS, chosen)) or "none"
 
 
-def _pattern(bets: Three, calls: Three) -> Player:
+def _pattern(bets: ByCard, calls: ByCard) -> Strategy:
     family = f"call-{_cards(calls)}"
-    return _player(f"bet-{_cards(bets)}-{family}", family, bets, calls)
+    return _strategy(f"bet-{_cards(bets)}-{family}", bets, calls, family)
 
 
-_CALLS: tuple[Three, ...] = ((0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1))
+_CALLS: tuple[ByCard, ...] = ((0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1))
 """A style that calls with a card calls with every higher one."""
 _PATTERNS = tuple(
     _pattern((jack, queen, king), calls)
@@ -586,8 +606,8 @@ FAMILY_TRAIN = tuple(each for each in _PATTERNS if each.name not in _HELDOUT_PAT
 FAMILY_HELDOUT = tuple(each for each in _PATTERNS if each.name in _HELDOUT_PATTERNS)
 """The other 8, drawn once and written out above."""
 
-_CONTRASTING_BETS: tuple[Three, ...] = ((1, 0, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1))
-_CONTRASTING_CALLS: tuple[Three, ...] = ((0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 1, 1))
+_CONTRASTING_BETS: tuple[ByCard, ...] = ((1, 0, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1))
+_CONTRASTING_CALLS: tuple[ByCard, ...] = ((0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 1, 1))
 _CONTRASTS = {
     (bets, calls): _pattern(_CONTRASTING_BETS[bets], _CONTRASTING_CALLS[calls])
     for bets, calls in itertools.product(range(4), repeat=2)
@@ -604,50 +624,52 @@ splits.
 """
 
 
-def _archetype(name: str, bets: Three, calls: Three) -> Player:
-    return _player(name, name, bets, calls)
-
-
-NASH = Player(
-    "nash", "nash", Style((1 / 3, 0, 1), (0, 2 / 3, 1)), Style((1 / 3, 0, 1), (0, 1 / 3, 1))
+NASH = Strategy(
+    "nash",
+    "nash",
+    SeatStrategy((1 / 3, 0, 1), (0, 2 / 3, 1)),
+    SeatStrategy((1 / 3, 0, 1), (0, 1 / 3, 1)),
 )
 """An equilibrium: the queen calls more often when it spoke first."""
-UNIFORM = _archetype("uniform", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+UNIFORM = _strategy("uniform", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 ARCHETYPES_TRAIN = (
-    _archetype("folder", (0, 0, 0), (0, 0, 0)),
-    _archetype("tight", (0, 0, 1), (0, 0, 1)),
-    _archetype("station", (0, 0, 0), (1, 1, 1)),
-    _archetype("maniac", (1, 1, 1), (1, 1, 1)),
-    _archetype("bluffer", (1, 1, 1), (0, 0, 0)),
-    _archetype("slowplay", (0, 0, 0), (0, 0, 1)),
-    _archetype("valuestation", (0, 0, 1), (1, 1, 1)),
+    _strategy("folder", (0, 0, 0), (0, 0, 0)),
+    _strategy("tight", (0, 0, 1), (0, 0, 1)),
+    _strategy("station", (0, 0, 0), (1, 1, 1)),
+    _strategy("maniac", (1, 1, 1), (1, 1, 1)),
+    _strategy("bluffer", (1, 1, 1), (0, 0, 0)),
+    _strategy("slowplay", (0, 0, 0), (0, 0, 1)),
+    _strategy("valuestation", (0, 0, 1), (1, 1, 1)),
     NASH,
 )
 ARCHETYPES_HELDOUT = (
-    _archetype("tightman", (1, 1, 1), (0, 0, 1)),
-    _archetype("intermediate", (0.5, 0, 1), (0, 0.5, 1)),
-    _archetype("loose", (0, 0.5, 1), (0, 1, 1)),
-    _archetype("wild", (1, 0, 1), (0, 0, 0)),
-    _archetype("passive", (0, 0, 0), (0, 1, 1)),
-    _archetype("semi", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)),
+    _strategy("tightman", (1, 1, 1), (0, 0, 1)),
+    _strategy("intermediate", (0.5, 0, 1), (0, 0.5, 1)),
+    _strategy("loose", (0, 0.5, 1), (0, 1, 1)),
+    _strategy("wild", (1, 0, 1), (0, 0, 0)),
+    _strategy("passive", (0, 0, 0), (0, 1, 1)),
+    _strategy("semi", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)),
 )
 
 MAGE_TRAIN = (
-    _archetype("conservative", (0, 0, 1), (0, 0, 1)),
-    _archetype("aggressive", (1, 1, 1), (0, 1, 1)),
-    _archetype("intermediate", (0, 1, 1), (0, 0, 1)),
+    _strategy("conservative", (0, 0, 1), (0, 0, 1)),
+    _strategy("aggressive", (1, 1, 1), (0, 1, 1)),
+    _strategy("intermediate", (0, 1, 1), (0, 0, 1)),
 )
 """The population of MAGE's code (arXiv 2603.03680)."""
-CFR_GREEDY = Player(
-    "cfr-greedy", "cfr-greedy", Style((0, 0, 1), (0, 1, 1)), Style((0, 0, 1), (0, 0, 1))
+CFR_GREEDY = Strategy(
+    "cfr-greedy",
+    "cfr-greedy",
+    SeatStrategy((0, 0, 1), (0, 1, 1)),
+    SeatStrategy((0, 0, 1), (0, 0, 1)),
 )
 """The opponent in the validation of MAGE's code: always the most probable move of a solved
 equilibrium.
 """
 MAGE_HELDOUT = (CFR_GREEDY, NASH)
 
-_SPLITS: dict[Opponents, dict[Split, tuple[Player, ...]]] = {
+_SPLITS: dict[Opponents, dict[Split, tuple[Strategy, ...]]] = {
     "family": {"train": FAMILY_TRAIN, "heldout": FAMILY_HELDOUT},
     "archetypes": {"train": ARCHETYPES_TRAIN, "heldout": ARCHETYPES_HELDOUT},
     "contrasts": {"train": CONTRASTS_TRAIN, "heldout": CONTRASTS_HELDOUT},
@@ -655,172 +677,82 @@ _SPLITS: dict[Opponents, dict[Split, tuple[Player, ...]]] = {
 }
 
 
-# Exact values in chips per hand. The agent takes both seats equally often. `P` opponents of a
-# prior; index 0, 1, 2 of a card: jack, queen, king.
+# Exact values in chips per hand. The agent takes both seats equally often.
 
 
 _SEATS = (0, 1)
-_DEALS = tuple(itertools.permutations(range(3), 2))
-"""Both cards, the agent's first."""
-_GoOn = Callable[[np.ndarray], float]
-"""Maps an unnormalised belief [P] to the value of the remaining hands."""
 
 
 def references(
-    members: tuple[Player, ...], num_hands: int, *, redeals: bool = True
+    opponents: tuple[Strategy, ...], num_hands: int, *, redeals: bool = True
 ) -> dict[str, float]:
-    """Return values against a uniform draw of `members`, by name.
+    """Return values against a uniform draw of `opponents`, by name.
 
     `random` and `nash` always play the same; `best_fixed` is the best response to the whole
     mixture, the same in every hand; `without_memory` is the best single-episode player of
     `num_hands` that knows the set of opponents; `best_response` knows the opponent. If deals are
     repeated, `hindsight` also knows the cards and the answers.
     """
-    known = {} if redeals else {"hindsight": hindsight(members)}
+    known = {} if redeals else {"hindsight": hindsight(opponents)}
     return {
-        "random": sum(value(UNIFORM, member) for member in members) / len(members),
-        "nash": sum(value(NASH, member) for member in members) / len(members),
-        "best_fixed": best_response(members),
-        "without_memory": one_episode(members, num_hands),
-        "best_response": sum(best_response((member,)) for member in members) / len(members),
+        "random": sum(value(UNIFORM, each) for each in opponents) / len(opponents),
+        "nash": sum(value(NASH, each) for each in opponents) / len(opponents),
+        "best_fixed": best_response(opponents),
+        "without_memory": one_episode(opponents, num_hands),
+        "best_response": sum(best_response((each,)) for each in opponents) / len(opponents),
         **known,
     }
 
 
-def hindsight(members: tuple[Player, ...]) -> float:
-    """Return the value of a repeated hand for a player that knows both cards and what the opponent
-    will do.
-    """
-    return sum(_hindsight(member, seat) for member in members for seat in _SEATS) / 2 / len(members)
+def value(own: Strategy, opponent: Strategy) -> float:
+    """Return the expected chips per hand of one strategy against another."""
+    return sum(value_in_seat(own, opponent, seat) for seat in _SEATS) / 2
 
 
-def _hindsight(member: Player, seat: int) -> float:
-    style, total = member.style(1 - seat), 0.0
-    for card, theirs in _DEALS:
-        won = _sign(card, theirs)
-        answer, bet = max(-1, 2 * won), (1.0, 2.0 * won)  # bet: folded to, called
-        for bets, calls in itertools.product((0, 1), repeat=2):
-            chance = _chance(style.bets[theirs], bets) * _chance(style.calls[theirs], calls)
-            if seat == 0:
-                total += chance * max(bet[calls], answer if bets else won)
-            else:
-                total += chance * (answer if bets else max(bet[calls], won))
-    return total / len(_DEALS)
+def value_in_seat(own: Strategy, opponent: Strategy, seat: int) -> float:
+    """Return the expected chips per hand of the strategy `own` in `seat`."""
+    tables = _tables((opponent,), 1 - seat)
+    hands = [_HandValue(card, own=own.in_seat(seat)) for card in range(3)]
+    return sum(each.hand(seat, _dealt(np.ones(1), each.card), *tables) for each in hands)
 
 
-def _chance(active: float, chosen: int) -> float:
-    return active if chosen else 1 - active
-
-
-def value(player: Player, opponent: Player) -> float:
-    """Return the expected chips per hand of one way to play against another."""
-    return sum(value_in_seat(player, opponent, seat) for seat in _SEATS) / 2
-
-
-def value_in_seat(player: Player, opponent: Player, seat: int) -> float:
-    """Return the expected chips per hand of `player` in `seat`."""
-    own, opponents = player.style(seat), opponent.style(1 - seat)
-    total = 0.0
-    for card, theirs in _DEALS:
-        first, second = (own, opponents) if seat == 0 else (opponents, own)
-        cards = (card, theirs) if seat == 0 else (theirs, card)
-        stake = _first_value(first.bets, first.calls, second.bets, second.calls, cards)
-        total += stake if seat == 0 else -stake
-    return total / len(_DEALS)
-
-
-def _first_value(
-    first_bets: Sequence[float],
-    first_calls: Sequence[float],
-    second_bets: Sequence[float],
-    second_calls: Sequence[float],
-    cards: tuple[int, int],
-) -> float:
-    """Return the chips of the first player, for one deal."""
-    mine, theirs = cards
-    sign = _sign(mine, theirs)
-    called = second_calls[theirs] * 2 * sign + (1 - second_calls[theirs])
-    answered = first_calls[mine] * 2 * sign - (1 - first_calls[mine])
-    checked = second_bets[theirs] * answered + (1 - second_bets[theirs]) * sign
-    return first_bets[mine] * called + (1 - first_bets[mine]) * checked
-
-
-def best_response(members: tuple[Player, ...]) -> float:
-    """Return the value of the best way to play that is the same in every hand, against a uniform
-    draw.
-    """
-    return one_episode(members, 1)
+def best_response(opponents: tuple[Strategy, ...]) -> float:
+    """Return the value of the best strategy, the same in every hand, against a uniform draw."""
+    return one_episode(opponents, 1)
 
 
 @cache
-def one_episode(members: tuple[Player, ...], num_hands: int) -> float:
+def one_episode(opponents: tuple[Strategy, ...], num_hands: int) -> float:
     """Return the value per hand of the best play of `num_hands` hands, with alternating seats,
     against an unknown opponent.
     """
-    belief = np.full(len(members), 1 / len(members))
-    hands = [_HandValue(members, seat) for seat in _SEATS]
-    return sum(_best(hands, belief, seat, num_hands) for seat in _SEATS) / 2 / num_hands
+    tables = [_tables(opponents, 1 - seat) for seat in _SEATS]
+
+    def best(belief: np.ndarray, seat: int, num_left: int) -> float:
+        """Return the value of the remaining hands, times the probability of the history."""
+        if not num_left or not belief.any():
+            return 0.0
+        later = partial(best, seat=1 - seat, num_left=num_left - 1)
+        hands = [_HandValue(card, later) for card in range(3)]
+        return sum(each.hand(seat, _dealt(belief, each.card), *tables[seat]) for each in hands)
+
+    prior = np.full(len(opponents), 1 / len(opponents))
+    return sum(best(prior, seat, num_hands) for seat in _SEATS) / 2 / num_hands
 
 
-def _best(hands: Sequence["_HandValue"], belief: np.ndarray, seat: int, num_left: int) -> float:
-    """Return the best return of the remaining hands, times the probability of the history."""
-    if not num_left or not belief.any():
-        return 0.0
-    return hands[seat].value(belief, lambda after: _best(hands, after, 1 - seat, num_left - 1))
-
-
-class _HandValue:
-    """One hand in a seat against `P` opponents, whose `bets` and `calls` are [P, 3]; the second
-    index is the card.
+# A matchmaker asks for the best return against each opponent whenever it draws one.
+@cache
+def hindsight(opponents: tuple[Strategy, ...]) -> float:
+    """Return the value of a repeated hand for a player that knows both cards and what the opponent
+    will do.
     """
-
-    def __init__(self, members: Sequence[Player], seat: int) -> None:
-        self._seat = seat
-        self._bets = np.array([member.style(1 - seat).bets for member in members], float)
-        self._calls = np.array([member.style(1 - seat).calls for member in members], float)
-
-    def value(self, belief: np.ndarray, go_on: _GoOn) -> float:
-        """Return the expected chips of this hand and the later ones, under the best play of this
-        one.
-        """
-        return sum(self._with_card(card, belief, go_on) for card in range(3))
-
-    def _with_card(self, card: int, belief: np.ndarray, go_on: _GoOn) -> float:
-        weights = np.repeat(belief[:, None] / 6, 3, axis=1)  # [P, 3], of each opponent and its card
-        weights[:, card] = 0
-        if self._seat == 0:
-            check = self._after_check(card, weights, go_on)
-            return max(self._bet(card, weights, go_on), check)
-        free = weights * (1 - self._bets)
-        checked = max(_showdown(card, free, 1, go_on), self._bet(card, free, go_on))
-        return checked + _face_bet(card, weights * self._bets, go_on)
-
-    def _after_check(self, card: int, weights: np.ndarray, go_on: _GoOn) -> float:
-        free = _showdown(card, weights * (1 - self._bets), 1, go_on)
-        return free + _face_bet(card, weights * self._bets, go_on)
-
-    def _bet(self, card: int, weights: np.ndarray, go_on: _GoOn) -> float:
-        folded = (weights * (1 - self._calls)).sum(1)
-        taken = float(folded.sum()) + go_on(folded)
-        return taken + _showdown(card, weights * self._calls, 2, go_on)
-
-
-def _face_bet(card: int, weights: np.ndarray, go_on: _GoOn) -> float:
-    """Return the value of the better of folding and calling a bet."""
-    folded = weights.sum(1)
-    return max(go_on(folded) - float(folded.sum()), _showdown(card, weights, 2, go_on))
-
-
-def _showdown(card: int, weights: np.ndarray, stake: int, go_on: _GoOn) -> float:
-    """Return the value of showing the cards; each of the opponent's cards leads to a different
-    belief.
-    """
-    return sum(
-        stake * _sign(card, theirs) * float(weights[:, theirs].sum()) + go_on(weights[:, theirs])
-        for theirs in range(3)
-        if theirs != card
-    )
-
-
-def _sign(mine: int, theirs: int) -> int:
-    return 1 if mine > theirs else -1
+    total = 0.0
+    for opponent, seat in itertools.product(opponents, _SEATS):
+        style = opponent.in_seat(1 - seat)
+        for card, theirs in itertools.permutations(range(3), 2):
+            bet, call = style.bets[theirs], style.calls[theirs]
+            for bets, calls in itertools.product((0, 1), repeat=2):
+                weights = np.zeros((1, 3))
+                weights[0, theirs] = (1 - bet, bet)[bets] * (1 - call, call)[calls] / 6
+                total += _HandValue(card).hand(seat, weights, bets, calls)
+    return total / 2 / len(opponents)

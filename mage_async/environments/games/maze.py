@@ -9,13 +9,13 @@ ones.
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import MappingProxyType
 
-from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Play, Split
+from mage_async.environments.environment import Chance, Ladders, Outcome, Split
 from mage_async.environments.games.board import COLUMNS, DIRECTIONS, ROWS, Cell, cell_text, step
-from mage_async.environments.games.game import Game, numbered, remember
+from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, numbered
 from mage_async.environments.options import check_whole
 from mage_async.trajectory import Task
 
@@ -52,45 +52,39 @@ class Maze:
         return self.distances(self.goal)[self.start]
 
 
-class MazePlay:
+class MazePlay(SoloPlay):
     """Steps until the goal is reached or the turns are used up. The anchor is the cell."""
 
     def __init__(self, maze: Maze, turns: int, chance: Chance) -> None:
         self._maze, self._turns, self.chance = maze, turns, chance
-        self.cell, self._steps, self._is_over = maze.start, 0, False
-        self.seen = {self.cell: self.exits()}
+        self.cell, self._steps = maze.start, 0
+        self.seen = {self.cell: self.actions()}
         """Cells visited in this episode, with their exits."""
 
     @property
     def observation(self) -> str:
         """The agent's cell and its exits."""
-        return " ".join((cell_text(self.cell), *self.exits()))
+        return " ".join((cell_text(self.cell), *self.actions()))
 
     @property
     def anchor(self) -> str:
         """The agent's cell."""
         return cell_text(self.cell)
 
-    def exits(self) -> tuple[str, ...]:
-        """Return the directions without a wall."""
+    def actions(self) -> Sequence[str]:
+        """Return the exits: the directions without a wall."""
         return tuple(way for way in DIRECTIONS if way in self._maze.exits[self.cell])
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return the exits, until the episode is over."""
-        return () if self._is_over else self.exits()
-
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Take a step; a step into a wall, or any other action, only uses up a turn."""
-        assert not self._is_over, "the episode is done"
         to = self._maze.exits[self.cell].get(action)
         self.cell, self._steps = to or self.cell, self._steps + 1
-        self.seen.setdefault(self.cell, self.exits())
+        self.seen.setdefault(self.cell, self.actions())
         is_there, is_last = self.is_at_goal(), self._steps == self._turns
-        self._is_over = is_there or is_last
         state = GOAL if is_there else OVER if is_last else self.observation
         earned = reward(self._maze.shortest(), self._steps, self._turns) if is_there else 0.0
         observation = state if to else f"{INVALID} {state}"
-        return Outcome(observation, earned, to is not None, self._is_over)
+        return Outcome(observation, earned, to is not None, is_there or is_last)
 
     def is_at_goal(self) -> bool:
         """Return whether the goal was reached."""
@@ -105,30 +99,26 @@ def reward(shortest: int, steps: int, turns: int) -> float:
 
 
 @dataclass(slots=True)
-class MazeScript:
+class MazeScript(TrialScript[MazePlay]):
     """Explorer: goes to the nearest cell that it has not seen or, once it has seen the goal, to the
     goal.
     """
 
-    source: random.Random
     care: float
     """Probability of not taking a random exit."""
     remembers: bool
     """Whether it uses earlier episodes."""
-    _plays: list[MazePlay] = field(default_factory=list)
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: MazePlay) -> str:
         """Return the next direction."""
-        assert isinstance(play, MazePlay)
-        remember(self._plays, play)
         if self.source.random() >= self.care:
-            return self.source.choice(play.exits())
-        plays = self._plays if self.remembers else [play]
+            return self.source.choice(play.actions())
+        plays = self.plays if self.remembers else [play]
         seen = {cell: exits for each in plays for cell, exits in each.seen.items()}
         goals = [each.cell for each in plays if each.is_at_goal()]
         return self._way(play.cell, seen, goals[0] if goals else None)
 
-    def _way(self, start: Cell, seen: dict[Cell, tuple[str, ...]], goal: Cell | None) -> str:
+    def _way(self, start: Cell, seen: dict[Cell, Sequence[str]], goal: Cell | None) -> str:
         """Return the first step of a shortest way over seen cells to the goal or, if the goal is
         unknown, to an unseen cell.
         """
@@ -145,8 +135,8 @@ class MazeScript:
         raise AssertionError("a maze whose goal is not known has cells that were not seen")
 
 
-class MazeGame(Game):
-    """A maze; the way to its goal is hidden.
+class MazeGame(Game[str]):
+    """A maze; its task variant is a maze, such as `maze-17`.
 
     Args:
         size: number of rows and of columns.
@@ -175,15 +165,8 @@ class MazeGame(Game):
         check_whole("maze", "turns", turns, size * size, 1000)
         check_whole("maze", "mazes", mazes, 8, 1_000_000)
         self._size, self._loops, self._turns = size, loops, turns
-        facts = Facts(
-            name="maze",
-            max_turns=turns,
-            min_return=0.0,
-            max_return=1.0,
-            words=(*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, OVER, INVALID),
-            wins_above=1e-9,
-            loses_below=1e-9,
-        )
+        words = (*DIRECTIONS, *ROWS[:size], *COLUMNS[:size], GOAL, OVER, INVALID)
+        facts = facts_of("maze", turns, words, threshold=1e-9)
         super().__init__(facts, numbered("maze", mazes), "maze")
 
     def family(self, member: str) -> str:
@@ -192,8 +175,7 @@ class MazeGame(Game):
 
     def maze(self, member: str) -> Maze:
         """Return the maze of a task variant."""
-        self.check(member)
-        return maze_of(member, self._size, self._loops)
+        return maze_of(self.variant(member), self._size, self._loops)
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -207,10 +189,9 @@ class MazeGame(Game):
         """Return a script whose care is drawn for the trial; three in four remember."""
         return MazeScript(source, source.choice((0.5, 0.8, 0.95)), source.random() < 0.75)
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the mazes of the split with the goal in another cell."""
-        goal = self.maze(member).goal
-        return tuple(each for each in self._splits[split] if self.maze(each).goal != goal)
+    def overlap(self, one: str, other: str) -> int:
+        """Return 1 if the goal is in the same cell of both mazes, else 0."""
+        return int(self.maze(one).goal == self.maze(other).goal)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return returns per episode: exact for `random` and `known`, over 200 scripted trials
@@ -221,13 +202,14 @@ class MazeGame(Game):
         shortest way.
         """
         chance = [random_return(self.maze(each), self._turns) for each in self._splits[split]]
-        explorers = {
-            "explorer_without_memory": partial(MazeScript, care=1.0, remembers=False),
-            "explorer": partial(MazeScript, care=1.0, remembers=True),
-        }
         return {
             "random": (sum(chance) / len(chance),) * num_episodes,
-            **self.measured(split, num_episodes, explorers),
+            **self.measured(
+                split,
+                num_episodes,
+                explorer_without_memory=partial(MazeScript, care=1.0, remembers=False),
+                explorer=partial(MazeScript, care=1.0, remembers=True),
+            ),
             "known": (1.0,) * num_episodes,
         }
 

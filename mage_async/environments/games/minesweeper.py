@@ -11,15 +11,21 @@ import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache, lru_cache, partial
 from string import ascii_lowercase
-from types import MappingProxyType
 from typing import Literal, get_args
 
-from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Play, Split
+from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.board import cells_of, in_rows, set_of
-from mage_async.environments.games.game import Game, hold_out, remember
+from mage_async.environments.games.game import (
+    Game,
+    SoloPlay,
+    TrialScript,
+    facts_of,
+    hold_out,
+    ladders_of,
+)
 from mage_async.environments.options import check_one_of, check_whole
 from mage_async.trajectory import Task
 
@@ -109,14 +115,13 @@ class Board:
         return clicks
 
 
-class MineSweeperPlay:
+class MineSweeperPlay(SoloPlay):
     """One episode: the opening is made, then one cell a turn. The anchor is the visible board."""
 
     def __init__(self, board: Board, opening: int, turns: int, view: View, chance: Chance) -> None:
         self._board, self._turns_left, self._view, self.chance = board, turns, view, chance
         self._names = cell_names(board.size)
         self._faces = list(self._names)
-        self._is_done = False
         self.chosen: list[int] = []
         """Cells opened by the agent, in order, a mine included."""
         self.opened = 0
@@ -143,29 +148,39 @@ class MineSweeperPlay:
     def closed(self) -> list[int]:
         """Return the cells that may be opened."""
         every = (1 << len(self._faces)) - 1
-        return [] if self._is_done else list(cells_of(every & ~self.opened))
+        return [] if self.is_over else list(cells_of(every & ~self.opened))
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return the names of the closed cells, until the episode is over."""
+    def actions(self) -> Sequence[str]:
+        """Return the names of the closed cells."""
         return [self._names[cell] for cell in self.closed()]
 
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Open a cell; an invalid action opens none but uses up the turn."""
-        assert not self._is_done, "the episode is done"
         self._turns_left -= 1
-        if action not in self._names:
-            return self._refuse()
-        cell = self._names.index(action)
-        if self.opened >> cell & 1:
-            return self._refuse()
+        is_valid = action in self.actions()
+        if is_valid:
+            shown, reward, end = self._choose(self._names.index(action))
+        else:
+            shown = INVALID if self._view == "news" else f"{INVALID} {self.anchor}"
+            reward, end = REWARDS.invalid, ""
+        end = end or ("" if self._turns_left else OVER)
+        return Outcome(f"{shown} {end}".rstrip(), reward, is_valid, bool(end))
+
+    def _choose(self, cell: int) -> tuple[str, float, str]:
+        """Open a closed cell; return what is shown, the reward, and the end of the episode, if this
+        is it.
+        """
         self.chosen.append(cell)
         if self._board.shown[cell] == MINE:
-            return self._strike(cell)
+            self.struck = cell
+            self._faces[cell] = STRUCK
+            return self._show(1 << cell), REWARDS.mine, LOST
         fresh = self._open(cell)
         if self.opened == self._board.safe:
-            return self._end(f"{self._show(fresh)} {WON}", REWARDS.win)
-        reward = REWARDS.cascade if fresh & (fresh - 1) else REWARDS.single
-        return self._go_on(self._show(fresh), reward, is_valid=True)
+            return self._show(fresh), REWARDS.win, WON
+        # A set with more than one cell keeps some after its lowest is removed.
+        is_cascade = fresh & (fresh - 1)
+        return self._show(fresh), REWARDS.cascade if is_cascade else REWARDS.single, ""
 
     def _open(self, cell: int) -> int:
         """Open a safe cell and its cascade; return the set of newly opened cells."""
@@ -175,34 +190,15 @@ class MineSweeperPlay:
             self._faces[each] = SHOWN[self._board.shown[each]]
         return fresh
 
-    def _strike(self, cell: int) -> Outcome:
-        self.struck = cell
-        self._faces[cell] = STRUCK
-        return self._end(f"{self._show(1 << cell)} {LOST}", REWARDS.mine)
-
-    def _refuse(self) -> Outcome:
-        observation = INVALID if self._view == "news" else f"{INVALID} {self.anchor}"
-        return self._go_on(observation, REWARDS.invalid, is_valid=False)
-
     def _show(self, fresh: int) -> str:
         """Return the whole board, or the name and number of each newly opened cell."""
         if self._view == "board":
             return self.anchor
         return " ".join(f"{self._names[cell]} {self._faces[cell]}" for cell in cells_of(fresh))
 
-    def _go_on(self, observation: str, reward: float, *, is_valid: bool) -> Outcome:
-        if self._turns_left:
-            return Outcome(observation, reward, is_valid)
-        self._is_done = True
-        return Outcome(f"{observation} {OVER}", reward, is_valid, True)
-
-    def _end(self, observation: str, reward: float) -> Outcome:
-        self._is_done = True
-        return Outcome(observation, reward, True, True)
-
 
 @dataclass(slots=True)
-class MineSweeperScript:
+class MineSweeperScript(TrialScript[MineSweeperPlay]):
     """Opens cells that earlier episodes have shown to be safe; then the cell least likely to have a
     mine, or any.
 
@@ -214,18 +210,13 @@ class MineSweeperScript:
             still hold.
     """
 
-    source: random.Random
     num_mines: int
     care: float
     memory: float
-    _plays: list[MineSweeperPlay] = field(default_factory=list)
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: MineSweeperPlay) -> str:
         """Return the next cell."""
-        assert isinstance(play, MineSweeperPlay)
-        remember(self._plays, play)
-        remembers = self.source.random() < self.memory
-        plays = self._plays if remembers else [play]
+        plays = self.plays if self.source.random() < self.memory else [play]
         struck = {each.struck for each in plays if each.struck is not None}
         shown = {cell: each.shown(cell) for each in plays for cell in cells_of(each.opened)}
         closed = [cell for cell in play.closed() if cell not in struck]
@@ -247,7 +238,7 @@ class MineSweeperScript:
         return [cell for cell in closed if chances[cell] <= least + 1e-9]
 
 
-class MineSweeper(Game):
+class MineSweeper(Game[int]):
     """MineSweeper; the task variant is a board, named after the cells of its mines, such as
     `ac-bd-fa`.
 
@@ -262,7 +253,7 @@ class MineSweeper(Game):
         ConfigError: an option is out of its range.
     """
 
-    ladders: Ladders = MappingProxyType({"mines": tuple({"mines": count} for count in range(1, 8))})
+    ladders = ladders_of(mines=range(1, 8))
 
     def __init__(
         self,
@@ -279,20 +270,15 @@ class MineSweeper(Game):
         check_one_of("minesweeper", "view", view, get_args(View))
         self._size, self._num_mines, self._turns, self._view = size, mines, turns, view
         names = cell_names(size)
-        self._mines = {
+        mines_by_name = {
             "-".join(names[cell] for cell in cells_of(cells)): cells
             for cells in layouts(size, mines, boards)
         }
         self._cached = lru_cache(maxsize=4096)(partial(board_of, size))
-        facts = Facts(
-            name="minesweeper",
-            max_turns=turns,
-            min_return=turns * REWARDS.invalid,
-            max_return=REWARDS.win + (turns - 1) * REWARDS.cascade,
-            has_chance=True,
-            words=(*names, *SHOWN[: min(mines, 8) + 1], STRUCK, WON, LOST, OVER, INVALID),
-        )
-        super().__init__(facts, hold_out(tuple(self._mines)), "board")
+        words = (*names, *SHOWN[: min(mines, 8) + 1], STRUCK, WON, LOST, OVER, INVALID)
+        returns = (turns * REWARDS.invalid, REWARDS.win + (turns - 1) * REWARDS.cascade)
+        facts = facts_of("minesweeper", turns, words, returns, has_chance=True)
+        super().__init__(facts, hold_out(mines_by_name), "board")
 
     def family(self, member: str) -> str:
         """Return the difficulty: the smallest number of cells to open by hand."""
@@ -300,8 +286,7 @@ class MineSweeper(Game):
 
     def board(self, member: str) -> Board:
         """Return the board of a task variant."""
-        self.check(member)
-        return self._cached(self._mines[member])
+        return self._cached(self.variant(member))
 
     def rules(self) -> str:
         """Return the rules in plain words, with the rewards."""
@@ -335,11 +320,9 @@ class MineSweeper(Game):
         """Return a script that reasons from everything the trial has shown."""
         return self._player(1.0, 1.0, source)
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the boards of the split that share no mine with `member`."""
-        self.check(member)
-        mines = self._mines[member]
-        return tuple(name for name in self._splits[split] if not self._mines[name] & mines)
+    def overlap(self, one: int, other: int) -> int:
+        """Return the number of cells with a mine on both boards."""
+        return (one & other).bit_count()
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return the returns of scripted players in 200 trials, per episode.
@@ -349,7 +332,7 @@ class MineSweeper(Game):
         """
         styles = {"random": (0.0, 0.0), "solver_without_memory": (1.0, 0.0), "solver": (1.0, 1.0)}
         players = {name: partial(self._player, *style) for name, style in styles.items()}
-        return {**self.measured(split, num_episodes, players)}
+        return self.measured(split, num_episodes, **players)
 
     def _player(self, care: float, memory: float, source: random.Random) -> MineSweeperScript:
         return MineSweeperScript(source, self._num_mines, care, memory)

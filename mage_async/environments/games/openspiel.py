@@ -8,20 +8,12 @@ and tic-tac-toe have environments of their own with a small vocabulary.
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, get_args
 
-from mage_async.environments.environment import (
-    AGENT,
-    Chance,
-    DuelPlay,
-    Facts,
-    Play,
-    Side,
-    Split,
-)
-from mage_async.environments.games.game import Game
+from mage_async.environments.environment import AGENT, Chance, DuelPlay, Side, Split
+from mage_async.environments.games.game import Game, Splits, TrialScript, facts_of, named
 from mage_async.environments.games.openspiel_policies import (
     DRAW,
     INVALID,
@@ -35,6 +27,7 @@ from mage_async.environments.games.openspiel_policies import (
     engine,
     equilibrium,
     greedy,
+    has_perfect_information,
     searcher,
 )
 from mage_async.environments.games.text_game import one_line
@@ -133,21 +126,20 @@ def _actions(state: Any, seat: int) -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class OpenSpielScript:
+class OpenSpielScript(TrialScript[OpenSpielPlay]):
     """Plays as one of the opponents would, or moves at random."""
 
-    source: random.Random
     care: float
     make: Callable[[Chance], Mover]
     """Creates the imitated opponent for an episode."""
-    _play: Play | None = None
-    _move: Mover | None = None
+    _move: Mover = field(init=False)
 
-    def choose(self, play: Play) -> str:
+    def begin(self) -> None:
+        """Create the imitated opponent anew."""
+        self._move = self.make(Chance(self.source.getrandbits(32), 0))
+
+    def action(self, play: OpenSpielPlay) -> str:
         """Return the next action."""
-        assert isinstance(play, OpenSpielPlay)
-        if self._move is None or self._play is not play:
-            self._play, self._move = play, self.make(Chance(self.source.getrandbits(32), 0))
         if self.source.random() >= self.care:
             return self.source.choice(play.legal_actions())
         number = self._move(play.duel.state)
@@ -169,7 +161,7 @@ def look_at(game: Any) -> Look:
     raise EnvironmentFault(f"openspiel: {game} has no text for what a player sees")
 
 
-class OpenSpielGame(Game):
+class OpenSpielGame(Game[str]):
     """A game of OpenSpiel; the task variant is the opponent, such as `mcts-100` or `cfr-greedy`.
 
     Args:
@@ -202,33 +194,23 @@ class OpenSpielGame(Game):
         check_whole("openspiel", "turns", turns, 0, 100_000)
         check_whole("openspiel", "iterations", iterations, 1, 10_000_000)
         self._game, self._restart = _load(game), restart
-        usual = _PERFECT if _is_perfect(self._game) else _HIDDEN
-        splits: dict[Split, tuple[str, ...]] = {
-            "train": tuple(train) or usual[0],
-            "heldout": tuple(heldout) or usual[1],
-        }
-        _check_splits(splits)
-        if any(is_search(each) for members in splits.values() for each in members):
-            check_search(self._game)
+        usual = _PERFECT if has_perfect_information(self._game) else _HIDDEN
+        train, heldout = tuple(train) or usual[0], tuple(heldout) or usual[1]
+        _check_opponents(self._game, train, heldout)
         self._opponents = Opponents(self._game, iterations)
         self._look = look_at(self._game)
         self._turns = turns or self._game.max_game_length()
-        facts = Facts(
-            name="openspiel",
-            num_seats=2,
-            max_turns=self._turns,
-            min_return=float(self._game.min_utility()),
-            max_return=float(self._game.max_utility()),
-            has_chance=True,
-            words=(*_first_actions(self._game), WIN, DRAW, LOSE, INVALID),
-            has_open_text=True,
-        )
+        words = (*_first_actions(self._game), WIN, DRAW, LOSE, INVALID)
+        returns = (float(self._game.min_utility()), float(self._game.max_utility()))
+        kind = {"num_seats": 2, "has_chance": True, "has_open_text": True}
+        facts = facts_of("openspiel", self._turns, words, returns, **kind)
+        splits: Splits[str] = {"train": named(train), "heldout": named(heldout)}
         super().__init__(facts, splits, "opponent")
 
     def family(self, member: str) -> str:
         """Return random, mcts, cfr or best-response."""
-        self.check(member)
-        return family(member)
+        is_best = self.variant(member).startswith("best-response")
+        return "best-response" if is_best else member.partition("-")[0]
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -245,9 +227,8 @@ class OpenSpielGame(Game):
 
     def begin(self, task: Task, episode: int) -> OpenSpielPlay:
         """Deal, and let the opponent move if it is first."""
-        self.check(task.member)
         deals, luck = self._luck(task, episode)
-        move = self._opponents.mover(task.member, luck)
+        move = self._opponents.mover(self.variant(task.member), luck)
         return OpenSpielPlay(self._duel(task.seat, deals, luck, is_scripted=True), move)
 
     def duel(self, task: Task, episode: int) -> OpenSpielDuel:
@@ -271,15 +252,14 @@ class OpenSpielGame(Game):
         """Return a script that plays as a training opponent would, with a care drawn for the
         trial.
         """
-        member = source.choice(self._splits["train"])
+        member = source.choice(self.members("train"))
         care = source.choice((0.0, 0.5, 1.0))
         return OpenSpielScript(source, care, partial(self._opponents.mover, member))
 
     def swaps(self, member: str, split: Split) -> tuple[str, ...]:
         """Return all others of the split, or of both splits if the split has only one."""
-        return super().swaps(member, split) or tuple(
-            each for every in self._splits.values() for each in every if each != member
-        )
+        others = super().swaps(member, split)
+        return others or tuple(name for name in self._variants if name != member)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return values per episode: `random`, measured in 40 games; if the split's opponents are
@@ -288,8 +268,8 @@ class OpenSpielGame(Game):
         uniform = partial(OpenSpielScript, care=0.0, make=partial(self._opponents.mover, "random"))
         measured = scripted_returns(self, split, 1, uniform, _NUM_REFERENCE_TRIALS)
         values = dict[str, tuple[float, ...]](random=measured.repeated(num_episodes))
-        members = self._splits[split]
-        if set(members) & set(TABLES) and not any(map(is_search, members)):
+        members = self.members(split)
+        if set(members) & set(TABLES) and not any(map(_SEARCH.fullmatch, members)):
             best = sum(map(self._opponents.best_value, members)) / len(members)
             values["best_response"] = (best,) * num_episodes
         return values
@@ -306,18 +286,6 @@ def _load(name: str) -> Any:
     if game.get_type().chance_mode == spiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
         raise ConfigError(f"openspiel: {name!r} hides its luck, so it could not be repeated")
     return game
-
-
-def _is_perfect(game: Any) -> bool:
-    return game.get_type().information == engine().GameType.Information.PERFECT_INFORMATION
-
-
-def _check_splits(splits: dict[Split, tuple[str, ...]]) -> None:
-    for members in splits.values():
-        check_members(members)
-    shared = set(splits["train"]) & set(splits["heldout"])
-    if shared:
-        raise ConfigError(f"openspiel: {min(shared)!r} cannot be trained on and held out")
 
 
 def _first_decision(game: Any) -> Any:
@@ -344,39 +312,24 @@ _ADVICE = "write `random`, `mcts-100` (any number of simulations), " + ", ".join
 )
 
 
-def check_members(members: Sequence[str]) -> None:
-    """Check the names of opponents.
+def _check_opponents(game: Any, train: Sequence[str], heldout: Sequence[str]) -> None:
+    """Check the names of opponents, and that they can play the game.
 
     Raises:
-        ConfigError: there is no opponent of this name.
+        ConfigError: there is no opponent of a name, it is in both splits, or it searches and the
+            engine cannot sample the hidden cards of the game.
     """
-    for member in members:
-        known = member == "random" or member in TABLES or _SEARCH.fullmatch(member)
-        if not known:
-            raise ConfigError(f"openspiel: no opponent is called {member!r}; {_ADVICE}")
-
-
-def is_search(member: str) -> bool:
-    """Return whether an opponent searches by sampling."""
-    return _SEARCH.fullmatch(member) is not None
-
-
-def check_search(game: Any) -> None:
-    """Check that a search can play a game.
-
-    Raises:
-        ConfigError: the engine cannot sample the hidden cards.
-    """
-    state = _first_decision(game)
-    try:
-        searcher(game, 2, Chance(0, 0))(state)
-    except engine().SpielError as error:
-        raise ConfigError(f"openspiel: `mcts` cannot play {game}: {error}") from None
-
-
-def family(member: str) -> str:
-    """Return random, mcts, cfr or best-response."""
-    return "best-response" if member.startswith("best-response") else member.partition("-")[0]
+    for name in (*train, *heldout):
+        if name not in ("random", *TABLES) and not _SEARCH.fullmatch(name):
+            raise ConfigError(f"openspiel: no opponent is called {name!r}; {_ADVICE}")
+    shared = set(train) & set(heldout)
+    if shared:
+        raise ConfigError(f"openspiel: {min(shared)!r} cannot be trained on and held out")
+    if any(map(_SEARCH.fullmatch, (*train, *heldout))):
+        try:
+            searcher(game, 2, Chance(0, 0))(_first_decision(game))
+        except engine().SpielError as error:
+            raise ConfigError(f"openspiel: `mcts` cannot play {game}: {error}") from None
 
 
 class Opponents:
@@ -388,13 +341,19 @@ class Opponents:
 
     def mover(self, member: str, chance: Chance) -> Mover:
         """Return an opponent's policy for one episode; its luck is drawn from `chance`."""
-        found = _SEARCH.fullmatch(member)
-        if found:
+        if found := _SEARCH.fullmatch(member):
             return searcher(self._game, int(found[1]), chance)
-        if member == "random":
-            return lambda state: _uniform(state, chance)
-        table = self._table(member)
-        return lambda state: _by_table(table, state, chance)
+        table = None if member == "random" else self._table(member)
+
+        def move(state: Any) -> int:
+            actions: Sequence[tuple[int, float]] = (
+                [(action, 1.0) for action in state.legal_actions()]
+                if table is None
+                else table[state.information_state_string()]
+            )
+            return actions[chance.choose("opponent", [weight for _, weight in actions])][0]
+
+        return move
 
     def best_value(self, member: str) -> float:
         """Return what a best response to an opponent that does not search earns, averaged over the
@@ -411,13 +370,3 @@ class Opponents:
         if member == "best-response-random":
             return best_response(self._game, {})
         return best_response(self._game, self._table("cfr-greedy"))
-
-
-def _uniform(state: Any, chance: Chance) -> int:
-    legal = state.legal_actions()
-    return legal[chance.choose("opponent", (1,) * len(legal))]
-
-
-def _by_table(table: Table, state: Any, chance: Chance) -> int:
-    actions = table[state.information_state_string()]
-    return actions[chance.choose("opponent", [weight for _, weight in actions])][0]

@@ -41,6 +41,11 @@ def engine() -> Any:
         raise ConfigError(message) from None
 
 
+def has_perfect_information(game: Any) -> bool:
+    """Return whether the players see everything."""
+    return game.get_type().information == engine().GameType.Information.PERFECT_INFORMATION
+
+
 def searcher(game: Any, num_simulations: int, chance: Chance) -> Mover:
     """Return OpenSpiel's UCT search with one random playout per leaf; its seed is drawn from
     `chance`.
@@ -49,7 +54,7 @@ def searcher(game: Any, num_simulations: int, chance: Chance) -> Mover:
     """
     seed, spiel = chance.choose("search seed", (1,) * 256), engine()
     evaluator = spiel.RandomRolloutEvaluator(1, seed)
-    if game.get_type().information == spiel.GameType.Information.PERFECT_INFORMATION:
+    if has_perfect_information(game):
         bot = spiel.MCTSBot(
             game,
             evaluator,

@@ -27,6 +27,7 @@ from mage_async.environments.environment import (
     Side,
     Split,
 )
+from mage_async.environments.games.game import TrialScript
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
 
@@ -35,11 +36,7 @@ NUM_ROUNDS = 4
 
 NOISE = 0.05
 """Probability that a move of the opponent is drawn uniformly instead."""
-
 _RESULTS = ("draw", "win", "lose")  # by result(): 0, 1, -1
-_NUMBERS = {move: number for number, move in enumerate(MOVES)}
-_NOISE_WEIGHTS = (1 - NOISE, NOISE)
-_EQUAL = (1, 1, 1)
 
 _RULES = """You play rock-paper-scissors against one opponent, four rounds an episode.
 Each round choose rock, paper or scissors.
@@ -105,7 +102,7 @@ class RpsPlay:
         """Play a round; an invalid action loses it, and the opponent answers the last valid one."""
         assert self.turn < NUM_ROUNDS, "the episode is done"
         theirs = self._opponent_move()
-        mine = _NUMBERS.get(action)
+        mine = MOVES.index(action) if action in MOVES else None
         self.seen.append(Seen(self.turn, self.last, theirs))
         self.turn += 1
         self.opponent_last = theirs
@@ -118,8 +115,8 @@ class RpsPlay:
         return Outcome(f"opp {MOVES[theirs]} {_RESULTS[reward]}", float(reward), True, is_done)
 
     def _opponent_move(self) -> int:
-        is_noise = self.chance.choose("noise", _NOISE_WEIGHTS)
-        noise = self.chance.choose("noise move", _EQUAL)
+        is_noise = self.chance.choose("noise", (1 - NOISE, NOISE))
+        noise = self.chance.choose("noise move", (1, 1, 1))
         return noise if is_noise else self._opponent.move(self.turn, self.last)
 
 
@@ -176,17 +173,15 @@ class RpsDuel(DuelSides):
 
 
 @dataclass(slots=True)
-class RpsScript:
+class RpsScript(TrialScript[RpsPlay]):
     """Plays one style in all episodes of a trial."""
 
-    source: random.Random
     style: str
     first: int
     step: int
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: RpsPlay) -> str:
         """Return the next move."""
-        assert isinstance(play, RpsPlay)
         return MOVES[self._move(play)]
 
     def _move(self, play: RpsPlay) -> int:
@@ -255,15 +250,29 @@ class Rps(Environment):
 
     def belief(self, split: Split) -> Belief:
         """Return the Bayes filter over moves of which one in twenty is noise."""
-        return partial(posterior, _SPLITS[split], noise=NOISE)
+        return partial(posterior, _SPLITS[split])
 
     def best_return(self, member: str) -> float:
         """Return the return of the best response."""
         return best_response(_opponent(member)) * NUM_ROUNDS
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
-        """Return exact values per round and episode; see the function `references`."""
-        return references(_SPLITS[split], TRAIN, num_episodes)
+        """Return exact values per round and episode, against a uniform draw of the opponents.
+
+        `random` and `nash` play uniformly. `best_response` knows the opponent. `without_memory` is
+        the best player that forgets every episode but knows the split's opponents. `bayes`
+        remembers, believes that the opponent is one of `train`, and takes the likeliest win; it is
+        no upper bound on held-out opponents.
+        """
+        opponents = _SPLITS[split]
+        best = sum(map(best_response, opponents)) / len(opponents)
+        return {
+            "random": (0.0,) * num_episodes,
+            "nash": (0.0,) * num_episodes,
+            "best_response": (best,) * num_episodes,
+            "without_memory": (one_episode(opponents),) * num_episodes,
+            "bayes": bayes_greedy(opponents, TRAIN, num_episodes),
+        }
 
 
 def _opponent(member: str) -> Opponent:
@@ -274,19 +283,18 @@ def _opponent(member: str) -> Opponent:
     return _OPPONENTS[member]
 
 
-def posterior(
-    members: Sequence[Opponent], plays: Sequence[Play], *, noise: float
-) -> dict[str, float]:
+def posterior(opponents: Sequence[Opponent], plays: Sequence[Play]) -> dict[str, float]:
     """Return the probability of each opponent under a uniform prior: a move follows the rule, or is
     one of three by noise.
     """
-    likelihoods = np.ones(len(members))
+    likelihoods = np.ones(len(opponents))
     seen = (seen for play in plays if isinstance(play, RpsPlay) for seen in play.seen)
     for turn, last, theirs in seen:
-        follows = np.array([each.move(turn, last) == theirs for each in members])
-        likelihoods *= noise / 3 + (1 - noise) * follows
+        likelihoods *= _likelihood(
+            np.array([each.move(turn, last) == theirs for each in opponents])
+        )
     shares = likelihoods / likelihoods.sum()
-    return {each.name: float(share) for each, share in zip(members, shares, strict=True)}
+    return {each.name: float(share) for each, share in zip(opponents, shares, strict=True)}
 
 
 # The hidden opponents. Moves are numbers: 0 rock, 1 paper, 2 scissors; move m + 1 (mod 3) beats m.
@@ -345,41 +353,18 @@ def payoff(moves: Sequence[int], opponent: Opponent) -> int:
 _PAYOFFS = np.array([[result(mine, theirs) for theirs in range(3)] for mine in range(3)])
 
 
-def references(
-    members: tuple[Opponent, ...], prior: tuple[Opponent, ...], num_episodes: int
-) -> dict[str, tuple[float, ...]]:
-    """Return values against a uniform draw of `members`, by name, per round and episode.
-
-    `random` and `nash` play uniformly. `best_response` knows the opponent. `without_memory` is the
-    best player that forgets every episode but knows the set of opponents. `bayes` remembers,
-    believes that the opponent is one of `prior`, and takes the likeliest win; if `members` are not
-    in `prior`, it is no upper bound.
-    """
-    best = sum(best_response(opponent) for opponent in members) / len(members)
-    return {
-        "random": (0.0,) * num_episodes,
-        "nash": (0.0,) * num_episodes,
-        "best_response": (best,) * num_episodes,
-        "without_memory": (one_episode(members),) * num_episodes,
-        "bayes": bayes_greedy(members, prior, num_episodes, NOISE),
-    }
-
-
 def best_response(opponent: Opponent) -> float:
-    """Return the value of knowing the opponent: the best over all sequences of moves."""
-    return _best_from(opponent, 0, None) / NUM_ROUNDS
+    """Return the value of knowing the opponent.
+
+    The rule answers only the agent's own moves, so the agent can beat every move of the rule. A
+    move by noise is uniform, against which every move earns 0 on average.
+    """
+    return (1 - NOISE) * payoff(best_moves(opponent), opponent) / NUM_ROUNDS
 
 
-def _best_from(opponent: Opponent, turn: int, last: int | None) -> float:
-    if turn == NUM_ROUNDS:
-        return 0.0
-    gains = _PAYOFFS @ _chances(opponent.move(turn, last))
-    return max(float(gains[move]) + _best_from(opponent, turn + 1, move) for move in range(3))
-
-
-def _chances(intended: int) -> np.ndarray:
-    """Return the probability of each move of an opponent that intends one: float64 [3]."""
-    return NOISE / 3 + (1 - NOISE) * np.eye(3)[intended]
+def _likelihood(follows: np.ndarray) -> np.ndarray:
+    """Return the probability of a move that is the rule's own where `follows`: same shape."""
+    return NOISE / 3 + (1 - NOISE) * follows
 
 
 @cache
@@ -400,7 +385,7 @@ def _best_under(
     if turn == NUM_ROUNDS:
         return 0.0
     moves = np.array([opponent.move(turn, last) for opponent in prior])
-    seen = np.array([belief * (NOISE / 3 + (1 - NOISE) * (moves == move)) for move in range(3)])
+    seen = np.array([belief * _likelihood(moves == move) for move in range(3)])
     gains = _PAYOFFS @ seen.sum(1)
     return max(
         float(gains[mine]) + sum(_best_under(prior, after, turn + 1, mine) for after in seen)
@@ -416,34 +401,33 @@ _RAREST = 1e-6
 
 @cache
 def bayes_greedy(
-    members: tuple[Opponent, ...], prior: tuple[Opponent, ...], num_episodes: int, noise: float
+    opponents: tuple[Opponent, ...], prior: tuple[Opponent, ...], num_episodes: int
 ) -> tuple[float, ...]:
-    """Return the value per round of each episode against a uniform draw of `members`, for a player
-    with the given prior.
+    """Return the value per round of each episode, against a uniform draw of `opponents`, for a
+    player with the given prior.
 
     The player remembers earlier episodes and always takes the move of greatest expected result, so
-    it earns what a policy with a perfect memory, but without a plan, would earn. If `members` are
+    it earns what a policy with a perfect memory, but without a plan, would earn. If `opponents` are
     not in `prior`, it is no upper bound. All histories are followed at once, and those with the
     same belief are merged. Values are exact to 0.001: between episodes, beliefs rarer than
     `_RAREST` are dropped.
     """
     misses = np.zeros((1, len(prior)), np.int16)
-    reach = np.full((1, len(members)), 1 / len(members))
+    reach = np.full((1, len(opponents)), 1 / len(opponents))
     values: list[float] = []
     for _ in range(num_episodes):
         if values:
             misses, reach = _merge(misses, reach)
-        misses, reach, earned = _episode(misses, reach, members, prior, noise)
+        misses, reach, earned = _follow_episode(misses, reach, opponents, prior)
         values.append(earned / NUM_ROUNDS)
     return tuple(values)
 
 
-def _episode(
+def _follow_episode(
     misses: np.ndarray,
     reach: np.ndarray,
-    members: Sequence[Opponent],
+    opponents: Sequence[Opponent],
     prior: Sequence[Opponent],
-    noise: float,
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Follow every course of an episode. `N` beliefs, `P` opponents of the prior, `M` opponents of
     the draw.
@@ -456,9 +440,9 @@ def _episode(
     last = np.full(len(misses), _NO_MOVE)
     earned = 0.0
     for turn in range(NUM_ROUNDS):
-        believed, played = _intended(prior, turn)[last], _intended(members, turn)[last]
-        mine = _likeliest_win(misses, believed, noise)
-        seen = [reach * (noise / 3 + (1 - noise) * (played == move)) for move in range(3)]
+        believed, played = _intended(prior, turn)[last], _intended(opponents, turn)[last]
+        mine = _likeliest_win(misses, believed)
+        seen = [reach * _likelihood(played == move) for move in range(3)]
         for move, after in enumerate(seen):
             earned += float(_PAYOFFS[mine, move] @ after.sum(1))
         misses = np.concatenate([misses + (believed != move) for move in range(3)])
@@ -474,9 +458,9 @@ def _intended(opponents: Sequence[Opponent], turn: int) -> np.ndarray:
     return np.array([[each.move(turn, last) for each in opponents] for last in lasts])
 
 
-def _likeliest_win(misses: np.ndarray, believed: np.ndarray, noise: float) -> np.ndarray:
+def _likeliest_win(misses: np.ndarray, believed: np.ndarray) -> np.ndarray:
     """Return the move of greatest expected result under each belief: int [N]."""
-    miss = (noise / 3) / (1 - noise + noise / 3)
+    miss = (NOISE / 3) / (1 - NOISE + NOISE / 3)
     belief = miss ** misses.astype(float)
     weight = np.stack([(belief * (believed == move)).sum(1) for move in range(3)], axis=1)
     gains = weight / belief.sum(1, keepdims=True) @ _PAYOFFS.T

@@ -7,14 +7,23 @@ chance.
 """
 
 import itertools
-import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 
-from mage_async.environments.environment import Belief, Chance, Facts, Outcome, Play, Split
-from mage_async.environments.games.game import Game, num_equal, remember
+import numpy as np
+
+from mage_async.environments.environment import Belief, Chance, Outcome, Play, Split
+from mage_async.environments.games.game import (
+    Game,
+    SoloPlay,
+    TrialScript,
+    facts_of,
+    is_number,
+    num_equal,
+    split_by,
+)
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
@@ -27,19 +36,16 @@ NUM_DIALS = len(DIALS)
 Code = tuple[int, ...]
 """The key of each dial, as an index into `KEYS`."""
 
-_CODES = tuple(itertools.product(range(len(KEYS)), repeat=NUM_DIALS))
-_HELDOUT = tuple(code for code in _CODES if (code[0] + code[1] - code[2]) % len(KEYS) == 0)
-_SPLITS: dict[Split, tuple[Code, ...]] = {
-    # A Latin square: every key, and every pair on two dials, is equally frequent in both.
-    "train": tuple(code for code in _CODES if code not in _HELDOUT),
-    "heldout": _HELDOUT,
+_CODES: dict[str, Code] = {
+    "-".join(KEYS[key] for key in code): code
+    for code in itertools.product(range(len(KEYS)), repeat=NUM_DIALS)
 }
+# A Latin square: every key, and every pair on two dials, is equally frequent in both splits.
+_SPLITS = split_by(_CODES, lambda code: (code[0] + code[1] - code[2]) % len(KEYS) == 0)
 _ONE_DIAL = tuple((key,) for key in range(len(KEYS)))
 """Codes of a single dial. A held-out code is only known to be one of all 64, so its dials are
 independent and the value of one dial is the value of all.
 """
-_NAMES = {code: "-".join(KEYS[key] for key in code) for code in _CODES}
-_BY_NAME = {name: code for code, name in _NAMES.items()}
 
 _RULES = """A lock has three dials: alpha, beta and gamma.
 Each is opened by one hidden key: red, green, blue or gold.
@@ -60,34 +66,28 @@ class Payoffs:
     wrong: float = 1.0
 
 
-class ScoutPlay:
+class ScoutPlay(SoloPlay):
     """One visit to each dial. The anchor is the dial: no other turn affects its reward."""
 
     def __init__(self, code: Code, payoffs: Payoffs, chance: Chance) -> None:
         self._code, self._payoffs, self.chance = code, payoffs, chance
-        self.dial = 0
+        self.dial, self.observation = 0, DIALS[0]
         self.known: dict[int, str] = {}
         """Keys that this episode has shown, by dial."""
         self.missed: dict[int, str] = {}
         """Keys that this episode has shown to be wrong, by dial."""
 
     @property
-    def observation(self) -> str:
-        """The first dial."""
-        return DIALS[0]
-
-    @property
     def anchor(self) -> str:
         """The dial, or `done`."""
         return DIALS[self.dial] if self.dial < NUM_DIALS else "done"
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return the keys, scout and pass, until every dial has been visited."""
-        return ACTIONS if self.dial < NUM_DIALS else ()
+    def actions(self) -> Sequence[str]:
+        """Return the keys, scout and pass."""
+        return ACTIONS
 
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Visit a dial; an invalid action costs as much as scouting and shows nothing."""
-        assert self.dial < NUM_DIALS, "the episode is done"
         feedback, reward = self._visit(action)
         self.dial += 1
         is_done = self.dial == NUM_DIALS
@@ -96,14 +96,12 @@ class ScoutPlay:
 
     def _visit(self, action: str) -> tuple[str, float]:
         dial, key = self.dial, KEYS[self._code[self.dial]]
-        if action == SCOUT:
-            self.known[dial] = key
-            return f"cost {DIALS[dial]} {key}", -self._payoffs.cost
         if action == PASS:
             return "ok", self._payoffs.safe
-        if action == key:
+        if action in (SCOUT, key):
             self.known[dial] = key
-            return f"win {DIALS[dial]} {key}", 1.0
+            result, reward = ("win", 1.0) if action == key else ("cost", -self._payoffs.cost)
+            return f"{result} {DIALS[dial]} {key}", reward
         if action in KEYS:
             self.missed[dial] = action
             return "lose", -self._payoffs.wrong
@@ -111,21 +109,17 @@ class ScoutPlay:
 
 
 @dataclass(slots=True)
-class ScoutScript:
+class ScoutScript(TrialScript[ScoutPlay]):
     """Scouts and guesses with fixed probabilities; plays a key that it has seen with probability
     0.95.
     """
 
-    source: random.Random
     scouts: float
     guesses: float
-    _plays: list[ScoutPlay] = field(default_factory=list)
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: ScoutPlay) -> str:
         """Return the next action."""
-        assert isinstance(play, ScoutPlay)
-        remember(self._plays, play)
-        known = [seen.known[play.dial] for seen in self._plays if play.dial in seen.known]
+        known = [seen.known[play.dial] for seen in self.plays if play.dial in seen.known]
         if known and self.source.random() < 0.95:
             return known[0]
         luck = self.source.random()
@@ -134,11 +128,11 @@ class ScoutScript:
         return self._guess(play.dial) if luck < self.scouts + self.guesses else PASS
 
     def _guess(self, dial: int) -> str:
-        missed = [seen.missed[dial] for seen in self._plays if dial in seen.missed]
+        missed = [seen.missed[dial] for seen in self.plays if dial in seen.missed]
         return self.source.choice([key for key in KEYS if key not in missed])
 
 
-class Scout(Game):
+class Scout(Game[Code]):
     """The lock; its task variant is a code, such as `red-blue-gold`: 48 to train on, 16 held out.
 
     Args:
@@ -151,20 +145,18 @@ class Scout(Game):
     """
 
     def __init__(self, safe: float = 0.3, cost: float = 2.0, wrong: float = 1.0) -> None:
-        _check_number("safe", safe)
-        _check_price("cost", cost)
-        _check_price("wrong", wrong)
+        for name, value in (("safe", safe), ("cost", cost), ("wrong", wrong)):
+            if not is_number(value):
+                raise ConfigError(f"scout: `{name}` must be a finite number, got {value!r}")
+            if name != "safe" and value < 0:
+                raise ConfigError(
+                    f"scout: `{name}` is a price and must be at least 0, got {value!r}"
+                )
         self.payoffs = Payoffs(safe, cost, wrong)
-        facts = Facts(
-            name="scout",
-            max_turns=NUM_DIALS,
-            min_return=NUM_DIALS * min(-cost, -wrong, safe),
-            max_return=NUM_DIALS * max(1.0, safe),
-            units=NUM_DIALS,
-            words=(*ACTIONS, *DIALS, "cost", "win", "lose", "ok", "invalid"),
-        )
-        names = {split: tuple(_NAMES[code] for code in codes) for split, codes in _SPLITS.items()}
-        super().__init__(facts, names)
+        words = (*ACTIONS, *DIALS, "cost", "win", "lose", "ok", "invalid")
+        returns = (NUM_DIALS * min(-cost, -wrong, safe), NUM_DIALS * max(1.0, safe))
+        facts = facts_of("scout", NUM_DIALS, words, returns, units=NUM_DIALS)
+        super().__init__(facts, _SPLITS)
 
     def rules(self) -> str:
         """Return the rules in plain words, with the payoffs."""
@@ -173,19 +165,16 @@ class Scout(Game):
 
     def begin(self, task: Task, episode: int) -> ScoutPlay:
         """Start at the first dial."""
-        self.check(task.member)
-        return ScoutPlay(_BY_NAME[task.member], self.payoffs, Chance(task.seed, episode))
+        return ScoutPlay(self.variant(task.member), self.payoffs, Chance(task.seed, episode))
 
     def script(self, source: random.Random) -> ScoutScript:
         """Return a script whose probabilities are drawn for the trial."""
         scouts = source.choice((0.0, 0.3, 0.6))
         return ScoutScript(source, scouts, source.choice((0.0, 0.2)))
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the codes of the split that differ on every dial."""
-        self.check(member)
-        code = _BY_NAME[member]
-        return tuple(_NAMES[other] for other in _SPLITS[split] if not num_equal(code, other))
+    def overlap(self, one: Code, other: Code) -> int:
+        """Return the number of dials on which the codes agree."""
+        return num_equal(one, other)
 
     def belief(self, split: Split) -> Belief:
         """Return the Bayes filter: uniform over the codes that no observation has contradicted."""
@@ -217,7 +206,7 @@ class Scout(Game):
     def _best(
         self, split: Split, weights: tuple[float, ...], *, may_scout: bool = True
     ) -> tuple[float, ...]:
-        codes = _SPLITS[split] if split == "train" else _ONE_DIAL
+        codes = tuple(_SPLITS[split].values()) if split == "train" else _ONE_DIAL
         return solve(codes, weights, self.payoffs, may_scout=may_scout).returns
 
     def _uniform_value(self) -> float:
@@ -226,9 +215,9 @@ class Scout(Game):
         return (1 - wrong_keys * payoffs.wrong - payoffs.cost + payoffs.safe) / len(ACTIONS)
 
 
-def _consistent(codes: Sequence[Code], plays: Sequence[Play]) -> dict[str, float]:
-    left = [code for code in codes if all(_agrees(code, play) for play in plays)]
-    return {_NAMES[code]: float(code in left) / len(left) for code in codes}
+def _consistent(codes: Mapping[str, Code], plays: Sequence[Play]) -> dict[str, float]:
+    agree = {name: all(_agrees(code, play) for play in plays) for name, code in codes.items()}
+    return {name: agrees / sum(agree.values()) for name, agrees in agree.items()}
 
 
 def _agrees(code: Code, play: Play) -> bool:
@@ -237,18 +226,6 @@ def _agrees(code: Code, play: Play) -> bool:
     keys = [KEYS[number] for number in code]
     found = all(keys[dial] == key for dial, key in play.known.items())
     return found and all(keys[dial] != key for dial, key in play.missed.items())
-
-
-def _check_number(name: str, value: object) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
-        raise ConfigError(f"scout: `{name}` must be a finite number, got {value!r}")
-
-
-def _check_price(name: str, value: float) -> None:
-    _check_number(name, value)
-    if value < 0:
-        raise ConfigError(f"scout: `{name}` is a price and must be at least 0, got {value!r}")
 
 
 # Exact values, by dynamic programming, per dial.
@@ -290,14 +267,10 @@ def solve(
         weights: weight of each episode's return. The weights decide whether scouting pays at all,
             so an error in the return between episodes shows in what is learned.
     """
-    search = _Search(codes, weights, payoffs, may_scout)
-    best = search.best(0, (_ANY,) * len(codes[0]))
     num_dials = len(codes[0])
-    return Value(
-        best.total / num_dials,
-        tuple(earned / num_dials for earned in best.returns),
-        tuple(probed / num_dials for probed in best.probes),
-    )
+    search = _Search(codes, weights, payoffs, may_scout)
+    returns, probes = search.best(0, (_ANY,) * num_dials) / num_dials
+    return Value(float(returns @ weights), tuple(returns.tolist()), tuple(probes.tolist()))
 
 
 _Known = int | frozenset[int]
@@ -307,32 +280,31 @@ _ANY: _Known = frozenset()
 
 
 class _Search:
-    """Dynamic programming over the turns of a trial and the beliefs about its code."""
+    """Dynamic programming over the turns of a trial and the beliefs about its code.
+
+    A plan from some turn on has as value float64 [2, episodes]: the return and the number of dials
+    scouted, of each episode.
+    """
 
     def __init__(
-        self,
-        codes: Sequence[Code],
-        weights: tuple[float, ...],
-        payoffs: Payoffs,
-        may_scout: bool,
+        self, codes: Sequence[Code], weights: Sequence[float], payoffs: Payoffs, may_scout: bool
     ) -> None:
-        self._codes, self._weights, self._payoffs = codes, weights, payoffs
+        self._codes, self._weights, self._payoffs = codes, np.array(weights), payoffs
         self._may_scout, self._num_dials = may_scout, len(codes[0])
         self._fitting: dict[_Belief, list[Code]] = {}
-        self._found: dict[tuple[int, _Belief], Value] = {}
+        self._found: dict[tuple[int, _Belief], np.ndarray] = {}
 
-    def best(self, turn: int, belief: _Belief) -> Value:
-        """Return the value from a turn of the trial on, summed over dials."""
+    def best(self, turn: int, belief: _Belief) -> np.ndarray:
+        """Return the value of the best plan from a turn of the trial on."""
         if turn == len(self._weights) * self._num_dials:
-            nothing = (0.0,) * len(self._weights)
-            return Value(0.0, nothing, nothing)
+            return np.zeros((2, len(self._weights)))
         if (turn, belief) not in self._found:
-            options = self._options(turn, belief)
-            best = max(options, key=lambda value: value.total + _TIE * sum(value.returns))
-            self._found[turn, belief] = best
+            self._found[turn, belief] = max(
+                self._options(turn, belief), key=lambda value: value[0] @ (self._weights + _TIE)
+            )
         return self._found[turn, belief]
 
-    def _options(self, turn: int, belief: _Belief) -> list[Value]:
+    def _options(self, turn: int, belief: _Belief) -> list[np.ndarray]:
         dial = turn % self._num_dials
         chances = self._chances(belief, dial)
         options = [self._after(turn, self._payoffs.safe, {belief: 1.0}, is_probe=False)]
@@ -341,7 +313,7 @@ class _Search:
             options.append(self._after(turn, -self._payoffs.cost, seen, is_probe=True))
         return options + [self._guess(turn, belief, key, chances[key]) for key in chances]
 
-    def _guess(self, turn: int, belief: _Belief, key: int, chance: float) -> Value:
+    def _guess(self, turn: int, belief: _Belief, key: int, chance: float) -> np.ndarray:
         dial = turn % self._num_dials
         seen = {_learn(belief, dial, key): chance}
         if chance < 1:
@@ -353,21 +325,15 @@ class _Search:
 
     def _after(
         self, turn: int, reward: float, seen: dict[_Belief, float], *, is_probe: bool
-    ) -> Value:
+    ) -> np.ndarray:
         """Return the value of an expected `reward` now and of the given beliefs with their
         probabilities.
         """
-        episode = turn // self._num_dials
-        total = self._weights[episode] * reward
-        returns, probes = [0.0] * len(self._weights), [0.0] * len(self._weights)
-        returns[episode], probes[episode] = reward, float(is_probe)
+        value = np.zeros((2, len(self._weights)))
+        value[:, turn // self._num_dials] = reward, is_probe
         for belief, chance in seen.items():
-            after = self.best(turn + 1, belief)
-            total += chance * after.total
-            for index in range(len(returns)):
-                returns[index] += chance * after.returns[index]
-                probes[index] += chance * after.probes[index]
-        return Value(total, tuple(returns), tuple(probes))
+            value += chance * self.best(turn + 1, belief)
+        return value
 
     def _chances(self, belief: _Belief, dial: int) -> dict[int, float]:
         """Return the probability of each possible key of a dial."""

@@ -13,14 +13,14 @@ import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Play, Split
-from mage_async.environments.games.game import Game, hold_out
+from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, hold_out
 from mage_async.environments.options import check_whole
 from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
@@ -135,40 +135,13 @@ class Index:
         return sorted(scores, key=lambda number: (-scores[number], number))[:most]
 
 
-@dataclass(frozen=True, slots=True)
-class Stock:
-    """All products, and the search index over them."""
+class Searches(tuple[str, ...]):
+    """The legal actions of the search page: every search, of which only one is listed."""
 
-    products: tuple[Product, ...]
-    index: Index
-
-    @classmethod
-    def of(cls, products: tuple[Product, ...]) -> "Stock":
-        """Index the products."""
-        return cls(products, Index([each.text() for each in products]))
-
-
-class Actions(Sequence[str]):
-    """The legal actions of a page: its links and, on a page with a search field, every search.
-
-    As a list it holds only one search, for the kind of the goal; its `is_whole` is then false.
-    """
-
-    def __init__(self, links: Sequence[str], search: str | None) -> None:
-        self._links = (*((search,) if search else ()), *links)
-        self.is_whole = search is None
+    is_whole = False
 
     def __contains__(self, action: object) -> bool:
-        return action in self._links or (not self.is_whole and query_of(str(action)) is not None)
-
-    def __getitem__(self, index):
-        return self._links[index]
-
-    def __len__(self) -> int:
-        return len(self._links)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._links)
+        return query_of(str(action)) is not None
 
 
 def query_of(action: str) -> str | None:
@@ -178,106 +151,87 @@ def query_of(action: str) -> str | None:
     return inside.strip() if is_search else None
 
 
-class ShopPlay:
+class ShopPlay(SoloPlay):
     """One visit. The anchor is the page."""
 
-    def __init__(self, stock: Stock, goal: Goal, turns: int, chance: Chance) -> None:
-        self._stock, self._goal, self._turns_left, self.chance = stock, goal, turns, chance
-        self._found: list[int] | None = None
-        self._page, self._is_done, self.reads = 0, False, False
+    def __init__(
+        self, products: Sequence[Product], index: Index, goal: Goal, turns: int, chance: Chance
+    ) -> None:
+        self._products, self._index, self._turns_left = products, index, turns
+        self.goal, self.chance = goal, chance
+        self.observation = f"Instruction: {goal.instruction()}{_SEP}Search"
+        self._found: list[Product] | None = None
+        """Results of the last search; `None` on the search page."""
+        self._page = 0
+        self._reads_description = False
         self.item: Product | None = None
         """The open product page."""
         self.chosen: dict[str, str] = {}
         """Options chosen on that page."""
 
     @property
-    def goal(self) -> Goal:
-        """What the customer wants."""
-        return self._goal
-
-    @property
-    def observation(self) -> str:
-        """The customer's instruction and the search page."""
-        return f"Instruction: {self._goal.instruction()}{_SEP}Search"
-
-    @property
     def anchor(self) -> str:
         """The page as text."""
         if self.item is not None:
             return _SEP.join(self._item_page(self.item))
-        return "Search" if self._found is None else _SEP.join(self._results())
-
-    def legal_actions(self) -> Sequence[str]:
-        """Return the links of the page, and any search on the search page."""
-        if self._is_done:
-            return ()
-        if self.item is not None:
-            return Actions((*self._option_links(self.item), DESCRIPTION, PREVIOUS, BACK, BUY), None)
         if self._found is None:
-            return Actions((), f"search[{self._goal.product.kind}]")
-        return Actions(self._result_links(self._found), None)
+            return "Search"
+        total = len(self._found)
+        fields = ["Back to Search", f"Page {self._page + 1} (Total results: {total})"]
+        for each in self._shown(self._found):
+            fields += [each.name, each.title, f"${each.price:.2f}"]
+        return _SEP.join(fields)
 
-    def act(self, action: str) -> Outcome:
+    def actions(self) -> Sequence[str]:
+        """Return the links of the page, or any search on the search page."""
+        if self.item is not None:
+            values = (value for values in self.item.options.values() for value in values)
+            options = dict.fromkeys(f"click[{value}]" for value in values)
+            return (*options, DESCRIPTION, PREVIOUS, BACK, BUY)
+        if self._found is None:
+            return Searches([f"search[{self.goal.product.kind}]"])
+        links = [BACK, *(f"click[{each.name}]" for each in self._shown(self._found))]
+        links += [PREVIOUS] if self._page else []
+        links += [NEXT] if (self._page + 1) * _PER_PAGE < len(self._found) else []
+        return links
+
+    def apply(self, action: str) -> Outcome:
         """Follow a link or search; an invalid action leaves the page and uses up the turn."""
-        assert not self._is_done, "the episode is done"
         self._turns_left -= 1
-        if action not in self.legal_actions():
-            return self._outcome(f"invalid{_SEP}{self.anchor}", 0.0, is_valid=False)
-        if action == BUY and self.item is not None:
-            self._is_done = True
-            earned = score(self._goal, self.item, self.chosen)
+        is_valid = action in self.actions()
+        if is_valid and action == BUY and self.item is not None:
+            earned = score(self.goal, self.item, self.chosen)
             reward = REWARD if earned == 1.0 else 0.0
             return Outcome(f"bought{_SEP}Your score: {earned:.2f}", reward, True, True)
-        self._follow(action)
-        return self._outcome(self.anchor, 0.0, is_valid=True)
+        if is_valid:
+            self._follow(action)
+        fields = [self.anchor] if is_valid else ["invalid", self.anchor]
+        is_over = not self._turns_left
+        observation = _SEP.join([*fields, "over"] if is_over else fields)
+        return Outcome(" ".join(observation.split()), 0.0, is_valid, is_over)
 
     def _follow(self, action: str) -> None:
-        self.reads = action == DESCRIPTION
+        self._reads_description = action == DESCRIPTION
         query = query_of(action)
         if query is not None:
-            self._found, self._page = self._stock.index.find(query, _MOST_FOUND), 0
+            numbers = self._index.find(query, _MOST_FOUND)
+            self._found, self._page = [self._products[number] for number in numbers], 0
         elif action == BACK:
             self._found, self.item = None, None
+        elif self.item is not None and action == PREVIOUS:
+            self.item = None
         elif self.item is not None:
-            self._on_item(self.item, action)
+            value, options = action.removeprefix("click[").removesuffix("]"), self.item.options
+            self.chosen |= {name: value for name, values in options.items() if value in values}
         elif action in (PREVIOUS, NEXT):
             self._page += 1 if action == NEXT else -1
         else:
-            self.item, self.chosen = self._named(action), {}
+            linked = {f"click[{each.name}]": each for each in self._shown(self._found or [])}
+            self.item, self.chosen = linked[action], {}
 
-    def _on_item(self, item: Product, action: str) -> None:
-        if action == PREVIOUS:
-            self.item = None
-            return
-        for name, values in item.options.items():
-            for value in values:
-                if action == f"click[{value}]":
-                    self.chosen[name] = value
-
-    def _named(self, action: str) -> Product:
-        return next(each for each in self._shown() if action == f"click[{each.name}]")
-
-    def _shown(self) -> list[Product]:
-        assert self._found is not None
-        first = self._page * _PER_PAGE
-        return [self._stock.products[each] for each in self._found[first : first + _PER_PAGE]]
-
-    def _result_links(self, found: list[int]) -> tuple[str, ...]:
-        links = [BACK, *(f"click[{each.name}]" for each in self._shown())]
-        links += [PREVIOUS] if self._page else []
-        links += [NEXT] if (self._page + 1) * _PER_PAGE < len(found) else []
-        return tuple(links)
-
-    def _option_links(self, item: Product) -> tuple[str, ...]:
-        values = (value for values in item.options.values() for value in values)
-        return tuple(dict.fromkeys(f"click[{value}]" for value in values))
-
-    def _results(self) -> list[str]:
-        found = self._found or []
-        fields = ["Back to Search", f"Page {self._page + 1} (Total results: {len(found)})"]
-        for each in self._shown():
-            fields += [each.name, each.title, f"${each.price:.2f}"]
-        return fields
+    def _shown(self, found: list[Product]) -> list[Product]:
+        """Return the results on the current page."""
+        return found[self._page * _PER_PAGE : (self._page + 1) * _PER_PAGE]
 
     def _item_page(self, item: Product) -> list[str]:
         fields = ["Back to Search", "< Prev"]
@@ -287,56 +241,39 @@ class ShopPlay:
                 *(f"{v} (chosen)" if self.chosen.get(name) == v else v for v in values),
             ]
         fields += [item.title, f"Price: ${item.price:.2f}", "Description", "Buy Now"]
-        return [*fields, item.description] if self.reads else fields
-
-    def _outcome(self, observation: str, reward: float, *, is_valid: bool) -> Outcome:
-        self._is_done = not self._turns_left
-        observation = " ".join(observation.split())
-        return Outcome(
-            f"{observation}{_SEP}over" if self._is_done else observation,
-            reward,
-            is_valid,
-            self._is_done,
-        )
+        return [*fields, item.description] if self._reads_description else fields
 
 
 @dataclass(slots=True)
-class ShopScript:
+class ShopScript(TrialScript[ShopPlay]):
     """Searches for the instruction, chooses the options that fit, and buys; or follows any link."""
 
-    source: random.Random
     care: float
     _bought: list[str] = field(default_factory=list)
     """Links of the products bought in earlier episodes."""
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: ShopPlay) -> str:
         """Return the next action."""
-        assert isinstance(play, ShopPlay)
         legal = play.legal_actions()
         if self.source.random() >= self.care:
             return self.source.choice(legal)
         if play.item is not None:
             return self._on_item(play, play.item)
-        if len(legal) == 1:  # the search page
+        if isinstance(legal, Searches):
             return f"search[{' '.join((*play.goal.attributes, play.goal.product.kind))}]"
-        fresh = [
-            each
-            for each in legal
-            if each not in (BACK, PREVIOUS, NEXT) and each not in self._bought
-        ]
+        fresh = [each for each in legal if each not in (BACK, PREVIOUS, NEXT, *self._bought)]
         return fresh[0] if fresh else self.source.choice(legal)
 
     def _on_item(self, play: ShopPlay, item: Product) -> str:
         for name, value in play.goal.options.items():
-            if play.chosen.get(name) != value:
-                action = f"click[{value}]"
-                if action in play.legal_actions():
-                    return action
+            action = f"click[{value}]"
+            if play.chosen.get(name) != value and action in play.legal_actions():
+                return action
         self._bought.append(f"click[{item.name}]")
         return BUY
 
 
-class Shop(Game):
+class Shop(Game[Product]):
     """The shop; the task variant is the customer's goal, named after its product.
 
     Args:
@@ -351,26 +288,19 @@ class Shop(Game):
     def __init__(self, products: str = "", size: int = 400, turns: int = 12) -> None:
         check_whole("shop", "size", size, 40, 100_000)
         check_whole("shop", "turns", turns, 1, 1000)
-        self._stock = Stock.of(read_products(products) if products else make_products(size))
+        self._products = read_products(products) if products else make_products(size)
+        self._index = Index([each.text() for each in self._products])
         self._turns = turns
-        self._by_name = {each.name: each for each in self._stock.products}
-        names = list(self._by_name)
-        random.Random("shop/split").shuffle(names)
-        kinds = sorted({each.kind for each in self._stock.products})
-        facts = Facts(
-            name="shop",
-            max_turns=turns,
-            min_return=0.0,
-            max_return=REWARD,
-            words=(f"search[{kinds[0]}]", "click[buy now]", "invalid", "over", "bought"),
-            has_open_text=True,
-        )
-        super().__init__(facts, hold_out(names), "product")
+        shuffled = list(self._products)
+        random.Random("shop/split").shuffle(shuffled)
+        first_kind = min(each.kind for each in self._products)
+        words = (f"search[{first_kind}]", "click[buy now]", "invalid", "over", "bought")
+        facts = facts_of("shop", turns, words, (0.0, REWARD), has_open_text=True)
+        super().__init__(facts, hold_out({each.name: each for each in shuffled}), "product")
 
     def family(self, member: str) -> str:
         """Return the product's category."""
-        self.check(member)
-        return self._by_name[member].category
+        return self.variant(member).category
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -378,28 +308,27 @@ class Shop(Game):
 
     def begin(self, task: Task, episode: int) -> ShopPlay:
         """Open the search page."""
-        self.check(task.member)
-        goal = goal_of(self._by_name[task.member])
-        return ShopPlay(self._stock, goal, self._turns, Chance(task.seed, episode))
+        goal, chance = goal_of(self.variant(task.member)), Chance(task.seed, episode)
+        return ShopPlay(self._products, self._index, goal, self._turns, chance)
 
     def script(self, source: random.Random) -> ShopScript:
         """Return a script whose care is drawn for the trial."""
         return ShopScript(source, source.choice((0.3, 0.7, 1.0)))
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return the goals of another category."""
-        family = self.family(member)
-        return tuple(each for each in self._splits[split] if self.family(each) != family)
+    def overlap(self, one: Product, other: Product) -> int:
+        """Return 1 if the products are of the same category, else 0."""
+        return int(one.category == other.category)
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return the returns in 200 trials, per episode: `random` follows any link, `customer`
         searches for the instruction and buys the first product that it has not bought before.
         """
-        players = {
-            "random": partial(ShopScript, care=0.0),
-            "customer": partial(ShopScript, care=1.0),
-        }
-        return {**self.measured(split, num_episodes, players)}
+        return self.measured(
+            split,
+            num_episodes,
+            random=partial(ShopScript, care=0.0),
+            customer=partial(ShopScript, care=1.0),
+        )
 
 
 # Products: generated from a seed, or read from WebShop's files.

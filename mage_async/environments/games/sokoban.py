@@ -10,14 +10,21 @@ import itertools
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache, partial
-from types import MappingProxyType
 
-from mage_async.environments.environment import Chance, Facts, Ladders, Outcome, Play, Split
+from mage_async.environments.environment import Chance, Outcome, Split
 from mage_async.environments.games.board import cells_of, set_of
-from mage_async.environments.games.game import HELDOUT_SHARE, Game, numbered, remember
+from mage_async.environments.games.game import (
+    HELDOUT_SHARE,
+    Game,
+    SoloPlay,
+    TrialScript,
+    facts_of,
+    ladders_of,
+    numbered,
+)
 from mage_async.environments.options import check_whole
 from mage_async.errors import EnvironmentFault
 from mage_async.trajectory import Task
@@ -72,22 +79,17 @@ class Room:
         return (-self.size, self.size, -1, 1)
 
 
-class SokobanPlay:
+class SokobanPlay(SoloPlay):
     """One episode. The anchor is the current room."""
 
     def __init__(self, room: Room, turns: int, steps_per_turn: int, chance: Chance) -> None:
         self.room, self._turns_left, self.chance = room, turns, chance
         self._actions = action_names(steps_per_turn)
         self._faces = _bare(room)
-        self._is_done = False
         self.position: Position = room.start
+        self.observation = self.anchor
         self.done: list[str] = []
         """Valid actions so far."""
-
-    @property
-    def observation(self) -> str:
-        """The room at the beginning."""
-        return self.anchor
 
     @property
     def anchor(self) -> str:
@@ -104,26 +106,23 @@ class SokobanPlay:
         """Whether every box is on a target."""
         return self.position[1] == self.room.targets
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return all actions, until the episode is over; a step against a wall is legal, and
-        costs.
-        """
-        return () if self._is_done else tuple(self._actions)
+    def actions(self) -> Sequence[str]:
+        """Return all actions; a step against a wall is legal, and costs."""
+        return tuple(self._actions)
 
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Take the steps of an action; steps after the room is solved are not taken."""
-        assert not self._is_done, "the episode is done"
         self._turns_left -= 1
         numbers = self._actions.get(action)
-        if numbers is None:
-            return self._outcome(f"{INVALID} {self.anchor}", REWARDS.step, is_valid=False)
-        self.done.append(action)
-        reward = 0.0
-        for number in numbers:
+        reward = REWARDS.step if numbers is None else 0.0
+        if numbers is not None:
+            self.done.append(action)
+        for number in numbers or ():
             reward += self._step(self.room.steps()[number])
             if self.is_solved:
                 break
-        return self._outcome(self.anchor, reward, is_valid=True)
+        words = (INVALID if numbers is None else "", self.anchor, end := self._end())
+        return Outcome(" ".join(filter(None, words)), reward, numbers is not None, bool(end))
 
     def _step(self, step: int) -> float:
         room, before = self.room, self.position
@@ -131,11 +130,6 @@ class SokobanPlay:
         stored, were = ((boxes & room.targets).bit_count() for _, boxes in (self.position, before))
         reward = REWARDS.step + REWARDS.on * (stored > were) + REWARDS.off * (stored < were)
         return reward + REWARDS.solved * self.is_solved
-
-    def _outcome(self, observation: str, reward: float, *, is_valid: bool) -> Outcome:
-        end = self._end()
-        self._is_done = bool(end)
-        return Outcome(f"{observation} {end}".rstrip(), reward, is_valid, self._is_done)
 
     def _end(self) -> str:
         if self.is_solved:
@@ -159,15 +153,14 @@ def _bare(room: Room) -> list[str]:
     """Return the words of the room without player and boxes, with the word that begins each row."""
     faces: list[str] = []
     for cell in range(room.size * room.size):
-        if cell % room.size == 0:
-            faces.append(ROW)
+        faces += [ROW] if cell % room.size == 0 else []
         is_floor, is_target = room.floor >> cell & 1, room.targets >> cell & 1
         faces.append(TARGET if is_target else FLOOR if is_floor else WALL)
     return faces
 
 
 @dataclass(slots=True)
-class SokobanScript:
+class SokobanScript(TrialScript[SokobanPlay]):
     """Steps towards the solution, or anywhere; repeats what has solved the room in an earlier
     episode.
 
@@ -178,21 +171,20 @@ class SokobanScript:
         memory: probability of following a solution of an earlier episode.
     """
 
-    source: random.Random
     steps_per_turn: int
     care: float
     memory: float
-    _plays: list[SokobanPlay] = field(default_factory=list)
     _distances: dict[Position, int] = field(default_factory=dict)
     """Steps to the solution from each position of the current room."""
 
-    def choose(self, play: Play) -> str:
-        """Return the next action."""
-        assert isinstance(play, SokobanPlay)
-        is_new = remember(self._plays, play)
-        if is_new and (len(self._plays) == 1 or self._plays[-2].room is not play.room):
-            room = play.room
+    def begin(self) -> None:
+        """Solve the room, which is the same in all episodes."""
+        if not self._distances:
+            room = self.plays[0].room
             self._distances = distances(room.size, room.floor, room.targets, 10**9)
+
+    def action(self, play: SokobanPlay) -> str:
+        """Return the next action."""
         recalled = self._recall(play)
         if recalled is not None and self.source.random() < self.memory:
             return recalled
@@ -200,15 +192,15 @@ class SokobanScript:
 
     def _recall(self, play: SokobanPlay) -> str | None:
         """Return the next action of an earlier episode that began like this one and was solved."""
-        for earlier in self._plays[:-1]:
-            taken = len(play.done)
-            is_alike = earlier.room is play.room and earlier.done[:taken] == play.done
+        taken = len(play.done)
+        for earlier in self.plays[:-1]:
+            is_alike = earlier.done[:taken] == play.done
             if earlier.is_solved and is_alike and len(earlier.done) > taken:
                 return earlier.done[taken]
         return None
 
     def _steps(self, play: SokobanPlay) -> list[int]:
-        position, numbers = play.position, []
+        position, numbers = play.position, list[int]()
         while len(numbers) < self.steps_per_turn and position[1] != play.room.targets:
             number = self._step(play.room, position)
             position = push(play.room, position, play.room.steps()[number])
@@ -224,7 +216,7 @@ class SokobanScript:
         return self.source.choice([number for number in numbers if left[number] == min(left)])
 
 
-class Sokoban(Game):
+class Sokoban(Game[str]):
     """Sokoban; the task variant is a room, such as `room-17`.
 
     Args:
@@ -240,7 +232,7 @@ class Sokoban(Game):
         ConfigError: an option is out of its range.
     """
 
-    ladders: Ladders = MappingProxyType({"boxes": tuple({"boxes": count} for count in range(1, 5))})
+    ladders = ladders_of(boxes=range(1, 5))
 
     def __init__(
         self,
@@ -263,17 +255,12 @@ class Sokoban(Game):
         self._lengths = range(shortest, longest + 1)
         self.room = lru_cache(maxsize=4096)(self._make_room)
         """Returns the room of a task variant."""
-        facts = Facts(
-            name="sokoban",
-            max_turns=turns,
-            min_return=turns * steps_per_turn * REWARDS.step,
-            max_return=REWARDS.solved + boxes * REWARDS.on,
-            words=(
-                *MOVES,
-                *(ROW, WALL, FLOOR, TARGET, BOX, STORED, PLAYER, STANDING),
-                *(SOLVED, STUCK, OVER, INVALID),
-            ),
+        words = (
+            *(*MOVES, ROW, WALL, FLOOR, TARGET, BOX, STORED, PLAYER, STANDING),
+            *(SOLVED, STUCK, OVER, INVALID),
         )
+        returns = (turns * steps_per_turn * REWARDS.step, REWARDS.solved + boxes * REWARDS.on)
+        facts = facts_of("sokoban", turns, words, returns)
         super().__init__(facts, numbered("room", rooms), "room")
 
     def family(self, member: str) -> str:
@@ -313,29 +300,29 @@ class Sokoban(Game):
         """
         styles = {"random": (0.0, 0.0), "retry": (0.0, 1.0), "solver": (1.0, 0.0)}
         players = {name: partial(self._player, *style) for name, style in styles.items()}
-        return {**self.measured(split, num_episodes, players)}
+        return self.measured(split, num_episodes, **players)
 
     def _player(self, care: float, memory: float, source: random.Random) -> SokobanScript:
         return SokobanScript(source, self._steps, care, memory)
 
     def _make_room(self, member: str) -> Room:
-        self.check(member)
-        number = member.removeprefix("room-")
-        source = random.Random(f"sokoban/{self._size}/{self._num_boxes}/{number}")
+        """Draw a room of the variant's split whose shortest solution has one of the lengths."""
+        number, size = self.variant(member).removeprefix("room-"), self._size
+        source = random.Random(f"sokoban/{size}/{self._num_boxes}/{number}")
         is_heldout = member in self._splits["heldout"]
-        room = make_room(
-            source,
-            self._size,
-            self._num_boxes,
-            self._lengths,
-            lambda room: _looks_heldout(room) == is_heldout,
+        for _ in range(_MAX_TRIES):
+            floor = _carve(source, size)
+            cells = list(cells_of(floor))
+            if len(cells) < 2 * self._num_boxes + 1:
+                continue
+            targets = set_of(source.sample(cells, self._num_boxes))
+            room = _scramble(source, size, floor, targets, self._lengths)
+            if room is not None and _looks_heldout(room) == is_heldout:
+                return room
+        raise EnvironmentFault(
+            f"sokoban: found no room of {size} by {size} with {self._num_boxes} "
+            f"boxes that takes {self._lengths.start} to {self._lengths.stop - 1} steps"
         )
-        if room is None:
-            raise EnvironmentFault(
-                f"sokoban: found no room of {self._size} by {self._size} with {self._num_boxes} "
-                f"boxes that takes {self._lengths.start} to {self._lengths.stop - 1} steps"
-            )
-        return room
 
 
 def _looks_heldout(room: Room) -> bool:
@@ -365,31 +352,10 @@ def push(room: Room, position: Position, step: int) -> Position:
 
 _TURN = 0.35
 """Probability that the walk which carves a room changes its direction."""
-_MOST_POSITIONS = 100_000
-_MOST_TRIES = 2000
-
-
-def make_room(
-    source: random.Random,
-    size: int,
-    num_boxes: int,
-    lengths: range,
-    wanted: Callable[[Room], bool],
-) -> Room | None:
-    """Draw a room whose shortest solution has one of the `lengths` and for which `wanted` is true.
-
-    Returns `None` if many tries found none.
-    """
-    for _ in range(_MOST_TRIES):
-        floor = _carve(source, size)
-        cells = list(cells_of(floor))
-        if len(cells) < 2 * num_boxes + 1:
-            continue
-        targets = set_of(source.sample(cells, num_boxes))
-        room = _scramble(source, size, floor, targets, lengths)
-        if room is not None and wanted(room):
-            return room
-    return None
+_MAX_POSITIONS = 100_000
+"""Positions after which the search backwards from the solved ones stops."""
+_MAX_TRIES = 2000
+"""Rooms that are drawn for one task variant."""
 
 
 def _carve(source: random.Random, size: int) -> int:
@@ -439,7 +405,7 @@ def distances(size: int, floor: int, targets: int, most: int) -> dict[Position, 
     """
     found: dict[Position, int] = {(cell, targets): 0 for cell in cells_of(floor & ~targets)}
     waiting = deque(found)
-    while waiting and len(found) < _MOST_POSITIONS:
+    while waiting and len(found) < _MAX_POSITIONS:
         player, boxes = position = waiting.popleft()
         distance = found[position] + 1
         if distance > most:

@@ -6,19 +6,21 @@ game's beginning; nothing else is drawn. Engines that use the global random stat
 `IsolatedRandomState` (`random_state.py`).
 """
 
+import importlib
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from mage_async.environments.environment import Chance, Facts, Outcome, Play, Split
-from mage_async.environments.games.game import Game, remember
+from mage_async.environments.environment import Chance, Outcome, Split
+from mage_async.environments.games.game import Game, SoloPlay, TrialScript, facts_of, named
+from mage_async.environments.random_state import IsolatedRandomState
+from mage_async.errors import ConfigError
 from mage_async.trajectory import Task
 
 INVALID, OVER = "invalid", "over"
-_NUM_REFERENCE_TRIALS = 20
 
 
 class Session(Protocol):
@@ -35,58 +37,44 @@ class Session(Protocol):
         ...
 
 
-class TextPlay:
+class TextPlay(SoloPlay):
     """One episode. The anchor is the last observation."""
 
     def __init__(self, session: Session, turns: int, chance: Chance) -> None:
         self._session, self._turns_left, self.chance = session, turns, chance
-        self.anchor = one_line(session.observation)
-        self.is_done = False
+        self.observation = self.anchor = one_line(session.observation)
         self.done: list[str] = []
         """Valid actions so far."""
         self.earned = 0.0
 
-    @property
-    def observation(self) -> str:
-        """The first observation."""
-        return one_line(self._session.observation)
+    def actions(self) -> Sequence[str]:
+        """Return the actions that the game offers."""
+        return self._session.legal()
 
-    def legal_actions(self) -> Sequence[str]:
-        """Return the actions that the game offers, until it is over."""
-        return () if self.is_done else self._session.legal()
-
-    def act(self, action: str) -> Outcome:
+    def apply(self, action: str) -> Outcome:
         """Take an action; an action that the game does not offer only uses up the turn."""
-        assert not self.is_done, "the episode is done"
         self._turns_left -= 1
-        if action not in self._session.legal():
-            self.is_done = not self._turns_left
-            return self._outcome(INVALID, 0.0, is_valid=False)
-        self.done.append(action)
-        observation, reward, is_over = self._session.step(action)
-        self.is_done = is_over or not self._turns_left
-        self.anchor = one_line(observation)
-        self.earned += reward
-        return self._outcome(self.anchor, reward, is_valid=True)
-
-    def _outcome(self, observation: str, reward: float, *, is_valid: bool) -> Outcome:
-        observation = f"{observation} {OVER}".lstrip() if self.is_done else observation
-        return Outcome(observation, reward, is_valid, self.is_done)
+        observation, reward, is_over = INVALID, 0.0, False
+        is_valid = action in self._session.legal()
+        if is_valid:
+            text, reward, is_over = self._session.step(action)
+            observation = self.anchor = one_line(text)
+            self.done.append(action)
+            self.earned += reward
+        if is_over or not self._turns_left:
+            return Outcome(f"{observation} {OVER}".lstrip(), reward, is_valid, True)
+        return Outcome(observation, reward, is_valid)
 
 
 @dataclass(slots=True)
-class RepeatScript:
+class RepeatScript(TrialScript[TextPlay]):
     """Takes any action, or the next one of the earlier episode that earned most."""
 
-    source: random.Random
     memory: float
-    _plays: list[TextPlay] = field(default_factory=list)
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: TextPlay) -> str:
         """Return the next action."""
-        assert isinstance(play, TextPlay)
-        remember(self._plays, play)
-        best = max(self._plays, key=lambda each: each.earned)
+        best = max(self.plays, key=lambda each: each.earned)
         num_done = len(play.done)
         can_follow = best.done[:num_done] == play.done and len(best.done) > num_done
         if best is not play and can_follow and self.source.random() < self.memory:
@@ -94,7 +82,7 @@ class RepeatScript:
         return self.source.choice(play.legal_actions())
 
 
-class TextGames(Game, ABC):
+class TextGames(Game[str], ABC):
     """Games of an engine by name.
 
     Args:
@@ -106,20 +94,14 @@ class TextGames(Game, ABC):
 
     called = "in_turn"
     """Engines are slow, and draw from the random state of the whole process."""
+    num_reference_trials = 20
 
     def __init__(
-        self, name: str, games: Mapping[Split, tuple[str, ...]], turns: int, example: str
+        self, name: str, games: Mapping[Split, Iterable[str]], turns: int, example: str
     ) -> None:
         self._turns = turns
-        facts = Facts(
-            name=name,
-            max_turns=turns,
-            min_return=0.0,
-            max_return=1.0,
-            words=(example, INVALID, OVER),
-            has_open_text=True,
-        )
-        super().__init__(facts, games, "game")
+        facts = facts_of(name, turns, (example, INVALID, OVER), has_open_text=True)
+        super().__init__(facts, {split: named(names) for split, names in games.items()}, "game")
 
     @abstractmethod
     def session(self, member: str) -> Session:
@@ -131,13 +113,12 @@ class TextGames(Game, ABC):
 
     def family(self, member: str) -> str:
         """Return the kind of a game."""
-        self.check(member)
-        return self.kind(member)
+        return self.kind(self.variant(member))
 
     def begin(self, task: Task, episode: int) -> TextPlay:
         """Start the game anew."""
-        self.check(task.member)
-        return TextPlay(self.session(task.member), self._turns, Chance(task.seed, episode))
+        session = self.session(self.variant(task.member))
+        return TextPlay(session, self._turns, Chance(task.seed, episode))
 
     def script(self, source: random.Random) -> RepeatScript:
         """Return a script whose memory is drawn for the trial."""
@@ -147,11 +128,31 @@ class TextGames(Game, ABC):
         """Return the returns in 20 trials, per episode, of `random` and of `repeat`, which repeats
         what has earned most.
         """
-        players = {
-            "random": partial(RepeatScript, memory=0.0),
-            "repeat": partial(RepeatScript, memory=1.0),
-        }
-        return {**self.measured(split, num_episodes, players, _NUM_REFERENCE_TRIALS)}
+        return self.measured(
+            split,
+            num_episodes,
+            random=partial(RepeatScript, memory=0.0),
+            repeat=partial(RepeatScript, memory=1.0),
+        )
+
+
+def import_engine(name: str, *modules: str) -> list[Any]:
+    """Import an engine's modules, which draw from the process's random state when they are loaded.
+
+    Args:
+        name: the engine's, which in lower case is also the name of its extra.
+
+    Raises:
+        ConfigError: the engine is not installed.
+    """
+    try:
+        with IsolatedRandomState(0):
+            return [importlib.import_module(module) for module in modules]
+    except ImportError as error:
+        extra = f"mage_async[{name.lower()}]"
+        raise ConfigError(
+            f"this environment needs {name}: pip install '{extra}' ({error})"
+        ) from None
 
 
 def one_line(text: str) -> str:

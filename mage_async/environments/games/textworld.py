@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mage_async.environments.games.game import numbered
-from mage_async.environments.games.text_game import TextGames
+from mage_async.environments.games.text_game import TextGames, import_engine
 from mage_async.environments.options import check_one_of, check_whole
 from mage_async.environments.random_state import IsolatedRandomState
-from mage_async.errors import ConfigError
 
 CHALLENGES: dict[str, dict[str, Any]] = {
     "tw-simple": {"rewards": "dense", "goal": "brief", "test": False},
@@ -75,7 +74,7 @@ class TextWorld(TextGames):
         check_one_of("textworld", "challenge", challenge, tuple(CHALLENGES))
         check_whole("textworld", "games", games, 8, 1_000_000)
         check_whole("textworld", "turns", turns, 1, 1000)
-        self._engine, self._challenge = _load(), challenge
+        (self._engine,), self._challenge = import_engine("TextWorld", "textworld"), challenge
         super().__init__("textworld", numbered("game", games), turns, "look")
 
     def session(self, member: str) -> _Session:
@@ -125,13 +124,3 @@ def _strip_banner(feedback: str) -> str:
     lines = _STATUS_LINE.sub("", feedback).splitlines()
     after = max((number for number, line in enumerate(lines, 1) if "$$" in line), default=0)
     return "\n".join(lines[after:]).strip() or "nothing"
-
-
-def _load() -> Any:
-    try:
-        with IsolatedRandomState(0):
-            return importlib.import_module("textworld")
-    except ImportError as error:
-        raise ConfigError(
-            f"this environment needs TextWorld: pip install 'mage_async[textworld]' ({error})"
-        ) from None

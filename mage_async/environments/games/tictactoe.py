@@ -7,7 +7,7 @@ opponent's way to play, the same in all episodes. Cells are numbers, row by row 
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 from typing import Any, Literal, get_args
@@ -17,16 +17,14 @@ from mage_async.environments.environment import (
     OPPONENT,
     Chance,
     DuelPlay,
-    Facts,
     Outcome,
-    Play,
     Script,
     Side,
     Split,
     other,
 )
 from mage_async.environments.games.board import in_rows
-from mage_async.environments.games.game import Game, remember
+from mage_async.environments.games.game import Game, Splits, TrialScript, facts_of, named, split_by
 from mage_async.environments.games.openspiel_policies import (
     DRAW,
     INVALID,
@@ -133,44 +131,34 @@ _LINES = (
 
 
 @dataclass(slots=True)
-class TicTacToeScript:
+class TicTacToeScript(TrialScript[TicTacToePlay]):
     """Wins or blocks where one move does, with probability `care`; otherwise takes any free
     cell.
     """
 
-    source: random.Random
     care: float
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: TicTacToePlay) -> str:
         """Return the next action."""
-        assert isinstance(play, TicTacToePlay)
         if self.source.random() < self.care:
             for whose in (MINE, THEIRS):
-                completing = [cell for line in _LINES if (cell := _completes(play, line, whose))]
-                if completing:
-                    return completing[0]
+                completing = (cell for line in _LINES if (cell := _completes(play, line, whose)))
+                if cell := next(completing, None):
+                    return cell
         return self.source.choice(play.legal_actions())
 
 
 @dataclass(slots=True)
-class TicTacToeExplorer:
-    """Repeats a game that it has won; opens with untried cells until it has won one.
+class TicTacToeExplorer(TrialScript[TicTacToePlay]):
+    """Repeats a game that it has won; opens with untried cells until it has won one."""
 
-    Args:
-        source: random source.
-        care: see `TicTacToeScript`, for moves about which it knows nothing.
-        memory: probability of using earlier games.
-    """
-
-    source: random.Random
     care: float
+    """See `TicTacToeScript`, for moves about which it knows nothing."""
     memory: float
-    _plays: list[TicTacToePlay] = field(default_factory=list)
+    """Probability of using earlier games."""
 
-    def choose(self, play: Play) -> str:
+    def action(self, play: TicTacToePlay) -> str:
         """Return the next action."""
-        assert isinstance(play, TicTacToePlay)
-        remember(self._plays, play)
         remembered = self._remembered(play) if self.source.random() < self.memory else []
         if remembered:
             return self.source.choice(remembered)
@@ -182,7 +170,7 @@ class TicTacToeExplorer:
 
         Opponents of these games always answer alike, so a won game can be won again.
         """
-        earlier = [each for each in self._plays[:-1] if each.taken]
+        earlier = [each for each in self.plays[:-1] if each.taken]
         won = [each for each in earlier if each.result == 1.0]
         length = len(play.taken)
         again = [each.taken[length] for each in won if each.taken[:length] == play.taken]
@@ -200,7 +188,7 @@ def _completes(play: TicTacToePlay, line: tuple[int, ...], whose: str) -> str | 
     return next((cell for cell in shown if cell in NUMBERS), None)
 
 
-class TicTacToe(Game):
+class TicTacToe(Game[str]):
     """Tic-tac-toe; the task variant is the opponent, such as `mcts-100` or
     `careless-centre-one-two-nine`.
 
@@ -230,26 +218,21 @@ class TicTacToe(Game):
         check_one_of("tictactoe", "opponents", opponents, get_args(Opponents))
         check_one_of("tictactoe", "view", view, get_args(View))
         self._are_careless, self._view = opponents == "careless", view
-        splits: dict[Split, tuple[str, ...]] = {
-            "train": CARELESS_TRAIN if self._are_careless else (*TRAIN, *train),
-            "heldout": CARELESS_HELDOUT if self._are_careless else (*HELDOUT, *heldout),
+        splits: Splits[str] = {
+            "train": named((*TRAIN, *train)),
+            "heldout": named((*HELDOUT, *heldout)),
         }
+        if self._are_careless:
+            splits = split_by(named(_CARELESS), _is_heldout_careless)
         self._game = engine().load_game(GAME)
-        facts = Facts(
-            name="tictactoe",
-            num_seats=2,
-            max_turns=MAX_TURNS,
-            min_return=-1.0,
-            max_return=1.0,
-            has_chance=not self._are_careless,
-            words=(*CELLS, *_WORDS[view], WIN, DRAW, LOSE, INVALID),
-        )
+        words = (*CELLS, *_WORDS[view], WIN, DRAW, LOSE, INVALID)
+        luck = {"has_chance": not self._are_careless}
+        facts = facts_of("tictactoe", MAX_TURNS, words, (-1.0, 1.0), num_seats=2, **luck)
         super().__init__(facts, splits, "opponent")
 
     def family(self, member: str) -> str:
         """Return random, preferred, mcts, minimax or careless."""
-        self.check(member)
-        return member.partition("-")[0]
+        return self.variant(member).partition("-")[0]
 
     def rules(self) -> str:
         """Return the rules in plain words."""
@@ -261,9 +244,8 @@ class TicTacToe(Game):
 
     def begin(self, task: Task, episode: int) -> TicTacToePlay:
         """Start a game; in seat 1 the opponent has moved already."""
-        self.check(task.member)
         chance = Chance(task.seed, episode)
-        move, state = mover(task.member, chance), self._game.new_initial_state()
+        move, state = mover(self.variant(task.member), chance), self._game.new_initial_state()
         return TicTacToePlay(state, move, task.seat, self._view, chance)
 
     def duel(self, task: Task, episode: int) -> TicTacToeDuel:
@@ -280,16 +262,13 @@ class TicTacToe(Game):
             return TicTacToeExplorer(source, source.choice((0.5, 1.0)), 0.95)
         return TicTacToeScript(source, source.choice((0.0, 0.5, 1.0)))
 
-    def swaps(self, member: str, split: Split) -> tuple[str, ...]:
-        """Return all others of the split; careless ones only if they share no cell taken
-        lightly.
-        """
-        others, lightly = super().swaps(member, split), taken_lightly(member)
-        return tuple(each for each in others if not lightly & taken_lightly(each))
+    def overlap(self, one: str, other: str) -> int:
+        """Return the number of cells that both opponents take lightly."""
+        return len(taken_lightly(one) & taken_lightly(other))
 
     def references(self, split: Split, num_episodes: int) -> dict[str, tuple[float, ...]]:
         """Return exact values per episode, as far as known; see the function `references`."""
-        values = references(self._splits[split])
+        values = references(self.members(split))
         return {name: (each,) * num_episodes for name, each in values.items()}
 
 
@@ -328,20 +307,11 @@ and in all others.
 """
 
 
-def _shape(cells: tuple[int, ...]) -> tuple[int, ...]:
-    return min(tuple(sorted((cell + by) % 9 for cell in cells)) for by in range(9))
-
-
-def _careless(*, are_heldout: bool) -> tuple[str, ...]:
-    return tuple(
-        "-".join(("careless", which, *(CELLS[cell] for cell in cells)))
-        for cells in itertools.combinations(range(9), 3)
-        for which in _LISTS
-        if (_shape(cells) in _HELDOUT_SHAPES) == are_heldout
-    )
-
-
-CARELESS_TRAIN, CARELESS_HELDOUT = _careless(are_heldout=False), _careless(are_heldout=True)
+_CARELESS = tuple(
+    "-".join(("careless", which, *cells))
+    for cells in itertools.combinations(CELLS, 3)
+    for which in _LISTS
+)
 
 
 def is_search(member: str) -> bool:
@@ -355,6 +325,12 @@ def taken_lightly(member: str) -> frozenset[int]:
     kind, _, rest = member.partition("-")
     names = rest.split("-")[1:] if kind == "careless" else ()
     return frozenset(map(CELLS.index, names))
+
+
+def _is_heldout_careless(member: str) -> bool:
+    cells = taken_lightly(member)
+    shape = min(tuple(sorted((cell + by) % 9 for cell in cells)) for by in range(9))
+    return shape in _HELDOUT_SHAPES
 
 
 def mover(member: str, chance: Chance) -> Mover:
@@ -397,29 +373,24 @@ def _draw(cells: Weights, chance: Chance) -> int:
 
 def _best_cells(state: Any) -> list[int]:
     """Return the cells that keep the game's value."""
-    solved = _solved_boards()
-    lost = {cell: solved[str(state.child(cell))] for cell in state.legal_actions()}
-    return [cell for cell, value in lost.items() if value == min(lost.values())]
+    values = {cell: _solve(state.child(cell)) for cell in state.legal_actions()}
+    return [cell for cell, value in values.items() if value == min(values.values())]
 
 
-@cache
-def _solved_boards() -> dict[str, float]:
-    """Return the value of each board to the side to move (or that would move, had the game not
+_SOLVED: dict[str, float] = {}
+
+
+def _solve(state: Any) -> float:
+    """Return the value of a board to the side to move (or that would move, had the game not
     ended).
     """
-    solved: dict[str, float] = {}
-    _solve(engine().load_game(GAME).new_initial_state(), solved)
-    return solved
-
-
-def _solve(state: Any, solved: dict[str, float]) -> float:
     board = str(state)
-    if board not in solved and state.is_terminal():
-        solved[board] = -max(state.returns())
-    elif board not in solved:
+    if board not in _SOLVED:
         children = [state.child(cell) for cell in state.legal_actions()]
-        solved[board] = max(-_solve(child, solved) for child in children)
-    return solved[board]
+        _SOLVED[board] = (
+            max(-_solve(child) for child in children) if children else -max(state.returns())
+        )
+    return _SOLVED[board]
 
 
 # Exact values against opponents whose moves have known probabilities.
@@ -461,8 +432,8 @@ def _value(member: str, choose: _Choose) -> float:
     return fmean(Tree(member, seat, choose).value(start) for seat in _SEATS)
 
 
-_KNOWN: dict[tuple[str, int, _Choose], dict[str, float]] = {}
-"""For an opponent's style, the agent's seat and its choice of moves: the value of each board."""
+_KNOWN: dict[tuple[str, int, _Choose, str], float] = {}
+"""Values by the opponent's style, the agent's seat, its choice of moves, and the board."""
 
 
 class Tree:
@@ -473,12 +444,12 @@ class Tree:
 
     def value(self, state: Any) -> float:
         """Return the agent's expected return from a board on."""
-        taken, board = state.history()[self._seat :: 2], str(state)
+        taken = state.history()[self._seat :: 2]
         who = style(self._member, taken) if taken else self._member
-        values = _KNOWN.setdefault((who, self._seat, self._choose), {})
-        if board not in values:
-            values[board] = self._expand(state)
-        return values[board]
+        known = (who, self._seat, self._choose, str(state))
+        if known not in _KNOWN:
+            _KNOWN[known] = self._expand(state)
+        return _KNOWN[known]
 
     def _expand(self, state: Any) -> float:
         if state.is_terminal():

@@ -1,6 +1,8 @@
 """Wordle: guess a word of five letters. The answer colours each letter: green, gold or grey."""
 
-from mage_async.environments.games.guessing import REWARD_RULES, Code, Guessing, Puzzle
+from functools import lru_cache
+
+from mage_async.environments.games.guessing import Code, Guessing, Puzzle
 from mage_async.environments.options import check_whole
 
 _TEXT = """
@@ -34,14 +36,15 @@ class Wordle(Guessing):
 
     def __init__(self, words: int = 64, turns: int = 6) -> None:
         check_whole("wordle", "words", words, 8, len(WORDS))
-        check_whole("wordle", "turns", turns, 1, 20)
         used = WORDS[:words]
         puzzle = Puzzle(tuple(tuple(word) for word in used), "", _answer, turns)
         letters = sorted({letter for word in used for letter in word})
-        rules = _RULES.format(example=used[0]) + REWARD_RULES.format(turns=turns, what="word")
-        super().__init__("wordle", puzzle, (*used, *letters, GREEN, GOLD, GREY), rules)
+        told = (*used, *letters, GREEN, GOLD, GREY)
+        super().__init__("wordle", puzzle, told, _RULES.format(example=used[0]), noun="word")
 
 
+# A solver compares each guess with every word, again and again.
+@lru_cache(maxsize=1 << 17)
 def _answer(code: Code, guess: Code) -> str:
     """Colour a guess. A letter is gold as often as the word has it beyond the green ones."""
     left = [letter for letter, other in zip(code, guess, strict=True) if letter != other]

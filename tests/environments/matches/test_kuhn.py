@@ -22,9 +22,9 @@ from mage_async.environments.games.kuhn import (
     NASH,
     UNIFORM,
     Kuhn,
-    Player,
     Reader,
     Seen,
+    Strategy,
     best_response,
     hindsight,
     one_episode,
@@ -42,14 +42,14 @@ GAME = pyspiel.load_game("kuhn_poker")
 class Spiel(policy.Policy):
     """A player of ours as OpenSpiel's policy, in both seats."""
 
-    def __init__(self, player: Player) -> None:
+    def __init__(self, player: Strategy) -> None:
         super().__init__(GAME, [0, 1])
         self._player = player
 
     def action_probabilities(self, state: Any, player_id: int | None = None) -> dict[int, float]:
         seat = state.current_player() if player_id is None else player_id
         cards, spoken = state.history()[:2], state.history()[2:]
-        style = self._player.style(seat)
+        style = self._player.in_seat(seat)
         active = (style.calls if 1 in spoken else style.bets)[cards[seat]]
         return {0: 1 - active, 1: active}
 
@@ -174,7 +174,7 @@ def test_an_episode_has_deals_of_its_own_or_the_first_ones_again(redeals: bool) 
 
 
 @pytest.mark.parametrize("member", [*ARCHETYPES_HELDOUT, *CONTRASTS_HELDOUT], ids=str)
-def test_hindsight_is_the_best_of_all_ways_to_play_a_deal_again(member: Player) -> None:
+def test_hindsight_is_the_best_of_all_ways_to_play_a_deal_again(member: Strategy) -> None:
     opponents = "contrasts" if member in CONTRASTS_HELDOUT else "archetypes"
     kuhn, total, num_seeds = Kuhn(opponents, 1, redeals=False), 0.0, 2000
     for seed in range(num_seeds):
@@ -233,7 +233,7 @@ def test_our_equilibrium_is_one_and_openspiels_solver_finds_its_value() -> None:
 
 
 @pytest.mark.parametrize("opponent", ALL, ids=lambda each: each.name)
-def test_values_are_those_of_openspiel(opponent: Player) -> None:
+def test_values_are_those_of_openspiel(opponent: Strategy) -> None:
     root, theirs = GAME.new_initial_state(), Spiel(opponent)
     best = [
         spiel_best_response.BestResponsePolicy(GAME, seat, theirs).value(root) for seat in (0, 1)

@@ -141,10 +141,10 @@ def test_nobody_without_memory_comes_near_what_memory_reaches() -> None:
 
 def test_who_remembers_and_believes_rightly_knows_the_opponent_in_the_third_episode() -> None:
     # Without the pruning; the prototype simulated .32/.91/.94, .34/.88/.93 and -.11/.39/.58.
-    right = bayes_greedy(TRAIN, TRAIN, 3, NOISE)
+    right = bayes_greedy(TRAIN, TRAIN, 3)
     assert right == pytest.approx((0.327383, 0.915446, 0.938834), abs=1e-3)
     assert right[0] == pytest.approx(_greedy_value(TRAIN))
-    everyone = bayes_greedy(HELDOUT, TRAIN + HELDOUT, 3, NOISE)
+    everyone = bayes_greedy(HELDOUT, TRAIN + HELDOUT, 3)
     assert everyone == pytest.approx((0.342613, 0.887048, 0.933793), abs=1e-3)
     wrong = Rps().references("heldout", 3)["bayes"]
     assert wrong == pytest.approx((-0.129561, 0.369864, 0.576767), abs=1e-3)
