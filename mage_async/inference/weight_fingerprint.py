@@ -8,11 +8,12 @@ adapters that were not merged. Probe log-probs, of fixed probe tokens, also reve
 bytes were read, such as a matrix in another's place.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from hashlib import blake2b
+from operator import ne
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -132,11 +133,12 @@ def mismatch(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
     """Return why an engine's fingerprint differs from the learner's; empty if it agrees."""
     if published.version != loaded.version:
         return f"they are weights of version {published.version}"
-    if name := _first_difference(published.tensors, loaded.tensors):
+    if name := _first_difference(published.tensors, loaded.tensors, ne):
         return f"the digest of {name} is not the learner's"
     if published.sample and loaded.sample and published.sample != loaded.sample:
         return "the digest of a sample of their bytes is not the learner's"
-    if name := _first_apart(published, loaded):
+    are_apart = partial(_are_apart, bound=published.row_tolerance)
+    if name := _first_difference(published.row_checksums, loaded.row_checksums, are_apart):
         return f"a row of {name} is not the learner's"
     is_full = published.precision == loaded.precision == "float32"
     bound = TOLERANCES["float32" if is_full else "reduced"]
@@ -145,27 +147,17 @@ def mismatch(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
     return ""
 
 
-def _first_difference(published: dict[str, str], loaded: dict[str, str]) -> str:
-    """Return the first tensor whose sum differs; empty if none does or a side has no sums."""
+def _first_difference(
+    published: Mapping[str, Any], loaded: Mapping[str, Any], differ: Callable[[Any, Any], bool]
+) -> str:
+    """Return the first tensor whose values differ; empty if none do, or a side has no values."""
     if not published or not loaded:
         return ""
     names = sorted(published.keys() | loaded.keys())
-    return next((name for name in names if published.get(name) != loaded.get(name)), "")
+    return next((name for name in names if differ(published.get(name), loaded.get(name))), "")
 
 
-def _first_apart(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
-    """Return the first tensor whose row checksum differs; empty if a side has no row checksums."""
-    if not published.row_checksums or not loaded.row_checksums:
-        return ""
-    names = sorted(published.row_checksums.keys() | loaded.row_checksums.keys())
-    pairs = (
-        (name, published.row_checksums.get(name), loaded.row_checksums.get(name)) for name in names
-    )
-    bound = published.row_tolerance
-    return next((name for name, one, other in pairs if _is_apart(one, other, bound)), "")
-
-
-def _is_apart(one: float | None, other: float | None, bound: float) -> bool:
+def _are_apart(one: float | None, other: float | None, bound: float) -> bool:
     return one is not other if one is None or other is None else abs(one - other) > bound
 
 
@@ -285,9 +277,12 @@ class FingerprintBuilder:
         self, named: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the same tensors, taking the sum and the checked row of each."""
+        published = self._published
         for name, tensor in named:
-            if self._published:
-                self._look_at(name, tensor, self._published)
+            if published and published.tensors:
+                self._digests[name] = tensor_digest(name, tensor)
+            if published and published.row_checksums:
+                self._rows[name] = checked_row(tensor, published.version)
             yield name, tensor
 
     def fingerprint(
@@ -310,12 +305,6 @@ class FingerprintBuilder:
             else {},
             logprobs=logprobs,
         )
-
-    def _look_at(self, name: str, tensor: torch.Tensor, published: WeightFingerprint) -> None:
-        if published.tensors:
-            self._digests[name] = tensor_digest(name, tensor)
-        if published.row_checksums:
-            self._rows[name] = checked_row(tensor, published.version)
 
 
 def _body(file: Path) -> np.ndarray:

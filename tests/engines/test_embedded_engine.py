@@ -186,7 +186,7 @@ def test_a_context_released_while_it_is_completed_says_so(directory) -> None:
 def test_a_failing_forward_fails_whoever_waits_and_ends_the_engine(directory) -> None:
     async def main():
         async with EmbeddedEngine(directory, RULES) as engine:
-            engine._scheduler._model._cache.clear()  # what no caller can do
+            engine._scheduler.model._cache.clear()  # what no caller can do
             try:
                 await engine.complete(prompt("a"))
             finally:

@@ -195,7 +195,7 @@ class EmbeddedEngine:
 
     async def describe(self) -> str:
         """Describe model and memory in one line."""
-        return self._scheduler.describe()
+        return self._scheduler.model.describe()
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -243,11 +243,15 @@ class EmbeddedEngine:
 
     def _make_past_policy(self, version: int, path: Path) -> Scheduler:
         """Make the scheduler of a past version, with a quarter of the KV slots."""
-        own, tokens = self._scheduler, self._rules.max_tokens
-        shape, arithmetic = own.architecture, own.arithmetic
+        current = self._scheduler.model
         weights, _ = self._read(version, path)
-        slots = max(1, self._rules.max_contexts // 4)
-        model = Model(shape, weights, slots=slots, max_tokens=tokens, arithmetic=arithmetic)
+        model = Model(
+            current.architecture,
+            weights,
+            slots=max(1, self._rules.max_contexts // 4),
+            max_tokens=self._rules.max_tokens,
+            arithmetic=current.arithmetic,
+        )
         return Scheduler(model, now=time.perf_counter)
 
     def _read(self, version: int, path: Path) -> tuple[Weights, AcceptedWeights | None]:
@@ -257,7 +261,7 @@ class EmbeddedEngine:
     def _read_once(
         self, version: int, path: Path, published: WeightFingerprint | None
     ) -> tuple[Weights, WeightFingerprint]:
-        shape, arithmetic = self._scheduler.architecture, self._scheduler.arithmetic
+        shape, arithmetic = self._scheduler.model.architecture, self._scheduler.model.arithmetic
         is_sent = is_manifest(path)
         named = (
             self._receiver.receive(Manifest.read(path)).items() if is_sent else read_tensors(path)
