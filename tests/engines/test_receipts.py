@@ -145,7 +145,7 @@ def test_a_rival_has_a_receipt_too_and_a_model_directory_has_none(site: Site) ->
         async with EmbeddedEngine(site.folder / "policy", RULES, "actor-1") as engine:
             assert await engine.load(0, site.folder / "policy") is None
             with pytest.raises(WeightsRefused, match="the digest of lm_head"):
-                await engine.hold(1, FAULTS["another type"](site, 2 * TIMES - 1))
-            await engine.hold(1, site.publish())
+                await engine.load_past(1, FAULTS["another type"](site, 2 * TIMES - 1))
+            await engine.load_past(1, site.publish())
 
     asyncio.run(main())

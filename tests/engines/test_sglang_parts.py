@@ -27,7 +27,6 @@ from mage_services.engines.sglang import arguments, server
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import chosen, known_names
 from mage_services.engines.sglang.server import drew, nothing, spans_of
-from mage_services.engines.sglang.turns import Warming
 from mage_services.processes.child_process import Channel, frame
 
 RULES = EngineRules(
@@ -293,20 +292,6 @@ def test_weights_handed_over_last_are_freed_before_as_much_is_taken_again(
     loader._kept = np.zeros(1)
     last, alive = weakref.ref(loader._kept), []
     monkeypatch.setattr(server, "SHARED", tmp_path)
-    monkeypatch.setattr(server, "read_error", lambda path: "")
     monkeypatch.setattr(server, "_bucket", lambda path: alive.append(last() is not None))
     asyncio.run(loader.prepare(2, tmp_path / "v000002.safetensors"))
     assert alive == [False]
-
-
-def test_equal_prompts_wait_for_the_first_of_them() -> None:
-    warming: Warming[str] = Warming()
-    assert warming.enter("rules", "first")
-    assert not warming.enter("rules", "second")
-    assert not warming.enter("rules", "third")
-    assert warming.enter("others", "fourth")
-    assert warming.leave("rules") == ["second", "third"]
-    assert warming.leave("rules") == []
-    assert warming.enter("rules", "second")
-    assert not warming.enter("others", "fifth")
-    assert warming.clear() == ["fifth"]

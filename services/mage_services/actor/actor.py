@@ -233,11 +233,11 @@ class Actor:
             yield
             return
         engine = self._stage.engine
-        await engine.hold(rival.version, await self._bring(Path(rival.path)))
+        await engine.load_past(rival.version, await self._bring(Path(rival.path)))
         try:
             yield
         finally:
-            engine.let_go(rival.version)
+            engine.release_past(rival.version)
 
     def _account(self) -> None:
         """Enter the state of the time accounting: playing, or what is waited for."""

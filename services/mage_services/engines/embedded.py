@@ -11,13 +11,12 @@ seats, have schedulers of their own.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -32,6 +31,7 @@ from mage_async.inference.weight_fingerprint import (
     arrange_with_fingerprint,
 )
 from mage_async.inference.weights import Weights, read_tensors
+from mage_services.engines.engine import Engine, settle
 from mage_services.engines.weight_acceptance import read_again
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
 
@@ -60,10 +60,8 @@ class PastPolicies:
         self._reading = asyncio.Lock()
         self._past_s = 0.0
 
-    async def hold(self, version: int, path: Path) -> None:
-        """Hold a version until `let_go`; a version that is held twice must be let go twice.
-
-        Cancellation changes nothing.
+    async def load(self, version: int, path: Path) -> None:
+        """Load a version for one more user, unless it is in memory. Cancellation changes nothing.
 
         Raises:
             PolicyError: the file cannot be used.
@@ -75,8 +73,8 @@ class PastPolicies:
             held.num_users += 1
             self._held[version] = held  # the most recently used is the last
 
-    def let_go(self, version: int) -> None:
-        """Release a version; drop the least recently used versions without a user."""
+    def release(self, version: int) -> None:
+        """Take note that a user has finished; drop the least recently used unused versions."""
         self._held[version].num_users -= 1
         idle = [each for each, held in self._held.items() if not held.num_users]
         for each in idle[:-MAX_IDLE]:
@@ -106,8 +104,8 @@ class PastPolicies:
         return sum(each.statistics().cache_bytes for each in self.schedulers())
 
 
-class EmbeddedEngine:
-    """Serves a model directory on the CPU cores of this process; an `Engine`.
+class EmbeddedEngine(Engine):
+    """Serves a model directory on the CPU cores of this process.
 
     Args:
         directory: model directory; its weights are version 0.
@@ -118,6 +116,7 @@ class EmbeddedEngine:
     """
 
     def __init__(self, directory: Path, rules: EngineRules, name: str = "an engine") -> None:
+        super().__init__()
         model = Model.load(
             directory,
             slots=rules.max_contexts,
@@ -126,16 +125,11 @@ class EmbeddedEngine:
         )
         interrupts = rules.in_flight == "interrupt"
         self._scheduler = Scheduler(model, interrupts=interrupts, now=time.perf_counter)
-        self._past_policies, self._rules, self._name = (
-            PastPolicies(self._make_past_policy),
-            rules,
-            name,
-        )
+        self._past_policies = PastPolicies(self._make_past_policy)
+        self._rules, self._name = rules, name
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(rules.threads,)
         )
-        self._tasks = asyncio.TaskGroup()
-        self._driver: asyncio.Task[None] | None = None
         self._calls: list[tuple[Callable[[], None], asyncio.Future[Any] | None]] = []
         self._loads: list[tuple[int, Weights, asyncio.Future[None]]] = []
         self._receiver = Receiver()
@@ -153,13 +147,7 @@ class EmbeddedEngine:
                 self._post(partial(self._abort, prompt.context, future))
 
     async def load(self, version: int, path: Path) -> AcceptedWeights | None:
-        """Load weights; return when the next token will be sampled with them.
-
-        Cancellation leaves either the old weights or the new ones.
-
-        Raises:
-            PolicyError: the file cannot be used; the old weights stay.
-        """
+        """Load weights; return when the next token will be sampled with them."""
         self._promise()  # raises if the engine has ended
         weights, receipt = await asyncio.to_thread(self._read, version, path)
         future: asyncio.Future[None] = self._promise()
@@ -168,17 +156,13 @@ class EmbeddedEngine:
         await future
         return receipt
 
-    async def hold(self, version: int, path: Path) -> None:
-        """Hold a past version until `let_go`. Cancellation changes nothing.
+    async def load_past(self, version: int, path: Path) -> None:
+        """Keep a past version in memory until `release_past`."""
+        await self._past_policies.load(version, path)
 
-        Raises:
-            PolicyError: the file cannot be used.
-        """
-        await self._past_policies.hold(version, path)
-
-    def let_go(self, version: int) -> None:
-        """Release a held version; return at once."""
-        self._past_policies.let_go(version)
+    def release_past(self, version: int) -> None:
+        """Release a past version; return at once."""
+        self._past_policies.release(version)
 
     def release(self, context: str) -> None:
         """Forget a sequence; return at once."""
@@ -197,42 +181,25 @@ class EmbeddedEngine:
         """Describe model and memory in one line."""
         return self._scheduler.model.describe()
 
-    async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        self._driver = self._tasks.create_task(self._drive(), name="embedded engine")
-        self._driver.add_done_callback(self._fail_waiting)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop. A failure of the block is raised as it is, a failure of the engine as a group."""
-        assert self._driver is not None
-        self._driver.cancel()
-        is_cancelled = isinstance(error, asyncio.CancelledError)
-        try:
-            await self._tasks.__aexit__(*((kind, error, trace) if is_cancelled else (None,) * 3))
-        finally:
-            self._worker.shutdown()
+    def _work(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._drive()]
 
     async def _drive(self) -> None:
         """Run forwards while there is work. Cancellation discards the result of a forward."""
         loop = asyncio.get_running_loop()
-        while True:
-            await self._has_work.wait()
-            self._has_work.clear()
-            self._run_calls()
-            self._swap()
-            busy = [each for each in self._schedulers() if not each.is_idle]
-            if not busy:
-                continue
-            finished = await loop.run_in_executor(self._worker, _advance, busy)
-            self._deliver(finished)
-            await self._wait_for_next_prompts()
-            self._has_work.set()
+        with self._worker:  # its end waits for the forward that is being computed
+            while True:
+                await self._has_work.wait()
+                self._has_work.clear()
+                self._run_calls()
+                self._swap()
+                busy = [each for each in self._schedulers() if not each.is_idle]
+                if not busy:
+                    continue
+                for context, completion in await loop.run_in_executor(self._worker, _advance, busy):
+                    settle(self._completing.pop(context), None, completion)
+                await self._wait_for_next_prompts()
+                self._has_work.set()
 
     def _scheduler_of(self, rival: int | None) -> Scheduler:
         return self._scheduler if rival is None else self._past_policies.scheduler(rival)
@@ -282,17 +249,12 @@ class EmbeddedEngine:
         num_queued = -1
         while num_queued != len(self._calls):
             num_queued = len(self._calls)
-            await _one_pass()
+            await asyncio.sleep(0)  # every task that is ready runs once
 
     def _run_calls(self) -> None:
         calls, self._calls = self._calls, []
         for act, _ in calls:
             act()
-
-    def _deliver(self, finished: list[tuple[str, Completion]]) -> None:
-        for context, completion in finished:
-            future = self._completing.pop(context)
-            settle(future, None, completion)
 
     def _submit(self, prompt: Prompt, future: asyncio.Future[Completion]) -> None:
         if future.done():
@@ -321,35 +283,13 @@ class EmbeddedEngine:
         self._calls.append((act, future))
         self._has_work.set()
 
-    def _promise(self) -> asyncio.Future[Any]:
-        if self._driver is None or self._driver.done():
-            raise RunError("the engine does not run: use it inside its `async with`")
-        return asyncio.get_running_loop().create_future()
-
-    def _fail_waiting(self, driver: asyncio.Task[None]) -> None:
-        """Fail every waiting call: the engine has ended."""
-        error = None if driver.cancelled() else driver.exception()
+    def _fail(self, reason: BaseException) -> None:
         futures = [future for _, future in self._calls if future is not None]
         futures += [*self._completing.values(), *(future for _, _, future in self._loads)]
         for future in futures:
-            settle(future, error or RunError("the engine was closed"))
+            settle(future, reason)
 
 
 def _advance(schedulers: Sequence[Scheduler]) -> list[tuple[str, Completion]]:
     """Run one forward of each scheduler; return the completions, by context."""
     return [ended for scheduler in schedulers for ended in scheduler.advance()]
-
-
-def settle(future: asyncio.Future[Any], error: BaseException | None, result: object = None) -> None:
-    """Settle a future with a result or a failure, unless it is done."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
-
-
-async def _one_pass() -> None:
-    """Return once every ready task has run."""
-    await asyncio.sleep(0)

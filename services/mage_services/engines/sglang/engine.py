@@ -7,9 +7,9 @@ interrupted turns again from their prompts.
 """
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from mage_async.completion import Completion, Prompt, check_prompt
 from mage_async.config.schema import Sglang as EngineRules
@@ -17,6 +17,7 @@ from mage_async.errors import RunError
 from mage_async.inference.scheduler import Statistics
 from mage_async.inference.server_prefixes import TurnRequests
 from mage_async.inference.weight_fingerprint import AcceptedWeights
+from mage_services.engines.engine import Engine
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import chosen, installed, vocabulary
 from mage_services.engines.sglang.turns import PendingLoad, PendingTurn, TurnQueue
@@ -24,8 +25,8 @@ from mage_services.engines.sglang.watchdog import EngineWatchdog
 from mage_services.engines.sglang.weight_loads import WeightLoads
 
 
-class SglangEngine:
-    """Serves a model directory with an SGLang of its own; an `Engine`.
+class SglangEngine(Engine):
+    """Serves a model directory with an SGLang of its own.
 
     Args:
         directory: model directory; its weights are version 0.
@@ -52,6 +53,7 @@ class SglangEngine:
         silence_s: float,
         name: str = "an engine",
     ) -> None:
+        super().__init__()
         installed()
         self._vocabulary = vocabulary(directory)
         self._arguments = chosen(rules, directory, dtype=dtype, has_gpu=has_gpu)
@@ -60,9 +62,6 @@ class SglangEngine:
         self._watchdog = EngineWatchdog(
             self._start, self._on_message, self._die, threads=rules.threads, max_deaths=max_deaths
         )
-        self._tasks = asyncio.TaskGroup()
-        self._keeping: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._facts: asyncio.Future[str] | None = None
         self._busy: set[str] = set()
         """Contexts with a prompt that is being completed."""
@@ -83,28 +82,22 @@ class SglangEngine:
                 self._turns.give_up(pending)
 
     async def load(self, version: int, path: Path) -> AcceptedWeights | None:
-        """Load weights; return when the next token will be sampled with them or newer ones.
-
-        Cancellation leaves either the old weights or the new ones.
-
-        Raises:
-            PolicyError: the file cannot be used; the old weights stay.
-        """
-        self._check_runs()
+        """Load weights; return when the next token will be sampled with them or newer ones."""
+        self._promise()  # raises if the engine has ended
         await self._loads.prepare(version, path)
         weights = PendingLoad(version, path, self._promise())
         self._loads.add(weights)
         return await weights.future
 
-    async def hold(self, version: int, path: Path) -> None:
+    async def load_past(self, version: int, path: Path) -> None:
         """Raise RunError: an SGLang serves one version only."""
         raise RunError(
             f"SGLang cannot hold version {version} beside the current one: set "
             'engine.kind = "embedded", or population.rivals = 0'
         )
 
-    def let_go(self, version: int) -> None:
-        """Do nothing: no version is ever held."""
+    def release_past(self, version: int) -> None:
+        """Do nothing: there are no past versions."""
 
     def release(self, context: str) -> None:
         """Forget a sequence; SGLang evicts its keys when it needs room."""
@@ -130,28 +123,9 @@ class SglangEngine:
         """Number of processes after the first."""
         return self._watchdog.num_restarts
 
-    async def __aenter__(self) -> Self:
-        """Start SGLang's process; calls wait until it serves."""
-        await self._tasks.__aenter__()
+    def _work(self) -> list[Coroutine[Any, Any, None]]:
         self._facts = asyncio.get_running_loop().create_future()
-        self._keeping = self._tasks.create_task(self._watchdog.run(), name="sglang")
-        self._keeping.add_done_callback(self._fail_waiting)
-        self._watching = self._tasks.create_task(self._watchdog.watch(), name="watch sglang")
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop. A failure of the block is raised as it is, a failure of the engine as a group."""
-        assert self._keeping is not None
-        assert self._watching is not None
-        self._keeping.cancel()
-        self._watching.cancel()
-        is_cancelled = isinstance(error, asyncio.CancelledError)
-        await self._tasks.__aexit__(*((kind, error, trace) if is_cancelled else (None,) * 3))
+        return [self._watchdog.run(), self._watchdog.watch()]
 
     def _start(self, number: int) -> say.Start:
         """Make the first message for the process with a number; each has a seed of its own."""
@@ -192,18 +166,7 @@ class SglangEngine:
             )
         check_prompt(prompt, max_tokens=self._rules.max_tokens, vocabulary=self._vocabulary)
 
-    def _promise(self) -> asyncio.Future[Any]:
-        self._check_runs()
-        return asyncio.get_running_loop().create_future()
-
-    def _check_runs(self) -> None:
-        if self._keeping is None or self._keeping.done():
-            raise RunError("the engine does not run: use it inside its `async with`")
-
-    def _fail_waiting(self, watchdog: asyncio.Task[None]) -> None:
-        """Fail every waiting call: the engine has ended."""
-        error = None if watchdog.cancelled() else watchdog.exception()
-        reason = error or RunError("the engine was closed")
+    def _fail(self, reason: BaseException) -> None:
         self._turns.fail(reason)
         self._loads.fail(reason)
         assert self._facts is not None

@@ -2,7 +2,7 @@
 
     queue      filled by                            emptied by           bounded by
     held       ask, while weights are loaded        open                 trials
-    warming    ask, while an equal prompt is        Began or Drew of     trials
+    waiting    ask, while an equal prompt is        Began or Drew of     trials
                computed                             the first
 
 A turn consists of one request or more. After a death of SGLang's process, the next one samples the
@@ -11,10 +11,9 @@ interrupted turns again from their prompts.
 
 import asyncio
 import time
-from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Generic, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -25,7 +24,7 @@ from mage_async.inference.scheduler import Statistics
 from mage_async.inference.server_prefixes import Opened, Piece, ServerPrefixes, TurnRequests
 from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_async.policy_version import VersionRun
-from mage_services.engines.embedded import settle
+from mage_services.engines.engine import settle
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.messages import Draw, Drew
 from mage_services.engines.sglang.watchdog import EngineWatchdog
@@ -103,38 +102,6 @@ def piece_of(message: Drew, key_version: int) -> Piece:
     )
 
 
-T = TypeVar("T")
-
-
-class Warming(Generic[T]):
-    """Computes equal prompts once: the first goes ahead, the others wait for its keys.
-
-    A server that gets equal prompts at the same moment computes each of them. The trials of a
-    group, whose first prompts are equal, therefore wait for one of them.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[Hashable, list[T]] = {}
-
-    def enter(self, place: Hashable, who: T) -> bool:
-        """Return whether `who` goes first; otherwise it waits until `leave` returns it."""
-        if place not in self._waiting:
-            self._waiting[place] = []
-            return True
-        self._waiting[place].append(who)
-        return False
-
-    def leave(self, place: Hashable) -> list[T]:
-        """Return the waiting ones, after the first has computed its prompt or was aborted."""
-        return self._waiting.pop(place, [])
-
-    def clear(self) -> list[T]:
-        """Forget all prompts, and return the waiting ones."""
-        waited = [each for group in self._waiting.values() for each in group]
-        self._waiting.clear()
-        return waited
-
-
 MAX_DEATHS_OF_A_TURN = 3
 """A turn during which the process died this often may be the cause, and is lost."""
 
@@ -153,7 +120,10 @@ class TurnQueue:
         """Whether requests may be sent, and the version that they are sampled with."""
         self._held: list[PendingTurn] = []
         self._running: dict[str, PendingTurn] = {}
-        self._warming: Warming[PendingTurn] = Warming()
+        self._waiting: dict[tuple[int, bytes], list[PendingTurn]] = {}
+        """Turns that wait for an equal prompt, by its cache key. A server that got equal prompts at
+        the same moment would compute each of them. So of the trials of a group, whose first prompts
+        are equal, one goes first, and the others find its keys in the cache."""
         self._totals: dict[str, float] = dict.fromkeys(Statistics.__slots__, 0)
         self._busy_since, self._busy_s = 0.0, 0.0
 
@@ -237,7 +207,7 @@ class TurnQueue:
         self._is_open = False
         if self._running:
             self._busy_s += time.perf_counter() - self._busy_since
-        interrupted, waiting = list(self._running.values()), self._warming.clear()
+        interrupted, waiting = list(self._running.values()), chain(*self._waiting.values())
         for pending in interrupted:
             pending.num_deaths += 1
             if pending.num_deaths == MAX_DEATHS_OF_A_TURN:
@@ -250,11 +220,12 @@ class TurnQueue:
             pending.turn.restart()
             pending.rid, pending.is_warm = "", False
         self._running.clear()
+        self._waiting.clear()
         self.contexts.lose_keys(newest)
 
     def fail(self, reason: BaseException) -> None:
         """Fail every turn: the engine has ended."""
-        for pending in [*self._held, *self._running.values(), *self._warming.clear()]:
+        for pending in [*self._held, *self._running.values(), *chain(*self._waiting.values())]:
             settle(pending.future, reason)
 
     def totals(self) -> dict[str, float]:
@@ -271,9 +242,12 @@ class TurnQueue:
         if pending.future.done():
             return
         self._set_key_version(pending)
-        is_cold = pending.is_cold
-        if is_cold and not self._warming.enter(pending.cache_key(), pending):
+        is_cold, cache_key = pending.is_cold, pending.cache_key()
+        if is_cold and cache_key in self._waiting:
+            self._waiting[cache_key].append(pending)
             return
+        if is_cold:
+            self._waiting[cache_key] = []
         pending.rid = uuid4().hex
         if not self._running:
             self._busy_since = time.perf_counter()
@@ -306,7 +280,7 @@ class TurnQueue:
         """Send the turns that waited for this one's prompt."""
         if pending is None:
             return
-        for other in self._warming.leave(pending.cache_key()):
+        for other in self._waiting.pop(pending.cache_key(), []):
             other.is_warm = is_warm
             self.ask(other)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mage_async.config.schema import Sglang as EngineRules
 from mage_async.errors import PolicyError, RunError
-from mage_services.engines.embedded import settle
+from mage_services.engines.engine import settle
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.turns import PendingLoad, TurnQueue
 from mage_services.engines.sglang.watchdog import EVERYTHING, EngineWatchdog
