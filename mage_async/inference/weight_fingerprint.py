@@ -22,9 +22,9 @@ import torch
 from mage_async.completion import with_roles
 from mage_async.errors import UnreadableWeights
 from mage_async.inference.architecture import Architecture
-from mage_async.inference.arithmetic import Arithmetic, BFloat16
+from mage_async.inference.arithmetic import Arithmetic
 from mage_async.inference.model import Model
-from mage_async.inference.weights import Weights, as_weights
+from mage_async.inference.weights import Weights
 
 DIGEST_BYTES = 8
 UNSEEN = "unseen"
@@ -317,37 +317,10 @@ def _body(file: Path) -> np.ndarray:
         raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
 
 
-def arrange_with_fingerprint(
-    version: int,
-    named: Iterable[tuple[str, torch.Tensor]],
-    architecture: Architecture,
-    path: Path,
-    arithmetic: Arithmetic,
-    *,
-    is_sent: bool,
-    published: WeightFingerprint | None,
-) -> tuple[Weights, WeightFingerprint]:
-    """Arrange an embedded engine's weights as `as_weights` does, and compute their fingerprint.
-
-    Args:
-        path: the file of the weights, or the manifest of those that are sent.
-
-    Raises:
-        PolicyError: the tensors are another model's.
-    """
-    observed = FingerprintBuilder(published, None if is_sent else path)
-    passing = observed.passing(named)
-    weights = as_weights(passing, architecture, str(path), arithmetic, copies=is_sent)
-    scores = published is not None and published.logprobs
-    logprobs = _engine_logprobs(weights, architecture, arithmetic) if scores else ()
-    is_rounded = isinstance(arithmetic, BFloat16)
-    precision = precision_of(torch.bfloat16 if is_rounded else torch.float32)
-    return weights, observed.fingerprint(version, precision, logprobs)
-
-
-def _engine_logprobs(
+def probe_logprobs(
     weights: Weights, architecture: Architecture, arithmetic: Arithmetic
 ) -> tuple[float, ...]:
+    """Compute an embedded engine's log-probs of the probe tokens after the first, in nats."""
     model = Model(
         architecture, weights, slots=1, max_tokens=NUM_PROBE_TOKENS, arithmetic=arithmetic
     )

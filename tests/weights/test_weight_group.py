@@ -24,7 +24,7 @@ receiver = Receiver()
 for line in sys.stdin:
     manifest = Manifest.read(Path(line.strip()))
     try:
-        got = receiver.receive(manifest)
+        got = dict(receiver.receive(manifest))
         print(json.dumps({name: one.tolist() for name, one in got.items()}), flush=True)
     except PolicyError as error:
         print(json.dumps(str(error)), flush=True)

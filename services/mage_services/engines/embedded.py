@@ -23,14 +23,17 @@ import torch
 from mage_async.completion import Completion, Prompt
 from mage_async.config.schema import Embedded as EngineRules
 from mage_async.errors import MageError, RunError
+from mage_async.inference.arithmetic import BFloat16
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, Statistics
 from mage_async.inference.weight_fingerprint import (
     AcceptedWeights,
+    FingerprintBuilder,
     WeightFingerprint,
-    arrange_with_fingerprint,
+    precision_of,
+    probe_logprobs,
 )
-from mage_async.inference.weights import Weights, read_tensors
+from mage_async.inference.weights import Weights, as_weights, read_tensors
 from mage_services.engines.engine import Engine, settle
 from mage_services.engines.weight_acceptance import read_again
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
@@ -94,14 +97,14 @@ class PastPolicies:
         """Return the schedulers of all held versions."""
         return [held.scheduler for held in self._held.values()]
 
-    def forward_s(self) -> float:
-        """Return the time spent in forwards of past versions, in seconds."""
-        own = (each.statistics().forward_s for each in self.schedulers())
-        return self._past_s + sum(own)
-
-    def cache_bytes(self) -> int:
-        """Return the memory of their KV caches, in bytes."""
-        return sum(each.statistics().cache_bytes for each in self.schedulers())
+    def add_to(self, current: Statistics) -> Statistics:
+        """Return the statistics of the current version with time and memory of past versions."""
+        own = [each.statistics() for each in self.schedulers()]
+        return replace(
+            current,
+            forward_s=current.forward_s + self._past_s + sum(each.forward_s for each in own),
+            cache_bytes=current.cache_bytes + sum(each.cache_bytes for each in own),
+        )
 
 
 class EmbeddedEngine(Engine):
@@ -170,12 +173,7 @@ class EmbeddedEngine(Engine):
 
     def statistics(self) -> Statistics:
         """Return the statistics up to now, with those of past versions."""
-        own = self._scheduler.statistics()
-        return replace(
-            own,
-            forward_s=own.forward_s + self._past_policies.forward_s(),
-            cache_bytes=own.cache_bytes + self._past_policies.cache_bytes(),
-        )
+        return self._past_policies.add_to(self._scheduler.statistics())
 
     async def describe(self) -> str:
         """Describe model and memory in one line."""
@@ -228,14 +226,17 @@ class EmbeddedEngine(Engine):
     def _read_once(
         self, version: int, path: Path, published: WeightFingerprint | None
     ) -> tuple[Weights, WeightFingerprint]:
-        shape, arithmetic = self._scheduler.model.architecture, self._scheduler.model.arithmetic
-        is_sent = is_manifest(path)
-        named = (
-            self._receiver.receive(Manifest.read(path)).items() if is_sent else read_tensors(path)
+        model, is_sent = self._scheduler.model, is_manifest(path)
+        named = self._receiver.receive(Manifest.read(path)) if is_sent else read_tensors(path)
+        builder = FingerprintBuilder(published, None if is_sent else path)
+        weights = as_weights(
+            builder.passing(named), model.architecture, str(path), model.arithmetic, copies=is_sent
         )
-        return arrange_with_fingerprint(
-            version, named, shape, path, arithmetic, is_sent=is_sent, published=published
-        )
+        scores = published is not None and published.logprobs
+        logprobs = probe_logprobs(weights, model.architecture, model.arithmetic) if scores else ()
+        is_rounded = isinstance(model.arithmetic, BFloat16)
+        precision = precision_of(torch.bfloat16 if is_rounded else torch.float32)
+        return weights, builder.fingerprint(version, precision, logprobs)
 
     def _swap(self) -> None:
         loads, self._loads = self._loads, []

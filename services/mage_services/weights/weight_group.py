@@ -142,14 +142,14 @@ class Receiver:
     def __init__(self) -> None:
         self._port, self._name, self._group = 0, "", None
 
-    def receive(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        """Ask for a version and receive it, on the CPU.
+    def receive(self, manifest: Manifest) -> list[tuple[str, torch.Tensor]]:
+        """Request a version and receive its tensors by name, on the CPU.
 
         Raises:
-            PolicyError: the learner is gone, or has it no longer.
+            UnreadableWeights: the learner is gone, or keeps this version no longer.
         """
         store = store_of(manifest.port)
-        is_new = self._port != manifest.port  # a learner we have not met
+        is_new = self._port != manifest.port  # a learner that this engine has not met
         if is_new:
             self._name = uuid4().hex
         number = ask(store, self._name, manifest.version)
@@ -157,10 +157,10 @@ class Receiver:
             if is_new:
                 self._group = join(store, self._name, rank=1, backend=manifest.backend)
                 self._port = manifest.port
-            said = answer(store, number)
-            if said != SENDING:
-                raise UnreadableWeights(f"weights of version {manifest.version}: {said}")
-            return dict(self._take(manifest))
+            reply = answer(store, number)
+            if reply != SENDING:
+                raise UnreadableWeights(f"weights of version {manifest.version}: {reply}")
+            return list(self._take(manifest))
         except RuntimeError as error:
             raise UnreadableWeights(f"weights of version {manifest.version}: {error}") from error
 

@@ -104,8 +104,8 @@ class SglangEngine(Engine):
         self._turns.contexts.release(context)
 
     def statistics(self) -> Statistics:
-        """Return statistics; `forward_s` is the time in which any request was under way."""
-        return Statistics(**self._turns.totals() | self._loads.totals())
+        """Return the statistics up to now."""
+        return self._turns.statistics()
 
     async def describe(self) -> str:
         """Wait until the process serves, and describe it in one line."""

@@ -11,7 +11,7 @@ interrupted turns again from their prompts.
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from uuid import uuid4
@@ -124,8 +124,8 @@ class TurnQueue:
         """Turns that wait for an equal prompt, by its cache key. A server that got equal prompts at
         the same moment would compute each of them. So of the trials of a group, whose first prompts
         are equal, one goes first, and the others find its keys in the cache."""
-        self._totals: dict[str, float] = dict.fromkeys(Statistics.__slots__, 0)
-        self._busy_since, self._busy_s = 0.0, 0.0
+        self.totals = Statistics()
+        self._busy_since = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -206,7 +206,7 @@ class TurnQueue:
         """
         self._is_open = False
         if self._running:
-            self._busy_s += time.perf_counter() - self._busy_since
+            self.totals.forward_s += time.perf_counter() - self._busy_since
         interrupted, waiting = list(self._running.values()), chain(*self._waiting.values())
         for pending in interrupted:
             pending.num_deaths += 1
@@ -228,14 +228,15 @@ class TurnQueue:
         for pending in [*self._held, *self._running.values(), *chain(*self._waiting.values())]:
             settle(pending.future, reason)
 
-    def totals(self) -> dict[str, float]:
-        """Return totals by the names of `Statistics`."""
-        running = time.perf_counter() - self._busy_since if self._running else 0.0
-        return self._totals | {
-            "num_contexts": len(self.contexts),
-            "num_waiting": len(self._held),
-            "forward_s": self._busy_s + running,
-        }
+    def statistics(self) -> Statistics:
+        """Return the statistics up to now; `forward_s` is the time with a request under way."""
+        running_s = time.perf_counter() - self._busy_since if self._running else 0.0
+        return replace(
+            self.totals,
+            num_contexts=len(self.contexts),
+            num_waiting=len(self._held),
+            forward_s=self.totals.forward_s + running_s,
+        )
 
     def _submit(self, pending: PendingTurn) -> None:
         """Send a turn's next request, unless an equal prompt is being computed."""
@@ -274,7 +275,7 @@ class TurnQueue:
     def _note_idle(self) -> None:
         """If no request is under way any more, add the busy time until now."""
         if not self._running:
-            self._busy_s += time.perf_counter() - self._busy_since
+            self.totals.forward_s += time.perf_counter() - self._busy_since
 
     def _release_waiting(self, pending: PendingTurn | None, *, is_warm: bool) -> None:
         """Send the turns that waited for this one's prompt."""
@@ -289,13 +290,11 @@ class TurnQueue:
         completion = pending.turn.completion(pending.opened)
         self.contexts.close(pending.turn.prompt, completion.tokens)
         self._watchdog.reset_deaths()
-        for name, value in {
-            "num_completions": 1,
-            "num_prompt_tokens": len(pending.turn.prompt.tokens),
-            "num_reused_tokens": completion.num_reused,
-            "num_repeated_tokens": completion.num_repeated,
-            "num_extension_faults": not completion.is_extension,
-            "num_generated_tokens": len(completion.tokens),
-        }.items():
-            self._totals[name] += value
+        totals = self.totals
+        totals.num_completions += 1
+        totals.num_prompt_tokens += len(pending.turn.prompt.tokens)
+        totals.num_reused_tokens += completion.num_reused
+        totals.num_repeated_tokens += completion.num_repeated
+        totals.num_extension_faults += not completion.is_extension
+        totals.num_generated_tokens += len(completion.tokens)
         settle(pending.future, None, completion)

@@ -44,7 +44,6 @@ class WeightLoads:
         """Version that the process uses; -1 while there is no process."""
         self._wanted: tuple[int, Path] = (0, directory)
         """Version and path of the newest weights that were loaded."""
-        self._num_loads, self._stall_s = 0, 0.0
 
     @property
     def interrupts_turns(self) -> bool:
@@ -95,8 +94,8 @@ class WeightLoads:
             raise RunError(f"the weights of version {weights.version} are gone: {message.error}")
         if not message.error:
             self._wanted = weights.version, weights.path
-            self._num_loads += 1
-            self._stall_s += message.stall_s
+            self._turns.totals.num_loads += 1
+            self._turns.totals.stall_s += message.stall_s
         error = self._error_of(message, weights)
         for each in settled:
             settle(each.future, error, message.receipt if each is weights else None)
@@ -122,10 +121,6 @@ class WeightLoads:
         """Fail every load: the engine has ended."""
         for weights in self._loads:
             settle(weights.future, reason)
-
-    def totals(self) -> dict[str, float]:
-        """Return totals by the names of `Statistics`."""
-        return {"num_loads": self._num_loads, "stall_s": self._stall_s}
 
     def _error_of(self, message: say.Loaded, weights: PendingLoad) -> PolicyError | None:
         if message.is_refused:
