@@ -67,11 +67,11 @@ from mage_services.weights.weight_group import (
     HOST,
     SENDING,
     Manifest,
-    answer,
-    ask,
+    connect,
     is_manifest,
     on_disk,
-    store_of,
+    request_version,
+    wait_for_answer,
 )
 
 Update = Callable[[], Awaitable[str]]
@@ -432,15 +432,15 @@ class Loader:
 
     async def _ask(self, manifest: Manifest) -> Update:
         """Ask the learner to send weights, and wait until it is ready."""
-        store = await asyncio.to_thread(store_of, manifest.port)
+        store = await asyncio.to_thread(connect, manifest.port)
         is_new = self._port != manifest.port  # a learner that was started since
         if is_new:
             self._group = uuid4().hex
         members = 1 + self._manager.server_args.tp_size
-        number = ask(store, self._group, manifest.version, members)
+        number = request_version(store, self._group, manifest.version, members)
         if is_new:
             await self._join(manifest, members)
-        reply = await asyncio.to_thread(answer, store, number)
+        reply = await asyncio.to_thread(wait_for_answer, store, number)
         if reply != SENDING:
             raise UnreadableWeights(f"weights of version {manifest.version}: {reply}")
         return partial(self._in_session, partial(self._receive, manifest))
