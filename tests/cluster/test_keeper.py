@@ -108,7 +108,7 @@ def test_the_learners_secret_key_stays_on_its_node(root: Path) -> None:
     spec = ProcessSpec("actor-0", "asked_for", (str(root),), root / "own.log", threads=1)
     folder = root / "node"
     folder.mkdir()
-    settled = asyncio.run(keeper._settled(spec, folder))
+    settled = asyncio.run(keeper._spec_in(spec, folder))
     assert {file.name for file in (folder / "keys").iterdir()} == {
         "learner.key",
         "actor.key_secret",

@@ -48,7 +48,7 @@ from mage_services.processes.process import (
     ACTOR,
     Status,
     TimeAccounting,
-    give_way,
+    lower_priority,
     run_process,
     ticks,
 )
@@ -371,5 +371,5 @@ async def _report_engine(engine: Engine, status: Status) -> None:
 
 
 if __name__ == "__main__":
-    give_way(ACTOR)
+    lower_priority(ACTOR)
     run_process(lambda status: main(read_startup("An actor of a run.", status), status))

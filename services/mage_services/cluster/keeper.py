@@ -69,7 +69,7 @@ class Keeper:
         """
         with TemporaryDirectory(prefix="mage-node-") as folder:
             if self._source is not None:
-                spec = await self._settled(spec, Path(folder))
+                spec = await self._spec_in(spec, Path(folder))
             self._child = child = await SupervisedProcess.start(spec)
             async for event in child.events(silence_s):
                 if event["event"] == "wants":
@@ -90,8 +90,8 @@ class Keeper:
         """Wait for the end of the process and return its exit code."""
         return 0 if self._child is None else await self._child.wait()
 
-    async def _settled(self, spec: ProcessSpec, folder: Path) -> ProcessSpec:
-        """The process as it starts in a folder of its own, which has the keys."""
+    async def _spec_in(self, spec: ProcessSpec, folder: Path) -> ProcessSpec:
+        """Bring the keys to a folder of this node; return the spec of a process that uses it."""
         run = RunDirectory(folder)
         run.logs.mkdir()
         wanted = {folder / "keys" / name: self._keys / name for name in ACTOR_KEYS}

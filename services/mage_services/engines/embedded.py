@@ -133,7 +133,7 @@ class EmbeddedEngine(Engine):
         self._worker = ThreadPoolExecutor(
             1, "embedded engine", initializer=torch.set_num_threads, initargs=(rules.threads,)
         )
-        self._calls: list[tuple[Callable[[], None], asyncio.Future[Any] | None]] = []
+        self._calls: list[Callable[[], None]] = []
         self._loads: list[tuple[int, Weights, asyncio.Future[None]]] = []
         self._receiver = Receiver()
         self._completing: dict[str, asyncio.Future[Completion]] = {}
@@ -142,7 +142,7 @@ class EmbeddedEngine(Engine):
     async def complete(self, prompt: Prompt) -> Completion:
         """Sample a completion. Cancellation aborts it; the sequence keeps its keys and values."""
         future: asyncio.Future[Completion] = self._promise()
-        self._post(partial(self._submit, prompt, future), future)
+        self._post(partial(self._submit, prompt, future))
         try:
             return await future
         finally:
@@ -151,7 +151,7 @@ class EmbeddedEngine(Engine):
 
     async def load(self, version: int, path: Path) -> AcceptedWeights | None:
         """Load weights; return when the next token will be sampled with them."""
-        self._promise()  # raises if the engine has ended
+        self._check_runs()
         weights, receipt = await asyncio.to_thread(self._read, version, path)
         future: asyncio.Future[None] = self._promise()
         self._loads.append((version, weights, future))
@@ -254,8 +254,8 @@ class EmbeddedEngine(Engine):
 
     def _run_calls(self) -> None:
         calls, self._calls = self._calls, []
-        for act, _ in calls:
-            act()
+        for call in calls:
+            call()
 
     def _submit(self, prompt: Prompt, future: asyncio.Future[Completion]) -> None:
         if future.done():
@@ -280,15 +280,9 @@ class EmbeddedEngine(Engine):
         for scheduler in self._schedulers():
             scheduler.release(context)
 
-    def _post(self, act: Callable[[], None], future: asyncio.Future[Any] | None = None) -> None:
-        self._calls.append((act, future))
+    def _post(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
         self._has_work.set()
-
-    def _fail(self, reason: BaseException) -> None:
-        futures = [future for _, future in self._calls if future is not None]
-        futures += [*self._completing.values(), *(future for _, _, future in self._loads)]
-        for future in futures:
-            settle(future, reason)
 
 
 def _advance(schedulers: Sequence[Scheduler]) -> list[tuple[str, Completion]]:

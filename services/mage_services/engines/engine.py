@@ -27,6 +27,8 @@ class Engine(ABC):
     def __init__(self) -> None:
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
+        self._promises: set[asyncio.Future[Any]] = set()
+        """Results that callers wait for."""
 
     @abstractmethod
     async def complete(self, prompt: Prompt) -> Completion:
@@ -76,19 +78,21 @@ class Engine(ABC):
     def _work(self) -> list[Coroutine[Any, Any, None]]:
         """Return the coroutines that run until the engine ends, as a task each."""
 
-    @abstractmethod
-    def _fail(self, reason: BaseException) -> None:
-        """Fail every waiting call: the engine has ended."""
+    def _check_runs(self) -> None:
+        if not self._tasks or any(task.done() for task in self._tasks):
+            raise RunError("the engine does not run: use it inside its `async with`")
 
     def _promise(self) -> asyncio.Future[Any]:
-        """Return a future that the engine settles.
+        """Return a future, which fails if the engine ends before the future is settled.
 
         Raises:
             RunError: the engine does not run.
         """
-        if not self._tasks or any(task.done() for task in self._tasks):
-            raise RunError("the engine does not run: use it inside its `async with`")
-        return asyncio.get_running_loop().create_future()
+        self._check_runs()
+        future = asyncio.get_running_loop().create_future()
+        self._promises.add(future)
+        future.add_done_callback(self._promises.discard)
+        return future
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
@@ -112,8 +116,10 @@ class Engine(ABC):
         await self._group.__aexit__(*((kind, error, trace) if is_cancelled else (None,) * 3))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Fail every waiting call: the engine has ended."""
         error = None if task.cancelled() else task.exception()
-        self._fail(error or RunError("the engine was closed"))
+        for future in self._promises:
+            settle(future, error or RunError("the engine was closed"))
 
 
 def settle(future: asyncio.Future[Any], error: BaseException | None, result: object = None) -> None:

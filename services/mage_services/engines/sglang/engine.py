@@ -83,7 +83,7 @@ class SglangEngine(Engine):
 
     async def load(self, version: int, path: Path) -> AcceptedWeights | None:
         """Load weights; return when the next token will be sampled with them or newer ones."""
-        self._promise()  # raises if the engine has ended
+        self._check_runs()
         await self._loads.prepare(version, path)
         weights = PendingLoad(version, path, self._promise())
         self._loads.add(weights)
@@ -166,9 +166,8 @@ class SglangEngine(Engine):
             )
         check_prompt(prompt, max_tokens=self._rules.max_tokens, vocabulary=self._vocabulary)
 
-    def _fail(self, reason: BaseException) -> None:
-        self._turns.fail(reason)
-        self._loads.fail(reason)
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        super()._task_ended(task)
         assert self._facts is not None
         if not self._facts.done():
             self._facts.cancel()

@@ -223,11 +223,6 @@ class TurnQueue:
         self._waiting.clear()
         self.contexts.lose_keys(newest)
 
-    def fail(self, reason: BaseException) -> None:
-        """Fail every turn: the engine has ended."""
-        for pending in [*self._held, *self._running.values(), *chain(*self._waiting.values())]:
-            settle(pending.future, reason)
-
     def statistics(self) -> Statistics:
         """Return the statistics up to now; `forward_s` is the time with a request under way."""
         running_s = time.perf_counter() - self._busy_since if self._running else 0.0

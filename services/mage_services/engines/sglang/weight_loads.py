@@ -117,11 +117,6 @@ class WeightLoads:
         self._served = -1
         return self._loads[-1].version if self._loads else self._wanted[0]
 
-    def fail(self, reason: BaseException) -> None:
-        """Fail every load: the engine has ended."""
-        for weights in self._loads:
-            settle(weights.future, reason)
-
     def _error_of(self, message: say.Loaded, weights: PendingLoad) -> PolicyError | None:
         if message.is_refused:
             return refusal(self._name, weights.version, weights.path, message.error)
