@@ -60,7 +60,11 @@ class SglangEngine(Engine):
         self._seed = seed
         self._directory, self._rules = directory, rules
         self._watchdog = EngineWatchdog(
-            self._start, self._on_message, self._die, threads=rules.threads, max_deaths=max_deaths
+            self._start,
+            self._on_message,
+            self._on_death,
+            threads=rules.threads,
+            max_deaths=max_deaths,
         )
         self._facts: asyncio.Future[str] | None = None
         self._busy: set[str] = set()
@@ -73,13 +77,13 @@ class SglangEngine(Engine):
         self._check(prompt)
         pending = PendingTurn(TurnRequests(prompt, self._rules.max_tokens), self._promise())
         self._busy.add(prompt.context)
-        self._turns.ask(pending)
+        self._turns.request(pending)
         try:
             return await pending.future
         finally:
             self._busy.discard(prompt.context)
             if pending.future.cancelled():
-                self._turns.give_up(pending)
+                self._turns.abort(pending)
 
     async def load(self, version: int, path: Path) -> AcceptedWeights | None:
         """Load weights; return when the next token will be sampled with them or newer ones."""
@@ -137,13 +141,13 @@ class SglangEngine(Engine):
             case say.Serving():
                 self._serve(message)
             case say.Began():
-                self._turns.began(message.rid)
+                self._turns.take_began(message.rid)
             case say.Drew():
-                self._turns.take(message, may_abort=self._loads.interrupts_turns)
+                self._turns.take_drew(message, may_abort=self._loads.interrupts_turns)
             case say.Refused():
-                self._turns.refuse(message)
+                self._turns.take_refused(message)
             case say.Prepared():
-                self._loads.take_ready()
+                self._loads.take_prepared()
             case say.Loaded():
                 self._loads.take_loaded(message)
             case _:
@@ -153,11 +157,11 @@ class SglangEngine(Engine):
         assert self._facts is not None
         if not self._facts.done():
             self._facts.set_result(message.facts)
-        self._loads.serve()
+        self._loads.take_serving()
 
-    def _die(self) -> None:
+    def _on_death(self) -> None:
         """Handle the process's death, which loses all keys and all requests under way."""
-        self._turns.die(self._loads.die())
+        self._turns.take_death(self._loads.take_death())
 
     def _check(self, prompt: Prompt) -> None:
         if prompt.context in self._busy:

@@ -1,9 +1,9 @@
 """The queue of turns of an SGLang engine.
 
     queue      filled by                            emptied by           bounded by
-    held       ask, while weights are loaded        open                 trials
-    waiting    ask, while an equal prompt is        Began or Drew of     trials
-               computed                             the first
+    held       request, during a load               resume               trials
+    waiting    request, while an equal prompt is    `Began` or `Drew`    trials
+               computed                             of the first
 
 A turn consists of one request or more. After a death of SGLang's process, the next one samples the
 interrupted turns again from their prompts.
@@ -59,8 +59,8 @@ class PendingTurn:
         """Name the turn in an error."""
         return f"context {self.turn.prompt.context!r}"
 
-    def request(self, *, says_when_it_began: bool) -> Draw:
-        """Make its next request."""
+    def next_draw(self, *, says_when_it_began: bool) -> Draw:
+        """Make the message that starts its next request."""
         prompt = self.turn.prompt
         return Draw(
             rid=self.rid,
@@ -132,29 +132,29 @@ class TurnQueue:
         """Whether requests may be sent: a process serves, and no load is under way."""
         return self._is_open
 
-    def ask(self, pending: PendingTurn) -> None:
+    def request(self, pending: PendingTurn) -> None:
         """Send a turn's next request as soon as one may be sent."""
         if self._is_open:
             self._submit(pending)
         else:
             self._held.append(pending)
 
-    def open(self, version: int) -> None:
+    def resume(self, version: int) -> None:
         """Send the held turns; the process uses weights of this version."""
         self._is_open, self._version = True, version
         held, self._held = self._held, []
         for pending in held:
             self._submit(pending)
 
-    def hold_back(self) -> None:
-        """Send nothing until `open`: weights are loaded."""
+    def pause(self) -> None:
+        """Send nothing until `resume`: weights are being loaded."""
         self._is_open = False
 
-    def began(self, rid: str) -> None:
+    def take_began(self, rid: str) -> None:
         """Handle `Began`: the keys of a request's prompt are in the cache."""
         self._release_waiting(self._running.get(rid), is_warm=True)
 
-    def take(self, message: say.Drew, *, may_abort: bool) -> None:
+    def take_drew(self, message: say.Drew, *, may_abort: bool) -> None:
         """Handle `Drew`: deliver the turn's completion, or send its next request.
 
         Args:
@@ -175,9 +175,9 @@ class TurnQueue:
         if pending.turn.is_done:
             self._deliver(pending)
         else:
-            self.ask(pending)
+            self.request(pending)
 
-    def refuse(self, message: say.Refused) -> None:
+    def take_refused(self, message: say.Refused) -> None:
         """Handle `Refused`: fail the turn."""
         self._watchdog.answered(message.rid)
         pending = self._end(message.rid)
@@ -186,7 +186,7 @@ class TurnQueue:
                 pending.future, RunError(f"{pending.name()}: SGLang refuses it: {message.reason}")
             )
 
-    def give_up(self, pending: PendingTurn) -> None:
+    def abort(self, pending: PendingTurn) -> None:
         """Abort a turn whose caller was cancelled."""
         if pending in self._held:
             self._held.remove(pending)
@@ -198,7 +198,7 @@ class TurnQueue:
             self._watchdog.send(say.Abort(rid=rid))
             self._release_waiting(pending, is_warm=False)
 
-    def die(self, newest: int) -> None:
+    def take_death(self, newest: int) -> None:
         """Handle the process's death: all keys and all requests under way are lost.
 
         Args:
@@ -248,7 +248,7 @@ class TurnQueue:
         if not self._running:
             self._busy_since = time.perf_counter()
         self._running[pending.rid] = pending
-        self._watchdog.send(pending.request(says_when_it_began=is_cold))
+        self._watchdog.send(pending.next_draw(says_when_it_began=is_cold))
 
     def _set_key_version(self, pending: PendingTurn) -> None:
         prompt = pending.turn.prompt
@@ -278,7 +278,7 @@ class TurnQueue:
             return
         for other in self._waiting.pop(pending.cache_key(), []):
             other.is_warm = is_warm
-            self.ask(other)
+            self.request(other)
 
     def _deliver(self, pending: PendingTurn) -> None:
         assert pending.opened is not None
