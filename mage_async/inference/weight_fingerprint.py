@@ -28,6 +28,7 @@ from mage_async.inference.weights import Weights
 
 DIGEST_BYTES = 8
 UNSEEN = "unseen"
+"""Digest of weights that were never in host memory, so that no sum of their bytes was taken."""
 NUM_PROBE_TOKENS = 32
 _STRIDE = 2_654_435_761
 """A prime larger than every vocabulary: its multiples visit all tokens, and rows, far apart."""
@@ -94,7 +95,7 @@ def read_fingerprint(text: str, where: str) -> WeightFingerprint:
         UnreadableWeights: the text is no fingerprint; the message begins with `where`.
     """
     try:
-        return _DECODER.decode(text)
+        return msgspec.json.decode(text, type=WeightFingerprint)
     except msgspec.MsgspecError as error:
         raise UnreadableWeights(f"{where}: its receipt cannot be read: {error}") from error
 
@@ -159,9 +160,6 @@ def _first_difference(
 
 def _are_apart(one: float | None, other: float | None, bound: float) -> bool:
     return one is not other if one is None or other is None else abs(one - other) > bound
-
-
-_DECODER = msgspec.json.Decoder(WeightFingerprint)
 
 
 # Row checksums: one number for one row of each tensor, of another row in each version. The learner

@@ -319,7 +319,7 @@ async def main(startup: Startup, status: Status) -> None:
     )
     keys = keys_in(actor_keys, startup.keys)
     with PeerChannel(startup.address, hello, keys=keys) as channel:
-        files = RunFiles(status, startup.asks)
+        files = RunFiles(status, startup.is_remote)
         reason = await play(channel, config, startup.run.policy, startup.name, status, files.bring)
     status.send("done", reason=reason)
 

@@ -41,7 +41,7 @@ def fingerprint_at(path: Path) -> WeightFingerprint | None:
     return published_fingerprint(path) if is_published(path) else None
 
 
-def promised(path: Path) -> tuple[WeightFingerprint | None, FingerprintBuilder]:
+def observe_published(path: Path) -> tuple[WeightFingerprint | None, FingerprintBuilder]:
     """Return the learner's fingerprint, and a builder that has seen the file's tensors.
 
     The builder has seen nothing of a model directory, and nothing of weights that are sent.

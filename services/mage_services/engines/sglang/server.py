@@ -61,7 +61,7 @@ from mage_services.engines.sglang.arguments import (
     vocabulary,
 )
 from mage_services.engines.sglang.messages import Drew
-from mage_services.engines.weight_acceptance import accepted, is_published, promised
+from mage_services.engines.weight_acceptance import accepted, is_published, observe_published
 from mage_services.processes.child_process import Channel, inherited_socket
 from mage_services.weights.weight_group import (
     HOST,
@@ -85,7 +85,7 @@ class _Running:
     task: asyncio.Task[None]
     cuts: list[tuple[int, int]]
     """(tokens received, version) at its beginning and at each change of weights since."""
-    num_heard: int = 0
+    num_received: int = 0
     """Tokens received."""
     is_aborted: bool = False
 
@@ -105,7 +105,7 @@ class Server:
         precision: Precision = "reduced",
     ) -> None:
         self._manager, self._send, self._says_spans = manager, send, says_spans
-        self._version, self._good = version, directory
+        self._version, self._good_path = version, directory
         self._shapes = tensor_shapes(directory)
         self._loader = Loader(manager, vocabulary(directory), precision, has_sessions=has_sessions)
         self._ready: tuple[int, str, Update] | None = None
@@ -144,10 +144,10 @@ class Server:
         meta: dict[str, Any] = {}
         try:
             async for reply in self._manager.generate_request(_request(ask, is_streamed), None):
-                if ask.says_when_it_began and not running.num_heard:
+                if ask.says_when_it_began and not running.num_received:
                     self._send(say.Began(rid=ask.rid))
                 meta = reply["meta_info"]
-                running.num_heard = len(meta.get("output_token_logprobs") or ())
+                running.num_received = len(meta.get("output_token_logprobs") or ())
         except ValueError as error:  # it cannot be served, or was aborted before it ran
             if running.is_aborted:
                 return nothing(ask.rid)
@@ -192,7 +192,7 @@ class Server:
         """
         try:
             update = await self._update_of(ask)
-            published, observed = await asyncio.to_thread(promised, Path(ask.path))
+            published, observed = await asyncio.to_thread(observe_published, Path(ask.path))
         except PolicyError as error:
             is_refused = isinstance(error, UnreadableWeights) and is_published(Path(ask.path))
             return say.Loaded(version=self._version, error=str(error), is_refused=is_refused)
@@ -228,11 +228,11 @@ class Server:
         """Load new weights; if that fails, load the previous ones again and return the reason."""
         error = await update()
         if not error:
-            self._version, self._good = ask.version, Path(ask.path)
+            self._version, self._good_path = ask.version, Path(ask.path)
             for running in self._running.values():
-                running.cuts.append((running.num_heard, ask.version))
+                running.cuts.append((running.num_received, ask.version))
             return ""
-        repair = await self._loader.prepare(self._version, self._good)
+        repair = await self._loader.prepare(self._version, self._good_path)
         if worse := await repair():
             raise RuntimeError(f"weights are half-written: {error}; and then: {worse}")
         return error
