@@ -27,7 +27,7 @@ from mage_async.completion import (
 from mage_async.errors import RunError
 from mage_async.inference.model import Model, Plan, packed_positions
 from mage_async.inference.prefix_cache import Opened, PrefixCache
-from mage_async.inference.sampling import Rules, draw, uniforms
+from mage_async.inference.sampling import SamplingParameters, draw, uniforms
 from mage_async.inference.weights import Weights, read_weights
 from mage_async.policy_version import VersionRun, append_run
 
@@ -276,9 +276,11 @@ class Scheduler:
             slots: int64 [W]
             known: int64 [W]: tokens of each sequence so far.
         """
-        rules = Rules(self._temperature[slots], self._top_p[slots], self._top_k[slots])
+        parameters = SamplingParameters(
+            self._temperature[slots], self._top_p[slots], self._top_k[slots]
+        )
         chances = uniforms(self._seeds[slots], known - self._num_prompt[slots])
-        tokens, logprobs = draw(logits, rules, chances, self.model.arithmetic)
+        tokens, logprobs = draw(logits, parameters, chances, self.model.arithmetic)
         self._logprobs[slots, known] = logprobs
         # A token of the second role is stored as its bitwise complement, so that sequences of
         # different roles never share keys and values.

@@ -99,7 +99,7 @@ class TrialHeader(
     duration_s: Annotated[float, Meta(ge=0, le=1e9)]
     num_injections: Natural = 0
     alternatives: tuple[Alternative, ...] = ()
-    """Actions that an expert would have taken at some of the turns; empty without an expert."""
+    """Actions that an adviser proposed for some of the turns; empty without an adviser."""
     memory: Natural | None = None
     """Version of the graph memory whose guidance was in the prompt; None: no guidance."""
     other: OtherSeat | None = None
@@ -320,9 +320,9 @@ def _check_turns(header: TrialHeader, limits: Limits) -> None:
 
 
 def _check_alternatives(header: TrialHeader, limits: Limits) -> None:
-    """Check that the expert's actions are in order of their turns, which are actions of the agent.
+    """Check that an adviser's actions are in order of their turns, which are actions of the agent.
 
-    An expert's action may differ from the agent's at one token, inside the turn's completion.
+    An adviser's action may differ from the agent's at one token, inside the turn's completion.
     """
     last = -1
     for step in header.alternatives:

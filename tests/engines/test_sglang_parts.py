@@ -26,7 +26,7 @@ from mage_async.policy.headers import check_divisible
 from mage_services.engines.sglang import arguments, server
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import chosen, known_names
-from mage_services.engines.sglang.server import drew, nothing, spans_of
+from mage_services.engines.sglang.server import drew, drew_nothing, spans_of
 from mage_services.processes.child_process import Channel, frame
 
 RULES = EngineRules(
@@ -74,7 +74,7 @@ MESSAGES: list[say.Message] = [
     say.Began(rid="a"),
     say.Prepare(version=4, path="/w"),
     say.Prepared(),
-    nothing("a"),
+    drew_nothing("a"),
     say.Refused(rid="a", reason="too long"),
     say.Abort(rid="a"),
     say.Load(version=4, path="/w", interrupts=True),

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from mage_async.completion import Completion, Prompt
-from mage_async.config.schema import Embedded as EngineRules
+from mage_async.config.schema import Embedded as EngineConfig
 from mage_async.errors import MageError, RunError
 from mage_async.inference.arithmetic import BFloat16
 from mage_async.inference.model import Model
@@ -118,20 +118,20 @@ class EmbeddedEngine(Engine):
         PolicyError: the model cannot be served; the text says what can.
     """
 
-    def __init__(self, directory: Path, rules: EngineRules, name: str = "an engine") -> None:
+    def __init__(self, directory: Path, config: EngineConfig, name: str = "an engine") -> None:
         super().__init__()
         model = Model.load(
             directory,
-            slots=rules.max_contexts,
-            max_tokens=rules.max_tokens,
-            arithmetic=rules.arithmetic,
+            slots=config.max_contexts,
+            max_tokens=config.max_tokens,
+            arithmetic=config.arithmetic,
         )
-        interrupts = rules.in_flight == "interrupt"
+        interrupts = config.in_flight == "interrupt"
         self._scheduler = Scheduler(model, interrupts=interrupts, now=time.perf_counter)
         self._past_policies = PastPolicies(self._make_past_policy)
-        self._rules, self._name = rules, name
+        self._config, self._name = config, name
         self._worker = ThreadPoolExecutor(
-            1, "embedded engine", initializer=torch.set_num_threads, initargs=(rules.threads,)
+            1, "embedded engine", initializer=torch.set_num_threads, initargs=(config.threads,)
         )
         self._calls: list[Callable[[], None]] = []
         self._loads: list[tuple[int, Weights, asyncio.Future[None]]] = []
@@ -213,8 +213,8 @@ class EmbeddedEngine(Engine):
         model = Model(
             current.architecture,
             weights,
-            slots=max(1, self._rules.max_contexts // 4),
-            max_tokens=self._rules.max_tokens,
+            slots=max(1, self._config.max_contexts // 4),
+            max_tokens=self._config.max_tokens,
             arithmetic=current.arithmetic,
         )
         return Scheduler(model, now=time.perf_counter)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mage_async.completion import Completion, Prompt, check_prompt
-from mage_async.config.schema import Sglang as EngineRules
+from mage_async.config.schema import Sglang as EngineConfig
 from mage_async.errors import RunError
 from mage_async.inference.scheduler import Statistics
 from mage_async.inference.server_prefixes import TurnRequests
@@ -44,7 +44,7 @@ class SglangEngine(Engine):
     def __init__(
         self,
         directory: Path,
-        rules: EngineRules,
+        config: EngineConfig,
         *,
         dtype: str,
         seed: int,
@@ -56,26 +56,26 @@ class SglangEngine(Engine):
         super().__init__()
         installed()
         self._vocabulary = vocabulary(directory)
-        self._arguments = chosen(rules, directory, dtype=dtype, has_gpu=has_gpu)
+        self._arguments = chosen(config, directory, dtype=dtype, has_gpu=has_gpu)
         self._seed = seed
-        self._directory, self._rules = directory, rules
+        self._directory, self._config = directory, config
         self._watchdog = EngineWatchdog(
             self._start,
             self._on_message,
             self._on_death,
-            threads=rules.threads,
+            threads=config.threads,
             max_deaths=max_deaths,
         )
         self._facts: asyncio.Future[str] | None = None
         self._busy: set[str] = set()
         """Contexts with a prompt that is being completed."""
         self._turns = TurnQueue(self._watchdog, silence_s=silence_s)
-        self._loads = WeightLoads(self._watchdog, self._turns, rules, directory, name)
+        self._loads = WeightLoads(self._watchdog, self._turns, config, directory, name)
 
     async def complete(self, prompt: Prompt) -> Completion:
         """Sample a completion. Cancellation aborts it; the sequence keeps its keys and values."""
         self._check(prompt)
-        pending = PendingTurn(TurnRequests(prompt, self._rules.max_tokens), self._promise())
+        pending = PendingTurn(TurnRequests(prompt, self._config.max_tokens), self._promise())
         self._busy.add(prompt.context)
         self._turns.request(pending)
         try:
@@ -115,7 +115,7 @@ class SglangEngine(Engine):
         """Wait until the process serves, and describe it in one line."""
         assert self._facts is not None
         facts = await asyncio.shield(self._facts)
-        return f"{facts}; weights {self._rules.in_flight}, keys {self._rules.cache_rule}"
+        return f"{facts}; weights {self._config.in_flight}, keys {self._config.cache_rule}"
 
     @property
     def pid(self) -> int | None:
@@ -168,7 +168,7 @@ class SglangEngine(Engine):
             raise RunError(
                 f"context {prompt.context!r} has a prompt already; a context has one at a time"
             )
-        check_prompt(prompt, max_tokens=self._rules.max_tokens, vocabulary=self._vocabulary)
+        check_prompt(prompt, max_tokens=self._config.max_tokens, vocabulary=self._vocabulary)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         super()._task_ended(task)

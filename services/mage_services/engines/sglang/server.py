@@ -134,7 +134,9 @@ class Server:
     async def _draw(self, ask: say.Draw) -> None:
         running = self._running[ask.rid]
         try:
-            self._send(nothing(ask.rid) if running.is_aborted else await self._reply(ask, running))
+            self._send(
+                drew_nothing(ask.rid) if running.is_aborted else await self._reply(ask, running)
+            )
         finally:
             del self._running[ask.rid]
 
@@ -150,7 +152,7 @@ class Server:
                 running.num_received = len(meta.get("output_token_logprobs") or ())
         except ValueError as error:  # it cannot be served, or was aborted before it ran
             if running.is_aborted:
-                return nothing(ask.rid)
+                return drew_nothing(ask.rid)
             return say.Refused(rid=ask.rid, reason=str(error))
         return drew(ask.rid, meta, running.cuts)
 
@@ -292,7 +294,7 @@ def drew(rid: str, meta: Mapping[str, Any], cuts: Sequence[tuple[int, int]]) -> 
     )
 
 
-def nothing(rid: str) -> Drew:
+def drew_nothing(rid: str) -> Drew:
     """Make the message that ends a request which was aborted before its first token."""
     return drew(rid, {"finish_reason": {"type": "abort"}}, ((0, 0),))
 

@@ -9,7 +9,7 @@ A process that is started after a death first loads the newest weights.
 import asyncio
 from pathlib import Path
 
-from mage_async.config.schema import Sglang as EngineRules
+from mage_async.config.schema import Sglang as EngineConfig
 from mage_async.errors import PolicyError, RunError
 from mage_services.engines.engine import settle
 from mage_services.engines.sglang import messages as say
@@ -35,11 +35,11 @@ class WeightLoads:
         self,
         watchdog: EngineWatchdog,
         turns: TurnQueue,
-        rules: EngineRules,
+        config: EngineConfig,
         directory: Path,
         name: str,
     ) -> None:
-        self._watchdog, self._turns, self._rules, self._name = watchdog, turns, rules, name
+        self._watchdog, self._turns, self._config, self._name = watchdog, turns, config, name
         self._loading: PendingLoad | None = None
         self._loads: list[PendingLoad] = []
         self._preparation: asyncio.Event | None = None
@@ -53,7 +53,7 @@ class WeightLoads:
     @property
     def interrupts_turns(self) -> bool:
         """Whether a load is under way that aborts requests."""
-        return self._loading is not None and self._rules.in_flight == "interrupt"
+        return self._loading is not None and self._config.in_flight == "interrupt"
 
     async def prepare(self, version: int, path: Path) -> None:
         """Read a file while tokens are sampled, which shortens the pause of the load.
@@ -64,7 +64,7 @@ class WeightLoads:
         if not self._turns.is_open or self._preparation is not None or is_manifest(path):
             return
         self._preparation = preparation = asyncio.Event()
-        self._watchdog.expect(PREPARED, self._rules.turn_deadline_s)
+        self._watchdog.expect(PREPARED, self._config.turn_deadline_s)
         self._watchdog.send(say.Prepare(version=version, path=str(path)))
         await preparation.wait()
 
@@ -139,12 +139,12 @@ class WeightLoads:
     def _begin(self, weights: PendingLoad) -> None:
         self._turns.pause()
         self._loading = weights
-        self._watchdog.expect(EVERYTHING, self._rules.turn_deadline_s)
+        self._watchdog.expect(EVERYTHING, self._config.turn_deadline_s)
         self._watchdog.send(
             say.Load(
                 version=weights.version,
                 path=str(weights.path),
-                interrupts=self._rules.in_flight == "interrupt",
+                interrupts=self._config.in_flight == "interrupt",
             )
         )
 
