@@ -11,7 +11,6 @@ first, so that a long prompt does not delay decoding for long.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from mage_async.errors import RunError
 from mage_async.inference.model import Model, Plan, packed_positions
 from mage_async.inference.prefix_cache import Opened, PrefixCache
 from mage_async.inference.sampling import SamplingParameters, draw, uniforms
-from mage_async.inference.weights import Weights, read_weights
+from mage_async.inference.weights import Weights
 from mage_async.policy_version import VersionRun, append_run
 
 
@@ -182,14 +181,6 @@ class Scheduler:
             running = self._running.pop(slot)
             self._cache.take_back(slot, len(running.prompt.tokens))
 
-    def load(self, version: int, path: Path) -> None:
-        """Load the weights of a safetensors file or model directory for all further tokens.
-
-        Raises:
-            PolicyError: the file cannot be used; the weights stay as they were.
-        """
-        self.swap(version, read_weights(path, self.model.architecture, self.model.arithmetic))
-
     def swap(self, version: int, weights: Weights) -> None:
         """Use weights that have been read already: exchanges a reference, so sampling does not
         pause.
@@ -243,21 +234,17 @@ class Scheduler:
         if opened is None:
             return
         del self._waiting[prompt.context]
-        self._set_sampling(opened.slot, prompt)
-        limit = min(len(prompt.tokens) + prompt.sampling.max_tokens, self._max_tokens)
-        self._running[opened.slot] = Running(prompt, opened, limit)
-        if opened.source != opened.slot:
-            plan.copies.setdefault((opened.source, opened.num_reused), []).append(opened.slot)
-        self._add(plan, opened.slot)
-
-    def _set_sampling(self, slot: int, prompt: Prompt) -> None:
-        """Set the sampling parameters of a slot."""
-        sampling = prompt.sampling
+        slot, sampling = opened.slot, prompt.sampling
         self._num_prompt[slot] = len(prompt.tokens)
         self._is_second_role[slot] = prompt.second_role_from is not None
         self._seeds[slot] = prompt.seed & _MASK_64
         self._temperature[slot] = sampling.temperature
         self._top_p[slot], self._top_k[slot] = sampling.top_p, sampling.top_k
+        max_length = min(len(prompt.tokens) + sampling.max_tokens, self._max_tokens)
+        self._running[slot] = Running(prompt, opened, max_length)
+        if opened.source != slot:
+            plan.copies.setdefault((opened.source, opened.num_reused), []).append(slot)
+        self._add(plan, slot)
 
     def _add(self, plan: Plan, slot: int) -> None:
         """Add as many of a slot's new tokens to the forward as fit."""
