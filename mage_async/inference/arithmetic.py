@@ -21,7 +21,7 @@ threads.
 Shapes: `R` rows, `D` terms, `O` outputs; `B`, `N`, `K`, `n`, `L`, `H` as in `model`.
 """
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch.nn import functional
@@ -33,36 +33,36 @@ EXPONENT = 0x7FF0_0000_0000_0000
 """Mask of the exponent bits of a float64."""
 
 
-class Arithmetic(Protocol):
-    """The operations of a forward that are not elementwise; all but the matrices are float32."""
+class Arithmetic:
+    """The operations of a forward whose bits may depend on the batch; here torch's in float32."""
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
         """Prepare a layer's matrix [O, D] for `linear`."""
-        ...
+        return tensor
 
     def head(self, tensor: torch.Tensor) -> torch.Tensor:
         """Prepare the LM head [V, D] for `linear`."""
-        ...
+        return tensor
 
     def linear(
         self, rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Multiply by a prepared matrix and add a bias [O]: [R, D] -> [R, O]."""
-        ...
+        return functional.linear(rows, matrix, bias)
 
     def normed(
         self, rows: torch.Tensor, epsilon: float, weight: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Apply RMS norm, and multiply by a weight [D]: [..., D]."""
-        ...
+        return functional.rms_norm(rows, rows.shape[-1:], weight, epsilon)
 
     def silu(self, values: torch.Tensor) -> torch.Tensor:
         """Compute x / (1 + exp(-x)); the result may share the memory of `values`."""
-        ...
+        return functional.silu(values)
 
     def rotate(self, heads: torch.Tensor, rotations: torch.Tensor) -> None:
         """Rotate pairs of [T, N, H] in place by unit complex numbers [T, 1, H / 2]."""
-        ...
+        torch.view_as_complex(heads.unflatten(2, (-1, 2))).mul_(rotations)
 
     def attention(
         self,
@@ -81,64 +81,17 @@ class Arithmetic(Protocol):
             mask: [B, 1, n, L]
             max_context: upper bound of `L` over all calls.
         """
-        ...
-
-    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Compute log-probs in nats: [R, V] -> [R, V]."""
-        ...
-
-
-class Float32:
-    """torch's own operations in float32."""
-
-    def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the matrix itself."""
-        return tensor
-
-    def head(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the matrix itself."""
-        return tensor
-
-    def linear(
-        self, rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Multiply by a prepared matrix: [R, D] -> [R, O]."""
-        return functional.linear(rows, matrix, bias)
-
-    def normed(
-        self, rows: torch.Tensor, epsilon: float, weight: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Apply RMS norm: [..., D]."""
-        return functional.rms_norm(rows, rows.shape[-1:], weight, epsilon)
-
-    def silu(self, values: torch.Tensor) -> torch.Tensor:
-        """Compute x / (1 + exp(-x))."""
-        return functional.silu(values)
-
-    def rotate(self, heads: torch.Tensor, rotations: torch.Tensor) -> None:
-        """Rotate pairs of [T, N, H] in place by [T, 1, H / 2]."""
-        torch.view_as_complex(heads.unflatten(2, (-1, 2))).mul_(rotations)
-
-    def attention(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor,
-        max_context: int,
-    ) -> torch.Tensor:
-        """Attend: [B, N, n, H]."""
         is_grouped = queries.shape[1] != keys.shape[1]
         return functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, enable_gqa=is_grouped
         )
 
     def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Compute log-probs in nats: [R, V]."""
+        """Compute log-probs in nats: [R, V] -> [R, V]."""
         return torch.log_softmax(logits, 1)
 
 
-class BFloat16(Float32):
+class BFloat16(Arithmetic):
     """The layers' matrices and their operands in bfloat16; everything else in float32."""
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -153,7 +106,7 @@ class BFloat16(Float32):
         return out if bias is None else out.add_(bias)
 
 
-class Exact:
+class Exact(Arithmetic):
     """Exact sums: results do not depend on batch, order or threads."""
 
     def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -230,7 +183,7 @@ class Exact:
 
 
 ARITHMETICS: dict[Kind, Arithmetic] = {
-    "float32": Float32(),
+    "float32": Arithmetic(),
     "bfloat16": BFloat16(),
     "exact": Exact(),
 }

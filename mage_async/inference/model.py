@@ -27,14 +27,9 @@ from mage_async.inference.architecture import Architecture, read_architecture, r
 from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic, Kind
 from mage_async.inference.weights import Layer, Weights, read_weights
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefixCopy:
-    """A copy of the first `length` positions of a slot to other slots."""
-
-    source: int
-    targets: list[int]
-    length: int
+PrefixCopies = dict[tuple[int, int], list[int]]
+"""By source slot and length of a prefix: the slots to which it is copied. Copies are made in order,
+because a slot may be the source of a copy after it was the target of another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,8 +63,7 @@ class Plan:
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    copies: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    """Target slots of a prefix, by (source slot, length)."""
+    copies: PrefixCopies = field(default_factory=dict)
 
     def add(self, slot: int, start: int, count: int) -> None:
         """Add tokens of a slot."""
@@ -77,10 +71,6 @@ class Plan:
         self.slots.append(slot)
         self.starts.append(start)
         self.counts.append(count)
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Add a copy of the first tokens of one slot to another."""
-        self.copies.setdefault((source, length), []).append(target)
 
     def rows(self) -> Rows:
         """Return the planned rows, longest first.
@@ -91,10 +81,6 @@ class Plan:
             np.array(column, np.int64) for column in (self.slots, self.starts, self.counts)
         )
         return Rows(slots, starts, counts).take(np.lexsort((slots, -counts)))
-
-    def prefix_copies(self) -> list[PrefixCopy]:
-        """Return the planned copies in order: a slot may be the source after it was a target."""
-        return [PrefixCopy(source, to, length) for (source, length), to in self.copies.items()]
 
 
 def packed_positions(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -283,25 +269,37 @@ class Model:
 
     @torch.inference_mode()
     def forward(
-        self, tokens: np.ndarray, rows: Rows, copies: Sequence[PrefixCopy], wanted: np.ndarray
+        self, tokens: np.ndarray, rows: Rows, copies: PrefixCopies, logit_rows: np.ndarray
     ) -> torch.Tensor:
         """Compute new tokens, store their keys and values, and return logits.
 
         Args:
             tokens: int [T], packed in the order of `rows`; tokens of the second role as `~token`.
-            copies: made in this order, in each layer after the new keys and values are stored, so
-                that this forward may compute their source.
-            wanted: int64 [W]: rows for whose last token logits are returned, in increasing order.
+            copies: made in each layer after the new keys and values are stored, so that this
+                forward may compute their source.
+            logit_rows: int64 [W]: rows for whose last token logits are returned, in increasing
+                order.
 
         Returns:
             float32 [W, V]
         """
         hidden, angles, places = self._embed(tokens, rows)
-        folded = buckets(rows) if len(self._cache) > 1 else []
-        for layer, cache in zip(self._routed(tokens, slice(-1)), self._cache, strict=False):
+        *layers, last_layer = self._routed(tokens)
+        folded = buckets(rows) if layers else []
+        for layer, cache in zip(layers, self._cache, strict=False):
             qkv = self._store(layer, cache, hidden, angles, places, copies)
             hidden = self._block(layer, cache, hidden, qkv, folded)
-        return self._last(tokens, hidden, angles, places, copies, rows, wanted)
+        # Later forwards need the last layer's keys and values of all tokens, but nothing reads the
+        # rest of that layer, except for the tokens whose logits are returned.
+        qkv = self._store(last_layer, self._cache[-1], hidden, angles, places, copies)
+        if not len(logit_rows):
+            return hidden.new_zeros(0, self.architecture.vocabulary)
+        ends = (np.cumsum(rows.counts) - 1)[logit_rows]
+        last = torch.from_numpy(ends)
+        hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
+        folded = buckets(rows.take(logit_rows).last_tokens())
+        last_layer = self._routed(tokens[ends])[-1]
+        return self._logits(self._block(last_layer, self._cache[-1], hidden, qkv, folded))
 
     @torch.inference_mode()
     def score(self, tokens: np.ndarray) -> torch.Tensor:
@@ -316,7 +314,7 @@ class Model:
         rows = Rows(*(np.array([value]) for value in (0, 0, len(tokens))))
         hidden, angles, places = self._embed(tokens, rows)
         for layer, cache in zip(self._routed(tokens), self._cache, strict=True):
-            qkv = self._store(layer, cache, hidden, angles, places, [])
+            qkv = self._store(layer, cache, hidden, angles, places, {})
             hidden = self._block(layer, cache, hidden, qkv, buckets(rows))
         logits = self._logits(hidden[:-1])
         targets = torch.from_numpy(without_roles(tokens[1:, None]))
@@ -334,9 +332,9 @@ class Model:
         hidden = self.weights.embedding.index_select(0, torch.from_numpy(without_roles(tokens)))
         return hidden, angles, places
 
-    def _routed(self, tokens: np.ndarray, layers: slice = slice(None)) -> list[RoutedLayer]:
+    def _routed(self, tokens: np.ndarray) -> list[RoutedLayer]:
         """Return the layers, each with the roles that occur among the tokens."""
-        first_role, second_role = self.weights.layers[layers], self.weights.second_role[layers]
+        first_role, second_role = self.weights.layers, self.weights.second_role
         is_second = tokens < 0
         if not second_role or not is_second.any():
             return [RoutedLayer(((each, None),), self.arithmetic) for each in first_role]
@@ -352,28 +350,6 @@ class Model:
         """Apply the last norm and the LM head: [T, D] -> [T, V]."""
         return self.arithmetic.linear(self._norm(hidden, self.weights.norm), self.weights.head)
 
-    def _last(
-        self,
-        tokens: np.ndarray,
-        hidden: torch.Tensor,
-        angles: torch.Tensor,
-        places: torch.Tensor,
-        copies: Sequence[PrefixCopy],
-        rows: Rows,
-        wanted: np.ndarray,
-    ) -> torch.Tensor:
-        """Compute the last layer and the LM head for the last tokens of wanted rows: [W, V]."""
-        (layer,), cache = self._routed(tokens, slice(-1, None)), self._cache[-1]
-        qkv = self._store(layer, cache, hidden, angles, places, copies)
-        if not len(wanted):
-            return hidden.new_zeros(0, self.architecture.vocabulary)
-        ends = (np.cumsum(rows.counts) - 1)[wanted]
-        last = torch.from_numpy(ends)
-        hidden, qkv = hidden.index_select(0, last), qkv.index_select(0, last)
-        (layer,) = self._routed(tokens[ends], slice(-1, None))
-        hidden = self._block(layer, cache, hidden, qkv, buckets(rows.take(wanted).last_tokens()))
-        return self._logits(hidden)
-
     def _store(
         self,
         layer: RoutedLayer,
@@ -381,7 +357,7 @@ class Model:
         hidden: torch.Tensor,
         angles: torch.Tensor,
         places: torch.Tensor,
-        copies: Sequence[PrefixCopy],
+        copies: PrefixCopies,
     ) -> torch.Tensor:
         """Store new keys and values, then make the copies; return QKV: [T, (N + 2K) H]."""
         shape, computed = self.architecture, self.arithmetic
@@ -394,8 +370,8 @@ class Model:
         computed.rotate(heads, angles)
         kept = qkv[:, shape.heads * shape.head_dim :].reshape(-1, shape.head_dim)
         cache.view(-1, shape.head_dim).index_copy_(0, places, kept)
-        for copy in copies:
-            cache[copy.targets, :, :, : copy.length] = cache[copy.source, :, :, : copy.length]
+        for (source, length), targets in copies.items():
+            cache[targets, :, :, :length] = cache[source, :, :, :length]
         return qkv
 
     def _block(

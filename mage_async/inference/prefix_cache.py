@@ -141,7 +141,7 @@ class PrefixCache:
 
     def _open_held(self, slot: int, tokens: np.ndarray, is_fresh: bool) -> Opened:
         known, computed = self.num_known[slot], self.num_computed[slot]
-        common = _common(self.tokens[slot, :known], tokens)
+        common = common_length(self.tokens[slot, :known], tokens)
         have = min(common, computed, len(tokens) - 1)
         reused = min(have, self._num_fresh(slot, have)) if is_fresh else have
         assert slot not in self._sources, "sequences that hold a slot are opened before others"
@@ -208,10 +208,11 @@ class PrefixCache:
             for slot, is_busy in enumerate(self._is_busy)
             if not is_busy and slot not in self._sources
         ]
-        return min(free, key=self._worth, default=None)
-
-    def _worth(self, slot: int) -> tuple[bool, int]:
-        return self._names[slot] is not None, self._last_use[slot]
+        return min(
+            free,
+            key=lambda slot: (self._names[slot] is not None, self._last_use[slot]),
+            default=None,
+        )
 
     def _take(self, slot: int, name: str) -> None:
         """Give a slot to `name`; evict the sequence that held it."""
@@ -225,8 +226,8 @@ class PrefixCache:
         self._slots[name], self._names[slot] = slot, name
 
 
-def _common(known: np.ndarray, tokens: np.ndarray) -> int:
-    """Return the length of the common prefix."""
+def common_length(known: np.ndarray, tokens: np.ndarray) -> int:
+    """Return the length of the common prefix of two token arrays."""
     length = len(known)
     if known.tobytes() == tokens[:length].tobytes():  # the usual case, and the fast way
         return length

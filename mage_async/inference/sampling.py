@@ -16,7 +16,7 @@ from mage_async.inference.arithmetic import ARITHMETICS, Arithmetic
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rules:
+class SamplingParameters:
     """Sampling parameters of each row."""
 
     temperature: np.ndarray
@@ -44,7 +44,7 @@ def uniforms(seeds: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 @torch.inference_mode()
 def draw(
     logits: torch.Tensor,
-    rules: Rules,
+    parameters: SamplingParameters,
     chances: np.ndarray,
     arithmetic: Arithmetic = ARITHMETICS["float32"],
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -57,14 +57,14 @@ def draw(
     Returns:
         Tokens, int64 [W], and their log-probs in nats, float32 [W].
     """
-    is_greedy = rules.temperature == 0
-    divisor = torch.from_numpy(np.where(is_greedy, np.float32(1), rules.temperature))
+    is_greedy = parameters.temperature == 0
+    divisor = torch.from_numpy(np.where(is_greedy, np.float32(1), parameters.temperature))
     logprobs = arithmetic.log_softmax(logits / divisor[:, None])
     kept = logprobs.exp()
-    if rules.top_k.any():
-        kept = _top_k(kept, torch.from_numpy(rules.top_k))
-    if (rules.top_p < 1).any():
-        kept = _top_p(kept, torch.from_numpy(rules.top_p))
+    if parameters.top_k.any():
+        kept = _top_k(kept, torch.from_numpy(parameters.top_k))
+    if (parameters.top_p < 1).any():
+        kept = _top_p(kept, torch.from_numpy(parameters.top_p))
     tokens = _invert(kept, torch.from_numpy(chances))
     if is_greedy.any():
         tokens = torch.where(torch.from_numpy(is_greedy), logits.argmax(1), tokens)

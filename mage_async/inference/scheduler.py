@@ -11,7 +11,6 @@ first, so that a long prompt does not delay decoding for long.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,16 +24,14 @@ from mage_async.completion import (
     without_roles,
 )
 from mage_async.errors import RunError
-from mage_async.inference.architecture import Architecture
-from mage_async.inference.arithmetic import Arithmetic
-from mage_async.inference.model import Model, Plan, Rows, packed_positions
+from mage_async.inference.model import Model, Plan, packed_positions
 from mage_async.inference.prefix_cache import Opened, PrefixCache
-from mage_async.inference.sampling import Rules, draw, uniforms
-from mage_async.inference.weights import Weights, read_weights
+from mage_async.inference.sampling import SamplingParameters, draw, uniforms
+from mage_async.inference.weights import Weights
 from mage_async.policy_version import VersionRun, append_run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Statistics:
     """What an engine has done: totals since its start, except where a field is about now."""
 
@@ -74,8 +71,8 @@ FORWARD_TOKENS = 2048
 """Default bound on the tokens of a forward."""
 _MASK_64 = 2**64 - 1
 
-_run = lru_cache(maxsize=1024)(VersionRun)
-"""`VersionRun`, cached: runs are immutable, and few are different."""
+# Runs are immutable, and few are different, so one is made for all tokens that need an equal one.
+_version_run = lru_cache(maxsize=1024)(VersionRun)
 
 
 @dataclass(slots=True)
@@ -84,7 +81,7 @@ class Running:
 
     prompt: Prompt
     opened: Opened
-    num_limit: int
+    max_length: int
     """Length of prompt and completion, in tokens, at which the completion ends."""
     runs: list[VersionRun] = field(default_factory=list)
 
@@ -111,7 +108,7 @@ class Scheduler:
         now: Callable[[], float] = lambda: 0.0,
     ) -> None:
         slots, max_tokens = model.slots, model.max_tokens
-        self._model, self._max_tokens, self._now = model, max_tokens, now
+        self.model, self._max_tokens, self._now = model, max_tokens, now
         self._forward_tokens, self._interrupts = max(forward_tokens, slots), interrupts
         self._cache = PrefixCache(slots, max_tokens)
         self._waiting: dict[str, Prompt] = {}
@@ -123,7 +120,7 @@ class Scheduler:
         self._num_prompt = np.zeros(slots, np.int64)
         self._is_second_role = np.zeros(slots, bool)
         self._logprobs = np.zeros((slots, max_tokens), np.float32)
-        self._statistics = Statistics(cache_bytes=model.cache_bytes())
+        self._totals = Statistics(cache_bytes=model.cache_bytes())
 
     @property
     def is_idle(self) -> bool:
@@ -140,7 +137,7 @@ class Scheduler:
             raise RunError(
                 f"context {prompt.context!r} has a prompt already; a context has one at a time"
             )
-        vocabulary = self._model.architecture.vocabulary
+        vocabulary = self.model.architecture.vocabulary
         check_prompt(prompt, max_tokens=self._max_tokens, vocabulary=vocabulary)
         self._waiting[prompt.context] = prompt
 
@@ -156,11 +153,18 @@ class Scheduler:
         # Only a sequence whose last known token is in this forward needs logits; a prompt that was
         # read in part does not.
         known = np.array([self._cache.num_known[slot] for slot in rows.slots.tolist()])
-        wanted = np.flatnonzero(rows.starts + rows.counts == known)
-        logits = self._model.forward(tokens, rows, plan.prefix_copies(), wanted)
-        finished = self._draw(logits, rows.slots[wanted], known[wanted]) if len(wanted) else []
-        self._count(finished, rows, len(wanted), self._now() - began)
-        return [(running.prompt.context, completion) for running, completion in finished]
+        logit_rows = np.flatnonzero(rows.starts + rows.counts == known)
+        logits = self.model.forward(tokens, rows, plan.copies, logit_rows)
+        finished = []
+        if len(logit_rows):
+            finished = self._draw(logits, rows.slots[logit_rows], known[logit_rows])
+        totals = self._totals
+        totals.num_generated_tokens += len(logit_rows)
+        totals.num_forwards += 1
+        totals.num_rows += len(rows.slots)
+        totals.num_computed_tokens += int(rows.counts.sum())
+        totals.forward_s += self._now() - began
+        return finished
 
     def release(self, context: str) -> None:
         """Forget a sequence, and abort its prompt."""
@@ -177,24 +181,15 @@ class Scheduler:
             running = self._running.pop(slot)
             self._cache.take_back(slot, len(running.prompt.tokens))
 
-    def load(self, version: int, path: Path) -> None:
-        """Load the weights of a safetensors file or model directory for all further tokens.
-
-        Raises:
-            PolicyError: the file cannot be used; the weights stay as they were.
-        """
-        self.swap(version, read_weights(path, self._model.architecture, self._model.arithmetic))
-
     def swap(self, version: int, weights: Weights) -> None:
         """Use weights that have been read already: exchanges a reference, so sampling does not
         pause.
         """
         began = self._now()
-        self._model.weights = weights
+        self.model.weights = weights
         self._cache.load(version)
-        past = self._statistics
-        stall_s = past.stall_s + self._now() - began
-        self._statistics = replace(past, num_loads=past.num_loads + 1, stall_s=stall_s)
+        self._totals.num_loads += 1
+        self._totals.stall_s += self._now() - began
         if self._interrupts:
             self._refresh_running()
 
@@ -205,28 +200,14 @@ class Scheduler:
                 repeated = running.opened.num_repeated + self._cache.lose_keys(slot)
                 running.opened = running.opened._replace(num_repeated=repeated)
 
-    @property
-    def architecture(self) -> Architecture:
-        """Architecture of the model."""
-        return self._model.architecture
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        """Arithmetic of the model; weights for `swap` must be read for it."""
-        return self._model.arithmetic
-
     def statistics(self) -> Statistics:
         """Return the statistics up to now."""
         return replace(
-            self._statistics,
+            self._totals,
             num_evictions=self._cache.num_evictions,
             num_contexts=self._cache.num_contexts,
             num_waiting=len(self._waiting),
         )
-
-    def describe(self) -> str:
-        """Describe model and memory in one line."""
-        return self._model.describe()
 
     def _plan(self) -> Plan:
         """Choose the tokens of the next forward, and admit waiting prompts.
@@ -253,21 +234,17 @@ class Scheduler:
         if opened is None:
             return
         del self._waiting[prompt.context]
-        self._set_sampling(opened.slot, prompt)
-        limit = min(len(prompt.tokens) + prompt.sampling.max_tokens, self._max_tokens)
-        self._running[opened.slot] = Running(prompt, opened, limit)
-        if opened.source != opened.slot:
-            plan.copy_prefix(opened.source, opened.slot, opened.num_reused)
-        self._add(plan, opened.slot)
-
-    def _set_sampling(self, slot: int, prompt: Prompt) -> None:
-        """Set the sampling parameters of a slot."""
-        sampling = prompt.sampling
+        slot, sampling = opened.slot, prompt.sampling
         self._num_prompt[slot] = len(prompt.tokens)
         self._is_second_role[slot] = prompt.second_role_from is not None
         self._seeds[slot] = prompt.seed & _MASK_64
         self._temperature[slot] = sampling.temperature
         self._top_p[slot], self._top_k[slot] = sampling.top_p, sampling.top_k
+        max_length = min(len(prompt.tokens) + sampling.max_tokens, self._max_tokens)
+        self._running[slot] = Running(prompt, opened, max_length)
+        if opened.source != slot:
+            plan.copies.setdefault((opened.source, opened.num_reused), []).append(slot)
+        self._add(plan, slot)
 
     def _add(self, plan: Plan, slot: int) -> None:
         """Add as many of a slot's new tokens to the forward as fit."""
@@ -278,17 +255,19 @@ class Scheduler:
 
     def _draw(
         self, logits: torch.Tensor, slots: np.ndarray, known: np.ndarray
-    ) -> list[tuple[Running, Completion]]:
-        """Sample a token for each slot; return the completions that end with it.
+    ) -> list[tuple[str, Completion]]:
+        """Sample a token for each slot; return the completions that end with it, by context.
 
         Args:
             logits: float32 [W, V]
             slots: int64 [W]
             known: int64 [W]: tokens of each sequence so far.
         """
-        rules = Rules(self._temperature[slots], self._top_p[slots], self._top_k[slots])
+        parameters = SamplingParameters(
+            self._temperature[slots], self._top_p[slots], self._top_k[slots]
+        )
         chances = uniforms(self._seeds[slots], known - self._num_prompt[slots])
-        tokens, logprobs = draw(logits, rules, chances, self._model.arithmetic)
+        tokens, logprobs = draw(logits, parameters, chances, self.model.arithmetic)
         self._logprobs[slots, known] = logprobs
         # A token of the second role is stored as its bitwise complement, so that sequences of
         # different roles never share keys and values.
@@ -301,48 +280,29 @@ class Scheduler:
         """Record a sampled token; return a reason if the completion ends with it."""
         running = self._running[slot]
         self._cache.num_known[slot] = place + 1
-        # The version of the oldest keys that were read, and the version that sampled.
-        kv, policy = self._cache.oldest[slot], self._cache.versions[-1]
-        append_run(running.runs, _run(place - len(running.prompt.tokens), policy, kv))
+        start = place - len(running.prompt.tokens)
+        sampler, oldest_keys = self._cache.versions[-1], self._cache.oldest[slot]
+        append_run(running.runs, _version_run(start, sampler, oldest_keys))
         if token in running.prompt.sampling.stop_tokens:
             return "stop"
-        return "length" if place + 1 == running.num_limit else None
+        return "length" if place + 1 == running.max_length else None
 
-    def _finish(self, slot: int, reason: FinishReason) -> tuple[Running, Completion]:
+    def _finish(self, slot: int, reason: FinishReason) -> tuple[str, Completion]:
         running = self._running.pop(slot)
-        drawn = slice(len(running.prompt.tokens), self._cache.num_known[slot])
+        prompt, opened, totals = running.prompt, running.opened, self._totals
+        drawn = slice(len(prompt.tokens), self._cache.num_known[slot])
         self._cache.close(slot)
-        return running, Completion(
+        totals.num_completions += 1
+        totals.num_prompt_tokens += len(prompt.tokens)
+        totals.num_reused_tokens += opened.num_reused
+        totals.num_repeated_tokens += opened.num_repeated
+        totals.num_extension_faults += not opened.is_extension
+        return prompt.context, Completion(
             without_roles(self._cache.tokens[slot, drawn]),
             self._logprobs[slot, drawn].copy(),
             tuple(running.runs),
             reason,
-            running.opened.num_reused,
-            running.opened.num_repeated,
-            running.opened.is_extension,
-        )
-
-    def _count(
-        self,
-        finished: list[tuple[Running, Completion]],
-        rows: Rows,
-        num_drawn: int,
-        seconds: float,
-    ) -> None:
-        past, opened = self._statistics, [running.opened for running, _ in finished]
-        self._statistics = replace(
-            past,
-            num_completions=past.num_completions + len(finished),
-            num_prompt_tokens=past.num_prompt_tokens
-            + sum(len(running.prompt.tokens) for running, _ in finished),
-            num_reused_tokens=past.num_reused_tokens + sum(found.num_reused for found in opened),
-            num_repeated_tokens=past.num_repeated_tokens
-            + sum(found.num_repeated for found in opened),
-            num_extension_faults=past.num_extension_faults
-            + sum(not found.is_extension for found in opened),
-            num_generated_tokens=past.num_generated_tokens + num_drawn,
-            num_forwards=past.num_forwards + 1,
-            num_rows=past.num_rows + len(rows.slots),
-            num_computed_tokens=past.num_computed_tokens + int(rows.counts.sum()),
-            forward_s=past.forward_s + seconds,
+            opened.num_reused,
+            opened.num_repeated,
+            opened.is_extension,
         )

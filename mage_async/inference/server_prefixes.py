@@ -19,6 +19,7 @@ import numpy as np
 
 from mage_async.completion import Completion, Prompt
 from mage_async.errors import RunError
+from mage_async.inference.prefix_cache import common_length
 from mage_async.policy_version import VersionRun, append_run, moved
 
 
@@ -56,7 +57,7 @@ class ServerPrefixes:
             return Opened(version, 0, True)
         if prompt.fresh_keys:
             known.key_version = version
-        common = _common(known.tokens, prompt.tokens)
+        common = common_length(known.tokens, prompt.tokens)
         computed = min(common, max(0, len(known.tokens) - 1), len(prompt.tokens) - 1)
         return Opened(known.key_version, computed, common == len(known.tokens))
 
@@ -83,13 +84,6 @@ class ServerPrefixes:
     def release(self, context: str) -> None:
         """Forget a sequence."""
         self._sequences.pop(context, None)
-
-
-def _common(known: np.ndarray, tokens: np.ndarray) -> int:
-    """Return the length of the common prefix."""
-    length = min(len(known), len(tokens))
-    differs = known[:length] != tokens[:length]
-    return int(differs.argmax()) if differs.any() else length
 
 
 @dataclass(frozen=True, slots=True, eq=False)

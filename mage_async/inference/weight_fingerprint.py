@@ -8,11 +8,12 @@ adapters that were not merged. Probe log-probs, of fixed probe tokens, also reve
 bytes were read, such as a matrix in another's place.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from hashlib import blake2b
+from operator import ne
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,12 +22,13 @@ import torch
 from mage_async.completion import with_roles
 from mage_async.errors import UnreadableWeights
 from mage_async.inference.architecture import Architecture
-from mage_async.inference.arithmetic import Arithmetic, BFloat16
+from mage_async.inference.arithmetic import Arithmetic
 from mage_async.inference.model import Model
-from mage_async.inference.weights import Weights, as_weights
+from mage_async.inference.weights import Weights
 
 DIGEST_BYTES = 8
 UNSEEN = "unseen"
+"""Digest of weights that were never in host memory, so that no sum of their bytes was taken."""
 NUM_PROBE_TOKENS = 32
 _STRIDE = 2_654_435_761
 """A prime larger than every vocabulary: its multiples visit all tokens, and rows, far apart."""
@@ -93,7 +95,7 @@ def read_fingerprint(text: str, where: str) -> WeightFingerprint:
         UnreadableWeights: the text is no fingerprint; the message begins with `where`.
     """
     try:
-        return _DECODER.decode(text)
+        return msgspec.json.decode(text, type=WeightFingerprint)
     except msgspec.MsgspecError as error:
         raise UnreadableWeights(f"{where}: its receipt cannot be read: {error}") from error
 
@@ -132,11 +134,12 @@ def mismatch(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
     """Return why an engine's fingerprint differs from the learner's; empty if it agrees."""
     if published.version != loaded.version:
         return f"they are weights of version {published.version}"
-    if name := _first_difference(published.tensors, loaded.tensors):
+    if name := _first_difference(published.tensors, loaded.tensors, ne):
         return f"the digest of {name} is not the learner's"
     if published.sample and loaded.sample and published.sample != loaded.sample:
         return "the digest of a sample of their bytes is not the learner's"
-    if name := _first_apart(published, loaded):
+    are_apart = partial(_are_apart, bound=published.row_tolerance)
+    if name := _first_difference(published.row_checksums, loaded.row_checksums, are_apart):
         return f"a row of {name} is not the learner's"
     is_full = published.precision == loaded.precision == "float32"
     bound = TOLERANCES["float32" if is_full else "reduced"]
@@ -145,31 +148,18 @@ def mismatch(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
     return ""
 
 
-def _first_difference(published: dict[str, str], loaded: dict[str, str]) -> str:
-    """Return the first tensor whose sum differs; empty if none does or a side has no sums."""
+def _first_difference(
+    published: Mapping[str, Any], loaded: Mapping[str, Any], differ: Callable[[Any, Any], bool]
+) -> str:
+    """Return the first tensor whose values differ; empty if none do, or a side has no values."""
     if not published or not loaded:
         return ""
     names = sorted(published.keys() | loaded.keys())
-    return next((name for name in names if published.get(name) != loaded.get(name)), "")
+    return next((name for name in names if differ(published.get(name), loaded.get(name))), "")
 
 
-def _first_apart(published: WeightFingerprint, loaded: WeightFingerprint) -> str:
-    """Return the first tensor whose row checksum differs; empty if a side has no row checksums."""
-    if not published.row_checksums or not loaded.row_checksums:
-        return ""
-    names = sorted(published.row_checksums.keys() | loaded.row_checksums.keys())
-    pairs = (
-        (name, published.row_checksums.get(name), loaded.row_checksums.get(name)) for name in names
-    )
-    bound = published.row_tolerance
-    return next((name for name, one, other in pairs if _is_apart(one, other, bound)), "")
-
-
-def _is_apart(one: float | None, other: float | None, bound: float) -> bool:
+def _are_apart(one: float | None, other: float | None, bound: float) -> bool:
     return one is not other if one is None or other is None else abs(one - other) > bound
-
-
-_DECODER = msgspec.json.Decoder(WeightFingerprint)
 
 
 # Row checksums: one number for one row of each tensor, of another row in each version. The learner
@@ -285,9 +275,12 @@ class FingerprintBuilder:
         self, named: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the same tensors, taking the sum and the checked row of each."""
+        published = self._published
         for name, tensor in named:
-            if self._published:
-                self._look_at(name, tensor, self._published)
+            if published and published.tensors:
+                self._digests[name] = tensor_digest(name, tensor)
+            if published and published.row_checksums:
+                self._rows[name] = checked_row(tensor, published.version)
             yield name, tensor
 
     def fingerprint(
@@ -311,12 +304,6 @@ class FingerprintBuilder:
             logprobs=logprobs,
         )
 
-    def _look_at(self, name: str, tensor: torch.Tensor, published: WeightFingerprint) -> None:
-        if published.tensors:
-            self._digests[name] = tensor_digest(name, tensor)
-        if published.row_checksums:
-            self._rows[name] = checked_row(tensor, published.version)
-
 
 def _body(file: Path) -> np.ndarray:
     """Map the bytes after the header of a safetensors file: uint8 [bytes]"""
@@ -328,37 +315,10 @@ def _body(file: Path) -> np.ndarray:
         raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
 
 
-def arrange_with_fingerprint(
-    version: int,
-    named: Iterable[tuple[str, torch.Tensor]],
-    architecture: Architecture,
-    path: Path,
-    arithmetic: Arithmetic,
-    *,
-    is_sent: bool,
-    published: WeightFingerprint | None,
-) -> tuple[Weights, WeightFingerprint]:
-    """Arrange an embedded engine's weights as `as_weights` does, and compute their fingerprint.
-
-    Args:
-        path: the file of the weights, or the manifest of those that are sent.
-
-    Raises:
-        PolicyError: the tensors are another model's.
-    """
-    observed = FingerprintBuilder(published, None if is_sent else path)
-    passing = observed.passing(named)
-    weights = as_weights(passing, architecture, str(path), arithmetic, copies=is_sent)
-    scores = published is not None and published.logprobs
-    logprobs = _engine_logprobs(weights, architecture, arithmetic) if scores else ()
-    is_rounded = isinstance(arithmetic, BFloat16)
-    precision = precision_of(torch.bfloat16 if is_rounded else torch.float32)
-    return weights, observed.fingerprint(version, precision, logprobs)
-
-
-def _engine_logprobs(
+def probe_logprobs(
     weights: Weights, architecture: Architecture, arithmetic: Arithmetic
 ) -> tuple[float, ...]:
+    """Compute an embedded engine's log-probs of the probe tokens after the first, in nats."""
     model = Model(
         architecture, weights, slots=1, max_tokens=NUM_PROBE_TOKENS, arithmetic=arithmetic
     )

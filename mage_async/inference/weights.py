@@ -9,6 +9,7 @@ Shapes: `V` vocabulary, `D` hidden, `N` heads, `K` key-value heads, `H` head siz
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -128,25 +129,10 @@ def as_weights(
     return weights
 
 
-def read_error(path: Path) -> str:
-    """Return why the files of a model cannot be read; an empty string if they can.
-
-    Only headers and sizes are checked, which is enough to find a truncated file.
-
-    Args:
-        path: a safetensors file or a model directory.
-    """
-    try:
-        for file in weight_files(path):
-            with safe_open(file, "pt"):
-                continue
-    except (OSError, SafetensorError) as error:
-        return f"{path}: cannot be read as safetensors: {error}"
-    return ""
-
-
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Read the shape of every tensor, by name, from the headers of a file or model directory.
+
+    A truncated file is found, because its size is compared with its header.
 
     Tensors that a model need not have are left out: a tied LM head, and rotations.
 
@@ -155,13 +141,10 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(path):
-        try:
-            with safe_open(file, "pt") as tensors:
-                names: list[str] = tensors.keys()
-                for name in names:
-                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
-        except (OSError, SafetensorError) as error:
-            raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
+        with _reading(file), safe_open(file, "pt") as tensors:
+            names: list[str] = tensors.keys()
+            for name in names:
+                shapes[name] = tuple(tensors.get_slice(name).get_shape())
     return {
         name: shape
         for name, shape in shapes.items()
@@ -169,21 +152,23 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     }
 
 
-def shape_error(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the first tensor whose shape is not the wanted one, as a sentence; empty if none is.
+def check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that the tensors of a file or model directory have the expected names and shapes.
 
     Args:
-        wanted: shapes by name, as from `tensor_shapes`.
+        expected: shapes by name, as from `tensor_shapes`.
 
     Raises:
         UnreadableWeights: a file cannot be read.
+        PolicyError: the weights are another model's; the text names the first wrong tensor.
     """
     found = tensor_shapes(path)
-    for name in sorted(wanted.keys() | found.keys()):
-        ours, theirs = wanted.get(name), found.get(name)
+    for name in sorted(expected.keys() | found.keys()):
+        ours, theirs = expected.get(name), found.get(name)
         if ours != theirs:
-            return f"{path}: weights of another model: {name} is {theirs}, and should be {ours}"
-    return ""
+            raise PolicyError(
+                f"{path}: weights of another model: {name} is {theirs}, and should be {ours}"
+            )
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -210,10 +195,17 @@ def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         UnreadableWeights: a file cannot be read.
     """
     for file in weight_files(path):
-        try:
-            yield from load_file(file).items()
-        except (OSError, SafetensorError) as error:
-            raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
+        with _reading(file):
+            tensors = load_file(file)
+        yield from tensors.items()
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UnreadableWeights(f"{file}: cannot be read as safetensors: {error}") from error
 
 
 def _assemble(tensors: Tensors, shape: Architecture, arithmetic: Arithmetic) -> Weights:

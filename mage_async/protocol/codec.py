@@ -30,7 +30,7 @@ _MAX_ARRAYS = 3
 
 # The checksum is a CRC-32, in little endian, over the length and the bytes of every frame before
 # it. The sender computes it once and the learner compares it once, on arrival. The journal keeps
-# the frames of a trial as they arrived, under a checksum of its own (`decode_journaled`).
+# the frames of a trial as they arrived, under a checksum of its own.
 #
 # zlib's CRC-32 takes 9 µs for the 70 KB of a long trial. A crc32c package would take 2 µs, which is
 # not worth a dependency while encoding and decoding may take 100 µs.
@@ -82,34 +82,22 @@ class LastEncoded:
         return self._frames
 
 
-def decode(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
-    """Return the message of a peer's frames; its tokens and log-probs are views of the frames.
+def decode(
+    frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS, *, is_checked: bool = False
+) -> Message:
+    """Return the message of frames; the tokens and log-probs of a trial are views of the frames.
+
+    Args:
+        is_checked: the checksum was compared on arrival, and since then another one, such as the
+            journal's, has covered the frames; so it is not compared again.
 
     Raises:
         WireError: the frames are no message of this protocol.
     """
     _check_sizes(frames, limits)
-    if bytes(frames[-1][: _CHECKSUM.size + 1]) != _checksum(frames[:-1]):
+    if not is_checked and bytes(frames[-1][: _CHECKSUM.size + 1]) != _checksum(frames[:-1]):
         raise WireError("checksum does not match: frames were damaged, lost or mixed on the way")
-    return _message(frames, limits)
-
-
-def decode_journaled(frames: Sequence[Frame], limits: Limits = DEFAULT_LIMITS) -> Message:
-    """Return the message of frames from a journal.
-
-    The message's checksum is not compared again: it was compared on arrival, and since then the
-    journal's own checksum has covered the frames.
-
-    Raises:
-        WireError: the frames are no message of this protocol.
-    """
-    _check_sizes(frames, limits)
-    return _message(frames, limits)
-
-
-def _message(frames: Sequence[Frame], limits: Limits) -> Message:
-    header = _decode_header(frames[1])
-    arrays = frames[2:-1]
+    header, arrays = _decode_header(frames[1]), frames[2:-1]
     if isinstance(header, TrialHeader):
         return replace(unpack_trial(header, arrays, limits), frames=tuple(frames))
     if arrays:

@@ -17,7 +17,7 @@ from msgspec import field
 
 from mage_async.errors import WireError
 from mage_async.policy_version import oldest
-from mage_async.protocol.codec import decode_journaled, encode
+from mage_async.protocol.codec import decode, encode
 from mage_async.protocol.limits import DEFAULT_LIMITS, MAX_RECORD_BYTES, Limits
 from mage_async.protocol.messages import Fields, GroupGrant, Number
 from mage_async.protocol.trial_frames import Frame, TrialHeader, TrialResult
@@ -250,7 +250,7 @@ def _decode_trial(data: bytes, limits: Limits) -> TrialResult:
     sizes = _SIZES.unpack_from(data)
     if sum(sizes) != len(data) - _SIZES.size:
         raise WireError(f"frames of {sum(sizes)} bytes in {len(data) - _SIZES.size}")
-    message = decode_journaled(_split(memoryview(data)[_SIZES.size :], sizes), limits)
+    message = decode(_split(memoryview(data)[_SIZES.size :], sizes), limits, is_checked=True)
     if not isinstance(message, TrialResult):
         raise WireError(f"expected a trial, got {type(message).__name__}")
     return replace(message, frames=())

@@ -188,20 +188,9 @@ class Goodbye(Fields):
     reason: Reason
 
 
-_WithoutArrays = (
-    Hello
-    | Welcome
-    | Refusal
-    | WhoAreYou
-    | GroupGrant
-    | GroupDrop
-    | Acknowledge
-    | Unwanted
-    | Publication
-    | Loaded
-    | Heartbeat
-    | Goodbye
-)
+_FromPeer = Hello | GroupDrop | Loaded | Heartbeat
+_FromLearner = Welcome | Refusal | WhoAreYou | GroupGrant | Acknowledge | Unwanted | Publication
+_WithoutArrays = _FromPeer | _FromLearner | Goodbye
 Message = _WithoutArrays | TrialResult
 Header = _WithoutArrays | TrialHeader
-"""What the header frame of a message holds."""
+"""The content of a message's header frame; a trial's arrays are in frames of their own."""

@@ -99,7 +99,7 @@ class TrialHeader(
     duration_s: Annotated[float, Meta(ge=0, le=1e9)]
     num_injections: Natural = 0
     alternatives: tuple[Alternative, ...] = ()
-    """Actions of an adviser for some of the turns; empty if nobody is asked."""
+    """Actions that an adviser proposed for some of the turns; empty without an adviser."""
     memory: Natural | None = None
     """Version of the graph memory whose guidance was in the prompt; None: no guidance."""
     other: OtherSeat | None = None
@@ -240,14 +240,10 @@ def _check_header(header: TrialHeader, limits: Limits) -> None:
 
 def _check_counts(header: TrialHeader, limits: Limits) -> None:
     """Check the counts of one trial."""
+    num_segments = len(header.num_tokens)
     counts = (
-        ("segments", len(header.num_tokens), 1, limits.max_segments),
-        (
-            "lists of version runs",
-            len(header.versions),
-            len(header.num_tokens),
-            len(header.num_tokens),
-        ),
+        ("segments", num_segments, 1, limits.max_segments),
+        ("lists of version runs", len(header.versions), num_segments, num_segments),
         ("version runs", sum(map(len, header.versions)), 0, limits.max_runs),
         ("turns", len(header.turns), 0, limits.max_turns),
         ("tokens", sum(header.num_tokens), 1, limits.max_tokens),
@@ -324,7 +320,10 @@ def _check_turns(header: TrialHeader, limits: Limits) -> None:
 
 
 def _check_alternatives(header: TrialHeader, limits: Limits) -> None:
-    """Check that alternatives are in order of turns, each inside the completion of an action."""
+    """Check that an adviser's actions are in order of their turns, which are actions of the agent.
+
+    An adviser's action may differ from the agent's at one token, inside the turn's completion.
+    """
     last = -1
     for step in header.alternatives:
         if not last < step.turn < len(header.turns):
@@ -340,8 +339,8 @@ def _check_alternatives(header: TrialHeader, limits: Limits) -> None:
                 f"turn {step.turn} has an alternative of over {limits.max_alternative_chars} "
                 "characters"
             )
-        is_none = step.place == step.token == -1
-        if not is_none and not (turn.start <= step.place < turn.stop and 0 <= step.token < 2**31):
+        is_equal = step.place == step.token == -1
+        if not is_equal and not (turn.start <= step.place < turn.stop and 0 <= step.token < 2**31):
             raise WireError(
                 f"the alternative of turn {step.turn} puts token {step.token} at {step.place}, "
                 f"outside of {turn.start}:{turn.stop} or of all token ids"

@@ -17,26 +17,26 @@ def test_what_a_user_was_told_of_last_or_loaded_last_is_never_unused(happened) -
     for what, user in happened:
         if what == "tell":
             newest += 1
-            leases.tell(user, newest)
+            leases.announce(user, newest)
             told[user] = newest
         elif what == "loaded" and user in told:
             leases.loaded(user, told[user])
             loaded[user] = told[user]
         elif what == "gone":
-            leases.gone(user)
+            leases.release(user)
             told.pop(user, None)
             loaded.pop(user, None)
         unused = leases.unused(range(newest + 1), newest)
         assert not {newest, *told.values(), *loaded.values()} & set(unused)
     for user in "abc":
-        leases.gone(user)
+        leases.release(user)
     assert leases.unused(range(newest + 1), newest) == list(range(newest))
 
 
 def test_a_user_that_loads_the_last_of_what_it_was_told_frees_all_before() -> None:
     leases = WeightLeases()
     for version in (1, 2, 3):
-        leases.tell("a", version)
+        leases.announce("a", version)
     assert leases.is_loading("a")
     leases.loaded("a", 3)
     assert not leases.is_loading("a")

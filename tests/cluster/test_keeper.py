@@ -20,7 +20,7 @@ from mage_services.processes.process import run_process
 from mage_services.processes.startup import RunFiles
 
 async def main(status):
-    files = RunFiles(status, "--asks" in sys.argv)
+    files = RunFiles(status, "--remote" in sys.argv)
     for name in Path(sys.argv[2]).read_text().split():
         file = await files.bring(Path(name.replace("OWN", sys.argv[1])))
         status.send("read", text=file.read_text(), is_own=str(file).startswith(sys.argv[1]))
@@ -108,13 +108,13 @@ def test_the_learners_secret_key_stays_on_its_node(root: Path) -> None:
     spec = ProcessSpec("actor-0", "asked_for", (str(root),), root / "own.log", threads=1)
     folder = root / "node"
     folder.mkdir()
-    settled = asyncio.run(keeper._settled(spec, folder))
+    settled = asyncio.run(keeper._spec_in(spec, folder))
     assert {file.name for file in (folder / "keys").iterdir()} == {
         "learner.key",
         "actor.key_secret",
     }
     assert {file.stat().st_mode & 0o777 for file in (folder / "keys").iterdir()} == {0o600}
-    assert settled.arguments == (str(folder), "--keys", str(folder / "keys"), "--asks")
+    assert settled.arguments == (str(folder), "--keys", str(folder / "keys"), "--remote")
     assert settled.log == folder / "logs" / "actor-0.log"
 
 

@@ -186,7 +186,7 @@ def test_a_context_released_while_it_is_completed_says_so(directory) -> None:
 def test_a_failing_forward_fails_whoever_waits_and_ends_the_engine(directory) -> None:
     async def main():
         async with EmbeddedEngine(directory, RULES) as engine:
-            engine._scheduler._model._cache.clear()  # what no caller can do
+            engine._scheduler.model._cache.clear()  # what no caller can do
             try:
                 await engine.complete(prompt("a"))
             finally:
@@ -280,7 +280,7 @@ def test_a_held_version_draws_as_it_did_when_it_was_the_current_one(directory, o
         return await engine.complete(prompt("a", num_tokens=9, max_tokens=20))
 
     async def scenario(engine):
-        await engine.hold(3, weights(other))
+        await engine.load_past(3, weights(other))
         asked = prompt("a", num_tokens=9, max_tokens=20)
         beside = dataclasses.replace(asked, context="b")
         first, own = await asyncio.gather(
@@ -304,17 +304,17 @@ def test_a_held_version_draws_as_it_did_when_it_was_the_current_one(directory, o
 
 def test_a_version_stays_while_somebody_needs_it_and_is_read_once(directory, other) -> None:
     async def scenario(engine):
-        await asyncio.gather(*(engine.hold(1, weights(other)) for _ in range(3)))
+        await asyncio.gather(*(engine.load_past(1, weights(other)) for _ in range(3)))
         held = engine._past_policies.scheduler(1)
         for version in range(2, 12):
-            await engine.hold(version, weights(other))
-            engine.let_go(version)
+            await engine.load_past(version, weights(other))
+            engine.release_past(version)
         assert engine._past_policies.scheduler(1) is held
         assert len(engine._past_policies.schedulers()) == 1 + MAX_IDLE
         with pytest.raises(RunError, match="version 2 is not held"):
             await engine.complete(as_rival(prompt("a"), 2))
         for _ in range(3):
-            engine.let_go(1)
+            engine.release_past(1)
         await engine.complete(as_rival(prompt("a"), 11))
 
     run(directory, scenario)
@@ -323,8 +323,8 @@ def test_a_version_stays_while_somebody_needs_it_and_is_read_once(directory, oth
 def test_a_rivals_missing_file_is_named_and_leaves_nothing_behind(directory, tmp_path) -> None:
     async def scenario(engine):
         with pytest.raises(PolicyError, match=r"gone\.safetensors"):
-            await engine.hold(1, tmp_path / "gone.safetensors")
-        await engine.hold(1, weights(directory))
+            await engine.load_past(1, tmp_path / "gone.safetensors")
+        await engine.load_past(1, weights(directory))
         await engine.complete(as_rival(prompt("a"), 1))
 
     run(directory, scenario)

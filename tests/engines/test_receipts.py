@@ -11,10 +11,10 @@ import pytest
 
 from mage_async.config.schema import Embedded
 from mage_async.errors import UnreadableWeights, WeightsRefused
-from mage_async.inference import weight_fingerprint
 from mage_async.inference.weight_fingerprint import WeightFingerprint
 from mage_async.policy.snapshot import Snapshot
 from mage_async.policy.weight_digest import is_scored
+from mage_services.engines import embedded
 from mage_services.engines.embedded import EmbeddedEngine
 from mage_services.engines.weight_acceptance import fingerprint_at, read_again
 from tests.weights import weight_faults
@@ -116,9 +116,7 @@ def test_of_a_version_that_the_learner_did_not_score_log_probs_are_not_compared(
 
     async def main() -> None:
         async with EmbeddedEngine(site.folder / "policy", RULES, "actor-1") as engine:
-            with patch.object(
-                weight_fingerprint, "_engine_logprobs", side_effect=AssertionError("scored")
-            ):
+            with patch.object(embedded, "probe_logprobs", side_effect=AssertionError("scored")):
                 receipt = await engine.load(1, path)
             assert receipt is not None
             assert receipt.difference == 0.0
@@ -145,7 +143,7 @@ def test_a_rival_has_a_receipt_too_and_a_model_directory_has_none(site: Site) ->
         async with EmbeddedEngine(site.folder / "policy", RULES, "actor-1") as engine:
             assert await engine.load(0, site.folder / "policy") is None
             with pytest.raises(WeightsRefused, match="the digest of lm_head"):
-                await engine.hold(1, FAULTS["another type"](site, 2 * TIMES - 1))
-            await engine.hold(1, site.publish())
+                await engine.load_past(1, FAULTS["another type"](site, 2 * TIMES - 1))
+            await engine.load_past(1, site.publish())
 
     asyncio.run(main())

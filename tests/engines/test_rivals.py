@@ -220,7 +220,7 @@ class Site:
     async def grants(self, version: int) -> list[GroupGrant]:
         """What an actor is granted that says hello."""
         self.coordinator.open(Publication(version=version, path="w", digest="d"))
-        self.coordinator.weights.release(EARLIER)
+        self.coordinator.weights.leases.release(EARLIER)
         hello = Hello(role="actor", name="a", build="test", config_digest="test", group_quota=99)
         peer = self.channel.connect(hello)
         self.coordinator.take(*await self.channel.receive())

@@ -114,19 +114,19 @@ def test_a_turn_is_one_request_and_equal_prompts_wait_for_the_keys_of_the_first(
     monkeypatch,
 ) -> None:
     async def main(scene: Scene) -> None:
-        turns = [scene.begin(name, 1, 2) for name in "ab"]
+        turns = [scene.begin(name, 1, 2) for name in "abc"] + [scene.begin("d", 3)]
         child = await scene.settle()
-        (first,) = child.draws()
-        assert first.says_when_it_began
+        first, other = child.draws()
+        assert first.tokens != other.tokens
         child.tells(say.Began(first.rid))
         await scene.settle()
-        assert [draw.says_when_it_began for draw in child.draws()] == [True, False]
+        assert [draw.says_when_it_began for draw in child.draws()] == [True, True, False, False]
         for draw in child.draws():
             child.drew(draw.rid)
-        assert [len((await turn).tokens) for turn in turns] == [DRAWN, DRAWN]
+        assert [len((await turn).tokens) for turn in turns] == [DRAWN] * 4
         statistics = scene.engine.statistics()
-        assert statistics.num_completions == 2
-        assert statistics.num_generated_tokens == 2 * DRAWN
+        assert statistics.num_completions == 4
+        assert statistics.num_generated_tokens == 4 * DRAWN
 
     play(monkeypatch, main, rules())
 

@@ -26,8 +26,7 @@ from mage_async.policy.headers import check_divisible
 from mage_services.engines.sglang import arguments, server
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import chosen, known_names
-from mage_services.engines.sglang.server import drew, nothing, spans_of
-from mage_services.engines.sglang.turns import Warming
+from mage_services.engines.sglang.server import drew, drew_nothing, spans_of
 from mage_services.processes.child_process import Channel, frame
 
 RULES = EngineRules(
@@ -75,7 +74,7 @@ MESSAGES: list[say.Message] = [
     say.Began(rid="a"),
     say.Prepare(version=4, path="/w"),
     say.Prepared(),
-    nothing("a"),
+    drew_nothing("a"),
     say.Refused(rid="a", reason="too long"),
     say.Abort(rid="a"),
     say.Load(version=4, path="/w", interrupts=True),
@@ -293,20 +292,6 @@ def test_weights_handed_over_last_are_freed_before_as_much_is_taken_again(
     loader._kept = np.zeros(1)
     last, alive = weakref.ref(loader._kept), []
     monkeypatch.setattr(server, "SHARED", tmp_path)
-    monkeypatch.setattr(server, "read_error", lambda path: "")
     monkeypatch.setattr(server, "_bucket", lambda path: alive.append(last() is not None))
     asyncio.run(loader.prepare(2, tmp_path / "v000002.safetensors"))
     assert alive == [False]
-
-
-def test_equal_prompts_wait_for_the_first_of_them() -> None:
-    warming: Warming[str] = Warming()
-    assert warming.enter("rules", "first")
-    assert not warming.enter("rules", "second")
-    assert not warming.enter("rules", "third")
-    assert warming.enter("others", "fourth")
-    assert warming.leave("rules") == ["second", "third"]
-    assert warming.leave("rules") == []
-    assert warming.enter("rules", "second")
-    assert not warming.enter("others", "fifth")
-    assert warming.clear() == ["fifth"]

@@ -1,10 +1,13 @@
 """Prompts for a scheduler, and what its completions are held against."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from mage_async.completion import Prompt, Sampling
+from mage_async.inference.scheduler import Scheduler
+from mage_async.inference.weights import read_weights
 from mage_async.policy_version import VersionRun
 
 
@@ -47,3 +50,9 @@ def policy_per_token(runs: Sequence[VersionRun], num_tokens: int) -> np.ndarray:
     if runs:
         versions[: runs[0].start] = runs[0].policy
     return versions
+
+
+def load(scheduler: Scheduler, version: int, path: Path) -> None:
+    """Load the weights of a safetensors file or model directory for all further tokens."""
+    model = scheduler.model
+    scheduler.swap(version, read_weights(path, model.architecture, model.arithmetic))

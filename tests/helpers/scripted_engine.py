@@ -167,11 +167,11 @@ class ScriptedEngine:
         """Draw as `version` from here on; there are no weights, so `path` is not read."""
         self._version = version
 
-    async def hold(self, version: int, path: Path) -> None:
+    async def load_past(self, version: int, path: Path) -> None:
         """Answer for a version beside the current one; `path` is not read."""
         self._held.append(version)
 
-    def let_go(self, version: int) -> None:
+    def release_past(self, version: int) -> None:
         """Do so no more."""
         self._held.remove(version)
 

@@ -11,19 +11,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mage_async.errors import PolicyError
-from mage_async.inference.model import PrefixCopy, Rows, buckets
+from mage_async.inference.model import Rows, buckets
 from mage_async.inference.weights import read_weights
 
 FAMILIES = ("qwen3", "qwen2", "llama")
 
 
-def forward(model, sequences, starts, slots, copies=()):
+def forward(model, sequences, starts, slots, copies=None):
     """Compute each sequence from its start on; logits after its last token, in the given order."""
     counts = np.array([len(s) for s in sequences]) - starts
     order = np.argsort(-counts, kind="stable")
     rows = Rows(np.asarray(slots)[order], np.asarray(starts)[order], counts[order])
     tokens = np.concatenate([sequences[row][starts[row] :] for row in order])
-    logits = model.forward(tokens, rows, copies, np.arange(len(order)))
+    logits = model.forward(tokens, rows, copies or {}, np.arange(len(order)))
     return torch.log_softmax(logits, 1).numpy()[np.argsort(order)]
 
 
@@ -52,7 +52,7 @@ def test_a_prefix_computed_in_this_forward_is_lent_on_in_it(reference) -> None:
     model, source = reference.engine_model(), np.random.default_rng(2)
     prefix = source.integers(0, 96, 30, np.int32)
     sequences = [np.concatenate([prefix, source.integers(0, 96, 3, np.int32)]) for _ in range(4)]
-    copies = [PrefixCopy(5, [1, 2], 30), PrefixCopy(2, [7], 30)]
+    copies = {(5, 30): [1, 2], (2, 30): [7]}
     ours = forward(model, sequences, np.array([0, 30, 30, 30]), [5, 1, 2, 7], copies)
     theirs = np.stack([reference.logprobs(s)[-1] for s in sequences])
     np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
@@ -88,7 +88,7 @@ def test_keys_and_values_take_memory_where_they_are_written(reference) -> None:
     before = resident()
     model = reference.engine_model(slots=4000, max_tokens=512)
     rows = Rows(np.array([3999]), np.array([0]), np.array([4]))
-    model.forward(np.array([1, 2, 3, 4]), rows, [], np.array([0]))
+    model.forward(np.array([1, 2, 3, 4]), rows, {}, np.array([0]))
     assert model.cache_bytes() > 500_000_000
     assert resident() - before < 100_000_000
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mage_async.inference.sampling import Rules, draw, uniforms
+from mage_async.inference.sampling import SamplingParameters, draw, uniforms
 
 PROBABILITIES = np.array([0.05, 0.4, 0.0, 0.3, 0.15, 0.1])
 LOGITS = torch.from_numpy(np.log(np.maximum(PROBABILITIES, 1e-30)).astype(np.float32))
@@ -12,7 +12,7 @@ LOGITS = torch.from_numpy(np.log(np.maximum(PROBABILITIES, 1e-30)).astype(np.flo
 
 def drawn(num: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0):
     """`num` evenly spaced chances through one distribution: tokens and log-probs."""
-    rules = Rules(
+    rules = SamplingParameters(
         np.full(num, temperature, np.float32), np.full(num, top_p, np.float32), np.full(num, top_k)
     )
     return draw(LOGITS.expand(num, -1), rules, (np.arange(num) + 0.5) / num)
@@ -64,7 +64,7 @@ def test_temperature_zero_takes_the_most_probable_token_at_its_logprob_of_temper
 
 
 def test_rows_with_and_without_limits_do_not_disturb_each_other() -> None:
-    rules = Rules(
+    rules = SamplingParameters(
         np.ones(3, np.float32), np.array([1.0, 0.5, 1.0], np.float32), np.array([0, 0, 1])
     )
     tokens, _ = draw(LOGITS.expand(3, -1), rules, np.full(3, 0.97))
@@ -75,7 +75,9 @@ def test_rows_with_and_without_limits_do_not_disturb_each_other() -> None:
 def test_the_first_and_the_last_chance_draw_possible_tokens(chance) -> None:
     logits = torch.full((1, 6), -200.0)
     logits[0, 2] = 0.0
-    rules = Rules(np.ones(1, np.float32), np.ones(1, np.float32), np.zeros(1, np.int64))
+    rules = SamplingParameters(
+        np.ones(1, np.float32), np.ones(1, np.float32), np.zeros(1, np.int64)
+    )
     assert draw(logits, rules, np.array([chance]))[0].tolist() == [2]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mage_async.completion import Completion, Prompt, Sampling
 from mage_async.inference.sampling import uniforms
 from mage_async.inference.scheduler import Scheduler
-from tests.helpers.completions import policy_per_token
+from tests.helpers.completions import load, policy_per_token
 
 NAMES = st.sampled_from("abcde")
 OPERATIONS = st.lists(
@@ -84,7 +84,7 @@ class Client:
 
     def load(self, which) -> None:
         self.version += 1 + (self.version + 1 + which) % 2
-        self.scheduler.load(self.version, self.policies[self.version % 2].directory)
+        load(self.scheduler, self.version, self.policies[self.version % 2].directory)
 
     def advance(self, times) -> None:
         for _ in range(times):

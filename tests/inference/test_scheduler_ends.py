@@ -81,6 +81,6 @@ def test_releasing_a_waiting_or_running_context_forgets_its_prompt(reference) ->
 
 
 def test_its_memory_is_said_before_it_is_used(scheduler) -> None:
-    said = scheduler.describe()
+    said = scheduler.model.describe()
     assert "8 contexts x 256 tokens, 1.0 MB" in said
     assert scheduler.statistics().cache_bytes == 8 * 256 * 2 * 2 * 2 * 16 * 4

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from mage_async.errors import PolicyError
 from mage_async.inference.scheduler import Scheduler
 from mage_async.policy_version import VersionRun
-from tests.helpers.completions import answer, ask, assert_logprobs, serve, text
+from tests.helpers.completions import answer, ask, assert_logprobs, load, serve, text
 
 
 def test_a_lent_prefix_brings_its_versions_along(reference, newer) -> None:
@@ -18,7 +18,7 @@ def test_a_lent_prefix_brings_its_versions_along(reference, newer) -> None:
     for context in ("old", "older"):
         answer(scheduler, context, text(0, 40))
         scheduler.release(context)
-    scheduler.load(1, newer.directory)
+    load(scheduler, 1, newer.directory)
     answer(scheduler, "lender", text(0, 40))
     completion = answer(scheduler, "borrower", np.append(text(0, 40), 5))
     assert completion.versions == (VersionRun(0, 1, 1),)
@@ -30,7 +30,7 @@ def test_one_completion_crosses_a_change_of_weights_and_says_where(reference, ne
     ask(scheduler, "a", tokens, max_tokens=6)
     for _ in range(3):
         assert scheduler.advance() == []
-    scheduler.load(4, newer.directory / "model.safetensors")
+    load(scheduler, 4, newer.directory / "model.safetensors")
     completion = serve(scheduler)["a"]
     assert completion.versions == (VersionRun(0, 0, 0), VersionRun(3, 4, 0))
     whole = np.append(tokens, completion.tokens)
@@ -50,7 +50,7 @@ def test_an_interrupted_completion_goes_on_over_fresh_keys_where_it_wanted_them(
     ask(scheduler, "a", tokens, max_tokens=6, fresh_keys=wants_fresh)
     for _ in range(3):
         assert scheduler.advance() == []
-    scheduler.load(4, newer.directory)
+    load(scheduler, 4, newer.directory)
     completion = serve(scheduler)["a"]
     assert completion.versions == (VersionRun(0, 0, 0), VersionRun(3, 4, 4 if wants_fresh else 0))
     assert completion.num_repeated == (14 if wants_fresh else 0)  # prompt and two drawn
@@ -64,7 +64,7 @@ def test_an_interrupted_completion_goes_on_over_fresh_keys_where_it_wanted_them(
 def test_old_keys_are_read_on_unless_fresh_ones_are_asked_for(reference, newer) -> None:
     scheduler, tokens = Scheduler(reference.engine_model()), text(0, 20)
     first = answer(scheduler, "a", tokens)
-    scheduler.load(3, newer.directory)
+    load(scheduler, 3, newer.directory)
     tokens = np.concatenate([tokens, first.tokens, text(1, 4)])
     second = answer(scheduler, "a", tokens)
     assert second.versions == (VersionRun(0, 3, 0),)
@@ -81,7 +81,7 @@ def test_old_keys_are_read_on_unless_fresh_ones_are_asked_for(reference, newer) 
 def test_a_new_context_does_not_begin_with_another_ones_old_keys(reference, newer) -> None:
     scheduler, tokens = Scheduler(reference.engine_model()), text(0, 20)
     answer(scheduler, "old", tokens)
-    scheduler.load(1, newer.directory)
+    load(scheduler, 1, newer.directory)
     completion = answer(scheduler, "new", np.append(tokens, 7))
     assert completion.versions == (VersionRun(0, 1, 1),)
     assert (completion.num_reused, completion.num_repeated) == (0, 20)
@@ -90,20 +90,20 @@ def test_a_new_context_does_not_begin_with_another_ones_old_keys(reference, newe
 
 def test_loading_an_older_version_again_is_tagged_by_the_oldest_keys(reference, newer) -> None:
     scheduler = Scheduler(reference.engine_model())
-    scheduler.load(5, newer.directory)
+    load(scheduler, 5, newer.directory)
     first = answer(scheduler, "a", text(0, 10))
-    scheduler.load(2, reference.directory)
+    load(scheduler, 2, reference.directory)
     tokens = np.append(text(0, 10), first.tokens)
     second = answer(scheduler, "a", tokens)
     assert second.versions == (VersionRun(0, 2, 2),)
-    scheduler.load(5, newer.directory)
+    load(scheduler, 5, newer.directory)
     third = answer(scheduler, "a", np.append(tokens, second.tokens))
     assert third.versions == (VersionRun(0, 5, 2),)
 
 
 def test_weights_that_cannot_be_used_change_nothing(reference, scheduler, tmp_path) -> None:
     with pytest.raises(PolicyError, match="cannot be read"):
-        scheduler.load(1, tmp_path / "none.safetensors")
+        load(scheduler, 1, tmp_path / "none.safetensors")
     completion = answer(scheduler, "a", text(0, 9))
     assert completion.versions == (VersionRun(0, 0, 0),)
     assert_logprobs(reference, text(0, 9), completion)

@@ -10,9 +10,9 @@ from mage_services.processes.process import ACTOR, EVALUATOR, WATCHER
 
 LOWER = """
 import os, sys
-from mage_services.processes.process import give_way
+from mage_services.processes.process import lower_priority
 os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[1]))
-give_way(int(sys.argv[2]))
+lower_priority(int(sys.argv[2]))
 print(os.getpriority(os.PRIO_PROCESS, 0))
 """
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -40,7 +40,8 @@ def test_its_session_is_as_nice() -> None:
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="the kernel does not weigh sessions")
 def test_a_session_weighs_as_any_other_once_nothing_has_to_be_given_way_to() -> None:
-    then = "from mage_services.processes.process import give_way_no_more; give_way_no_more()\n"
+    name = "restore_session_priority"
+    then = f"from mage_services.processes.process import {name}; {name}()\n"
     said = niceness_of_a_child(0, WATCHER, f"{then}print(open({str(AUTOGROUP)!r}).read())")
     assert (said.split()[0], said.split()[-1]) == (str(WATCHER), "0")
 

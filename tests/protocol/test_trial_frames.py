@@ -4,6 +4,7 @@ import dataclasses
 import struct
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from mage_async.errors import WireError
 from mage_async.policy_version import PROVENANCES, VersionRun
-from mage_async.protocol.codec import PROTOCOL, decode, decode_journaled, encode
+from mage_async.protocol.codec import PROTOCOL, decode, encode
 from mage_async.protocol.limits import Limits
 from mage_async.protocol.messages import Message, TrialResult
 from mage_async.protocol.trial_frames import TrialHeader
@@ -199,7 +200,7 @@ def test_a_remark_has_no_alternative() -> None:
 
 def test_no_peer_and_no_journal_may_bring_a_message_of_another_protocol() -> None:
     other = sealed([b"mage/1", *frames_of(example())[1:-1]])
-    for read in (decode, decode_journaled):
+    for read in (decode, partial(decode, is_checked=True)):
         with pytest.raises(WireError, match="peer speaks `mage/1`, this build mage/2"):
             read(other)
 

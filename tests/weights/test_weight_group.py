@@ -24,7 +24,7 @@ receiver = Receiver()
 for line in sys.stdin:
     manifest = Manifest.read(Path(line.strip()))
     try:
-        got = receiver.receive(manifest)
+        got = dict(receiver.receive(manifest))
         print(json.dumps({name: one.tolist() for name, one in got.items()}), flush=True)
     except PolicyError as error:
         print(json.dumps(str(error)), flush=True)
@@ -33,13 +33,14 @@ SHARE = """
 import sys
 from pathlib import Path
 import torch
-from mage_services.weights.weight_group import SENDING, Manifest, answer, ask, join, store_of
+from mage_services.weights.weight_group import SENDING, Manifest, connect, join
+from mage_services.weights.weight_group import request_version, wait_for_answer
 
 manifest, rank = Manifest.read(Path(sys.argv[1])), int(sys.argv[2])
-store = store_of(manifest.port)
-number = ask(store, "shared", manifest.version, 3) if rank == 1 else 0
+store = connect(manifest.port)
+number = request_version(store, "shared", manifest.version, 3) if rank == 1 else 0
 group = join(store, "shared", rank=rank, backend="gloo", members=3)
-assert rank == 2 or answer(store, number) == SENDING
+assert rank == 2 or wait_for_answer(store, number) == SENDING
 flat = torch.empty(14, dtype=torch.uint8)
 torch.distributed.broadcast(flat, src=0, group=group)
 print(flat.tolist())

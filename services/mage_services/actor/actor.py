@@ -48,7 +48,7 @@ from mage_services.processes.process import (
     ACTOR,
     Status,
     TimeAccounting,
-    give_way,
+    lower_priority,
     run_process,
     ticks,
 )
@@ -233,11 +233,11 @@ class Actor:
             yield
             return
         engine = self._stage.engine
-        await engine.hold(rival.version, await self._bring(Path(rival.path)))
+        await engine.load_past(rival.version, await self._bring(Path(rival.path)))
         try:
             yield
         finally:
-            engine.let_go(rival.version)
+            engine.release_past(rival.version)
 
     def _account(self) -> None:
         """Enter the state of the time accounting: playing, or what is waited for."""
@@ -319,7 +319,7 @@ async def main(startup: Startup, status: Status) -> None:
     )
     keys = keys_in(actor_keys, startup.keys)
     with PeerChannel(startup.address, hello, keys=keys) as channel:
-        files = RunFiles(status, startup.asks)
+        files = RunFiles(status, startup.is_remote)
         reason = await play(channel, config, startup.run.policy, startup.name, status, files.bring)
     status.send("done", reason=reason)
 
@@ -371,5 +371,5 @@ async def _report_engine(engine: Engine, status: Status) -> None:
 
 
 if __name__ == "__main__":
-    give_way(ACTOR)
+    lower_priority(ACTOR)
     run_process(lambda status: main(read_startup("An actor of a run.", status), status))

@@ -43,7 +43,7 @@ from mage_services.processes.process import (
     Status,
     TimeAccounting,
     append_lines,
-    give_way,
+    lower_priority,
     run_process,
 )
 from mage_services.processes.startup import Startup, read_startup
@@ -378,5 +378,5 @@ def model_directory(run: RunDirectory, config: Config, checkpoint: Path) -> Path
 
 
 if __name__ == "__main__":
-    give_way(EVALUATOR)
+    lower_priority(EVALUATOR)
     run_process(lambda status: main(read_startup("The evaluator of a run.", status), status))

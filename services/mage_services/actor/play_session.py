@@ -175,7 +175,7 @@ async def play_person_and_agent(
             if not (file := weights.file(version)).is_file():
                 kept = ", ".join(map(name_of, weights.versions()))
                 raise RunError(f"{file} is not there: the run has kept {kept}")
-            await engine.hold(version, file)
+            await engine.load_past(version, file)
             given = {"config": rules, "chat": stage.chat, "name": "person", "version": version}
             meet = partial(PastPolicySide, environment, task, **given)
         if ask is not None:

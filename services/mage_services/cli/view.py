@@ -22,7 +22,7 @@ def run(given: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     import uvloop
 
-    from mage_services.processes.process import ACTOR, give_way
+    from mage_services.processes.process import ACTOR, lower_priority
     from mage_services.view.server import serve
 
     def show_address(address: str) -> None:
@@ -30,6 +30,6 @@ def run(given: argparse.Namespace) -> int:
         if given.open:
             webbrowser.open(address)
 
-    give_way(ACTOR)
+    lower_priority(ACTOR)
     uvloop.run(serve(given.runs_dir, given.port, show_address))
     return 0

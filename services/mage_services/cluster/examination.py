@@ -20,7 +20,7 @@ from mage_async.config.schema import Config, Pretrained
 from mage_async.doctor.cluster_faults import ClusterFacts, Needs, NodeFacts
 from mage_async.errors import ConfigError
 from mage_services.cluster.connection import Node, joined, nodes, on, own_node
-from mage_services.cluster.placement import Bundles, port_of
+from mage_services.cluster.placement import Bundles, port_of, total
 from mage_services.processes.startup import build_digest
 
 LIBRARIES = ("torch", "transformers", "pyzmq", "msgpack", "safetensors", "ray")
@@ -225,10 +225,9 @@ def _reached(config: Config, own: Node, probes: dict[Node, Any]) -> tuple[str, d
 
 def _needs(config: Config, num_actors: int, has_gpus: bool) -> Needs:
     bundles = Bundles.of(config, has_gpus)
-    every = [bundles.learner, *[bundles.actor] * (num_actors + 1)]
-    cores, gpus = (int(sum(each.get(kind, 0) for each in every)) for kind in ("CPU", "GPU"))
+    cores, gpus = total([bundles.learner, *[bundles.actor] * (num_actors + 1)])
     source = _source_of(config)
-    return Needs(cores, gpus, model_digest(source)[1], source)
+    return Needs(int(cores), int(gpus), model_digest(source)[1], source)
 
 
 def _source_of(config: Config) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from mage_async.results.run_directory import RunDirectory
 from mage_services.cluster.connection import own_node
-from mage_services.processes.startup import BroughtFile
+from mage_services.processes.startup import CopiedFile
 from mage_services.processes.supervised_process import ProcessSpec, SupervisedProcess
 
 KEPT_WEIGHTS = 4
@@ -69,7 +69,7 @@ class Keeper:
         """
         with TemporaryDirectory(prefix="mage-node-") as folder:
             if self._source is not None:
-                spec = await self._settled(spec, Path(folder))
+                spec = await self._spec_in(spec, Path(folder))
             self._child = child = await SupervisedProcess.start(spec)
             async for event in child.events(silence_s):
                 if event["event"] == "wants":
@@ -90,32 +90,31 @@ class Keeper:
         """Wait for the end of the process and return its exit code."""
         return 0 if self._child is None else await self._child.wait()
 
-    async def _settled(self, spec: ProcessSpec, folder: Path) -> ProcessSpec:
-        """The process as it starts in a folder of its own, which has the keys."""
+    async def _spec_in(self, spec: ProcessSpec, folder: Path) -> ProcessSpec:
+        """Bring the keys to a folder of this node; return the spec of a process that uses it."""
         run = RunDirectory(folder)
         run.logs.mkdir()
         wanted = {folder / "keys" / name: self._keys / name for name in ACTOR_KEYS}
         for target, source in wanted.items():
             if reason := await self._bring(source, target):
                 raise OSError(f"{source} cannot be brought to this node: {reason}")
-        arguments = (str(folder), *spec.arguments[1:], "--keys", str(folder / "keys"), "--asks")
+        arguments = (str(folder), *spec.arguments[1:], "--keys", str(folder / "keys"), "--remote")
         return replace(spec, arguments=arguments, log=run.log_of(spec.name))
 
-    async def _answer(self, asked: Path, folder: Path) -> BroughtFile:
+    async def _answer(self, requested: Path, folder: Path) -> CopiedFile:
         """Bring a file that the process requests.
 
         Args:
-            asked: a path below the process's own folder, or the path of weights that the learner
-                announced.
+            requested: a path below the process's own folder, or the path of announced weights.
         """
-        if asked.is_relative_to(folder):
-            source, target = self._root / asked.relative_to(folder), asked
+        if requested.is_relative_to(folder):
+            source, target = self._root / requested.relative_to(folder), requested
         else:
-            source, target = asked, folder / "weights" / asked.name
+            source, target = requested, folder / "weights" / requested.name
         if reason := await self._bring(source, target):
-            return BroughtFile(str(asked), reason=reason)
+            return CopiedFile(str(requested), reason=reason)
         self._keep(target)
-        return BroughtFile(str(asked), local=str(target))
+        return CopiedFile(str(requested), local=str(target))
 
     async def _bring(self, source: Path, target: Path) -> str:
         """Copy a file or a folder from the run's machine; return why that failed, or ""."""

@@ -9,7 +9,7 @@ reserves its part of a group elsewhere, and a restarted process is placed there.
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,10 @@ class KeptChild:
         return self._end is not None and self._end.was_silent
 
     async def events(self, silence_s: float) -> AsyncIterator[dict[str, Any]]:
-        """As `SupervisedProcess.events`. Cancellation leaves the process running."""
+        """Start the process, and yield its status events until it ends.
+
+        Cancellation leaves the process running.
+        """
         from ray.exceptions import RayError
 
         loop = asyncio.get_running_loop()
@@ -62,7 +65,7 @@ class KeptChild:
                 log.write(self._end.printed)
 
     async def wait(self) -> int:
-        """As `SupervisedProcess.wait`; `LOST_NODE_CODE` if the node was lost."""
+        """Return the exit code of the process; `LOST_NODE_CODE` if the node was lost."""
         from ray.exceptions import RayError
 
         if self._end is not None:
@@ -97,9 +100,11 @@ def _sentence_of(fault: Exception) -> str:
 PLACEMENT_TIMEOUT_S = 600.0
 """How long to wait for nodes with room, which an autoscaling cluster may have to start."""
 NOTICE_S = 10.0
-"""How long to wait before people are informed of the wait."""
+"""How long to wait before the user is informed of the wait."""
 MAX_PLACINGS = 5
+"""Attempts to start a process, of which each fails only because its keeper died."""
 Bundle = dict[str, float]
+"""Amount of each resource, by Ray's name of the resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +148,8 @@ class Placement:
     """Starts processes of a run on nodes; the supervisor calls `start`.
 
     Args:
-        say: shows a sentence to people.
+        keys: directory of the run's keys.
+        say: shows a sentence to the user.
     """
 
     run: RunDirectory
@@ -152,11 +158,14 @@ class Placement:
     keys: Path
     say: Callable[[str], None]
     address: str = ""
-    """The learner's address."""
-    _groups: dict[bool, Any] = field(default_factory=dict)
-    """Ray's placement groups: of actors (`True`), and of the learner and evaluator (`False`)."""
+    """The learner's address; set by `reserve`."""
+    _run_group: Any = None
+    """Ray's placement group of the learner and the evaluator, on the node of this process."""
+    _actor_group: Any = None
+    """Ray's placement group of the actors."""
     _bundles: Bundles | None = None
-    _source: Any = None
+    _served_files: Any = None
+    """Ray handle of `ServedFiles`, on the node of this process."""
 
     def reserve(self) -> None:
         """Reserve room for all processes; wait for nodes that have it.
@@ -168,17 +177,14 @@ class Placement:
         from ray.util.placement_group import placement_group
 
         self._bundles = bundles = Bundles.of(self.config, any(node.gpus for node in nodes()))
-        engine = bundles.actor
-        near = [bundles.learner, engine]
-        selector = [{"ray.io/node-id": own_node().id}] * len(near)
-        self._groups = {
-            False: placement_group(near, "STRICT_PACK", bundle_label_selector=selector),
-            True: placement_group([engine] * self.num_actors, "PACK"),
-        }
-        self._await_room(False, "the learner and the evaluator", near)
-        self._source = self._made(ServedFiles, False, 0, {"CPU": 0})
-        self.address = ray.get(self._source.address.remote(port_of(self.config)))
-        self._await_room(True, f"{self.num_actors} actors", [engine] * self.num_actors)
+        own, actors = [bundles.learner, bundles.actor], [bundles.actor] * self.num_actors
+        selector = [{"ray.io/node-id": own_node().id}] * len(own)
+        self._run_group = placement_group(own, "STRICT_PACK", bundle_label_selector=selector)
+        self._actor_group = placement_group(actors, "PACK")
+        self._wait_for_room(self._run_group, "the learner and the evaluator", own)
+        self._served_files = _create(ServedFiles, self._run_group, 0, {"CPU": 0})
+        self.address = ray.get(self._served_files.address.remote(port_of(self.config)))
+        self._wait_for_room(self._actor_group, f"{self.num_actors} actors", actors)
 
     async def start(self, spec: ProcessSpec) -> RunningProcess:
         """Start a process in its bundle; wait while the bundle has no node, as after a loss.
@@ -203,11 +209,16 @@ class Placement:
         return KeptChild(kept, node, keeper)
 
     def _keeper(self, name: str, is_actor: bool) -> Any:
+        """Start the keeper of a process in the bundle that was reserved for the process."""
         assert self._bundles is not None
-        number = int(name.removeprefix("actor-")) if is_actor else int(name != "learner")
-        needs = self._bundles.learner if name == "learner" else self._bundles.actor
-        source = self._source if is_actor else None
-        return self._made(Keeper, is_actor, number, needs, self.run.root, self.keys, source)
+        own = (self.run.root, self.keys)
+        if is_actor:
+            number, needs = int(name.removeprefix("actor-")), self._bundles.actor
+            return _create(Keeper, self._actor_group, number, needs, *own, self._served_files)
+        number, needs = (
+            (0, self._bundles.learner) if name == "learner" else (1, self._bundles.actor)
+        )
+        return _create(Keeper, self._run_group, number, needs, *own, None)
 
     async def _placed(self, name: str, keeper: Any) -> str:
         """Return the node of a keeper, or "" if the keeper died before it was placed.
@@ -226,10 +237,10 @@ class Placement:
         except RayActorError:
             return ""
 
-    def _await_room(self, is_actors: bool, whose: str, bundles: list[Bundle]) -> None:
-        group, needs = self._groups[is_actors], _in_words(bundles)
+    def _wait_for_room(self, group: Any, whose: str, bundles: list[Bundle]) -> None:
         if group.wait(NOTICE_S):
             return
+        needs = _in_words(bundles)
         self.say(f"{whose} wait for nodes with room for {needs}")
         if not group.wait(PLACEMENT_TIMEOUT_S):
             raise RunError(
@@ -237,27 +248,34 @@ class Placement:
                 f"is {needs}: add nodes, end other work, or start fewer --actors"
             )
 
-    def _made(
-        self, kind: type, is_actor: bool, number: int, needs: Bundle, *args: Any, **options: Any
-    ) -> Any:
-        """Start a Ray actor in a bundle."""
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        where = PlacementGroupSchedulingStrategy(
-            self._groups[is_actor], placement_group_bundle_index=number
-        )
-        cores, gpus = needs["CPU"], needs.get("GPU", 0)
-        options |= {"num_cpus": cores, "num_gpus": gpus, "scheduling_strategy": where}
-        return ray.remote(kind).options(**options).remote(*args)
+def _create(kind: type, group: Any, bundle: int, needs: Bundle, *args: Any) -> Any:
+    """Start a Ray actor in a bundle of a placement group; return its handle."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    options = {
+        "num_cpus": needs["CPU"],
+        "num_gpus": needs.get("GPU", 0),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=bundle
+        ),
+    }
+    return ray.remote(kind).options(**options).remote(*args)
 
 
 def _bundle(cores: int, gpus: int) -> Bundle:
     return {"CPU": cores, "GPU": gpus} if gpus else {"CPU": cores}
 
 
-def _in_words(bundles: list[Bundle]) -> str:
+def total(bundles: list[Bundle]) -> tuple[float, float]:
+    """Return the CPU cores and the GPUs of all bundles."""
     cores, gpus = (sum(each.get(kind, 0) for each in bundles) for kind in ("CPU", "GPU"))
+    return cores, gpus
+
+
+def _in_words(bundles: list[Bundle]) -> str:
+    cores, gpus = total(bundles)
     return f"{cores:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
 
 

@@ -11,27 +11,30 @@ seats, have schedulers of their own.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from mage_async.completion import Completion, Prompt
-from mage_async.config.schema import Embedded as EngineRules
+from mage_async.config.schema import Embedded as EngineConfig
 from mage_async.errors import MageError, RunError
+from mage_async.inference.arithmetic import BFloat16
 from mage_async.inference.model import Model
 from mage_async.inference.scheduler import Scheduler, Statistics
 from mage_async.inference.weight_fingerprint import (
     AcceptedWeights,
+    FingerprintBuilder,
     WeightFingerprint,
-    arrange_with_fingerprint,
+    precision_of,
+    probe_logprobs,
 )
-from mage_async.inference.weights import Weights, read_tensors
+from mage_async.inference.weights import Weights, as_weights, read_tensors
+from mage_services.engines.engine import Engine, settle
 from mage_services.engines.weight_acceptance import read_again
 from mage_services.weights.weight_group import Manifest, Receiver, is_manifest
 
@@ -60,10 +63,8 @@ class PastPolicies:
         self._reading = asyncio.Lock()
         self._past_s = 0.0
 
-    async def hold(self, version: int, path: Path) -> None:
-        """Hold a version until `let_go`; a version that is held twice must be let go twice.
-
-        Cancellation changes nothing.
+    async def load(self, version: int, path: Path) -> None:
+        """Load a version for one more user, unless it is in memory. Cancellation changes nothing.
 
         Raises:
             PolicyError: the file cannot be used.
@@ -75,8 +76,8 @@ class PastPolicies:
             held.num_users += 1
             self._held[version] = held  # the most recently used is the last
 
-    def let_go(self, version: int) -> None:
-        """Release a version; drop the least recently used versions without a user."""
+    def release(self, version: int) -> None:
+        """Take note that a user has finished; drop the least recently used unused versions."""
         self._held[version].num_users -= 1
         idle = [each for each, held in self._held.items() if not held.num_users]
         for each in idle[:-MAX_IDLE]:
@@ -96,18 +97,18 @@ class PastPolicies:
         """Return the schedulers of all held versions."""
         return [held.scheduler for held in self._held.values()]
 
-    def forward_s(self) -> float:
-        """Return the time spent in forwards of past versions, in seconds."""
-        own = (each.statistics().forward_s for each in self.schedulers())
-        return self._past_s + sum(own)
+    def add_to(self, current: Statistics) -> Statistics:
+        """Return the statistics of the current version with time and memory of past versions."""
+        own = [each.statistics() for each in self.schedulers()]
+        return replace(
+            current,
+            forward_s=current.forward_s + self._past_s + sum(each.forward_s for each in own),
+            cache_bytes=current.cache_bytes + sum(each.cache_bytes for each in own),
+        )
 
-    def cache_bytes(self) -> int:
-        """Return the memory of their KV caches, in bytes."""
-        return sum(each.statistics().cache_bytes for each in self.schedulers())
 
-
-class EmbeddedEngine:
-    """Serves a model directory on the CPU cores of this process; an `Engine`.
+class EmbeddedEngine(Engine):
+    """Serves a model directory on the CPU cores of this process.
 
     Args:
         directory: model directory; its weights are version 0.
@@ -117,26 +118,22 @@ class EmbeddedEngine:
         PolicyError: the model cannot be served; the text says what can.
     """
 
-    def __init__(self, directory: Path, rules: EngineRules, name: str = "an engine") -> None:
+    def __init__(self, directory: Path, config: EngineConfig, name: str = "an engine") -> None:
+        super().__init__()
         model = Model.load(
             directory,
-            slots=rules.max_contexts,
-            max_tokens=rules.max_tokens,
-            arithmetic=rules.arithmetic,
+            slots=config.max_contexts,
+            max_tokens=config.max_tokens,
+            arithmetic=config.arithmetic,
         )
-        interrupts = rules.in_flight == "interrupt"
+        interrupts = config.in_flight == "interrupt"
         self._scheduler = Scheduler(model, interrupts=interrupts, now=time.perf_counter)
-        self._past_policies, self._rules, self._name = (
-            PastPolicies(self._make_past_policy),
-            rules,
-            name,
-        )
+        self._past_policies = PastPolicies(self._make_past_policy)
+        self._config, self._name = config, name
         self._worker = ThreadPoolExecutor(
-            1, "embedded engine", initializer=torch.set_num_threads, initargs=(rules.threads,)
+            1, "embedded engine", initializer=torch.set_num_threads, initargs=(config.threads,)
         )
-        self._tasks = asyncio.TaskGroup()
-        self._driver: asyncio.Task[None] | None = None
-        self._calls: list[tuple[Callable[[], None], asyncio.Future[Any] | None]] = []
+        self._calls: list[Callable[[], None]] = []
         self._loads: list[tuple[int, Weights, asyncio.Future[None]]] = []
         self._receiver = Receiver()
         self._completing: dict[str, asyncio.Future[Completion]] = {}
@@ -145,7 +142,7 @@ class EmbeddedEngine:
     async def complete(self, prompt: Prompt) -> Completion:
         """Sample a completion. Cancellation aborts it; the sequence keeps its keys and values."""
         future: asyncio.Future[Completion] = self._promise()
-        self._post(partial(self._submit, prompt, future), future)
+        self._post(partial(self._submit, prompt, future))
         try:
             return await future
         finally:
@@ -153,14 +150,8 @@ class EmbeddedEngine:
                 self._post(partial(self._abort, prompt.context, future))
 
     async def load(self, version: int, path: Path) -> AcceptedWeights | None:
-        """Load weights; return when the next token will be sampled with them.
-
-        Cancellation leaves either the old weights or the new ones.
-
-        Raises:
-            PolicyError: the file cannot be used; the old weights stay.
-        """
-        self._promise()  # raises if the engine has ended
+        """Load weights; return when the next token will be sampled with them."""
+        self._check_runs()
         weights, receipt = await asyncio.to_thread(self._read, version, path)
         future: asyncio.Future[None] = self._promise()
         self._loads.append((version, weights, future))
@@ -168,17 +159,13 @@ class EmbeddedEngine:
         await future
         return receipt
 
-    async def hold(self, version: int, path: Path) -> None:
-        """Hold a past version until `let_go`. Cancellation changes nothing.
+    async def load_past(self, version: int, path: Path) -> None:
+        """Keep a past version in memory until `release_past`."""
+        await self._past_policies.load(version, path)
 
-        Raises:
-            PolicyError: the file cannot be used.
-        """
-        await self._past_policies.hold(version, path)
-
-    def let_go(self, version: int) -> None:
-        """Release a held version; return at once."""
-        self._past_policies.let_go(version)
+    def release_past(self, version: int) -> None:
+        """Release a past version; return at once."""
+        self._past_policies.release(version)
 
     def release(self, context: str) -> None:
         """Forget a sequence; return at once."""
@@ -186,53 +173,31 @@ class EmbeddedEngine:
 
     def statistics(self) -> Statistics:
         """Return the statistics up to now, with those of past versions."""
-        own = self._scheduler.statistics()
-        return replace(
-            own,
-            forward_s=own.forward_s + self._past_policies.forward_s(),
-            cache_bytes=own.cache_bytes + self._past_policies.cache_bytes(),
-        )
+        return self._past_policies.add_to(self._scheduler.statistics())
 
     async def describe(self) -> str:
         """Describe model and memory in one line."""
-        return self._scheduler.describe()
+        return self._scheduler.model.describe()
 
-    async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        self._driver = self._tasks.create_task(self._drive(), name="embedded engine")
-        self._driver.add_done_callback(self._fail_waiting)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop. A failure of the block is raised as it is, a failure of the engine as a group."""
-        assert self._driver is not None
-        self._driver.cancel()
-        is_cancelled = isinstance(error, asyncio.CancelledError)
-        try:
-            await self._tasks.__aexit__(*((kind, error, trace) if is_cancelled else (None,) * 3))
-        finally:
-            self._worker.shutdown()
+    def _work(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._drive()]
 
     async def _drive(self) -> None:
         """Run forwards while there is work. Cancellation discards the result of a forward."""
         loop = asyncio.get_running_loop()
-        while True:
-            await self._has_work.wait()
-            self._has_work.clear()
-            self._run_calls()
-            self._swap()
-            busy = [each for each in self._schedulers() if not each.is_idle]
-            if not busy:
-                continue
-            finished = await loop.run_in_executor(self._worker, _advance, busy)
-            self._deliver(finished)
-            await self._wait_for_next_prompts()
-            self._has_work.set()
+        with self._worker:  # its end waits for the forward that is being computed
+            while True:
+                await self._has_work.wait()
+                self._has_work.clear()
+                self._run_calls()
+                self._swap()
+                busy = [each for each in self._schedulers() if not each.is_idle]
+                if not busy:
+                    continue
+                for context, completion in await loop.run_in_executor(self._worker, _advance, busy):
+                    settle(self._completing.pop(context), None, completion)
+                await self._wait_for_next_prompts()
+                self._has_work.set()
 
     def _scheduler_of(self, rival: int | None) -> Scheduler:
         return self._scheduler if rival is None else self._past_policies.scheduler(rival)
@@ -243,11 +208,15 @@ class EmbeddedEngine:
 
     def _make_past_policy(self, version: int, path: Path) -> Scheduler:
         """Make the scheduler of a past version, with a quarter of the KV slots."""
-        own, tokens = self._scheduler, self._rules.max_tokens
-        shape, arithmetic = own.architecture, own.arithmetic
+        current = self._scheduler.model
         weights, _ = self._read(version, path)
-        slots = max(1, self._rules.max_contexts // 4)
-        model = Model(shape, weights, slots=slots, max_tokens=tokens, arithmetic=arithmetic)
+        model = Model(
+            current.architecture,
+            weights,
+            slots=max(1, self._config.max_contexts // 4),
+            max_tokens=self._config.max_tokens,
+            arithmetic=current.arithmetic,
+        )
         return Scheduler(model, now=time.perf_counter)
 
     def _read(self, version: int, path: Path) -> tuple[Weights, AcceptedWeights | None]:
@@ -257,14 +226,17 @@ class EmbeddedEngine:
     def _read_once(
         self, version: int, path: Path, published: WeightFingerprint | None
     ) -> tuple[Weights, WeightFingerprint]:
-        shape, arithmetic = self._scheduler.architecture, self._scheduler.arithmetic
-        is_sent = is_manifest(path)
-        named = (
-            self._receiver.receive(Manifest.read(path)).items() if is_sent else read_tensors(path)
+        model, is_sent = self._scheduler.model, is_manifest(path)
+        named = self._receiver.receive(Manifest.read(path)) if is_sent else read_tensors(path)
+        builder = FingerprintBuilder(published, None if is_sent else path)
+        weights = as_weights(
+            builder.passing(named), model.architecture, str(path), model.arithmetic, copies=is_sent
         )
-        return arrange_with_fingerprint(
-            version, named, shape, path, arithmetic, is_sent=is_sent, published=published
-        )
+        scores = published is not None and published.logprobs
+        logprobs = probe_logprobs(weights, model.architecture, model.arithmetic) if scores else ()
+        is_rounded = isinstance(model.arithmetic, BFloat16)
+        precision = precision_of(torch.bfloat16 if is_rounded else torch.float32)
+        return weights, builder.fingerprint(version, precision, logprobs)
 
     def _swap(self) -> None:
         loads, self._loads = self._loads, []
@@ -278,17 +250,12 @@ class EmbeddedEngine:
         num_queued = -1
         while num_queued != len(self._calls):
             num_queued = len(self._calls)
-            await _one_pass()
+            await asyncio.sleep(0)  # every task that is ready runs once
 
     def _run_calls(self) -> None:
         calls, self._calls = self._calls, []
-        for act, _ in calls:
-            act()
-
-    def _deliver(self, finished: list[tuple[str, Completion]]) -> None:
-        for context, completion in finished:
-            future = self._completing.pop(context)
-            settle(future, None, completion)
+        for call in calls:
+            call()
 
     def _submit(self, prompt: Prompt, future: asyncio.Future[Completion]) -> None:
         if future.done():
@@ -313,39 +280,11 @@ class EmbeddedEngine:
         for scheduler in self._schedulers():
             scheduler.release(context)
 
-    def _post(self, act: Callable[[], None], future: asyncio.Future[Any] | None = None) -> None:
-        self._calls.append((act, future))
+    def _post(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
         self._has_work.set()
-
-    def _promise(self) -> asyncio.Future[Any]:
-        if self._driver is None or self._driver.done():
-            raise RunError("the engine does not run: use it inside its `async with`")
-        return asyncio.get_running_loop().create_future()
-
-    def _fail_waiting(self, driver: asyncio.Task[None]) -> None:
-        """Fail every waiting call: the engine has ended."""
-        error = None if driver.cancelled() else driver.exception()
-        futures = [future for _, future in self._calls if future is not None]
-        futures += [*self._completing.values(), *(future for _, _, future in self._loads)]
-        for future in futures:
-            settle(future, error or RunError("the engine was closed"))
 
 
 def _advance(schedulers: Sequence[Scheduler]) -> list[tuple[str, Completion]]:
     """Run one forward of each scheduler; return the completions, by context."""
     return [ended for scheduler in schedulers for ended in scheduler.advance()]
-
-
-def settle(future: asyncio.Future[Any], error: BaseException | None, result: object = None) -> None:
-    """Settle a future with a result or a failure, unless it is done."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
-
-
-async def _one_pass() -> None:
-    """Return once every ready task has run."""
-    await asyncio.sleep(0)

@@ -13,6 +13,7 @@ from mage_async.inference.weight_fingerprint import (
     WeightFingerprint,
     difference,
     mismatch,
+    read_fingerprint,
 )
 from mage_async.inference.weights import read_tensors
 from mage_async.policy.snapshot import published_fingerprint
@@ -35,11 +36,12 @@ def fingerprint_at(path: Path) -> WeightFingerprint | None:
         UnreadableWeights: the weights or their fingerprint cannot be read.
     """
     if is_manifest(path):
-        return Manifest.read(path).published_fingerprint(path)
+        manifest = Manifest.read(path)
+        return read_fingerprint(manifest.receipt, str(path)) if manifest.receipt else None
     return published_fingerprint(path) if is_published(path) else None
 
 
-def promised(path: Path) -> tuple[WeightFingerprint | None, FingerprintBuilder]:
+def observe_published(path: Path) -> tuple[WeightFingerprint | None, FingerprintBuilder]:
     """Return the learner's fingerprint, and a builder that has seen the file's tensors.
 
     The builder has seen nothing of a model directory, and nothing of weights that are sent.

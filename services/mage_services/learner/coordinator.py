@@ -423,7 +423,7 @@ class Coordinator:
         """Tell a peer which weights to sample with, and which groups are its own."""
         newest = self.weights.for_role(self.peers[peer].hello.role)
         keeps = self.ledger.played_by(peer)
-        self.weights.lease(peer, newest.version)
+        self.weights.leases.announce(peer, newest.version)
         self._send(peer, Welcome(version=newest.version, weights_path=newest.path, keeps=keeps))
 
     def _note_sign_of_life(self, peer: Peer, known: KnownPeer) -> None:
@@ -461,7 +461,7 @@ class Coordinator:
     def _forget_peers_of_earlier_process(self, now: float) -> None:
         """Take groups from peers that have not come back after a restart of the learner."""
         if self.weights.is_open and now - self._opened_at > SILENCE_S:
-            self.weights.release(EARLIER)
+            self.weights.leases.release(EARLIER)
             for owner in self.ledger.playing_peers() - self.peers.keys():
                 self.note(f"{owner}: has not come back after the learner's restart")
                 self.ledger.peer_gone(owner)
@@ -481,7 +481,7 @@ class Coordinator:
         """Forget a peer that has ended, for good or until it says Hello again."""
         self.peers.pop(peer, None)
         self._set_quota(peer)
-        self.weights.release(peer)
+        self.weights.leases.release(peer)
         self.ledger.peer_gone(peer)
 
     def _send(self, peer: Peer, message: Message) -> None:
@@ -619,7 +619,7 @@ class Coordinator:
 
     def _take_loaded(self, peer: Peer, message: Loaded) -> None:
         """Release older weights, journal the engine's fingerprint, and announce newer weights."""
-        self.weights.loaded(peer, message.version)
+        self.weights.leases.loaded(peer, message.version)
         if message.digest:
             record = LoadedWeights(peer=peer, **msgspec.structs.asdict(message))
             self.journal.append(record)
@@ -639,5 +639,5 @@ class Coordinator:
 
     def _announce(self, peer: Peer, publication: Publication) -> None:
         """Announce weights to a peer; they are kept until the peer has loaded newer ones."""
-        self.weights.lease(peer, publication.version)
+        self.weights.leases.announce(peer, publication.version)
         self._send(peer, publication)

@@ -1,9 +1,9 @@
-"""What every process of a run has in common: its start and end, status events, priority, times,
-and appending to files of JSON lines.
+"""The parts that all processes of a run share: start and end, status events, priority, time
+accounting, and appending to files of JSON lines.
 
-A process sends status events to its supervisor, a heartbeat each second among them. It ignores
-Ctrl-C, which the supervisor handles, dies with its parent, and turns every failure into one event,
-one line of its log and an exit code.
+A process sends status events to its supervisor, among them a heartbeat each second. It ignores
+Ctrl-C, which the supervisor handles, and dies with its parent. Every failure becomes one event, one
+line of the process's log and an exit code.
 """
 
 import asyncio
@@ -30,43 +30,46 @@ from mage_services.processes.child_process import (
 )
 from mage_services.processes.startup import ToProcess
 
-# The trainer is one thread on the critical path of a run: a delay of the trainer delays every step,
-# while an actor that waits a little still has its groups played before they are needed. So actors
-# give way to the learner, and the evaluator to both, as do processes that only look at a run: its
-# trackers, and the index of `mage view`. With enough cores priorities change nothing.
+# The trainer is one thread on the critical path of a run: a delay of the trainer delays every step.
+# An actor that waits a little still has its groups played before they are needed. So actors have a
+# lower priority than the learner, and the evaluator a lower one than both, as have processes that
+# only watch a run: its trackers, and the index of `mage view`. With enough cores priorities change
+# nothing.
 ACTOR, EVALUATOR, WATCHER = 10, 15, 15
 """Niceness. Of two processes on one core, the one that is nicer by 10 gets a tenth of it."""
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
-def give_way(niceness: int) -> None:
+def lower_priority(niceness: int) -> None:
     """Raise the niceness of this process to at least `niceness`.
 
     With `sched_autogroup` Linux shares CPU time between sessions, not processes, so that niceness
     alone has no effect between sessions. If this process leads its session, the session gets the
     same niceness.
     """
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, own))
-    _weigh_session(os.getpriority(os.PRIO_PROCESS, 0))
+    own = max(niceness, os.getpriority(os.PRIO_PROCESS, 0))
+    os.setpriority(os.PRIO_PROCESS, 0, own)
+    _set_session_niceness(own)
 
 
-def give_way_no_more() -> None:
-    """Reset the niceness of this process's session, where Linux weighs sessions. The niceness of
-    the process itself cannot be lowered without privileges.
+def restore_session_priority() -> None:
+    """Reset the niceness of the session that this process leads.
+
+    The niceness of the process itself cannot be lowered without privileges.
     """
-    _weigh_session(0)
+    _set_session_niceness(0)
 
 
-def _weigh_session(niceness: int) -> None:
+def _set_session_niceness(niceness: int) -> None:
     if sys.platform.startswith("linux") and os.getsid(0) == os.getpid():
-        with suppress(OSError):  # a kernel without it, or a file system that may not be written
+        with suppress(OSError):  # a kernel without `sched_autogroup`, or a read-only file system
             _AUTOGROUP.write_text(str(niceness))
 
 
 E = TypeVar("E", bound=BaseException)
 
 BEAT_S = 1.0
+"""Interval of the heartbeat."""
 EXIT_FAILED, EXIT_BUG = 2, 1
 """Exit codes: 2 for a `MageError`, 1 for any other exception."""
 EXIT_DETERMINISTIC = 3
@@ -108,9 +111,7 @@ def run_process(main: Callable[[Status], Awaitable[None]]) -> None:
     except* MageError as group:
         error = first_failure(group)
         _fail(status, EXIT_DETERMINISTIC if error.is_deterministic else EXIT_FAILED, error)
-    except* (
-        Exception
-    ) as group:  # the outermost main: a bug becomes a line and a traceback in the log
+    except* Exception as group:  # a bug: the traceback goes into the process's log
         traceback.print_exception(group)
         _fail(status, EXIT_BUG, first_failure(group))
     if is_terminated:

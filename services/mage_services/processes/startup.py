@@ -1,4 +1,4 @@
-"""What every process of a run is given when it starts: arguments, and the resolved configuration.
+"""The start of a process of a run: its arguments, and the resolved configuration.
 
 `mage train` resolves the configuration once. A process receives the result as its first message and
 decodes it by type: it reads no file, adds no default and applies no preset.
@@ -33,24 +33,24 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     """The resolved configuration, as `config_file.as_tables` returns it."""
 
 
-class BroughtFile(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a process that asked for a file of its run."""
+class CopiedFile(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a process on another machine that requested a file of its run."""
 
     path: str
-    """The file as it was asked for."""
+    """The requested path."""
     local: str = ""
-    """Where it lies on the machine of the process."""
+    """Path of the copy on the machine of the process."""
     reason: str = ""
-    """Why it could not be brought; "" where it was."""
+    """Why the file could not be copied; empty if it was."""
 
 
-ToProcess = Begin | BroughtFile
-"""What a process of a run receives."""
+ToProcess = Begin | CopiedFile
+"""The messages to a process of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Startup:
-    """What a process of a run knows when it starts."""
+    """The arguments and the configuration of a process of a run."""
 
     run: RunDirectory
     config: Config
@@ -58,12 +58,12 @@ class Startup:
     build: str
     name: str
     address: str
-    """Where the learner is reached."""
+    """Address at which the learner listens."""
     resume: bool
     keys: str = ""
     """Directory of the keys on this machine; "" for none."""
-    asks: bool = False
-    """Whether the run's directory is on another machine, so that its files are asked for."""
+    is_remote: bool = False
+    """Whether the run's directory is on another machine, so that its files have to be copied."""
 
 
 def read_startup(description: str, status: "Status") -> Startup:
@@ -77,7 +77,7 @@ def read_startup(description: str, status: "Status") -> Startup:
     parser.add_argument("--address", default="")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--keys", default="")
-    parser.add_argument("--asks", action="store_true")
+    parser.add_argument("--remote", action="store_true")
     given = parser.parse_args()
     begin = status.channel.receive() if status.channel is not None else None
     if not isinstance(begin, Begin):
@@ -92,7 +92,7 @@ def read_startup(description: str, status: "Status") -> Startup:
         given.address,
         given.resume,
         given.keys or config.transport.keys,
-        given.asks,
+        given.remote,
     )
 
 
@@ -115,41 +115,37 @@ def build_digest() -> str:
 class RunFiles:
     """Files of a run, for a process that may be on another machine than the run's directory.
 
-    Such a process asks for a file by a status event; its keeper on that machine
+    Such a process requests a file by a status event. Its keeper on that machine
     (`mage_services/cluster/keeper.py`) copies the file there and answers. On the machine of the
-    run's directory nothing is asked.
+    run's directory every file is used where it lies.
 
     Args:
-        asks: whether the run's directory is on another machine.
+        is_remote: whether the run's directory is on another machine.
     """
 
-    def __init__(self, status: "Status", asks: bool = False) -> None:
-        self._status, self._asks = status, asks
-        self._turn = asyncio.Lock()
+    def __init__(self, status: "Status", is_remote: bool = False) -> None:
+        self._status, self._is_remote = status, is_remote
+        self._requesting = asyncio.Lock()
 
     async def bring(self, path: Path) -> Path:
-        """Return where a file or a folder of the run lies on this machine; waits until it does.
+        """Return the path of a file or folder of the run on this machine; wait until it is copied.
 
         Cancellation leaves an answer that the next call passes over.
 
         Raises:
             RunError: the run has no such file any more.
         """
-        if not self._asks:
+        if not self._is_remote:
             return path
-        async with self._turn:
+        async with self._requesting:
             self._status.send("wants", path=str(path))
             while (channel := self._status.channel) is not None:
                 answer = await channel.receive_async()
                 if answer is None:
                     break
-                if isinstance(answer, BroughtFile) and answer.path == str(path):
-                    return _local_path(answer)
+                if not isinstance(answer, CopiedFile) or answer.path != str(path):
+                    continue
+                if answer.reason:
+                    raise RunError(f"{path} cannot be brought to this machine: {answer.reason}")
+                return Path(answer.local)
         raise RunError(f"{path} was not brought: the keeper of this process has ended")
-
-
-def _local_path(answer: BroughtFile) -> Path:
-    """Raises: RunError: the file was not brought."""
-    if answer.reason:
-        raise RunError(f"{answer.path} cannot be brought to this machine: {answer.reason}")
-    return Path(answer.local)

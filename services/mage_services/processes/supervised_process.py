@@ -1,4 +1,4 @@
-"""A process of a run as the supervisor sees it: it sends status events until it ends.
+"""A process of a run from the side of the supervisor, to which it sends status events.
 
 A process that stays silent for too long is killed. Its heartbeat, a status event a second, keeps it
 from being silent.
@@ -19,19 +19,19 @@ from mage_services.processes.child_process import (
     module_command,
 )
 from mage_services.processes.process import EXIT_DETERMINISTIC
-from mage_services.processes.startup import Begin, BroughtFile
+from mage_services.processes.startup import Begin, CopiedFile
 
 FIRST_EVENT_S = 180.0
-"""Until the first event of a process: imports take a while on a busy machine."""
+"""Time limit for the first event of a process: imports take a while on a busy machine."""
 NOTICE_S = 4.0
-"""A process that has been silent for so long is mentioned, long before it is killed."""
+"""Silence after which the user is informed, long before the process is killed."""
 STALL_S = 1.0
-"""A wait that took this much longer than its timeout: the supervisor itself did not run."""
+"""If a wait takes this much longer than its timeout, the supervisor itself was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to run, and under which name."""
+    """A process to be started."""
 
     name: str
     module: str
@@ -43,7 +43,7 @@ class ProcessSpec:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables besides those of every process of a run."""
     config: Config | None = None
-    """The resolved configuration, which the process is sent; None: it is sent none."""
+    """The resolved configuration, which is sent to the process; None: nothing is sent."""
 
 
 class RunningProcess(Protocol):
@@ -145,8 +145,8 @@ class SupervisedProcess:
         """Return the exit code, negative for a signal. Cancellation leaves the process running."""
         return await self._child.wait()
 
-    def answer(self, file: BroughtFile) -> None:
-        """Answer a process that asked for a file of its run."""
+    def answer(self, file: CopiedFile) -> None:
+        """Answer a process that requested a file of its run."""
         self._child.send(file)
 
     def terminate(self) -> None:

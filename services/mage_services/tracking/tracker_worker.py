@@ -34,7 +34,7 @@ from mage_async.config.running import Tracking
 from mage_async.errors import ConfigError, RunError
 from mage_async.results.run_directory import RunDirectory
 from mage_async.results.run_files import Record, read_document, read_lines
-from mage_services.processes.process import WATCHER, give_way, give_way_no_more
+from mage_services.processes.process import WATCHER, lower_priority, restore_session_priority
 from mage_services.tracking.points import evaluation_point, final_point, step_point
 from mage_services.tracking.tracker import Send, TrackedRun, Tracker
 
@@ -202,7 +202,7 @@ def _watch(pipe: int, ended: threading.Event, end_s: float) -> None:
     while os.read(pipe, 1):
         continue
     signal.setitimer(signal.ITIMER_REAL, end_s)
-    give_way_no_more()
+    restore_session_priority()
     ended.set()
 
 
@@ -214,7 +214,7 @@ def main() -> int:
     parser.add_argument("--pipe-fd", type=int, required=True)
     parser.add_argument("--end-s", type=float, required=True)
     given = parser.parse_args()
-    give_way(WATCHER)
+    lower_priority(WATCHER)
     ended = threading.Event()
     watch = (given.pipe_fd, ended, given.end_s)
     threading.Thread(target=_watch, args=watch, name="end of the run", daemon=True).start()

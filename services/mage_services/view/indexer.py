@@ -37,7 +37,7 @@ from mage_services.processes.child_process import (
     die_with_parent,
     inherited_socket,
 )
-from mage_services.processes.process import WATCHER, give_way
+from mage_services.processes.process import WATCHER, lower_priority
 from mage_services.view.index import connect
 
 MODULE = "mage_services.view.indexer"
@@ -282,7 +282,7 @@ class Indexed(msgspec.Struct, frozen=True):
 def main() -> None:
     """Build until the server ends."""
     die_with_parent()
-    give_way(WATCHER)
+    lower_priority(WATCHER)
     end = inherited_socket()
     assert end is not None, "`mage view` starts this process"
     server = BlockingChannel[ReadRun](end, ReadRun)

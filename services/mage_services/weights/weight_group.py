@@ -1,174 +1,164 @@
-"""Groups of the learner and one engine, in which weights are sent: NCCL, or Gloo without GPUs.
+"""Groups of the learner and one engine, in which weights are sent: by NCCL, or Gloo without GPUs.
 
-Of an engine that shares its model over several GPUs each is a member. Sharing never ran on a GPU.
+If an engine shares its model over several GPUs, each GPU is a member of the group. That case has
+never run on a GPU.
 
-An engine has a group of its own, so an engine that dies harms no other, and joins the group when it
-first needs weights. Everything is asked for by the engine and answered by a thread of the learner;
-the training never waits here. Both meet in a store, a small server in the learner:
+Each engine has a group of its own, so an engine that dies harms no other. It joins the group when
+it first needs weights. The engine requests each version, and a thread of the learner answers;
+training never waits here. Both sides meet in a key-value store, a small server in the learner:
 
-    key            written by     means
-    asked          engines        a counter: the next question's number
-    question/N     the engine     its group and how many members that has, and the version it wants
-    answer/N       the learner    "sending": the version's buckets follow in the group; or why not
+    key            written by     meaning
+    asked          engines        a counter: the number of the next request
+    question/N     the engine     its group, the group's number of members, and the wanted version
+    answer/N       the learner    "sending" if the buckets follow in the group, else why not
 
-The path of such a publication names a `Manifest`: where the store is and what will be sent.
+A version that is published in this way is announced by the path of its `Manifest`.
 """
 
-import json
+import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import torch
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import Backend, _new_process_group_helper, _world
 
 from mage_async.errors import UnreadableWeights
-from mage_async.inference.weight_fingerprint import WeightFingerprint, read_fingerprint
 
 HOST = "127.0.0.1"
-CONNECTING = timedelta(seconds=5)
-PATIENCE = timedelta(seconds=60)
+CONNECT_TIMEOUT = timedelta(seconds=5)
+GROUP_TIMEOUT = timedelta(seconds=60)
 """Longest wait for the other side of a group; a side that has died is noticed at once."""
 SENDING = "sending"
 
-Row = tuple[str, str, tuple[int, ...]]
+TensorSpec = tuple[str, str, tuple[int, ...]]
 """Name, type and shape of a tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a version's weights are, and where they can be asked for."""
+class Manifest(msgspec.Struct, frozen=True):
+    """The tensors of a published version, and the port at which they are requested."""
 
     version: int
     port: int
     backend: str
-    buckets: tuple[tuple[Row, ...], ...]
-    """Each is sent as one tensor of bytes, its tensors one after the other."""
+    buckets: tuple[tuple[TensorSpec, ...], ...]
+    """The tensors of a bucket are sent as one tensor of bytes, one after the other."""
     receipt: str = ""
-    """The learner's, as JSON."""
-
-    def published_fingerprint(self, file: Path) -> WeightFingerprint | None:
-        """The learner's receipt; None in a manifest of an older run.
-
-        Raises:
-            UnreadableWeights: it cannot be read.
-        """
-        return read_fingerprint(self.receipt, str(file)) if self.receipt else None
+    """The learner's fingerprint of the weights, as JSON; empty if there is none."""
 
     def write(self, file: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write a file, which appears whole or not at all."""
         working = file.with_name(f".{file.name}.part")
-        working.write_text(json.dumps(asdict(self)))
+        working.write_bytes(msgspec.json.encode(self))
         working.replace(file)
 
     @staticmethod
     def read(file: Path) -> "Manifest":
-        """Read it back.
+        """Read a manifest from a file.
 
         Raises:
-            PolicyError: it is gone, or none.
+            UnreadableWeights: the file is gone, or is no manifest.
         """
         try:
-            found = json.loads(file.read_text())
-            buckets = tuple(
-                tuple((name, dtype, tuple(shape)) for name, dtype, shape in bucket)
-                for bucket in found.pop("buckets")
-            )
-            return Manifest(**found, buckets=buckets)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            return msgspec.json.decode(file.read_bytes(), type=Manifest)
+        except (OSError, msgspec.MsgspecError) as error:
             raise UnreadableWeights(f"{file}: no manifest of published weights: {error}") from error
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether published weights have to be asked for; otherwise `path` holds them."""
+    """Return whether published weights must be requested; otherwise `path` holds them."""
     return path.suffix == ".json"
 
 
 def on_disk(path: Path) -> Path:
-    """The file with the same weights, where the learner wrote one; `path` itself otherwise.
+    """Return the file with the same weights if the learner wrote one, else `path`.
 
-    It writes one of every version that is measured: an evaluator may get to it when there is no
-    learner any more.
+    The learner writes a file of every version that is evaluated, because the evaluator may load the
+    version after the learner has ended.
     """
     file = path.with_suffix(".safetensors")
     return file if file.exists() else path
 
 
-def store_of(port: int) -> TCPStore:
-    """A connection to the learner's store, for one thread.
+def connect(port: int) -> TCPStore:
+    """Connect to the learner's store; a connection is for one thread.
 
     Raises:
-        PolicyError: the learner is not there.
+        UnreadableWeights: no learner listens at the port.
     """
     try:
-        store = TCPStore(HOST, port, is_master=False, timeout=CONNECTING)
+        store = TCPStore(HOST, port, is_master=False, timeout=CONNECT_TIMEOUT)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise UnreadableWeights(f"no weights from {HOST}:{port}: {reason}") from error
-    store.set_timeout(PATIENCE)
+    store.set_timeout(GROUP_TIMEOUT)
     return store
 
 
-def ask(store: TCPStore, group: str, version: int, members: int = 2) -> int:
-    """Ask for a version; returns the question's number. The engine joins, and awaits the answer."""
+def request_version(store: TCPStore, group: str, version: int, members: int = 2) -> int:
+    """Request a version; return the request's number. The engine joins the group afterwards."""
     number = store.add("asked", 1)
     question = {"group": group, "version": version, "members": members}
-    store.set(f"question/{number}", json.dumps(question))
+    store.set(f"question/{number}", msgspec.json.encode(question).decode())
     return number
 
 
-def answer(store: TCPStore, number: int) -> str:
-    """Wait for the learner's answer to a question."""
+def wait_for_answer(store: TCPStore, number: int) -> str:
+    """Return the learner's answer to a request once it has come."""
     return store.get(f"answer/{number}").decode()
 
 
 def join(store: TCPStore, group: str, *, rank: int, backend: str, members: int = 2) -> Any:
-    """Meet the other side of a group, as SGLang does on its side: the learner is rank 0."""
+    """Join a group, in the same way as SGLang does on its side; the learner is rank 0."""
     kind, own = Backend(backend), PrefixStore(group, store)
     pg, _ = _new_process_group_helper(
-        members, rank, [], kind, own, group_name=group, timeout=PATIENCE
+        members, rank, [], kind, own, group_name=group, timeout=GROUP_TIMEOUT
     )
+    # torch keeps its table of ranks only for groups that `torch.distributed` made itself.
     _world.pg_group_ranks[pg] = {member: member for member in range(members)}
     return pg
 
 
 class Receiver:
-    """An engine's side, for an engine in this process; used by one thread at a time."""
+    """The engine's side, for an engine in this process; used by one thread at a time."""
 
     def __init__(self) -> None:
         self._port, self._name, self._group = 0, "", None
 
-    def receive(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        """Ask for a version and receive it, on the CPU.
+    def receive(self, manifest: Manifest) -> list[tuple[str, torch.Tensor]]:
+        """Request a version and receive its tensors by name, on the CPU.
 
         Raises:
-            PolicyError: the learner is gone, or has it no longer.
+            UnreadableWeights: the learner is gone, or keeps this version no longer.
         """
-        store = store_of(manifest.port)
-        is_new = self._port != manifest.port  # a learner we have not met
+        store = connect(manifest.port)
+        is_new = self._port != manifest.port  # a learner that this engine has not met
         if is_new:
             self._name = uuid4().hex
-        number = ask(store, self._name, manifest.version)
+        number = request_version(store, self._name, manifest.version)
         try:
             if is_new:
                 self._group = join(store, self._name, rank=1, backend=manifest.backend)
                 self._port = manifest.port
-            said = answer(store, number)
-            if said != SENDING:
-                raise UnreadableWeights(f"weights of version {manifest.version}: {said}")
-            return dict(self._take(manifest))
+            reply = wait_for_answer(store, number)
+            if reply != SENDING:
+                raise UnreadableWeights(f"weights of version {manifest.version}: {reply}")
+            return list(self._take(manifest))
         except RuntimeError as error:
             raise UnreadableWeights(f"weights of version {manifest.version}: {error}") from error
 
     def _take(self, manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
         for bucket in manifest.buckets:
-            shells = [torch.empty(shape, dtype=getattr(torch, dtype)) for _, dtype, shape in bucket]
-            flat = torch.empty(sum(one.nbytes for one in shells), dtype=torch.uint8)
+            types = [getattr(torch, dtype) for _, dtype, _ in bucket]
+            sizes = [
+                dtype.itemsize * math.prod(shape)
+                for dtype, (_, _, shape) in zip(types, bucket, strict=True)
+            ]
+            flat = torch.empty(sum(sizes), dtype=torch.uint8)
             torch.distributed.broadcast(flat, src=0, group=self._group)
-            parts = flat.split([one.nbytes for one in shells])
-            for row, part, shell in zip(bucket, parts, shells, strict=True):
-                yield row[0], part.view(shell.dtype).reshape(shell.shape)
+            for (name, _, shape), dtype, part in zip(bucket, types, flat.split(sizes), strict=True):
+                yield name, part.view(dtype).reshape(shape)

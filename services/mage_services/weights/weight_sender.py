@@ -1,4 +1,4 @@
-"""The learner's side of `weight_group.py`: published versions in memory, sent on request."""
+"""The learner's side of `weight_group.py`: it keeps versions in memory, and sends them."""
 
 import json
 import os
@@ -13,28 +13,29 @@ import torch
 from torch.distributed import TCPStore
 
 from mage_async.policy.snapshot import Place, beside_training
-from mage_services.weights.weight_group import HOST, PATIENCE, SENDING, Manifest, join, store_of
+from mage_services.weights.weight_group import GROUP_TIMEOUT, HOST, SENDING, Manifest, connect, join
 from mage_services.weights.weight_store import AnySnapshot, WeightFiles
 from mage_services.weights.weight_transport import BUCKET_BYTES
 
 FOREVER = timedelta(days=365)
-ENGINES_MAY_DIE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-"""Give up what was being sent; by default NCCL's watchdog would end the whole process."""
+"""Time limit of a wait for a request, which may come at any time."""
+ABORT_FAILED_SENDS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+"""Environment variable: if an engine dies, NCCL's watchdog aborts the send. By default it would end
+the learner's process."""
 
 
 class WeightSender:
-    """The learner's side: keeps published versions in memory, and sends them on request.
+    """A `WeightStorage` that keeps published versions in memory, and sends them on request.
 
-    It takes the place of `weight_store.WeightFiles`. Its threads end with the process.
+    Its threads end with the process.
 
     Args:
-        folder: where manifests are written.
+        folder: folder of the manifests.
         backend: "nccl", or "gloo" for a learner without a GPU.
-        is_measured: whether an evaluator is to play with a version; it gets a file of it.
-        device: of the learner. Weights that lie in the host's memory are brought there bucket by
-            bucket.
-        shards: where several ranks write each version together, in shared memory; None: the learner
-            is one process.
+        is_measured: returns whether the evaluator plays with a version, which needs a file of it.
+        device: the learner's device, to which weights in host memory are copied bucket by bucket.
+        shards: folder in shared memory in which several ranks write each version together; None
+            for a learner of one process.
     """
 
     def __init__(
@@ -49,14 +50,16 @@ class WeightSender:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._device = torch.device(device)
         self._shards = None if shards is None else WeightFiles(shards)
-        os.environ.setdefault(*ENGINES_MAY_DIE)
-        self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+        os.environ.setdefault(*ABORT_FAILED_SENDS)
+        self._store = TCPStore(
+            HOST, 0, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT
+        )
         self._snapshots: dict[int, AnySnapshot] = {}
         self._queues: dict[str, queue.SimpleQueue[tuple[int, int, int]]] = {}
         threading.Thread(target=self._listen, name="weights asked for", daemon=True).start()
 
     def write(self, snapshot: AnySnapshot) -> Path:
-        """Keep a version, and write its manifest."""
+        """Keep a version, write its manifest and return the manifest's path."""
         file = self.file(snapshot.version)
         if self._shards is not None:
             self._shards.write(snapshot)
@@ -72,11 +75,11 @@ class WeightSender:
         return file
 
     def versions(self) -> list[int]:
-        """The versions that can be asked for; manifests of an earlier life are of no use."""
+        """Return the versions in memory; manifests of an earlier process are of no use."""
         return sorted(self._snapshots)
 
     def remove(self, versions: list[int]) -> None:
-        """Forget versions that no engine may ask for."""
+        """Forget versions without a lease."""
         for version in versions:
             self.file(version).unlink()
             self.file(version).with_suffix(".safetensors").unlink(missing_ok=True)
@@ -85,16 +88,16 @@ class WeightSender:
             self._shards.remove(versions)
 
     def describe(self) -> str:
-        """Where weights go, in a few words."""
+        """Return where weights go, in a few words."""
         return f"weights are sent by {self._backend}, to each engine in a group of its own"
 
     def file(self, version: int) -> Path:
-        """Where a version's manifest lies."""
+        """Return the path of a version's manifest."""
         return self._folder / f"v{version:06d}.json"
 
     def _listen(self) -> None:
-        """Hand each question to its group's thread; ends with the process."""
-        store = store_of(self._store.port)
+        """Hand each request to the thread of its group, until the process ends."""
+        store = connect(self._store.port)
         number = 0
         while True:
             number += 1
@@ -108,8 +111,8 @@ class WeightSender:
             self._queues[group].put((number, question["version"], question["members"]))
 
     def _serve(self, group: str) -> None:
-        """Meet one engine, and send it what it asks for, until it is gone."""
-        store = store_of(self._store.port)
+        """Join an engine's group, and send the versions that the engine requests, until it dies."""
+        store = connect(self._store.port)
         pg = None
         while True:
             number, version, members = self._queues[group].get()
@@ -126,16 +129,18 @@ class WeightSender:
     def _send(self, snapshot: AnySnapshot, pg: Any) -> None:
         data, made = snapshot.data, snapshot.made
         if made is None and self._device.type == "cuda":
-            made = torch.cuda.Event()  # never recorded: what lies on the host is there
+            # NCCL needs a stream that begins after an event. Weights in host memory are complete
+            # already: an event that was never recorded counts as reached.
+            made = torch.cuda.Event()
         at = torch.empty(0, device=self._device)
-        with beside_training(at, made):  # NCCL's work ends on this stream
+        with beside_training(at, made):
             for bucket in buckets_of(snapshot.places):
                 flat = data[bucket[0].start : bucket[-1].end].to(self._device)
                 torch.distributed.broadcast(flat, src=0, group=pg)
 
 
 def buckets_of(places: Sequence[Place], most_bytes: int = BUCKET_BYTES) -> list[list[Place]]:
-    """Neighbours together, up to a size; a larger tensor is alone."""
+    """Group neighbouring tensors up to `most_bytes`; a larger tensor is a bucket of its own."""
     buckets: list[list[Place]] = []
     for place in places:
         if buckets and place.end - buckets[-1][0].start <= most_bytes:

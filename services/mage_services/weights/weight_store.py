@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,37 +35,37 @@ class WeightLeases:
     no clock: its owner reports a peer that has gone.
     """
 
-    _told: dict[str, list[int]] = field(default_factory=dict)
+    _announced: dict[str, list[int]] = field(default_factory=dict)
     """By peer: versions announced and not loaded yet, oldest first."""
     _loaded: dict[str, int] = field(default_factory=dict)
+    """By peer: the version that it last reported as loaded."""
 
-    def tell(self, user: str, version: int) -> None:
+    def announce(self, peer: str, version: int) -> None:
         """Give a peer a lease of a version that was announced to it."""
-        self._told.setdefault(user, []).append(version)
+        self._announced.setdefault(peer, []).append(version)
 
-    def loaded(self, user: str, version: int) -> None:
+    def loaded(self, peer: str, version: int) -> None:
         """Record that a peer has loaded a version, which ends its leases of older announcements."""
-        told = self._told.get(user, [])
-        self._told[user] = [other for other in told if other > version]
-        self._loaded[user] = version
+        announced = self._announced.get(peer, [])
+        self._announced[peer] = [other for other in announced if other > version]
+        self._loaded[peer] = version
 
-    def gone(self, user: str) -> None:
-        """End all leases of a peer that has gone."""
-        self._told.pop(user, None)
-        self._loaded.pop(user, None)
+    def release(self, peer: str) -> None:
+        """End all leases of a peer."""
+        self._announced.pop(peer, None)
+        self._loaded.pop(peer, None)
 
-    def version_of(self, user: str) -> int | None:
+    def version_of(self, peer: str) -> int | None:
         """Return the version that a peer last reported as loaded."""
-        return self._loaded.get(user)
+        return self._loaded.get(peer)
 
-    def is_loading(self, user: str) -> bool:
-        """Return whether a user has announcements that it has not loaded."""
-        return bool(self._told.get(user))
+    def is_loading(self, peer: str) -> bool:
+        """Return whether a peer has announcements that it has not loaded."""
+        return bool(self._announced.get(peer))
 
     def unused(self, versions: Iterable[int], newest: int) -> list[int]:
         """Return the versions without a lease, except the newest, which the next peer will load."""
-        used = {newest, *self._loaded.values()}
-        used.update(version for told in self._told.values() for version in told)
+        used = {newest, *self._loaded.values(), *chain(*self._announced.values())}
         return [version for version in versions if version not in used]
 
 
@@ -95,7 +96,7 @@ class WeightStore:
         self.lag = lag
         self._transport, self._digests = transport, digests or {}
         self._earlier = transport.versions()
-        self._leases = WeightLeases()
+        self.leases = WeightLeases()
         self._published: deque[Publication] = deque()
         """The newest `lag + 1` versions, oldest first; actors sample with the first."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
@@ -132,7 +133,7 @@ class WeightStore:
     def open(self, *publications: Publication) -> None:
         """Record the first weights; several versions, oldest first, where actors lag."""
         for version in self._earlier:
-            self._leases.tell(EARLIER, version)
+            self.leases.announce(EARLIER, version)
         for publication in publications:
             self.add(publication)
 
@@ -148,22 +149,10 @@ class WeightStore:
 
     def next_for(self, actor: str) -> Publication | None:
         """Return the version that an actor has to load; None if it is loading or has it."""
-        if not self.is_open or self._leases.is_loading(actor):
+        if not self.is_open or self.leases.is_loading(actor):
             return None
-        target, has = self.for_role("actor"), self._leases.version_of(actor)
+        target, has = self.for_role("actor"), self.leases.version_of(actor)
         return target if has is None or has < target.version else None
-
-    def lease(self, peer: str, version: int) -> None:
-        """Record an announcement to a peer; the version stays until it has loaded a newer one."""
-        self._leases.tell(peer, version)
-
-    def loaded(self, peer: str, version: int) -> None:
-        """Record that a peer samples with a version."""
-        self._leases.loaded(peer, version)
-
-    def release(self, peer: str) -> None:
-        """End all leases of a peer."""
-        self._leases.gone(peer)
 
     def unused(self, versions: Collection[int], opponents: Collection[int]) -> list[int]:
         """Return those of `versions` that may be deleted: no peer has a lease of them, no group
@@ -171,7 +160,7 @@ class WeightStore:
         """
         kept = {publication.version for publication in self._published} | set(opponents)
         newest = max((publication.version for publication in self._published), default=0)
-        return [each for each in self._leases.unused(versions, newest) if each not in kept]
+        return [each for each in self.leases.unused(versions, newest) if each not in kept]
 
     async def write(self, snapshot: "AnySnapshot", *, is_durable: bool) -> None:
         """Write a version where engines find it. Cancellation lets a write that has begun finish.

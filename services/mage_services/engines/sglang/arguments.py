@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from mage_async.config.schema import Sglang as EngineRules
+from mage_async.config.schema import Sglang as EngineConfig
 from mage_async.errors import ConfigError, PolicyError
 from mage_async.policy.headers import check_divisible
 
@@ -28,31 +28,31 @@ _FIXED = ("model_path", "skip_tokenizer_init", "weight_version", "max_running_re
 """Arguments that follow from other keys of the configuration."""
 
 
-def chosen(rules: EngineRules, directory: Path, *, dtype: str, has_gpu: bool) -> dict[str, Any]:
+def chosen(config: EngineConfig, directory: Path, *, dtype: str, has_gpu: bool) -> dict[str, Any]:
     """Make the arguments of an engine, under the newest names.
 
     Raises:
         ConfigError: `engine.server` holds an argument that follows from another key.
         PolicyError: the model cannot be shared over `engine.gpus_per_actor` GPUs.
     """
-    if rules.gpus_per_actor > 1:
-        check_divisible(_model(directory), rules.gpus_per_actor, str(directory))
+    if config.gpus_per_actor > 1:
+        check_divisible(_model(directory), config.gpus_per_actor, str(directory))
     for name in _FIXED:
-        if name in rules.server:
+        if name in config.server:
             raise ConfigError(f"engine.server: `{name}` follows from the other keys; remove it")
-    machine = {} if has_gpu else _without_gpu(rules)
+    machine = {} if has_gpu else _without_gpu(config)
     own = {
         "model_path": str(directory),
         "skip_tokenizer_init": True,
         "weight_version": "0",
         "dtype": dtype,
         "page_size": 1,
-        "max_running_requests": rules.max_contexts,
-        "tp_size": rules.gpus_per_actor,
+        "max_running_requests": config.max_contexts,
+        "tp_size": config.gpus_per_actor,
         "grammar_backend": "none",
         "log_level": "error",
     }
-    return own | machine | dict(rules.server)
+    return own | machine | dict(config.server)
 
 
 def vocabulary(directory: Path) -> int:
@@ -94,7 +94,7 @@ def known_names(arguments: Mapping[str, Any], known: Iterable[str]) -> dict[str,
     return renamed
 
 
-def _without_gpu(rules: EngineRules) -> dict[str, Any]:
+def _without_gpu(config: EngineConfig) -> dict[str, Any]:
     """Make the arguments for CPU cores; the cache has room for two versions of every sequence."""
     return {
         "device": "cpu",
@@ -103,7 +103,7 @@ def _without_gpu(rules: EngineRules) -> dict[str, Any]:
         "disable_overlap_schedule": True,
         "disable_cuda_graph": True,
         "mem_fraction_static": 0.3,
-        "max_total_tokens": 2 * rules.max_contexts * rules.max_tokens,
+        "max_total_tokens": 2 * config.max_contexts * config.max_tokens,
     }
 
 

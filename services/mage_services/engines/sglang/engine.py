@@ -7,16 +7,17 @@ interrupted turns again from their prompts.
 """
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from mage_async.completion import Completion, Prompt, check_prompt
-from mage_async.config.schema import Sglang as EngineRules
+from mage_async.config.schema import Sglang as EngineConfig
 from mage_async.errors import RunError
 from mage_async.inference.scheduler import Statistics
 from mage_async.inference.server_prefixes import TurnRequests
 from mage_async.inference.weight_fingerprint import AcceptedWeights
+from mage_services.engines.engine import Engine
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.arguments import chosen, installed, vocabulary
 from mage_services.engines.sglang.turns import PendingLoad, PendingTurn, TurnQueue
@@ -24,8 +25,8 @@ from mage_services.engines.sglang.watchdog import EngineWatchdog
 from mage_services.engines.sglang.weight_loads import WeightLoads
 
 
-class SglangEngine:
-    """Serves a model directory with an SGLang of its own; an `Engine`.
+class SglangEngine(Engine):
+    """Serves a model directory with an SGLang of its own.
 
     Args:
         directory: model directory; its weights are version 0.
@@ -43,7 +44,7 @@ class SglangEngine:
     def __init__(
         self,
         directory: Path,
-        rules: EngineRules,
+        config: EngineConfig,
         *,
         dtype: str,
         seed: int,
@@ -52,73 +53,69 @@ class SglangEngine:
         silence_s: float,
         name: str = "an engine",
     ) -> None:
+        super().__init__()
         installed()
         self._vocabulary = vocabulary(directory)
-        self._arguments = chosen(rules, directory, dtype=dtype, has_gpu=has_gpu)
+        self._arguments = chosen(config, directory, dtype=dtype, has_gpu=has_gpu)
         self._seed = seed
-        self._directory, self._rules = directory, rules
+        self._directory, self._config = directory, config
         self._watchdog = EngineWatchdog(
-            self._start, self._on_message, self._die, threads=rules.threads, max_deaths=max_deaths
+            self._start,
+            self._on_message,
+            self._on_death,
+            threads=config.threads,
+            max_deaths=max_deaths,
         )
-        self._tasks = asyncio.TaskGroup()
-        self._keeping: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._facts: asyncio.Future[str] | None = None
         self._busy: set[str] = set()
         """Contexts with a prompt that is being completed."""
         self._turns = TurnQueue(self._watchdog, silence_s=silence_s)
-        self._loads = WeightLoads(self._watchdog, self._turns, rules, directory, name)
+        self._loads = WeightLoads(self._watchdog, self._turns, config, directory, name)
 
     async def complete(self, prompt: Prompt) -> Completion:
         """Sample a completion. Cancellation aborts it; the sequence keeps its keys and values."""
         self._check(prompt)
-        pending = PendingTurn(TurnRequests(prompt, self._rules.max_tokens), self._promise())
+        pending = PendingTurn(TurnRequests(prompt, self._config.max_tokens), self._promise())
         self._busy.add(prompt.context)
-        self._turns.ask(pending)
+        self._turns.request(pending)
         try:
             return await pending.future
         finally:
             self._busy.discard(prompt.context)
             if pending.future.cancelled():
-                self._turns.give_up(pending)
+                self._turns.abort(pending)
 
     async def load(self, version: int, path: Path) -> AcceptedWeights | None:
-        """Load weights; return when the next token will be sampled with them or newer ones.
-
-        Cancellation leaves either the old weights or the new ones.
-
-        Raises:
-            PolicyError: the file cannot be used; the old weights stay.
-        """
+        """Load weights; return when the next token will be sampled with them or newer ones."""
         self._check_runs()
         await self._loads.prepare(version, path)
         weights = PendingLoad(version, path, self._promise())
         self._loads.add(weights)
         return await weights.future
 
-    async def hold(self, version: int, path: Path) -> None:
+    async def load_past(self, version: int, path: Path) -> None:
         """Raise RunError: an SGLang serves one version only."""
         raise RunError(
             f"SGLang cannot hold version {version} beside the current one: set "
             'engine.kind = "embedded", or population.rivals = 0'
         )
 
-    def let_go(self, version: int) -> None:
-        """Do nothing: no version is ever held."""
+    def release_past(self, version: int) -> None:
+        """Do nothing: there are no past versions."""
 
     def release(self, context: str) -> None:
         """Forget a sequence; SGLang evicts its keys when it needs room."""
         self._turns.contexts.release(context)
 
     def statistics(self) -> Statistics:
-        """Return statistics; `forward_s` is the time in which any request was under way."""
-        return Statistics(**self._turns.totals() | self._loads.totals())
+        """Return the statistics up to now."""
+        return self._turns.statistics()
 
     async def describe(self) -> str:
         """Wait until the process serves, and describe it in one line."""
         assert self._facts is not None
         facts = await asyncio.shield(self._facts)
-        return f"{facts}; weights {self._rules.in_flight}, keys {self._rules.cache_rule}"
+        return f"{facts}; weights {self._config.in_flight}, keys {self._config.cache_rule}"
 
     @property
     def pid(self) -> int | None:
@@ -130,28 +127,9 @@ class SglangEngine:
         """Number of processes after the first."""
         return self._watchdog.num_restarts
 
-    async def __aenter__(self) -> Self:
-        """Start SGLang's process; calls wait until it serves."""
-        await self._tasks.__aenter__()
+    def _work(self) -> list[Coroutine[Any, Any, None]]:
         self._facts = asyncio.get_running_loop().create_future()
-        self._keeping = self._tasks.create_task(self._watchdog.run(), name="sglang")
-        self._keeping.add_done_callback(self._fail_waiting)
-        self._watching = self._tasks.create_task(self._watchdog.watch(), name="watch sglang")
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop. A failure of the block is raised as it is, a failure of the engine as a group."""
-        assert self._keeping is not None
-        assert self._watching is not None
-        self._keeping.cancel()
-        self._watching.cancel()
-        is_cancelled = isinstance(error, asyncio.CancelledError)
-        await self._tasks.__aexit__(*((kind, error, trace) if is_cancelled else (None,) * 3))
+        return [self._watchdog.run(), self._watchdog.watch()]
 
     def _start(self, number: int) -> say.Start:
         """Make the first message for the process with a number; each has a seed of its own."""
@@ -163,13 +141,13 @@ class SglangEngine:
             case say.Serving():
                 self._serve(message)
             case say.Began():
-                self._turns.began(message.rid)
+                self._turns.take_began(message.rid)
             case say.Drew():
-                self._turns.take(message, may_abort=self._loads.interrupts_turns)
+                self._turns.take_drew(message, may_abort=self._loads.interrupts_turns)
             case say.Refused():
-                self._turns.refuse(message)
+                self._turns.take_refused(message)
             case say.Prepared():
-                self._loads.take_ready()
+                self._loads.take_prepared()
             case say.Loaded():
                 self._loads.take_loaded(message)
             case _:
@@ -179,33 +157,21 @@ class SglangEngine:
         assert self._facts is not None
         if not self._facts.done():
             self._facts.set_result(message.facts)
-        self._loads.serve()
+        self._loads.take_serving()
 
-    def _die(self) -> None:
+    def _on_death(self) -> None:
         """Handle the process's death, which loses all keys and all requests under way."""
-        self._turns.die(self._loads.die())
+        self._turns.take_death(self._loads.take_death())
 
     def _check(self, prompt: Prompt) -> None:
         if prompt.context in self._busy:
             raise RunError(
                 f"context {prompt.context!r} has a prompt already; a context has one at a time"
             )
-        check_prompt(prompt, max_tokens=self._rules.max_tokens, vocabulary=self._vocabulary)
+        check_prompt(prompt, max_tokens=self._config.max_tokens, vocabulary=self._vocabulary)
 
-    def _promise(self) -> asyncio.Future[Any]:
-        self._check_runs()
-        return asyncio.get_running_loop().create_future()
-
-    def _check_runs(self) -> None:
-        if self._keeping is None or self._keeping.done():
-            raise RunError("the engine does not run: use it inside its `async with`")
-
-    def _fail_waiting(self, watchdog: asyncio.Task[None]) -> None:
-        """Fail every waiting call: the engine has ended."""
-        error = None if watchdog.cancelled() else watchdog.exception()
-        reason = error or RunError("the engine was closed")
-        self._turns.fail(reason)
-        self._loads.fail(reason)
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        super()._task_ended(task)
         assert self._facts is not None
         if not self._facts.done():
             self._facts.cancel()

@@ -136,17 +136,6 @@ class Loaded(Fields):
     """Whether reading or comparison failed twice."""
 
 
-Message = (
-    Start
-    | Serving
-    | Failed
-    | Draw
-    | Began
-    | Drew
-    | Refused
-    | Abort
-    | Prepare
-    | Prepared
-    | Load
-    | Loaded
-)
+ToServer = Start | Draw | Abort | Prepare | Load
+FromServer = Serving | Failed | Began | Drew | Refused | Prepared | Loaded
+Message = ToServer | FromServer

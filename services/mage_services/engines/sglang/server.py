@@ -32,6 +32,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -48,7 +49,7 @@ from mage_async.inference.weight_fingerprint import (
     mismatch,
     probe_tokens,
 )
-from mage_async.inference.weights import read_error, shape_error, tensor_shapes, weight_files
+from mage_async.inference.weights import check_shapes, tensor_shapes, weight_files
 from mage_async.policy.snapshot import read_snapshot
 from mage_async.policy_version import Provenance
 from mage_services.engines.sglang import messages as say
@@ -60,18 +61,17 @@ from mage_services.engines.sglang.arguments import (
     vocabulary,
 )
 from mage_services.engines.sglang.messages import Drew
-from mage_services.engines.weight_acceptance import accepted, is_published, promised
+from mage_services.engines.weight_acceptance import accepted, is_published, observe_published
 from mage_services.processes.child_process import Channel, inherited_socket
 from mage_services.weights.weight_group import (
     HOST,
     SENDING,
     Manifest,
-    Row,
-    answer,
-    ask,
+    connect,
     is_manifest,
     on_disk,
-    store_of,
+    request_version,
+    wait_for_answer,
 )
 
 Update = Callable[[], Awaitable[str]]
@@ -85,7 +85,7 @@ class _Running:
     task: asyncio.Task[None]
     cuts: list[tuple[int, int]]
     """(tokens received, version) at its beginning and at each change of weights since."""
-    num_heard: int = 0
+    num_received: int = 0
     """Tokens received."""
     is_aborted: bool = False
 
@@ -105,8 +105,8 @@ class Server:
         precision: Precision = "reduced",
     ) -> None:
         self._manager, self._send, self._says_spans = manager, send, says_spans
-        self._version, self._good = version, directory
-        self._layout = tensor_shapes(directory)
+        self._version, self._good_path = version, directory
+        self._shapes = tensor_shapes(directory)
         self._loader = Loader(manager, vocabulary(directory), precision, has_sessions=has_sessions)
         self._ready: tuple[int, str, Update] | None = None
         """Version, path and update of prepared weights."""
@@ -134,7 +134,9 @@ class Server:
     async def _draw(self, ask: say.Draw) -> None:
         running = self._running[ask.rid]
         try:
-            self._send(nothing(ask.rid) if running.is_aborted else await self._reply(ask, running))
+            self._send(
+                drew_nothing(ask.rid) if running.is_aborted else await self._reply(ask, running)
+            )
         finally:
             del self._running[ask.rid]
 
@@ -144,13 +146,13 @@ class Server:
         meta: dict[str, Any] = {}
         try:
             async for reply in self._manager.generate_request(_request(ask, is_streamed), None):
-                if ask.says_when_it_began and not running.num_heard:
+                if ask.says_when_it_began and not running.num_received:
                     self._send(say.Began(rid=ask.rid))
                 meta = reply["meta_info"]
-                running.num_heard = len(meta.get("output_token_logprobs") or ())
+                running.num_received = len(meta.get("output_token_logprobs") or ())
         except ValueError as error:  # it cannot be served, or was aborted before it ran
             if running.is_aborted:
-                return nothing(ask.rid)
+                return drew_nothing(ask.rid)
             return say.Refused(rid=ask.rid, reason=str(error))
         return drew(ask.rid, meta, running.cuts)
 
@@ -170,8 +172,11 @@ class Server:
         ready, self._ready = self._ready, None
         if ready is not None and ready[:2] == (ask.version, ask.path):
             return ready[2]
-        await asyncio.to_thread(self._check, Path(ask.path))
-        return await self._loader.prepare(ask.version, Path(ask.path))
+        path = Path(ask.path)
+        if not is_manifest(path):
+            # Weights of another model, or a truncated file, would kill SGLang's scheduler half-way.
+            await asyncio.to_thread(check_shapes, path, self._shapes)
+        return await self._loader.prepare(ask.version, path)
 
     async def _load(self, ask: say.Load) -> None:
         """Load weights, and once more from disk if they are not what the learner published."""
@@ -189,15 +194,19 @@ class Server:
         """
         try:
             update = await self._update_of(ask)
-            published, observed = await asyncio.to_thread(promised, Path(ask.path))
+            published, observed = await asyncio.to_thread(observe_published, Path(ask.path))
         except PolicyError as error:
             is_refused = isinstance(error, UnreadableWeights) and is_published(Path(ask.path))
             return say.Loaded(version=self._version, error=str(error), is_refused=is_refused)
         began = time.perf_counter()
-        await (self._interrupt() if ask.interrupts else self._pause())
-        reason = await self._update(ask, update)
-        if not ask.interrupts:
-            await self._go_on()
+        if ask.interrupts:
+            await self._interrupt()
+            reason = await self._update(ask, update)
+        else:
+            pause = _io_struct().PauseGenerationReqInput(mode="in_place")
+            await self._manager.pause_generation(pause)
+            reason = await self._update(ask, update)
+            await self._manager.continue_generation(_io_struct().ContinueGenerationReqInput())
         stall_s = time.perf_counter() - began
         loaded = say.Loaded(version=self._version, error=reason, stall_s=stall_s)
         if reason or published is None:
@@ -209,12 +218,6 @@ class Server:
         receipt = accepted(published, own, num_retries)
         return msgspec.structs.replace(loaded, receipt=receipt)
 
-    def _check(self, path: Path) -> None:
-        """Refuse the weights of another model, which would kill the scheduler half-way."""
-        reason = "" if is_manifest(path) else shape_error(path, self._layout)
-        if reason:
-            raise PolicyError(reason)
-
     async def _interrupt(self) -> None:
         """Abort all requests, and wait until each has ended with the tokens it has."""
         await asyncio.sleep(0)  # requests that have just arrived reach the scheduler first
@@ -223,35 +226,28 @@ class Server:
             self._abort(rid)
         await asyncio.gather(*(each.task for _, each in running))
 
-    async def _pause(self) -> None:
-        from sglang.srt.managers.io_struct import PauseGenerationReqInput
-
-        await self._manager.pause_generation(PauseGenerationReqInput(mode="in_place"))
-
-    async def _go_on(self) -> None:
-        from sglang.srt.managers.io_struct import ContinueGenerationReqInput
-
-        await self._manager.continue_generation(ContinueGenerationReqInput())
-
     async def _update(self, ask: say.Load, update: Update) -> str:
         """Load new weights; if that fails, load the previous ones again and return the reason."""
         error = await update()
         if not error:
-            self._version, self._good = ask.version, Path(ask.path)
+            self._version, self._good_path = ask.version, Path(ask.path)
             for running in self._running.values():
-                running.cuts.append((running.num_heard, ask.version))
+                running.cuts.append((running.num_received, ask.version))
             return ""
-        repair = await self._loader.prepare(self._version, self._good)
+        repair = await self._loader.prepare(self._version, self._good_path)
         if worse := await repair():
             raise RuntimeError(f"weights are half-written: {error}; and then: {worse}")
         return error
 
 
+def _io_struct() -> Any:
+    """Import SGLang's requests, which takes seconds and is possible in this process only."""
+    return import_module("sglang.srt.managers.io_struct")
+
+
 def _request(ask: say.Draw, is_streamed: bool) -> Any:
     """Make SGLang's request. Log-probs are of the outputs only, after temperature."""
-    from sglang.srt.managers.io_struct import GenerateReqInput
-
-    return GenerateReqInput(
+    return _io_struct().GenerateReqInput(
         rid=ask.rid,
         input_ids=np.frombuffer(ask.tokens, np.int32).tolist(),
         sampling_params={
@@ -298,7 +294,7 @@ def drew(rid: str, meta: Mapping[str, Any], cuts: Sequence[tuple[int, int]]) -> 
     )
 
 
-def nothing(rid: str) -> Drew:
+def drew_nothing(rid: str) -> Drew:
     """Make the message that ends a request which was aborted before its first token."""
     return drew(rid, {"finish_reason": {"type": "abort"}}, ((0, 0),))
 
@@ -373,9 +369,6 @@ class Loader:
         """
         if is_manifest(path):
             return await self._ask(Manifest.read(path))
-        reason = await asyncio.to_thread(read_error, path)
-        if reason:
-            raise UnreadableWeights(reason)
         if path.suffix == ".safetensors" and path.is_relative_to(SHARED):
             self._forget_last()
             bucket = await asyncio.to_thread(_bucket, path)
@@ -392,9 +385,9 @@ class Loader:
         return await asyncio.to_thread(observed.fingerprint, version, self._precision, logprobs)
 
     async def _logprobs(self) -> tuple[float, ...]:
-        """Compute log-probs of the check tokens after the first, without cached keys."""
+        """Compute log-probs of the probe tokens after the first, without cached keys."""
         meta: dict[str, Any] = {}
-        async for reply in self._manager.generate_request(_check_request(self._vocabulary), None):
+        async for reply in self._manager.generate_request(_probe_request(self._vocabulary), None):
             meta = reply["meta_info"]
         return tuple(entry[0] for entry in meta["input_token_logprobs"][1:])
 
@@ -406,114 +399,95 @@ class Loader:
             torch.cuda.empty_cache()
 
     async def _read(self, version: int, path: Path) -> str:
-        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
-
         with tempfile.TemporaryDirectory(prefix="mage-weights-") as folder:
             for number, file in enumerate(weight_files(path)):
                 (Path(folder) / f"{number}.safetensors").symlink_to(file.resolve())
-            success, message, *_ = await self._manager.update_weights_from_disk(
-                UpdateWeightFromDiskReqInput(
-                    model_path=folder, weight_version=str(version), flush_cache=False
-                ),
-                None,
+            request = _io_struct().UpdateWeightFromDiskReqInput(
+                model_path=folder, weight_version=str(version), flush_cache=False
             )
-        return "" if success else message
+            return await _failure(self._manager.update_weights_from_disk(request, None))
 
     async def _in_session(self, update: Update) -> str:
         """Run an update between begin and end messages, which SGLang needs from 0.5.21 on."""
         if not self._has_sessions:
             return await update()
-        from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
-
-        success, message = await self._manager.begin_weight_update(BeginWeightUpdateReqInput())
-        if not success:
-            return message
+        begin, end = _io_struct().BeginWeightUpdateReqInput, _io_struct().EndWeightUpdateReqInput
+        if reason := await _failure(self._manager.begin_weight_update(begin())):
+            return reason
         reason = await update()
-        success, message = await self._manager.end_weight_update(EndWeightUpdateReqInput())
-        return reason or ("" if success else message)
+        not_ended = await _failure(self._manager.end_weight_update(end()))
+        return reason or not_ended
 
     async def _hand_over(self, version: int, bucket: dict[str, Any]) -> str:
-        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
         from sglang.srt.utils import MultiprocessingSerializer
 
         self._kept, num_gpus = bucket, self._manager.server_args.tp_size
-        success, message = await self._manager.update_weights_from_tensor(
-            UpdateWeightsFromTensorReqInput(
-                serialized_named_tensors=[
-                    MultiprocessingSerializer.serialize(bucket) for _ in range(num_gpus)
-                ],
-                load_format="flattened_bucket",
-                weight_version=str(version),
-                flush_cache=False,
-            ),
-            None,
+        request = _io_struct().UpdateWeightsFromTensorReqInput(
+            serialized_named_tensors=[
+                MultiprocessingSerializer.serialize(bucket) for _ in range(num_gpus)
+            ],
+            load_format="flattened_bucket",
+            weight_version=str(version),
+            flush_cache=False,
         )
-        return "" if success else message
+        return await _failure(self._manager.update_weights_from_tensor(request, None))
 
     async def _ask(self, manifest: Manifest) -> Update:
         """Ask the learner to send weights, and wait until it is ready."""
-        store = await asyncio.to_thread(store_of, manifest.port)
+        store = await asyncio.to_thread(connect, manifest.port)
         is_new = self._port != manifest.port  # a learner that was started since
         if is_new:
             self._group = uuid4().hex
         members = 1 + self._manager.server_args.tp_size
-        number = ask(store, self._group, manifest.version, members)
+        number = request_version(store, self._group, manifest.version, members)
         if is_new:
             await self._join(manifest, members)
-        reply = await asyncio.to_thread(answer, store, number)
+        reply = await asyncio.to_thread(wait_for_answer, store, number)
         if reply != SENDING:
             raise UnreadableWeights(f"weights of version {manifest.version}: {reply}")
         return partial(self._in_session, partial(self._receive, manifest))
 
     async def _join(self, manifest: Manifest, members: int) -> None:
-        from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
-
-        success, message = await self._manager.init_weights_update_group(
-            InitWeightsUpdateGroupReqInput(
-                master_address=HOST,
-                master_port=manifest.port,
-                rank_offset=1,
-                world_size=members,
-                group_name=self._group,
-                backend=manifest.backend,
-            ),
-            None,
+        request = _io_struct().InitWeightsUpdateGroupReqInput(
+            master_address=HOST,
+            master_port=manifest.port,
+            rank_offset=1,
+            world_size=members,
+            group_name=self._group,
+            backend=manifest.backend,
         )
-        if not success:
-            raise UnreadableWeights(f"no group with the learner: {message}")
+        if reason := await _failure(self._manager.init_weights_update_group(request, None)):
+            raise UnreadableWeights(f"no group with the learner: {reason}")
         self._port = manifest.port
 
     async def _receive(self, manifest: Manifest) -> str:
         for bucket in manifest.buckets:
-            success, message = await self._receive_bucket(manifest.version, bucket)
-            if not success:
-                return message
-        return ""
-
-    async def _receive_bucket(self, version: int, bucket: tuple[Row, ...]) -> tuple[bool, str]:
-        from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
-
-        names, dtypes, shapes = zip(*bucket, strict=True)
-        return await self._manager.update_weights_from_distributed(
-            UpdateWeightsFromDistributedReqInput(
+            names, dtypes, shapes = zip(*bucket, strict=True)
+            request = _io_struct().UpdateWeightsFromDistributedReqInput(
                 names=list(names),
                 dtypes=list(dtypes),
                 shapes=[list(shape) for shape in shapes],
                 group_name=self._group,
                 load_format="flattened_bucket",
-                weight_version=str(version),
+                weight_version=str(manifest.version),
                 flush_cache=False,
-            ),
-            None,
-        )
+            )
+            change = self._manager.update_weights_from_distributed(request, None)
+            if reason := await _failure(change):
+                return reason
+        return ""
 
 
-def _check_request(vocabulary: int) -> Any:
-    """Make a request of one token that returns the log-probs of its prompt."""
-    from sglang.srt.managers.io_struct import GenerateReqInput
+async def _failure(answer: Awaitable[Sequence[Any]]) -> str:
+    """Await SGLang's answer to a change of weights; return why it failed, or ""."""
+    is_done, message, *_ = await answer
+    return "" if is_done else message
 
+
+def _probe_request(vocabulary: int) -> Any:
+    """Make a request of one token that returns the log-probs of the probe tokens, its prompt."""
     rid = uuid4().hex
-    return GenerateReqInput(
+    return _io_struct().GenerateReqInput(
         rid=rid,
         input_ids=probe_tokens(vocabulary).tolist(),
         sampling_params={"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},

@@ -1,9 +1,9 @@
 """The queue of turns of an SGLang engine.
 
     queue      filled by                            emptied by           bounded by
-    held       ask, while weights are loaded        open                 trials
-    warming    ask, while an equal prompt is        Began or Drew of     trials
-               computed                             the first
+    held       request, during a load               resume               trials
+    waiting    request, while an equal prompt is    `Began` or `Drew`    trials
+               computed                             of the first
 
 A turn consists of one request or more. After a death of SGLang's process, the next one samples the
 interrupted turns again from their prompts.
@@ -11,10 +11,9 @@ interrupted turns again from their prompts.
 
 import asyncio
 import time
-from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Generic, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -25,7 +24,7 @@ from mage_async.inference.scheduler import Statistics
 from mage_async.inference.server_prefixes import Opened, Piece, ServerPrefixes, TurnRequests
 from mage_async.inference.weight_fingerprint import AcceptedWeights
 from mage_async.policy_version import VersionRun
-from mage_services.engines.embedded import settle
+from mage_services.engines.engine import settle
 from mage_services.engines.sglang import messages as say
 from mage_services.engines.sglang.messages import Draw, Drew
 from mage_services.engines.sglang.watchdog import EngineWatchdog
@@ -60,8 +59,8 @@ class PendingTurn:
         """Name the turn in an error."""
         return f"context {self.turn.prompt.context!r}"
 
-    def request(self, *, says_when_it_began: bool) -> Draw:
-        """Make its next request."""
+    def next_draw(self, *, says_when_it_began: bool) -> Draw:
+        """Make the message that starts its next request."""
         prompt = self.turn.prompt
         return Draw(
             rid=self.rid,
@@ -103,38 +102,6 @@ def piece_of(message: Drew, key_version: int) -> Piece:
     )
 
 
-T = TypeVar("T")
-
-
-class Warming(Generic[T]):
-    """Computes equal prompts once: the first goes ahead, the others wait for its keys.
-
-    A server that gets equal prompts at the same moment computes each of them. The trials of a
-    group, whose first prompts are equal, therefore wait for one of them.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[Hashable, list[T]] = {}
-
-    def enter(self, place: Hashable, who: T) -> bool:
-        """Return whether `who` goes first; otherwise it waits until `leave` returns it."""
-        if place not in self._waiting:
-            self._waiting[place] = []
-            return True
-        self._waiting[place].append(who)
-        return False
-
-    def leave(self, place: Hashable) -> list[T]:
-        """Return the waiting ones, after the first has computed its prompt or was aborted."""
-        return self._waiting.pop(place, [])
-
-    def clear(self) -> list[T]:
-        """Forget all prompts, and return the waiting ones."""
-        waited = [each for group in self._waiting.values() for each in group]
-        self._waiting.clear()
-        return waited
-
-
 MAX_DEATHS_OF_A_TURN = 3
 """A turn during which the process died this often may be the cause, and is lost."""
 
@@ -153,38 +120,41 @@ class TurnQueue:
         """Whether requests may be sent, and the version that they are sampled with."""
         self._held: list[PendingTurn] = []
         self._running: dict[str, PendingTurn] = {}
-        self._warming: Warming[PendingTurn] = Warming()
-        self._totals: dict[str, float] = dict.fromkeys(Statistics.__slots__, 0)
-        self._busy_since, self._busy_s = 0.0, 0.0
+        self._waiting: dict[tuple[int, bytes], list[PendingTurn]] = {}
+        """Turns that wait for an equal prompt, by its cache key. A server that got equal prompts at
+        the same moment would compute each of them. So of the trials of a group, whose first prompts
+        are equal, one goes first, and the others find its keys in the cache."""
+        self.totals = Statistics()
+        self._busy_since = 0.0
 
     @property
     def is_open(self) -> bool:
         """Whether requests may be sent: a process serves, and no load is under way."""
         return self._is_open
 
-    def ask(self, pending: PendingTurn) -> None:
+    def request(self, pending: PendingTurn) -> None:
         """Send a turn's next request as soon as one may be sent."""
         if self._is_open:
             self._submit(pending)
         else:
             self._held.append(pending)
 
-    def open(self, version: int) -> None:
+    def resume(self, version: int) -> None:
         """Send the held turns; the process uses weights of this version."""
         self._is_open, self._version = True, version
         held, self._held = self._held, []
         for pending in held:
             self._submit(pending)
 
-    def hold_back(self) -> None:
-        """Send nothing until `open`: weights are loaded."""
+    def pause(self) -> None:
+        """Send nothing until `resume`: weights are being loaded."""
         self._is_open = False
 
-    def began(self, rid: str) -> None:
+    def take_began(self, rid: str) -> None:
         """Handle `Began`: the keys of a request's prompt are in the cache."""
         self._release_waiting(self._running.get(rid), is_warm=True)
 
-    def take(self, message: say.Drew, *, may_abort: bool) -> None:
+    def take_drew(self, message: say.Drew, *, may_abort: bool) -> None:
         """Handle `Drew`: deliver the turn's completion, or send its next request.
 
         Args:
@@ -205,9 +175,9 @@ class TurnQueue:
         if pending.turn.is_done:
             self._deliver(pending)
         else:
-            self.ask(pending)
+            self.request(pending)
 
-    def refuse(self, message: say.Refused) -> None:
+    def take_refused(self, message: say.Refused) -> None:
         """Handle `Refused`: fail the turn."""
         self._watchdog.answered(message.rid)
         pending = self._end(message.rid)
@@ -216,7 +186,7 @@ class TurnQueue:
                 pending.future, RunError(f"{pending.name()}: SGLang refuses it: {message.reason}")
             )
 
-    def give_up(self, pending: PendingTurn) -> None:
+    def abort(self, pending: PendingTurn) -> None:
         """Abort a turn whose caller was cancelled."""
         if pending in self._held:
             self._held.remove(pending)
@@ -228,7 +198,7 @@ class TurnQueue:
             self._watchdog.send(say.Abort(rid=rid))
             self._release_waiting(pending, is_warm=False)
 
-    def die(self, newest: int) -> None:
+    def take_death(self, newest: int) -> None:
         """Handle the process's death: all keys and all requests under way are lost.
 
         Args:
@@ -236,8 +206,8 @@ class TurnQueue:
         """
         self._is_open = False
         if self._running:
-            self._busy_s += time.perf_counter() - self._busy_since
-        interrupted, waiting = list(self._running.values()), self._warming.clear()
+            self.totals.forward_s += time.perf_counter() - self._busy_since
+        interrupted, waiting = list(self._running.values()), chain(*self._waiting.values())
         for pending in interrupted:
             pending.num_deaths += 1
             if pending.num_deaths == MAX_DEATHS_OF_A_TURN:
@@ -250,35 +220,35 @@ class TurnQueue:
             pending.turn.restart()
             pending.rid, pending.is_warm = "", False
         self._running.clear()
+        self._waiting.clear()
         self.contexts.lose_keys(newest)
 
-    def fail(self, reason: BaseException) -> None:
-        """Fail every turn: the engine has ended."""
-        for pending in [*self._held, *self._running.values(), *self._warming.clear()]:
-            settle(pending.future, reason)
-
-    def totals(self) -> dict[str, float]:
-        """Return totals by the names of `Statistics`."""
-        running = time.perf_counter() - self._busy_since if self._running else 0.0
-        return self._totals | {
-            "num_contexts": len(self.contexts),
-            "num_waiting": len(self._held),
-            "forward_s": self._busy_s + running,
-        }
+    def statistics(self) -> Statistics:
+        """Return the statistics up to now; `forward_s` is the time with a request under way."""
+        running_s = time.perf_counter() - self._busy_since if self._running else 0.0
+        return replace(
+            self.totals,
+            num_contexts=len(self.contexts),
+            num_waiting=len(self._held),
+            forward_s=self.totals.forward_s + running_s,
+        )
 
     def _submit(self, pending: PendingTurn) -> None:
         """Send a turn's next request, unless an equal prompt is being computed."""
         if pending.future.done():
             return
         self._set_key_version(pending)
-        is_cold = pending.is_cold
-        if is_cold and not self._warming.enter(pending.cache_key(), pending):
+        is_cold, cache_key = pending.is_cold, pending.cache_key()
+        if is_cold and cache_key in self._waiting:
+            self._waiting[cache_key].append(pending)
             return
+        if is_cold:
+            self._waiting[cache_key] = []
         pending.rid = uuid4().hex
         if not self._running:
             self._busy_since = time.perf_counter()
         self._running[pending.rid] = pending
-        self._watchdog.send(pending.request(says_when_it_began=is_cold))
+        self._watchdog.send(pending.next_draw(says_when_it_began=is_cold))
 
     def _set_key_version(self, pending: PendingTurn) -> None:
         prompt = pending.turn.prompt
@@ -300,28 +270,26 @@ class TurnQueue:
     def _note_idle(self) -> None:
         """If no request is under way any more, add the busy time until now."""
         if not self._running:
-            self._busy_s += time.perf_counter() - self._busy_since
+            self.totals.forward_s += time.perf_counter() - self._busy_since
 
     def _release_waiting(self, pending: PendingTurn | None, *, is_warm: bool) -> None:
         """Send the turns that waited for this one's prompt."""
         if pending is None:
             return
-        for other in self._warming.leave(pending.cache_key()):
+        for other in self._waiting.pop(pending.cache_key(), []):
             other.is_warm = is_warm
-            self.ask(other)
+            self.request(other)
 
     def _deliver(self, pending: PendingTurn) -> None:
         assert pending.opened is not None
         completion = pending.turn.completion(pending.opened)
         self.contexts.close(pending.turn.prompt, completion.tokens)
         self._watchdog.reset_deaths()
-        for name, value in {
-            "num_completions": 1,
-            "num_prompt_tokens": len(pending.turn.prompt.tokens),
-            "num_reused_tokens": completion.num_reused,
-            "num_repeated_tokens": completion.num_repeated,
-            "num_extension_faults": not completion.is_extension,
-            "num_generated_tokens": len(completion.tokens),
-        }.items():
-            self._totals[name] += value
+        totals = self.totals
+        totals.num_completions += 1
+        totals.num_prompt_tokens += len(pending.turn.prompt.tokens)
+        totals.num_reused_tokens += completion.num_reused
+        totals.num_repeated_tokens += completion.num_repeated
+        totals.num_extension_faults += not completion.is_extension
+        totals.num_generated_tokens += len(completion.tokens)
         settle(pending.future, None, completion)
